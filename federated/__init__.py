@@ -1,0 +1,1 @@
+"""The contract that coordinator and agents both sign. Importing this package imports no torch."""

@@ -1,0 +1,138 @@
+"""What a coordinator asks of a device and what comes back: torch-free records.
+
+A `Task` names a submodel, the weights to start from (by digest) and a `Recipe`; an `Update` holds what the
+device learned. A task may ask for no steps: to calibrate batch norm statistics, or to evaluate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from models.submodel import Submodel
+
+__all__ = ["Card", "Profile", "Recipe", "Task", "Timing", "Update", "Work"]
+
+Work = Literal["train", "calibrate", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a device trains, as data, so that a PyTorch loop and an exported graph can both follow it.
+
+    epochs: passes over the local training data.
+    batch: examples per step.
+    optimiser: "sgd".
+    lr, momentum, decay: of the optimiser; its state is made anew each round.
+    clip: largest L2 norm of the whole gradient; 0 leaves it as it is.
+    masked: set the logits of classes that the device does not hold to 0 before cross-entropy (HeteroFL, section 3).
+    norm: "static" trains batch norm on batch statistics and sends none (calibrated by the fleet later);
+        "tracked" sends running statistics like weights.
+    seed: of the order of examples; mixed with round and agent.
+    """
+
+    epochs: int = 1
+    batch: int = 32
+    optimiser: Literal["sgd"] = "sgd"
+    lr: float = 0.05
+    momentum: float = 0.9
+    decay: float = 0.0
+    clip: float = 0.0
+    masked: bool = False
+    norm: Literal["static", "tracked"] = "static"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """One piece of work for one agent.
+
+    attempt: the coordinator's session; it only names the transfer. At most one update per (run, round, agent, work, submodel) is folded.
+    version: which weights, as the topic of their download spells it.
+    digest: sha256 of the encoded weights, hexadecimal; size: their bytes.
+    deadline: seconds from receipt after which the update is no longer wanted.
+    """
+
+    run: str
+    round: int
+    attempt: int
+    agent: str
+    work: Work
+    submodel: Submodel
+    version: str
+    digest: str
+    size: int
+    recipe: Recipe
+    deadline: float
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one device contributes.
+
+    samples: examples trained on, calibrated on or evaluated; steps: optimiser steps taken.
+    tensors: local name -> array (numpy on the wire, torch tensors in methods, over the same memory).
+    notes: plain values: labels (classes held), batches, loss, correct, seconds.
+    """
+
+    run: str
+    round: int
+    attempt: int
+    agent: str
+    work: Work
+    submodel: Submodel
+    version: str
+    samples: int
+    steps: int
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a device says of its data, and a data set of itself: no example, only sizes and the moments of each channel.
+
+    inputs: shape of one raw example; dtype: of the raw examples, as numpy names it; outputs: number of classes.
+    examples, held_out: to train on and to evaluate on. mean, std: per channel, in raw units.
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    dtype: str
+    outputs: int
+    examples: int
+    held_out: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One measurement: the fastest training step (forward, backward, update) of a submodel at a batch size, in seconds."""
+
+    submodel: Submodel
+    batch: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What an agent measured of itself at join.
+
+    cpus: processors it may use, fractions allowed; memory: bytes that training may take beyond the process itself.
+    uplink: bytes per second, measured by a publish of one chunk. chunk: largest payload that passed, bytes.
+    runtime: name and version of what trains. survey: what a method's survey hook found.
+    """
+
+    agent: str
+    host: str
+    system: str
+    cpus: float
+    memory: int
+    uplink: float
+    chunk: int
+    runtime: str
+    data: Card
+    timings: tuple[Timing, ...]
+    survey: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Networks that scale in width and depth. Importing this package imports no torch."""

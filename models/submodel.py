@@ -1,0 +1,68 @@
+"""Which network, and which part of it: two torch-free records that travel in every task.
+
+A `Network` names the largest network of a run; a `Submodel` names one part of it by a kept width and a
+mask of blocks. Every tensor of a submodel is the leading corner of the network's tensor of the same name.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["Network", "Submodel", "kept"]
+
+
+@dataclass(frozen=True)
+class Network:
+    """The largest network of a run.
+
+    family: a key of `models.families.FAMILIES`, or `module:function`.
+    preset: the name of a size within the family.
+    inputs: shape of one raw example, (channels, height, width) for images.
+    outputs: number of classes.
+    mean, std: per channel, in the units of the raw data; the network itself computes (x - mean) / std,
+        so that devices and exported graphs take raw data.
+    """
+
+    family: str
+    preset: str
+    inputs: tuple[int, ...]
+    outputs: int
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+
+@dataclass(frozen=True)
+class Submodel:
+    """One part of a network; hashable, so that caches key on it.
+
+    width: kept share of every scalable channel group, in (0, 1].
+    mask: per section, one 0 or 1 per block of the largest network (1: the block is kept).
+    features: what a method asks of the network beyond its plain form ("scaler", "exits", ...), sorted.
+    branches: parallel branches per layer (DynamicFL).
+    owner: the agent that it was made for, where submodels are made per agent.
+    """
+
+    network: Network
+    width: float
+    mask: tuple[tuple[int, ...], ...]
+    features: tuple[str, ...] = ()
+    branches: int = 1
+    owner: str = ""
+
+    @property
+    def name(self) -> str:
+        """Short, unique within a run, and safe in a topic and a file name: `w0.5-d2.2.3`, or `w1-b1011.11` where blocks are skipped."""
+        if all(tuple(sorted(m, reverse=True)) == m for m in self.mask):
+            depth = "d" + ".".join(str(sum(m)) for m in self.mask)
+        else:
+            depth = "b" + ".".join("".join(map(str, m)) for m in self.mask)
+        parts = [f"w{self.width:g}", depth, *self.features]
+        if self.branches > 1:
+            parts.append(f"x{self.branches}")
+        return "-".join(parts) + (f"@{self.owner}" if self.owner else "")
+
+
+def kept(ratio: float, channels: int) -> int:
+    """Channels kept of a group: ceil(ratio x channels), the product first rounded to 9 decimals so that 0.07 of 100 is 7 (HeteroFL, FjORD and NeFL all round up)."""
+    return math.ceil(round(ratio * channels, 9))
