@@ -122,11 +122,11 @@ def _several(dataset: Dataset) -> Dataset:
 
 def _file(path: Path) -> Dataset:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             found = dict(arrays)
     except FileNotFoundError:
         raise DataError(f"data '{path}': no such file") from None
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise DataError(f"data '{path}': expected an .npz file of plain arrays: {error}") from error
     return _named(path.name, found)  # a card names its data: the folders of a person do not leave the device
 

@@ -44,7 +44,7 @@ def _load(name: str, loader: str, root: Path) -> Dataset:
             parts = [getattr(datasets, loader)(str(root), train=train, download=True) for train in (True, False)]
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(
-            f"{name}: neither in {root / loader / 'raw'} nor to be downloaded ({error}); "
+            f"{name}: neither in {root / loader / 'raw'} nor to be downloaded ({' '.join(str(error).split())}); "
             f"connect this machine once, or copy its four -ubyte.gz files there, or name their place by --data-root"
         ) from error
     (x, y), (x_held, y_held) = (_arrays(part) for part in parts)

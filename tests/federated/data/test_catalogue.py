@@ -1,0 +1,182 @@
+"""Named sets, files and functions give checked data; what a coordinator tests on is never on a device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from federated.data.catalogue import central, data_root, device, load, part
+from federated.data.dataset import Dataset
+from federated.data.partitions import Shard
+from federated.errors import ConfigError, DataError, Unknown
+
+
+def rows(*parts: np.ndarray) -> set[bytes]:
+    return {row.tobytes() for part in parts for row in part}
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Ten pictures of 2x2 whose first pixel is their number, of two classes."""
+    x = np.zeros((10, 2, 2), np.uint8)
+    x[:, 0, 0] = np.arange(10)
+    path = tmp_path / "own.npz"
+    np.savez(path, x=x, y=np.arange(10) % 2)
+    return path
+
+
+def test_digits_are_all_of_the_published_test_part() -> None:
+    digits = load("digits")
+    assert (digits.x.shape, digits.x.dtype, int(digits.x.max())) == ((1797, 1, 8, 8), np.uint8, 16)
+    assert np.bincount(digits.y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert digits.x[0, 0, 0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
+    assert digits.y[:10].tolist() == list(range(10))
+
+
+def test_digits_equal_the_copy_they_were_made_from() -> None:
+    source = pytest.importorskip("sklearn.datasets").load_digits()
+    digits = load("digits")
+    assert np.array_equal(digits.x[:, 0], source.images)
+    assert np.array_equal(digits.y, source.target)
+
+
+def test_what_the_coordinator_tests_on_is_on_no_device() -> None:
+    whole = central("digits")
+    assert (len(whole.x), len(whole.x_held)) == (1438, 359)
+    test = rows(whole.x_held) - rows(whole.x)  # a picture may be there twice
+    assert len(test) > 350
+    for agent in (device("digits", name="pi"), device("digits", name="pi", shard=Shard(2, 5))):
+        assert rows(agent.x, agent.x_held) <= rows(whole.x)
+        assert not rows(agent.x, agent.x_held) & test
+
+
+def test_the_central_split_is_stratified_and_fixed() -> None:
+    one, two = central("digits"), central("digits")
+    assert np.abs(np.bincount(one.y_held) - 0.2 * np.bincount(load("digits").y)).max() <= 1
+    assert np.array_equal(one.x_held, two.x_held)
+
+
+def test_a_named_agent_draws_the_same_shard_of_digits_each_time() -> None:
+    one, two, other = (device("digits", name=name) for name in ("pi", "pi", "jetson"))
+    assert (len(one.x), len(one.x_held)) == (288, 72)  # a quarter of 1438 is 360, a fifth of it held out
+    assert np.array_equal(one.x, two.x)
+    assert np.array_equal(one.y_held, two.y_held)
+    assert not np.array_equal(one.y, other.y)
+
+
+def test_shards_share_out_all_of_the_training_part() -> None:
+    agents = [device("digits", name=f"agent-{i}", shard=Shard(i, 3, "dirichlet:1.0", 5)) for i in range(3)]
+    assert sum(len(agent.x) + len(agent.x_held) for agent in agents) == 1438
+    assert all(len(agent.x_held) == round(0.2 * (len(agent.x) + len(agent.x_held))) for agent in agents)
+    assert {agent.classes for agent in agents} == {10}
+
+
+def test_a_device_keeps_all_of_its_own_file(own: Path) -> None:
+    mine = device(str(own), name="pi")
+    assert mine.x.shape[1:] == (1, 2, 2)
+    assert (len(mine.x), len(mine.x_held), mine.name) == (8, 2, "own.npz")
+    assert sorted([*mine.x[:, 0, 0, 0], *mine.x_held[:, 0, 0, 0]]) == list(range(10))
+    assert sorted(mine.y_held.tolist()) == [0, 1]
+
+
+def test_an_agent_of_one_class_is_no_error(own: Path) -> None:
+    assert device(str(own), name="pi", shard=Shard(0, 2, "classes:1")).classes == 2
+
+
+def test_a_test_part_of_a_file_is_the_held_out_part(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    x = np.arange(6.0).reshape(3, 2)
+    np.savez(path, x=x, y=[0, 1, 0], x_test=x + 9, y_test=[1, 0, 1], classes=4)
+    for mine in (device(str(path), name="pi"), central(str(path))):
+        assert mine.x.tolist() == x.tolist()
+        assert mine.x_held.tolist() == (x + 9).tolist()
+        assert (mine.x.dtype, mine.y.dtype, mine.classes) == (np.float32, np.int64, 4)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((2, 3))}, "expected arrays x and y, found x"),
+        ({"x": np.zeros((2, 3)), "y": [1, 1]}, "at least 2 classes in y, found only class 1"),
+        ({"x": np.zeros((2, 3)), "y": [0, 1], "x_test": np.zeros((2, 3))}, "expected x_test and y_test together"),
+        ({"x": np.zeros((2, 3)), "y": [0.5, 1]}, "whole numbers in y, found float64"),
+        ({"x": np.array(["a", "b"]), "y": [0, 1]}, "expected numbers in x"),
+        ({"x": np.array([[1.0], [np.inf]]), "y": [0, 1]}, "NaN or infinity in example 1"),
+        ({"x": np.zeros((2, 3)), "y": [0, 1], "classes": 1.5}, "expected classes as one whole number"),
+        ({"x": np.zeros((0, 3)), "y": np.zeros(0, np.int64)}, "at least 1 training example"),
+        ({"x": np.array([{}, {}], object), "y": [0, 1]}, "plain arrays"),
+    ],
+)
+def test_an_unusable_file_is_told_why(tmp_path: Path, arrays: dict[str, object], message: str) -> None:
+    path = tmp_path / "own.npz"
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=message):
+        load(str(path))
+
+
+def test_a_missing_a_damaged_and_another_file_are_refused(tmp_path: Path, own: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        load(str(tmp_path / "none.npz"))
+    own.write_bytes(own.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"expected an \.npz file"):
+        load(str(own))
+    own.write_bytes(b"")
+    with pytest.raises(DataError, match=r"expected an \.npz file"):
+        load(str(own))
+    with pytest.raises(DataError, match=r"expected a file ending in \.npz"):
+        load(str(tmp_path / "own.csv"))
+
+
+def test_an_unknown_name_lists_the_nearest_first() -> None:
+    with pytest.raises(Unknown, match="unknown data set 'digit'; known: digits, "):
+        load("digit")
+
+
+def test_a_function_beside_the_caller_gives_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sensors_of_mine.py").write_text(
+        "import numpy as np\n"
+        "def two(): return np.eye(4, dtype=np.float32), np.arange(4) % 2\n"
+        "def four(): return (*two(), np.ones((1, 4)), [1])\n"
+        "def broken(): raise KeyError('sensor')\n"
+        "def wrong(): return 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert load("sensors_of_mine:two").x.tolist() == np.eye(4).tolist()
+    assert load("sensors_of_mine:four").y_held.tolist() == [1]
+    with pytest.raises(DataError, match="sensors_of_mine:broken': KeyError: 'sensor'"):
+        load("sensors_of_mine:broken")
+    with pytest.raises(DataError, match="found int"):
+        load("sensors_of_mine:wrong")
+    with pytest.raises(DataError, match="has no attribute 'none'"):
+        load("sensors_of_mine:none")
+    with pytest.raises(DataError, match="ModuleNotFoundError"):
+        load("no_such_module_of_mine:two")
+
+
+def test_the_data_root_is_set_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPALIER_DATA", str(tmp_path))
+    assert data_root() == tmp_path
+    monkeypatch.delenv("ESPALIER_DATA")
+    assert data_root() == Path.home() / ".cache" / "espalier"
+
+
+def test_data_errors_are_configuration_errors() -> None:
+    assert issubclass(DataError, ConfigError)
+    assert DataError.exit_code == 3
+
+
+def test_digits_need_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; from federated.data.catalogue import device; assert len(device('digits', name='pi').x) == 288"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_device_of_one_example_is_refused() -> None:
+    one = np.zeros((1, 3), np.float32)
+    whole = Dataset("toy", np.zeros((4, 3), np.float32), np.array([0, 1, 0, 1]), one, np.array([1]), 2)
+    with pytest.raises(DataError, match="shard of 'pi': expected at least 2 examples, found 1"):
+        part(whole, np.array([2]), name="pi")
