@@ -64,5 +64,8 @@ class Submodel:
 
 
 def kept(ratio: float, channels: int) -> int:
-    """Channels kept of a group: ceil(ratio x channels), the product first rounded to 9 decimals so that 0.07 of 100 is 7 (HeteroFL, FjORD and NeFL all round up)."""
+    """Channels kept of a group: ceil(ratio x channels), as HeteroFL, FjORD and NeFL do.
+
+    The product is first rounded to 9 decimals, so that 0.07 of 100 is 7.
+    """
     return math.ceil(round(ratio * channels, 9))

@@ -1,0 +1,172 @@
+"""The families of networks by name, and what every room asks of them: build, shapes, names, menus.
+
+`models` knows nothing of the project's errors: what a person typed wrong raises `LookupError(name, known names)` for an unknown model and
+`ValueError` for one that cannot be built; whoever reads a command line turns them into `Unknown` and `ConfigError`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.family import Address, Family, Preset
+from models.preresnet import PRERESNET
+from models.submodel import Network, Submodel
+
+__all__ = ["FAMILIES", "address", "build", "full", "initial", "labelled", "menu", "network", "shapes", "statistics"]
+
+FAMILIES: dict[str, Family] = {
+    "preresnet": PRERESNET,
+}
+
+STATISTICS = ("running_mean", "running_var")
+
+
+def network(model: str, inputs: Sequence[int], outputs: int, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Network:
+    """The network that `model` names, for raw examples of shape `inputs` and `outputs` classes.
+
+    model: a family ("preresnet": its default preset), a family and a preset ("preresnet-18"), or "module:function" (see `hooked`).
+    mean, std: one value or one per channel, in raw units. LookupError(model, known names), ValueError: see the module.
+    """
+    name, preset = parse(model)
+    made = Network(name, preset, tuple(inputs), outputs, tuple(map(float, mean)), tuple(map(float, std)))
+    check(made, family(made))
+    return made
+
+
+def parse(model: str) -> tuple[str, str]:
+    """The family and the preset that a name means."""
+    if ":" in model:
+        return model, ""
+    name, _, preset = model.partition("-")
+    if name not in FAMILIES or preset not in {"", *FAMILIES[name].presets}:
+        raise LookupError(model, tuple(f for key, known in FAMILIES.items() for f in (key, *(f"{key}-{p}" for p in known.presets))))
+    return name, preset or FAMILIES[name].default
+
+
+def check(made: Network, known: Family) -> None:
+    shape = f"examples of shape {made.inputs}"
+    if not made.inputs or min(made.inputs) < 1 or (known.inputs and len(made.inputs) != known.inputs):
+        raise ValueError(f"{made.family}: cannot take {shape}; expected {known.inputs or 'some'} axes, channels first, each of at least 1")
+    if made.outputs < 2:
+        raise ValueError(f"{made.family}: {made.outputs} classes; expected at least 2")
+    for label, values in (("mean", made.mean), ("std", made.std)):
+        if len(values) not in {1, made.inputs[0]} or not all(map(math.isfinite, values)):
+            raise ValueError(f"{made.family}: {label} {values} for {shape}; expected 1 or {made.inputs[0]} finite values")
+    if min(made.std) <= 0:
+        raise ValueError(f"{made.family}: std {made.std}; expected values above 0")
+
+
+def family(made: Network) -> Family:
+    return hooked(made.family) if ":" in made.family else FAMILIES[made.family]
+
+
+@lru_cache(maxsize=16)
+def hooked(name: str) -> Family:
+    """A family of the user's own, from "module:function": function(submodel) -> nn.Module, which obeys `submodel.width` if it is to scale.
+
+    Its last nn.Linear is labelled where it has as many outputs as there are classes. An attribute `depths` of the function, a tuple of the
+    blocks per section, lets it scale in depth too; its blocks are then named "sections.SECTION.BLOCK...." Without it there is nothing to skip.
+    """
+    function = imported(name)
+    depths = tuple(getattr(function, "depths", ()))
+    # A closure over the function, not a Family of data: only the built module can say which tensors hold the classes.
+    return Family(
+        build=function,
+        presets={"": Preset((), depths)},
+        default="",
+        inputs=0,
+        labelled=last_linear,
+        address=PRERESNET.address,
+    )
+
+
+def imported(name: str) -> Callable[[Submodel], nn.Module]:
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"model '{name}' cannot be imported: {error}") from error
+    if not callable(found):
+        raise ValueError(f"model '{name}' is a {type(found).__name__}; expected a function(submodel) -> nn.Module")
+    return found  # type: ignore[no-any-return]
+
+
+def last_linear(submodel: Submodel) -> frozenset[str]:
+    linears = [(name, m) for name, m in build(submodel, "meta").named_modules() if isinstance(m, nn.Linear)]
+    if not linears or linears[-1][1].out_features != submodel.network.outputs:
+        return frozenset()
+    name, module = linears[-1]
+    return frozenset(f"{name}.{part}" for part, _ in module.named_parameters())
+
+
+def full(made: Network) -> Submodel:
+    """The whole network as a submodel: width 1, every block."""
+    return Submodel(made, 1.0, tuple((1,) * depth for depth in family(made).presets[made.preset].depths))
+
+
+def build(submodel: Submodel, device: str = "cpu") -> nn.Module:
+    """The module of a submodel on a device ("meta" allocates nothing), initialised from torch's current random state."""
+    with torch.device(device):
+        return family(submodel.network).build(submodel)
+
+
+@lru_cache(maxsize=1024)
+def measured(submodel: Submodel) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """Shapes of the parameters and of the running statistics; a weight used twice counts once, by its first name."""
+    net = build(submodel, "meta")
+    parameters = {name: tuple(value.shape) for name, value in net.named_parameters()}
+    return parameters, {name: tuple(value.shape) for name, value in net.named_buffers() if name.endswith(STATISTICS)}
+
+
+def shapes(submodel: Submodel) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter of a submodel, by name: what travels."""
+    return dict(measured(submodel)[0])
+
+
+def statistics(submodel: Submodel) -> dict[str, tuple[int, ...]]:
+    """Shape of every running mean and variance of a submodel, by name: what travels as well under `norm = "tracked"`."""
+    return dict(measured(submodel)[1])
+
+
+def initial(made: Network, seed: int) -> dict[str, Tensor]:
+    """Parameters and running statistics of the whole network, initialised from a seed; torch's global random state stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = build(full(made))
+    wanted = shapes(full(made)) | statistics(full(made))
+    return {name: value.detach() for name, value in net.state_dict().items() if name in wanted}
+
+
+@lru_cache(maxsize=1024)
+def labelled(submodel: Submodel) -> frozenset[str]:
+    """Names of the tensors whose axis 0 is the classes."""
+    return family(submodel.network).labelled(submodel)
+
+
+def address(made: Network, name: str) -> Address | None:
+    """Section, block and rest of a tensor's name, or None outside the sections."""
+    return family(made).address(name)
+
+
+def menu(made: Network, widths: Iterable[float], depths: Iterable[int], features: Iterable[str] = ()) -> tuple[Submodel, ...]:
+    """Every width with every depth, smallest first by parameters, each once.
+
+    widths: kept shares in (0, 1]. depths: blocks kept per section, from the front; a section with fewer keeps all of its own.
+    """
+    widths, depths, features = tuple(widths), tuple(depths), tuple(sorted(features))
+    if not widths or not depths or not all(0 < w <= 1 for w in widths) or min(depths) < 1:
+        raise ValueError(f"a menu of widths {widths} and depths {depths}; expected widths above 0 and up to 1, depths of at least 1")
+    sizes = family(made).presets[made.preset].depths
+    unique = {
+        Submodel(made, float(w), tuple((1,) * min(d, n) + (0,) * max(n - d, 0) for n in sizes), features)
+        for w, d in itertools.product(widths, depths)
+    }
+    return tuple(sorted(unique, key=lambda s: (sum(map(math.prod, shapes(s).values())), s.width, s.name)))
