@@ -1,0 +1,1 @@
+"""Trained networks as ONNX files that a device runs without PyTorch. Importing this package imports no torch."""

@@ -1,0 +1,107 @@
+"""An exported graph says what its network says, of raw data, at any batch size, and nothing of the machine that made it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+onnx = pytest.importorskip("onnx")
+
+from torch import Tensor, nn  # noqa: E402
+
+from export.graph import OPSET, export, logits, weights_digest  # noqa: E402
+from export.verify import METADATA, compare, load  # noqa: E402
+from federated.errors import DataError, ExportError  # noqa: E402
+from models import families  # noqa: E402
+from models.submodel import Network  # noqa: E402
+
+ORIGIN = {"run": "spring", "round": 7, "submodel": "w0.25-d1.1.1"}
+TOY = Network("toy", "", (2,), 2, (1.0,), (2.0,))
+
+
+class Toy(nn.Module):
+    """(x - 1) / 2, then logits (a + b, a - b)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2, bias=False)
+        self.linear.weight.data = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear((x.float() - 1) / 2)
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float() if x.sum() > 0 else -x.float()
+
+
+def test_a_submodel_of_the_real_network_keeps_its_logits_at_every_batch_size(tmp_path: Path) -> None:
+    network = families.network("preresnet", (1, 8, 8), 10, (4.9,), (6.0,))
+    submodel = families.menu(network, [0.25], [1])[0]
+    net = families.build(submodel)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):  # as after a calibration: neither 0 nor 1
+            module.running_mean.uniform_(-1, 1)
+            module.running_var.uniform_(0.5, 2)
+    x = np.random.default_rng(0).integers(0, 17, (5, 1, 8, 8)).astype(np.uint8)
+    path = export(net, network, x[:2], tmp_path / "net.onnx", ORIGIN)
+    assert net.training, "the network given stays as it was"
+    for batch in (1, 2, 5):
+        assert compare(path, x[:batch], logits(net, x[:batch])) < 1e-5
+    model = onnx.load(path)
+    assert [(entry.domain, entry.version) for entry in model.opset_import if entry.domain == ""] == [("", OPSET)]
+    assert model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8
+
+
+def test_the_graph_takes_raw_data_of_the_type_of_the_example(tmp_path: Path) -> None:
+    for dtype in (np.uint8, np.float32):
+        path = export(Toy(), TOY, np.zeros((2, 2), dtype), tmp_path / "toy.onnx", ORIGIN)
+        session = load(path)
+        assert (session.inputs, session.dtype, session.classes) == ((2,), dtype, 2)
+        assert session.predict(np.array([[3, 7]], dtype)).tolist() == [[4.0, -2.0]]  # (3 - 1) / 2 = 1, (7 - 1) / 2 = 3
+
+
+def test_the_properties_tell_origin_preprocessing_and_weights(tmp_path: Path) -> None:
+    found = load(export(Toy(), TOY, np.zeros((2, 2), np.uint8), tmp_path / "toy.onnx", ORIGIN)).metadata
+    assert set(found) == set(METADATA)
+    assert (found["run"], found["round"], found["submodel"], found["classes"]) == ("spring", "7", "w0.25-d1.1.1", "2")
+    assert json.loads(found["preprocessing"]) == {"inside": True, "mean": [1.0], "std": [2.0]}
+    assert json.loads(found["versions"])["torch"] == torch.__version__
+    assert found["weights"] == weights_digest(Toy())
+
+
+def test_the_digest_of_weights_sees_values_and_names_alone() -> None:
+    changed = Toy()
+    with torch.no_grad():
+        changed.linear.weight[0, 0] += 1e-6
+    assert weights_digest(Toy()) == weights_digest(Toy()) != weights_digest(changed)
+
+
+def test_the_same_network_gives_the_same_file_without_a_path_of_this_machine(tmp_path: Path) -> None:
+    files = [export(Toy(), TOY, np.zeros((2, 2), np.uint8), tmp_path / name, ORIGIN).read_bytes() for name in ("one.onnx", "two.onnx")]
+    assert files[0] == files[1]
+    assert b".py" not in files[0]
+    assert str(Path(__file__).parent).encode() not in files[0]
+    assert {path.name for path in tmp_path.iterdir()} == {"one.onnx", "two.onnx"}
+
+
+def test_a_network_that_cannot_be_traced_is_an_export_error(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="Branching cannot be exported"):
+        export(Branching(), TOY, np.zeros((2, 2), np.uint8), tmp_path / "net.onnx", ORIGIN)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("example", [np.zeros((1, 2), np.uint8), np.zeros((2, 3), np.uint8), np.zeros((2, 2))])
+def test_an_unfit_example_is_refused(tmp_path: Path, example: np.ndarray) -> None:
+    with pytest.raises(DataError, match=r"at least 2 of uint8 or float32 \[2\]"):
+        export(Toy(), TOY, example, tmp_path / "net.onnx", ORIGIN)
+
+
+def test_a_graph_without_an_origin_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="found none for run"):
+        export(Toy(), TOY, np.zeros((2, 2), np.uint8), tmp_path / "net.onnx", {"round": 1, "submodel": "s"})

@@ -1,0 +1,96 @@
+"""A device runs only what has the right digest, loads, and says that it is ours."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export.verify import BATCH, METADATA, compare, load, sha256
+from federated.errors import DataError, ExportError
+
+X = np.array([[1, 2], [5, 3]], np.uint8)
+Make = Callable[..., Path]
+
+
+def test_a_session_predicts_logits_of_raw_data(make_graph: Make) -> None:
+    session = load(make_graph())
+    assert session.predict(X).tolist() == [[1.0, -2.0], [5.0, -3.0]]
+    assert (session.inputs, session.dtype, session.classes) == ((2,), np.uint8, 2)
+    assert session.metadata["run"] == "spring"
+    assert set(session.metadata) == set(METADATA)
+
+
+def test_more_than_one_batch_and_none_come_back_in_order(make_graph: Make) -> None:
+    session = load(make_graph())
+    x = (np.arange(2 * (2 * BATCH + 3)) % 251).astype(np.uint8).reshape(-1, 2)
+    assert np.array_equal(session.predict(x), x * np.array([1.0, -1.0], np.float32))
+    assert session.predict(x[:0]).shape == (0, 2)
+
+
+def test_the_difference_is_the_largest_of_any_logit(make_graph: Make) -> None:
+    path = make_graph()
+    assert compare(path, X, np.array([[1.0, -2.0], [5.25, -3.0]], np.float32)) == 0.25
+    with pytest.raises(ExportError, match=r"expected logits of shape \[1, 2\] to compare, found \[2, 2\]"):
+        compare(path, X, np.zeros((1, 2), np.float32))
+    with pytest.raises(ExportError, match="to compare"):
+        compare(path, X[:0], np.zeros((0, 2), np.float32))
+
+
+@pytest.mark.parametrize("x", [X[:, :1], X.astype(np.float32), X[None], np.uint8(3), X[0]])
+def test_data_of_another_shape_or_type_is_refused(make_graph: Make, x: np.ndarray) -> None:
+    with pytest.raises(DataError, match=r"expected uint8 of shape \[n, 2\], found"):
+        load(make_graph()).predict(x)
+
+
+def test_only_the_file_with_the_digest_is_loaded(make_graph: Make) -> None:
+    path = make_graph()
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert sha256(path) == digest
+    assert load(path, digest.upper()).classes == 2
+    with pytest.raises(ExportError, match=f"expected sha256 {'0' * 64}, found {digest}"):
+        load(path, "0" * 64)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"GIF89a" + b, lambda b: b.replace(b"MatMul", b"MatMux")])
+def test_a_corrupt_file_is_refused(make_graph: Make, damage: Callable[[bytes], bytes]) -> None:
+    path = make_graph()
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ExportError, match=r"toy\.onnx: expected"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"given": {}}, "found a graph without classes, preprocessing, round"),
+        ({"given": {key: "" for key in METADATA if key != "weights"}}, "a graph without weights in"),
+        ({"image": "pixels"}, "expected one input 'image' .*'pixels' tensor\\(uint8\\)"),
+        ({"dtype": "DOUBLE"}, r"found 'image' tensor\(double\)"),
+        ({"batch": 2}, r"\[2, 2\]"),
+        ({"logits": "output"}, "expected one output 'logits' .*'output'"),
+    ],
+)
+def test_a_foreign_graph_is_refused(make_graph: Make, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        load(make_graph(**changes))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"none\.onnx: No such file"):
+        load(tmp_path / "none.onnx")
+
+
+def test_a_device_without_torch_and_onnx_predicts(make_graph: Make) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['onnx'] = None\n"
+        "import numpy, pathlib; from export import bundle, verify\n"
+        f"print(verify.load(pathlib.Path({str(make_graph())!r})).predict(numpy.array([[4, 1]], numpy.uint8)).tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "[[4.0, -1.0]]\n"
