@@ -1,0 +1,129 @@
+"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data (arXiv 1602.05629, Algorithm 1).
+
+    w <- sum_c n_c w_c / sum_c n_c
+
+over the devices c of a round with n_c examples each. Here the mean is taken per coordinate over the devices that hold it, and a coordinate
+that nobody holds keeps its value: with one size for all this is FedAvg, and with a menu of sizes the coverage mean that InCo calls
+HeteroAvg. Running statistics of batch norm travel and are averaged like weights (`norm = "tracked"`), or stay out (`"static"`).
+
+Every other method is built on this record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from federated.aggregate import Total, mean
+from federated.errors import ConfigError
+from federated.method import Method, Part, Settings, State, Tensors
+from federated.task import Profile, Recipe, Update
+from models.families import full, menu, shapes, statistics
+from models.slicing import Plan, at, corners, extract
+from models.submodel import Network, Submodel
+
+__all__ = ["DEFAULTS", "fedavg", "finish", "parts", "proposal", "weight"]
+
+DEFAULTS: Settings = MappingProxyType(
+    {
+        "widths": (1.0,),
+        "depths": (),  # every block
+        "weighting": "samples",
+        "epochs": 1,
+        "batch": 32,
+        "lr": 0.05,
+        "momentum": 0.9,
+        "decay": 0.0,
+        "clip": 0.0,
+        "masked": False,
+        "norm": "tracked",
+    }
+)
+CHOICES = {"weighting": ("samples", "uniform"), "norm": ("static", "tracked")}
+RECIPE = tuple(f.name for f in fields(Recipe))
+
+
+def proposal(network: Network, settings: Settings, features: Sequence[str] = ()) -> tuple[Submodel, ...]:
+    """Every width with every depth of the settings; no depths means every block."""
+    deepest = max(map(len, full(network).mask), default=1)
+    try:
+        return menu(network, settings["widths"], settings["depths"] or (deepest,), features)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
+    """tensors: parameters and running statistics of the whole network; under static norm the latter are left out."""
+    for key, known in CHOICES.items():
+        if settings[key] not in known:
+            raise ConfigError(f"setting '{key}': expected one of {', '.join(known)}, found {settings[key]!r}")
+    network = submodels[0].network
+    kept = shapes(full(network)) | (statistics(full(network)) if settings["norm"] == "tracked" else {})
+    return State(0, {name: tensors[name] for name in kept}, settings)
+
+
+def assign(state: State, profile: Profile | None, affordable: Sequence[Submodel], rng: np.random.Generator) -> Submodel:
+    """The submodel with most parameters."""
+    return max(affordable, key=lambda s: (sum(map(math.prod, shapes(s).values())), s.name))
+
+
+def place(state: State, submodel: Submodel) -> Plan:
+    local = shapes(submodel) | (statistics(submodel) if state.settings["norm"] == "tracked" else {})
+    return corners({home: tuple(value.shape) for home, value in state.tensors.items()}, submodel, local)
+
+
+def dispatch(state: State, plan: Plan) -> dict[str, Tensor]:
+    return extract(state.tensors, plan)
+
+
+def recipe(state: State, submodel: Submodel) -> Recipe:
+    known: dict[str, Any] = {key: state.settings[key] for key in RECIPE if key in state.settings}
+    return Recipe(**known)
+
+
+def weight(state: State, update: Update) -> float:
+    """n_c, or 1 under uniform weighting."""
+    return float(update.samples) if state.settings["weighting"] == "samples" else 1.0
+
+
+def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
+    """One part per row of the plan whose tensor the update holds."""
+    share = weight(state, update)
+    for row in plan.rows:
+        if row.local in update.tensors:
+            yield Part(row.home, row.there, row.shape, torch.as_tensor(update.tensors[row.local])[at(row.here)], share)
+
+
+def finish(state: State, total: Total, rng: np.random.Generator) -> State:
+    """The coverage mean of every home that the round touched; a variance stays at or above 0, and an empty round changes no tensor."""
+    new = {home: mean(one, state.tensors.get(home)) for home, one in total.sums.items()}
+    for home, value in new.items():
+        if home.partition("@")[0].endswith("running_var"):
+            value.clamp_(min=0)
+    return replace(state, round=state.round + 1, tensors={**state.tensors, **new})
+
+
+def fedavg() -> Method:
+    return Method(
+        name="fedavg",
+        summary="the mean of all devices' weights, by examples; with several sizes, of those that hold a weight",
+        paper="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017 (arXiv 1602.05629)",
+        defaults=DEFAULTS,
+        features=(),
+        allows=frozenset({"buffered", "private", "robust"}),
+        menu=proposal,
+        start=start,
+        assign=assign,
+        place=place,
+        dispatch=dispatch,
+        recipe=recipe,
+        parts=parts,
+        finish=finish,
+    )

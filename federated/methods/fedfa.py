@@ -1,0 +1,136 @@
+"""FedFA: Park and Joe-Wong, Federated Learning with Flexible Architectures (arXiv 2406.09877, Algorithms 1 to 3).
+
+Against FedAvg, all on the coordinator: a device drops the last blocks of each section, then the last channels (Algorithm 3). When its update
+arrives, its last block of each section stands in for the deeper ones (grafting, Algorithm 2), and each layer is scaled by
+
+    alpha_c = mean_k n_k / n_c,    n_c = || { w : |w| <= 95th percentile of |w| } ||    (Algorithm 1, lines 12 and 18)
+
+over the devices k of the round that give that layer; then M <- sum_c N_c alpha_c M_c / sum_c N_c where somebody holds it. A layer of
+norm 0 keeps alpha = 1 and still enters the mean. One pass suffices: parts carry scale 1/n_c and the extras (n_c, 1), and finish multiplies
+by the mean. The percentile is taken here and not by the agent, which could forge its scale otherwise.
+
+What the paper leaves open: the percentile is of |w|, linearly interpolated and inclusive; `scaling` is the norm, "l2" as written, "rms"
+(per entry) or "none"; `scale_1d` scales vectors too (off: batch norm's weights and biases are no directions to be levelled);
+`label_split_head` takes only the rows of a device's own classes (off). Depths start at 2, so that a section's last block changes no shape
+and can always be grafted; what does not fit is left out. Masked cross-entropy and static batch norm as in HeteroFL.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from federated.aggregate import Sum, Total, added, extra, mean
+from federated.errors import ConfigError
+from federated.method import Method, Part, State
+from federated.methods.fedavg import DEFAULTS, fedavg, finish, parts
+from federated.methods.heterofl import own_rows
+from federated.task import Update
+from models.families import labelled
+from models.slicing import Plan, graft
+
+__all__ = ["central_norm", "fedfa", "fedfa_d", "fedfa_w"]
+
+SHARE = 0.95  # of the entries, by size, that count for the norm
+TINY = 1e-30  # a smaller norm is zero: 1/n must stay a float32
+ZERO = "#zero"  # suffix of the home of layers of norm 0, which are not scaled
+WIDTHS, DEPTHS = (0.5, 0.75, 1.0), (2, 3, 4)
+
+
+def central_norm(tensor: Tensor, scaling: str) -> float:
+    """Norm of the entries up to the 95th percentile of the absolute values, linearly interpolated, inclusive.
+
+    scaling: "l2", or "rms" to divide by the square root of the number of entries. The value at the percentile's lower rank decides: above it
+    the percentile takes in ties of that value only, so that one partition does and nothing need be interpolated.
+    """
+    sizes: NDArray[np.float32] = np.abs(tensor.detach().numpy().reshape(-1))
+    rank = math.floor(round(SHARE * (sizes.size - 1), 9))
+    parted = np.partition(sizes, rank)
+    ties = int(np.count_nonzero(parted[rank + 1 :] == parted[rank]))
+    square = float(np.square(parted[: rank + 1], dtype=np.float64).sum()) + ties * float(parted[rank]) ** 2
+    return math.sqrt(square / (rank + 1 + ties)) if scaling == "rms" else math.sqrt(square)
+
+
+def fair_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
+    """Grafts, then brings each layer to norm 1; its norm and a count of 1 travel as extras."""
+    settings = state.settings
+    if settings["scaling"] not in {"l2", "rms", "none"}:
+        raise ConfigError(f"setting 'scaling': expected one of l2, rms, none, found {settings['scaling']!r}")
+    grafted = graft(plan, {home: tuple(value.shape) for home, value in state.tensors.items()})
+    norms = {k: central_norm(torch.as_tensor(v), settings["scaling"]) for k, v in update.tensors.items() if scaled(state, k, v)}
+    classes, labels = labelled(plan.submodel), update.notes.get("labels")
+    for row in grafted.rows:
+        for part in parts(state, replace(plan, rows=(row,)), update):
+            if settings["label_split_head"] and row.home in classes and labels is not None:
+                part = own_rows(part, list(labels))
+            yield levelled(part, norms.get(row.local))
+
+
+def scaled(state: State, name: str, tensor: Tensor) -> bool:
+    """Whether a tensor is a layer to be scaled; running statistics never are."""
+    return (
+        state.settings["scaling"] != "none" and not name.endswith(("running_mean", "running_var")) and (tensor.ndim > 1 or state.settings["scale_1d"])
+    )
+
+
+def levelled(part: Part, norm: float | None) -> Part:
+    if norm is None:
+        return part
+    if norm < TINY:
+        return replace(part, home=part.home + ZERO, extra=(0.0, 1.0))
+    return replace(part, scale=1 / norm, extra=(norm, 1.0))
+
+
+def fair_finish(state: State, total: Total, rng: np.random.Generator) -> State:
+    """The coverage mean, each scaled layer times the mean of its norms."""
+    plain = {home: one for home, one in total.sums.items() if len(next(iter(one.cover.values()))) == 1}
+    homes = dict.fromkeys(home.removesuffix(ZERO) for home in total.sums if home not in plain)
+    level = {home: mean(together(total, home), state.tensors[home]) for home in homes}
+    after = finish(state, Total(plain), rng)
+    return replace(after, tensors={**after.tensors, **level})
+
+
+def together(total: Total, home: str) -> Sum:
+    """The sums of a layer with its mean norm multiplied back in, those of norm 0 beside it as they are."""
+    both = [one for one in (total.sums.get(home), total.sums.get(home + ZERO)) if one is not None]
+    average = sum(extra(one, 1) for one in both) / sum(extra(one, 2) for one in both)
+    out = Sum(torch.zeros_like(both[0].value))
+    for one in both:
+        out.value.add_(one.value, alpha=1.0 if one is total.sums.get(home + ZERO) else average)
+        for where, columns in one.cover.items():
+            out.cover[where] = added(out.cover.get(where), columns)
+    return out
+
+
+def fedfa() -> Method:
+    """FedFA-WD: sizes in width and depth."""
+    own = {"widths": WIDTHS, "depths": DEPTHS, "masked": True, "norm": "static", "scaling": "l2", "scale_1d": False, "label_split_head": False}
+    return replace(
+        fedavg(),
+        name="fedfa",
+        summary="narrower and shallower copies; blocks that a device lacks are grafted, layers brought to one scale",
+        paper="Park and Joe-Wong, Federated Learning with Flexible Architectures (arXiv 2406.09877)",
+        defaults=MappingProxyType({**DEFAULTS, **own}),
+        allows=frozenset(),
+        parts=fair_parts,
+        finish=fair_finish,
+    )
+
+
+def fedfa_w() -> Method:
+    """FedFA-W: sizes in width at full depth; nothing to graft."""
+    base = fedfa()
+    return replace(base, name="fedfa-w", summary="FedFA with narrower copies only", defaults=MappingProxyType({**base.defaults, "depths": ()}))
+
+
+def fedfa_d() -> Method:
+    """FedFA-D: sizes in depth at full width."""
+    base = fedfa()
+    return replace(base, name="fedfa-d", summary="FedFA with shallower copies only", defaults=MappingProxyType({**base.defaults, "widths": (1.0,)}))

@@ -1,0 +1,61 @@
+"""HeteroFL: Diao, Ding and Tarokh, Computation and Communication Efficient Federated Learning for Heterogeneous Clients (arXiv 2010.01264).
+
+Against FedAvg: devices hold the leading channels at one of five rates; the mean over the devices that hold a coordinate is uniform
+(the authors' code counts devices, not examples); of the tensors that have a row per class a device contributes the rows of its own
+classes only, so that the row of a class that nobody has stays; logits of absent classes are set to 0 in training; a Scaler divides by the
+rate before each norm in training; batch norm is static.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from federated.method import Method, Part, Settings, State
+from federated.methods.fedavg import DEFAULTS, fedavg, parts, proposal
+from federated.task import Update
+from models.families import labelled
+from models.slicing import Plan
+from models.submodel import Network, Submodel
+
+__all__ = ["heterofl", "own_rows"]
+
+FEATURES = ("scaler",)
+RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
+
+
+def own_rows(part: Part, labels: list[int]) -> Part:
+    """The part with weight only in the rows (axis 0, classes) that a device holds examples of."""
+    first, last = part.where[0]
+    held: Tensor = torch.isin(torch.arange(first, last), torch.tensor(labels, dtype=torch.long))
+    return replace(part, weight=part.weight * held.double())
+
+
+def own_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
+    classes, labels = labelled(plan.submodel), update.notes.get("labels")
+    for part in parts(state, plan, update):
+        yield part if part.home not in classes or labels is None else own_rows(part, list(labels))
+
+
+def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
+    return proposal(network, settings, FEATURES)
+
+
+def heterofl() -> Method:
+    return replace(
+        fedavg(),
+        name="heterofl",
+        summary="narrower copies for smaller devices; each weight is the mean over the devices that hold it",
+        paper="Diao, Ding and Tarokh, HeteroFL, ICLR 2021 (arXiv 2010.01264)",
+        defaults=MappingProxyType(
+            {**DEFAULTS, "widths": RATES, "weighting": "uniform", "decay": 5e-4, "clip": 1.0, "masked": True, "norm": "static"}
+        ),
+        features=FEATURES,
+        allows=frozenset({"buffered", "robust"}),
+        menu=propose,
+        parts=own_parts,
+    )
