@@ -1,0 +1,49 @@
+# make demo | test | lint, on a machine that has Python 3.11 or newer and nothing else. All goes into .venv; `make clean` takes it away.
+#   PYTHON=python3.12       another Python
+#   TORCH_INDEX=https://download.pytorch.org/whl/cpu   torch without CUDA (200 MB instead of gigabytes on Linux)
+#   TESTS="tests/models -k slicing"                    some tests only
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+TESTS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: clean demo help lint test
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    a coordinator and agents of different sizes on this machine, from start to exported networks"
+	@echo "make test    all tests (TESTS=\"tests/models -k slicing\": some)"
+	@echo "make lint    ruff and mypy"
+	@echo "make clean   remove .venv and caches"
+
+demo: $(VENV)/installed
+	$(BIN)/coordinator demo
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) $(VENV)-base .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info build
+
+# A stamp is touched only when all of its recipe went well, so a broken download is tried again.
+$(VENV)/created:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is %d.%d: make PYTHON=..." % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/installed: $(VENV)/created pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) install -c constraints.txt -e ".[coordinator,export]"
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(PIP) install -c constraints.txt -e ".[dev]"
+	touch $@
