@@ -122,7 +122,7 @@ def descend(net: nn.Module, optimiser: torch.optim.Optimizer, recipe: Recipe, x:
     if recipe.clip > 0:
         nn.utils.clip_grad_norm_(net.parameters(), recipe.clip)
     optimiser.step()
-    return float(loss)
+    return float(loss.detach())
 
 
 def calibrate(net: nn.Module, x: Array, batch: int, seed: int, stop: Callable[[], bool] | None = None) -> tuple[dict[str, Tensor], int]:

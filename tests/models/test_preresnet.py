@@ -1,0 +1,143 @@
+"""The pre-activation ResNet: counts of the papers, names, and what a submodel keeps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from models.cost import cost
+from models.families import address, build, full, labelled, menu, network, shapes, statistics
+from models.layers import Scaler, Standardise
+from models.norms import norms
+
+CIFAR, DIGITS = (3, 32, 32), (1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("rate", "parameters", "macs"),
+    [
+        (1, 11_172_170, 555_422_720),
+        (0.5, 2_796_714, 139_299_328),
+        (0.25, 701_018, 35_046_656),
+        (0.125, 176_178, 8_872_576),
+        (0.0625, 44_510, 2_273_600),
+    ],
+)
+def test_counts_of_heterofl(rate, parameters, macs):
+    """HeteroFL's five rates have the parameters and multiply-adds of the authors' network."""
+    (submodel,) = menu(network("preresnet-18", CIFAR, 10), (rate,), (2,))
+    assert (cost(submodel).parameters, cost(submodel).macs) == (parameters, macs)
+
+
+@pytest.mark.parametrize(
+    ("preset", "width", "depth", "parameters", "macs"),
+    [
+        ("small", 0.5, 2, 44_274, 6_775_104),
+        ("small", 1, 3, 272_282, 40_813_184),
+        ("small", 1, 4, 369_498, 54_968_960),
+        ("fedfa", 0.5, 2, 2_796_714, 139_299_328),
+        ("fedfa", 0.75, 3, 9_815_098, 482_627_328),
+        ("fedfa", 1, 4, 23_713_610, 1_159_402_496),
+    ],
+)
+def test_counts_of_the_fedfa_presets(preset, width, depth, parameters, macs):
+    """The presets for FedFA have the proposed sizes."""
+    (submodel,) = menu(network(f"preresnet-{preset}", CIFAR, 10), (width,), (depth,))
+    assert (cost(submodel).parameters, cost(submodel).macs) == (parameters, macs)
+
+
+def test_every_submodel_is_a_corner():
+    """Names of a submodel are names of the whole, and no axis is longer."""
+    net = network("preresnet", DIGITS, 10)
+    whole = shapes(full(net))
+    for submodel in menu(net, (0.03, 0.5, 0.75, 1), (1, 2, 3, 4)):
+        for name, shape in shapes(submodel).items():
+            assert len(shape) == len(whole[name])
+            assert all(n <= m for n, m in zip(shape, whole[name], strict=True)), name
+
+
+def test_blocks_keep_their_index():
+    """A mask that skips block 1 keeps block 2 under its own name, and the network runs."""
+    net = network("preresnet", DIGITS, 10)
+    skipping = replace(full(net), mask=((1, 0, 1, 0), (1, 0, 0, 0), (1, 1, 0, 0)))
+    kept = {address(net, name)[:2] for name in shapes(skipping) if address(net, name)}
+    assert kept == {(0, 0), (0, 2), (1, 0), (2, 0), (2, 1)}
+    assert build(skipping)(torch.zeros(2, *DIGITS)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("mask", [((0, 1, 1, 1), (1,) * 4, (1,) * 4), ((1, 1), (1,) * 4, (1,) * 4), ((1,) * 4,)])
+def test_masks_that_cannot_be(mask):
+    """A mask must fit the preset and keep each first block."""
+    with pytest.raises(ValueError, match=r"first block|expected blocks"):
+        build(replace(full(network("preresnet", DIGITS, 10)), mask=mask))
+
+
+def test_resolution_halves_between_sections():
+    """Digits go 8, 8, 4, 2; the width grows 16, 32, 64."""
+    net = build(full(network("preresnet", DIGITS, 10)))
+    seen = []
+    for section in net.sections:
+        section["3"].register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape[1:])))
+    net(torch.zeros(2, *DIGITS))
+    assert seen == [(16, 8, 8), (32, 4, 4), (64, 2, 2)]
+
+
+def test_raw_input():
+    """The network standardises raw input itself, uint8 or float, by constants that are no part of its state."""
+    net = build(full(network("preresnet", (3, 4, 4), 10, (1, 2, 3), (2, 4, 8)))).eval()
+    x = torch.tensor([3, 6, 11], dtype=torch.uint8).reshape(1, 3, 1, 1).expand(2, 3, 4, 4)
+    assert torch.equal(net.standardise(x), torch.ones(2, 3, 4, 4))
+    assert torch.equal(net(x), net(x.float()))
+    assert not [name for name in net.state_dict() if "standardise" in name]
+
+
+def test_one_mean_for_all_channels():
+    assert torch.equal(Standardise((4.0,), (2.0,), 3)(torch.full((1, 3, 1, 1), 8.0)), torch.full((1, 3, 1, 1), 2.0))
+
+
+def test_scaler_sits_before_every_norm():
+    """With the feature, each norm's input is divided by the rate in training and left alone in evaluation."""
+    (plain,) = menu(network("preresnet", DIGITS, 10), (0.5,), (1,))
+    (scaled,) = menu(plain.network, (0.5,), (1,), ("scaler",))
+    assert scaled.name == "w0.5-d1.1.1-scaler"
+    assert shapes(scaled) == shapes(plain)
+    net = build(scaled)
+    assert sum(isinstance(m, Scaler) for m in net.modules()) == 4  # one per block, used twice, and the last
+    inputs = {}
+    for name, layer in norms(net).items():
+        layer.register_forward_pre_hook(lambda module, args, name=name: inputs.setdefault(name, []).append(args[0].detach()))
+    x = torch.randn(4, *DIGITS, generator=torch.Generator().manual_seed(0))
+    net.train()(x)
+    net.eval()(x)
+    train, test = inputs["sections.0.0.norm1"]  # the first norm sees the stem, which no norm has touched before
+    assert torch.equal(train, test * 2)
+
+
+def test_initial_values():
+    """Batch norm starts at 1 and 0, the linear's bias at 0."""
+    net = build(full(network("preresnet", DIGITS, 10)))
+    assert all(bool((m.weight == 1).all() and (m.bias == 0).all()) for m in norms(net).values())
+    assert not net.linear.bias.any()
+
+
+def test_labelled_tensors_have_the_classes_first():
+    submodel = full(network("preresnet", DIGITS, 7))
+    assert {shapes(submodel)[name][0] for name in labelled(submodel)} == {7}
+    assert labelled(submodel) == {"linear.weight", "linear.bias"}
+
+
+def test_statistics_of_every_norm():
+    """Two norms per block and the last one, mean and variance each, and never a counter."""
+    (submodel,) = menu(network("preresnet", DIGITS, 10), (1,), (2,))
+    assert len(statistics(submodel)) == (2 * 6 + 1) * 2
+    assert not any("num_batches" in name for name in statistics(submodel))
+
+
+def test_parameters_of_a_conv_by_hand():
+    (submodel,) = menu(network("preresnet", DIGITS, 10), (0.5,), (1,))
+    assert shapes(submodel)["sections.1.0.conv1.weight"] == (16, 8, 3, 3)
+    assert shapes(submodel)["sections.1.0.shortcut.weight"] == (16, 8, 1, 1)
+    assert cost(submodel).bytes == 4 * sum(map(math.prod, shapes(submodel).values()))
