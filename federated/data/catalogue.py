@@ -53,13 +53,13 @@ def data_root() -> Path:
     return Path(os.environ.get("ESPALIER_DATA") or Path.home() / ".cache" / "espalier")
 
 
-def load(spec: str, root: Path | None = None) -> Dataset:
+def load(spec: str, root: Path | str | None = None) -> Dataset:
     """All of a data set as it was published: its test part, if it has one, is held out.
 
     Raises Unknown for a name that is none; DataError for data that is missing, unreadable or unusable; MissingExtra.
     """
     if spec in DATASETS:
-        return DATASETS[spec](root or data_root())
+        return DATASETS[spec](Path(root) if root else data_root())
     if spec.endswith(".npz"):
         return _several(_file(Path(spec)))
     if ":" in spec:
@@ -69,7 +69,7 @@ def load(spec: str, root: Path | None = None) -> Dataset:
     raise Unknown("data set", spec, DATASETS)
 
 
-def central(spec: str, root: Path | None = None) -> Dataset:
+def central(spec: str, root: Path | str | None = None) -> Dataset:
     """What a coordinator holds: the published test part held out, else a stratified 20 % that no agent's shard contains.
 
     The rest is what shards are made of: a coordinator in the field looks only at the held-out part, a simulation shares out the rest.
@@ -81,13 +81,25 @@ def central(spec: str, root: Path | None = None) -> Dataset:
     return _divided(dataset, train, held)
 
 
-def device(spec: str, root: Path | None = None, *, name: str, shard: Shard | None = None, held: float = HELD) -> Dataset:
+def device(
+    spec: str,
+    root: Path | str | None = None,
+    *,
+    name: str,
+    shard: Shard | str | None = None,
+    partition: str = "dirichlet:1.0",
+    seed: int = 0,
+    held: float = HELD,
+) -> Dataset:
     """What the agent `name` holds, with a part of its own held out (stratified, at least 1 example).
 
-    With a shard, that part of the data set. Without one, a shard drawn from the agent's name when the data set is a published one;
-    all of it when it is the device's own, and then its own test part is the held-out one.
+    With a shard, that part of the data set: a Shard, or as a command spells it, I/N of `partition` drawn with `seed`.
+    Without one, a shard drawn from the agent's name when the data set is a published one; all of it when it is the device's
+    own, and then its own test part is the held-out one.
     Raises what `load` raises, and DataError for a shard of less than 2 examples.
     """
+    if isinstance(shard, str):
+        shard = Shard.parse(shard, partition, seed)
     if shard is not None:
         whole = central(spec, root)
         return part(whole, shard.of_labels(whole.y), name=name, held=held)

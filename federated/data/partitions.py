@@ -101,6 +101,14 @@ class Shard:
             raise ConfigError(f"shard {self.index}/{self.of}: expected an index from 0 to {self.of - 1}, found {self.index}")
         parse(self.partition)
 
+    @classmethod
+    def parse(cls, text: str, partition: str = "iid", seed: int = 0) -> Shard:
+        """The shard that `I/N` names: part I (from 0) of N. Raises ConfigError."""
+        index, _, of = text.partition("/")
+        if not (index.isdecimal() and of.isdecimal()):
+            raise ConfigError(f"shard '{text}': expected a form like '0/4', the first of four parts")
+        return cls(int(index), int(of), partition, seed)
+
     def of_labels(self, y: Labels) -> Indices:
         """The examples of this shard, ascending. Raises DataError when the partition cannot be made of these labels."""
         return parse(self.partition)(y, self.of, np.random.default_rng(self.seed))[self.index]

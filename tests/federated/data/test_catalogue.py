@@ -75,6 +75,13 @@ def test_shards_share_out_all_of_the_training_part() -> None:
     assert {agent.classes for agent in agents} == {10}
 
 
+def test_a_shard_is_spelled_as_commands_spell_it() -> None:
+    one = device("digits", name="pi", shard="1/4", partition="classes:3", seed=9)
+    two = device("digits", name="pi", shard=Shard(1, 4, "classes:3", 9))
+    assert np.array_equal(one.x, two.x)
+    assert len(one.labels) == 3
+
+
 def test_a_device_keeps_all_of_its_own_file(own: Path) -> None:
     mine = device(str(own), name="pi")
     assert mine.x.shape[1:] == (1, 2, 2)

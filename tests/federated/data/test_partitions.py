@@ -111,6 +111,12 @@ def test_shards_of_one_seed_are_the_parts_of_one_partition() -> None:
     assert_split([Shard(i, 4, "dirichlet:1.0", 7).of_labels(TEN) for i in range(4)], 200)
 
 
+@pytest.mark.parametrize("text", ["", "3", "1/", "-1/4", "a/b", "1/4/2", "1.0/4"])
+def test_a_misspelled_shard_is_told_by_example(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected a form like '0/4'"):
+        Shard.parse(text)
+
+
 @pytest.mark.parametrize("index", [-1, 4])
 def test_a_shard_outside_its_partition_is_refused(index: int) -> None:
     with pytest.raises(ConfigError, match="expected an index from 0 to 3"):
