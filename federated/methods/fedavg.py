@@ -12,7 +12,7 @@ Every other method is built on this record.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +29,7 @@ from models.families import full, menu, shapes, statistics
 from models.slicing import Plan, at, corners, extract
 from models.submodel import Network, Submodel
 
-__all__ = ["DEFAULTS", "fedavg", "finish", "parts", "proposal", "weight"]
+__all__ = ["DEFAULTS", "choose", "fedavg", "finish", "parts", "proposal", "start", "weight"]
 
 DEFAULTS: Settings = MappingProxyType(
     {
@@ -61,12 +61,17 @@ def proposal(network: Network, settings: Settings, features: Sequence[str] = ())
 
 def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
     """tensors: parameters and running statistics of the whole network; under static norm the latter are left out."""
-    for key, known in CHOICES.items():
-        if settings[key] not in known:
-            raise ConfigError(f"setting '{key}': expected one of {', '.join(known)}, found {settings[key]!r}")
+    choose(settings, CHOICES)
     network = submodels[0].network
     kept = shapes(full(network)) | (statistics(full(network)) if settings["norm"] == "tracked" else {})
     return State(0, {name: tensors[name] for name in kept}, settings)
+
+
+def choose(settings: Settings, choices: Mapping[str, Sequence[str]]) -> None:
+    """ConfigError unless each named setting is one of its choices."""
+    for key, known in choices.items():
+        if settings[key] not in known:
+            raise ConfigError(f"setting '{key}': expected one of {', '.join(known)}, found {settings[key]!r}")
 
 
 def assign(state: State, profile: Profile | None, affordable: Sequence[Submodel], rng: np.random.Generator) -> Submodel:

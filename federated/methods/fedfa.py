@@ -18,7 +18,7 @@ and can always be grafted; what does not fit is left out. Masked cross-entropy a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -28,19 +28,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from federated.aggregate import Sum, Total, added, extra, mean
-from federated.errors import ConfigError
-from federated.method import Method, Part, State
-from federated.methods.fedavg import DEFAULTS, fedavg, finish, parts
+from federated.method import Method, Part, Settings, State, Tensors
+from federated.methods.fedavg import DEFAULTS, choose, fedavg, finish, parts, start
 from federated.methods.heterofl import own_rows
 from federated.task import Update
 from models.families import labelled
 from models.slicing import Plan, graft
+from models.submodel import Submodel
 
 __all__ = ["central_norm", "fedfa", "fedfa_d", "fedfa_w"]
 
 SHARE = 0.95  # of the entries, by size, that count for the norm
 TINY = 1e-30  # a smaller norm is zero: 1/n must stay a float32
 ZERO = "#zero"  # suffix of the home of layers of norm 0, which are not scaled
+CHOICES = {"scaling": ("l2", "rms", "none")}
 WIDTHS, DEPTHS = (0.5, 0.75, 1.0), (2, 3, 4)
 
 
@@ -58,11 +59,14 @@ def central_norm(tensor: Tensor, scaling: str) -> float:
     return math.sqrt(square / (rank + 1 + ties)) if scaling == "rms" else math.sqrt(square)
 
 
+def fair_start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
+    choose(settings, CHOICES)
+    return start(tensors, submodels, settings)
+
+
 def fair_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
     """Grafts, then brings each layer to norm 1; its norm and a count of 1 travel as extras."""
     settings = state.settings
-    if settings["scaling"] not in {"l2", "rms", "none"}:
-        raise ConfigError(f"setting 'scaling': expected one of l2, rms, none, found {settings['scaling']!r}")
     grafted = graft(plan, {home: tuple(value.shape) for home, value in state.tensors.items()})
     norms = {k: central_norm(torch.as_tensor(v), settings["scaling"]) for k, v in update.tensors.items() if scaled(state, k, v)}
     classes, labels = labelled(plan.submodel), update.notes.get("labels")
@@ -75,9 +79,9 @@ def fair_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
 
 def scaled(state: State, name: str, tensor: Tensor) -> bool:
     """Whether a tensor is a layer to be scaled; running statistics never are."""
-    return (
-        state.settings["scaling"] != "none" and not name.endswith(("running_mean", "running_var")) and (tensor.ndim > 1 or state.settings["scale_1d"])
-    )
+    if state.settings["scaling"] == "none" or name.endswith(("running_mean", "running_var")):
+        return False
+    return tensor.ndim > 1 or bool(state.settings["scale_1d"])
 
 
 def levelled(part: Part, norm: float | None) -> Part:
@@ -119,6 +123,7 @@ def fedfa() -> Method:
         paper="Park and Joe-Wong, Federated Learning with Flexible Architectures (arXiv 2406.09877)",
         defaults=MappingProxyType({**DEFAULTS, **own}),
         allows=frozenset(),
+        start=fair_start,
         parts=fair_parts,
         finish=fair_finish,
     )

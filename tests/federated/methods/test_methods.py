@@ -1,0 +1,246 @@
+"""What each method adds to FedAvg, and the catalogue."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from federated.aggregate import Total, fold
+from federated.errors import ConfigError, Unknown
+from federated.method import Part, configure
+from federated.methods.catalogue import METHODS, method
+from federated.methods.fedfa import central_norm
+from federated.methods.heterofl import own_rows
+from federated.task import Recipe, Update
+from models.cost import cost
+from models.families import full, initial, network, shapes, statistics
+
+NET = network("preresnet", (1, 8, 8), 10)
+
+
+def start(name, **given):
+    chosen = method(name)
+    settings_ = configure(chosen, given)
+    return chosen, chosen.start(initial(NET, 0), chosen.menu(NET, settings_), settings_)
+
+
+def played(chosen, state, *updates):
+    total = Total()
+    for index, (submodel, tensors, samples, notes) in enumerate(updates):
+        one = Update("r", 0, 0, str(index), "train", submodel, "0", samples, 1, tensors, notes)
+        fold(total, chosen.parts(state, chosen.place(state, one.submodel), one), (index,))
+    return chosen.finish(state, total, np.random.default_rng(0)).tensors
+
+
+# ---- catalogue and settings ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_carries_its_name_and_paper(name):
+    chosen = method(name.upper())
+    assert chosen.name == name
+    assert "arXiv" in chosen.paper
+    assert chosen.summary
+
+
+def test_an_unknown_method_lists_the_nearest_first():
+    with pytest.raises(Unknown, match="unknown method 'fedav'; known: fedavg"):
+        method("fedav")
+
+
+def test_settings_replace_defaults():
+    chosen = method("fedfa")
+    found = configure(chosen, {"lr": 1, "depths": [2]})
+    assert (found["lr"], found["depths"]) == (1, [2])
+    assert found.keys() == chosen.defaults.keys()
+
+
+def test_an_unknown_setting_is_named():
+    with pytest.raises(Unknown, match="unknown setting of fedfa 'scalin'; known: scaling"):
+        configure(method("fedfa"), {"scalin": "rms"})
+
+
+@pytest.mark.parametrize(("key", "value"), [("lr", "fast"), ("masked", 1), ("epochs", 1.5), ("epochs", True), ("scaling", 2), ("lr", float("nan"))])
+def test_a_setting_of_another_type_is_refused(key, value):
+    with pytest.raises(ConfigError, match=f"setting '{key}' of fedfa"):
+        configure(method("fedfa"), {key: value})
+
+
+@pytest.mark.parametrize(("name", "given"), [("fedavg", {"weighting": "votes"}), ("fedavg", {"norm": "layer"}), ("fedfa", {"scaling": "max"})])
+def test_a_choice_that_does_not_exist_is_refused(name, given):
+    with pytest.raises(ConfigError, match="expected one of"):
+        start(name, **given)
+
+
+def test_a_menu_that_cannot_be_is_refused():
+    with pytest.raises(ConfigError, match="a menu of widths"):
+        method("fedfa").menu(NET, configure(method("fedfa"), {"widths": (2.0,)}))
+
+
+# ---- menus, assignment, recipes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last", "count"),
+    [
+        ("fedavg", "w1-d4.4.4", "w1-d4.4.4", 1),
+        ("heterofl", "w0.0625-d4.4.4-scaler", "w1-d4.4.4-scaler", 5),
+        ("fedfa", "w0.5-d2.2.2", "w1-d4.4.4", 9),
+        ("fedfa-w", "w0.5-d4.4.4", "w1-d4.4.4", 3),
+        ("fedfa-d", "w1-d2.2.2", "w1-d4.4.4", 3),
+    ],
+)
+def test_the_menu_of_a_method(name, first, last, count):
+    chosen = method(name)
+    found = chosen.menu(NET, configure(chosen, {}))
+    assert (found[0].name, found[-1].name, len(found)) == (first, last, count)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_device_gets_the_largest_it_can_afford(name):
+    chosen, state = start(name, widths=(0.5, 1.0), depths=(2, 3))
+    menu = chosen.menu(NET, state.settings)
+    got = chosen.assign(state, None, menu[:-1][::-1], np.random.default_rng(0))
+    assert cost(got).parameters == max(cost(s).parameters for s in menu[:-1])
+
+
+def test_the_recipe_is_made_of_settings():
+    chosen, state = start("heterofl", lr=0.1, epochs=5, batch=10)
+    assert chosen.recipe(state, full(NET)) == Recipe(epochs=5, batch=10, lr=0.1, momentum=0.9, decay=5e-4, clip=1.0, masked=True, norm="static")
+
+
+# ---- FedAvg --------------------------------------------------------------------------------------------------------
+
+
+def test_tracked_statistics_travel_and_static_ones_do_not():
+    names = {}
+    for norm in ("tracked", "static"):
+        chosen, state = start("fedavg", norm=norm)
+        names[norm] = set(chosen.dispatch(state, chosen.place(state, full(NET))))
+    assert names["tracked"] - names["static"] == set(statistics(full(NET)))
+    assert names["static"] == set(shapes(full(NET)))
+
+
+def test_a_variance_never_falls_below_zero():
+    """Whatever an agent claims."""
+    chosen, state = start("fedavg")
+    sent = chosen.dispatch(state, chosen.place(state, full(NET)))
+    after = played(
+        chosen, state, (full(NET), {**sent, "norm.running_var": torch.full((64,), -2.0), "norm.running_mean": torch.full((64,), -2.0)}, 1, {})
+    )
+    assert after["norm.running_var"].tolist() == [0.0] * 64
+    assert after["norm.running_mean"].tolist() == [-2.0] * 64
+
+
+def test_with_a_menu_fedavg_is_the_coverage_mean():
+    """Half width by 3 examples, full width by 1: the shared corner is weighed, the rest is the wide one's."""
+    chosen, state = start("fedavg", widths=(0.5, 1.0), norm="static")
+    narrow, wide = chosen.menu(NET, state.settings)
+    updates = [(s, {name: torch.full(shape, v) for name, shape in shapes(s).items()}, n, {}) for s, v, n in ((narrow, 2.0, 3), (wide, 6.0, 1))]
+    after = played(chosen, state, *updates)["stem.weight"][:, 0, 0, 0]
+    assert after.tolist() == [3.0] * 8 + [6.0] * 8
+
+
+# ---- HeteroFL ------------------------------------------------------------------------------------------------------
+
+
+def test_only_rows_of_held_classes_weigh():
+    part = own_rows(Part("h", ((1, 4), (0, 2)), (5, 2), torch.zeros(3, 2), 2.0), [0, 2, 3, 99])
+    assert part.weight.tolist() == [0.0, 2.0, 2.0]
+
+
+def test_the_head_of_an_absent_class_stays():
+    """Classes 0 and 1 are held; rows 2 to 9 of the head keep every bit, the rest of the network does not."""
+    chosen, state = start("heterofl")
+    submodel = chosen.menu(NET, state.settings)[-1]
+    sent = {name: torch.full(shape, 5.0) for name, shape in shapes(submodel).items()}
+    after = played(chosen, state, (submodel, sent, 1, {"labels": [0, 1]}))
+    assert after["linear.weight"][:2].tolist() == [[5.0] * 64] * 2
+    assert torch.equal(after["linear.weight"][2:], state.tensors["linear.weight"][2:])
+    assert bool((after["stem.weight"] == 5).all())
+
+
+def test_devices_count_and_not_their_examples():
+    chosen, state = start("heterofl")
+    submodel = chosen.menu(NET, state.settings)[0]
+    updates = [(submodel, {n: torch.full(s, v) for n, s in shapes(submodel).items()}, samples, {}) for v, samples in ((1.0, 1), (3.0, 99))]
+    assert played(chosen, state, *updates)["stem.weight"][0, 0, 0, 0] == 2.0
+
+
+# ---- FedFA ---------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(-6, 6).map(float) | st.floats(-1e3, 1e3, width=32), min_size=1, max_size=60))
+def test_the_norm_agrees_with_numpys_percentile(values):
+    """Entries up to np.percentile(|w|, 95), linear and inclusive, ties and all."""
+    sizes = np.abs(np.array(values, dtype=np.float64))
+    kept = sizes[sizes <= np.percentile(sizes, 95) * (1 + 1e-12)]
+    tensor = torch.tensor(values, dtype=torch.float32)
+    assert central_norm(tensor, "l2") == pytest.approx(np.linalg.norm(kept), rel=1e-6, abs=1e-12)
+    assert central_norm(tensor, "rms") == pytest.approx(np.sqrt(np.mean(kept**2)), rel=1e-6, abs=1e-12)
+
+
+def test_a_norm_of_large_values_does_not_overflow():
+    assert central_norm(torch.full((4,), 1e30), "l2") == pytest.approx(2e30)
+
+
+def test_missing_blocks_are_grafted():
+    """A two-block device moves blocks 2 and 3 to its block 1, in weights and norms."""
+    chosen, state = start("fedfa", scaling="none")
+    small = chosen.menu(NET, state.settings)[0]
+    sent = {name: torch.full(shape, float(name.split(".")[2]) + 1 if name.startswith("sections") else 0.0) for name, shape in shapes(small).items()}
+    after = played(chosen, state, (small, sent, 1, {}))
+    for block, expected in ((0, 1.0), (1, 2.0), (2, 2.0), (3, 2.0)):
+        assert bool((after[f"sections.1.{block}.conv2.weight"][:16, :16] == expected).all())
+        assert bool((after[f"sections.1.{block}.norm2.bias"][:16] == expected).all())
+    assert torch.equal(after["sections.1.3.conv2.weight"][16:], state.tensors["sections.1.3.conv2.weight"][16:])
+
+
+def test_grafting_counts_in_the_mean():
+    """Block 3 of a four-block device (6) and the graft of a two-block device (2) meet half way."""
+    chosen, state = start("fedfa-d", scaling="none")
+    shallow, _, deep = chosen.menu(NET, state.settings)
+    updates = [(s, {n: torch.full(shape, v) for n, shape in shapes(s).items()}, 1, {}) for s, v in ((shallow, 2.0), (deep, 6.0))]
+    assert bool((played(chosen, state, *updates)["sections.2.3.conv1.weight"] == 4).all())
+
+
+def test_layers_are_brought_to_one_scale_and_vectors_are_not():
+    """Constant layers 1 and 3 at equal weight: scaled, both are 2; their mean norm is that of 2. Vectors average plainly."""
+    chosen, state = start("fedfa", scaling="rms")
+    updates = [(full(NET), {n: torch.full(s, v) for n, s in shapes(full(NET)).items()}, n, {}) for v, n in ((1.0, 1), (3.0, 3))]
+    after = played(chosen, state, *updates)
+    assert after["stem.weight"].flatten().tolist() == pytest.approx([2.0] * 144)
+    assert after["linear.bias"].tolist() == pytest.approx([2.5] * 10)
+
+
+def test_a_layer_of_zeros_is_not_scaled():
+    """Norms 0 and 1, rms: the mean is 0.5; (0 + 0.5) / 2."""
+    chosen, state = start("fedfa", scaling="rms")
+    updates = [(full(NET), {n: torch.full(s, v) for n, s in shapes(full(NET)).items()}, 1, {}) for v in (0.0, 1.0)]
+    after = played(chosen, state, *updates)
+    assert after["stem.weight"].flatten().tolist() == pytest.approx([0.25] * 144)
+    assert not any("#" in home for home in after)
+
+
+def test_the_head_can_be_split_by_labels():
+    for split, kept_old in ((True, True), (False, False)):
+        chosen, state = start("fedfa", label_split_head=split)
+        sent = {n: torch.full(s, 5.0) for n, s in shapes(full(NET)).items()}
+        after = played(chosen, state, (full(NET), sent, 1, {"labels": [0]}))
+        assert torch.equal(after["linear.weight"][1:], state.tensors["linear.weight"][1:]) is kept_old
+        assert after["linear.weight"][0].tolist() == pytest.approx([5.0] * 64)
+
+
+def test_tracked_statistics_are_grafted_and_never_scaled():
+    chosen, state = start("fedfa", norm="tracked", scaling="l2", scale_1d=True)
+    small = chosen.menu(NET, state.settings)[0]
+    local = chosen.dispatch(state, chosen.place(state, small))
+    deep = chosen.dispatch(state, chosen.place(state, full(NET)))
+    first = {n: torch.full(tuple(v.shape), 1.0) for n, v in local.items()}
+    second = {n: torch.full(tuple(v.shape), 3.0) for n, v in deep.items()}
+    after = played(chosen, state, (small, first, 1, {}), (full(NET), second, 1, {}))
+    assert after["sections.0.3.norm1.running_var"].tolist() == [2.0] * 8 + [3.0] * 8
