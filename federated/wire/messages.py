@@ -1,0 +1,298 @@
+"""Control messages: frozen records in a msgpack envelope `{"v": protocol, "kind": name, "body": fields}`.
+
+A message is checked field by field before anyone sees it. Fields that this version does not know are ignored, so
+that a later version may add some; a change of meaning raises `PROTOCOL`, and peers of another version are refused
+with a reason instead of a decoding error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeAlias
+
+import msgpack  # type: ignore[import-untyped]
+import msgspec
+from msgspec import Meta
+
+from federated.errors import Malformed, ProtocolMismatch
+from federated.task import Card, Profile, Task, Work
+from federated.wire import topics
+from models.submodel import Network, Submodel
+
+__all__ = [
+    "MAX_CHUNK",
+    "MESSAGES",
+    "MIN_CHUNK",
+    "PROTOCOL",
+    "Abort",
+    "Chunk",
+    "Failure",
+    "Goodbye",
+    "Grant",
+    "Heartbeat",
+    "Manifest",
+    "Message",
+    "Offer",
+    "Receipt",
+    "Refusal",
+    "Release",
+    "Run",
+    "Status",
+    "decode",
+    "encode",
+]
+
+PROTOCOL = 1
+MIN_CHUNK = 1 << 10
+MAX_CHUNK = 64 << 20
+
+_Name = Annotated[str, Meta(pattern=topics.NAME)]
+_Agent = Annotated[str, Meta(pattern=topics.AGENT)]
+_SubmodelName = Annotated[str, Meta(pattern=topics.SUBMODEL)]
+_Transfer = Annotated[str, Meta(pattern=topics.TRANSFER)]
+_Text = Annotated[str, Meta(max_length=1 << 14)]
+_Word = Annotated[str, Meta(max_length=128)]
+_Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
+_Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+_Crc = Annotated[int, Meta(ge=0, lt=1 << 32)]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a transfer holds: `size` bytes in chunks of `chunk` bytes (the last may be shorter), with a sha256 over all."""
+
+    transfer: _Transfer
+    size: _Natural
+    chunk: Annotated[int, Meta(ge=MIN_CHUNK, le=MAX_CHUNK)]
+    sha256: _Digest
+
+    @property
+    def total(self) -> int:
+        """Number of chunks."""
+        return -(-self.size // self.chunk)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Chunk `index` of `total` of a transfer of `size` bytes; crc32 over `data`."""
+
+    transfer: _Transfer
+    index: _Natural
+    total: _Natural
+    size: _Natural
+    crc32: _Crc
+    data: Annotated[bytes, Meta(max_length=MAX_CHUNK)]
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The receiver's bitmap of a transfer (bit i % 8 of byte i // 8, from the least), and whether the sender may send now."""
+
+    transfer: _Transfer
+    have: bytes
+    open: bool
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The end of a transfer: spooled and accepted, or not and why."""
+
+    transfer: _Transfer
+    accepted: bool
+    reason: _Text = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Retained card of a run, by which an agent measures itself before it joins.
+
+    session: of the coordinator's process; a new one means that it came back and knows no task of before.
+    calibration: submodels to time at `batch` examples; data: what a device's data must look like.
+    """
+
+    run: _Name
+    method: _Word
+    model: _Word
+    network: Network | None
+    calibration: tuple[Submodel, ...]
+    batch: Annotated[int, Meta(ge=1)]
+    session: _Name
+    data: Card | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Status:
+    """Retained birth and last will of an agent; session: of the agent's process."""
+
+    agent: _Agent
+    session: _Name
+    online: bool
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What an agent does at this moment; loss: of the present work, NaN where there is none."""
+
+    agent: _Agent
+    session: _Name
+    state: _Word
+    round: _Natural
+    loss: float = math.nan
+    work: _Word = ""
+    step: _Natural = 0
+    steps: _Natural = 0
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An update that is ready to be sent; asked again, it asks for the bitmap."""
+
+    manifest: Manifest
+    run: _Name
+    round: _Natural
+    attempt: _Natural
+    work: Work
+    submodel: _SubmodelName
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A task that came to nothing, and why."""
+
+    run: _Name
+    round: _Natural
+    attempt: _Natural
+    work: Work
+    submodel: _SubmodelName
+    reason: _Text
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Tasks up to this round and attempt are no longer wanted."""
+
+    round: _Natural
+    attempt: _Natural
+    reason: _Text
+
+
+@dataclass(frozen=True)
+class Goodbye:
+    """The run is over."""
+
+    reason: _Text
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An agent, or what it said `about` something, is turned away."""
+
+    reason: _Text
+    about: _Text = ""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A published graph of a submodel after a round, and which agent is to use which submodel."""
+
+    run: _Name
+    round: _Natural
+    submodel: _SubmodelName
+    manifest: Manifest
+    assignment: dict[_Agent, _SubmodelName] = field(default_factory=dict)
+
+
+Message: TypeAlias = (
+    Abort | Chunk | Failure | Goodbye | Grant | Heartbeat | Manifest | Offer | Profile | Receipt | Refusal | Release | Run | Status | Task
+)
+
+MESSAGES: dict[str, type[Message]] = {
+    "abort": Abort,
+    "chunk": Chunk,
+    "failure": Failure,
+    "goodbye": Goodbye,
+    "grant": Grant,
+    "heartbeat": Heartbeat,
+    "manifest": Manifest,
+    "offer": Offer,
+    "profile": Profile,
+    "receipt": Receipt,
+    "refusal": Refusal,
+    "release": Release,
+    "run": Run,
+    "status": Status,
+    "task": Task,
+}
+
+_KINDS: dict[type[Message], str] = {type_: kind for kind, type_ in MESSAGES.items()}
+# The largest of each msgpack type that a message may hold; a length beyond it is refused before anything is allocated.
+_LIMITS = {"max_str_len": 1 << 20, "max_bin_len": MAX_CHUNK, "max_array_len": 1 << 16, "max_map_len": 1 << 16, "max_ext_len": 0}
+
+
+def encode(message: Message) -> bytes:
+    """The payload of a message."""
+    body = msgspec.to_builtins(message, builtin_types=(bytes,))
+    payload: bytes = msgpack.packb({"v": PROTOCOL, "kind": _KINDS[type(message)], "body": body}, use_bin_type=True)
+    return payload
+
+
+def decode(payload: bytes | bytearray | memoryview) -> Message:
+    """The message of a payload. Raises ProtocolMismatch for another version, Malformed for everything else that is wrong."""
+    envelope = _unpack(payload)
+    if not isinstance(envelope, dict) or not {"v", "kind", "body"} <= envelope.keys():
+        raise Malformed(f"message: expected a map of v, kind and body, found {_glimpse(envelope)}")
+    if envelope["v"] != PROTOCOL or isinstance(envelope["v"], bool):
+        raise ProtocolMismatch(f"the peer speaks protocol {_glimpse(envelope['v'])}, this side {PROTOCOL}: install the same version on both")
+    kind = envelope["kind"]
+    if not isinstance(kind, str) or kind not in MESSAGES:
+        raise Malformed(f"message: expected a kind among {', '.join(MESSAGES)}, found {_glimpse(kind)}")
+    try:
+        message = msgspec.convert(envelope["body"], MESSAGES[kind], strict=True)
+    except (msgspec.ValidationError, OverflowError, RecursionError) as error:
+        raise Malformed(f"message '{kind}': {error}") from None
+    _check(kind, message)
+    return message
+
+
+def _unpack(payload: bytes | bytearray | memoryview) -> Any:
+    try:
+        return msgpack.unpackb(payload, raw=False, strict_map_key=True, **_LIMITS)
+    except (ValueError, TypeError, RecursionError, OverflowError, msgpack.exceptions.UnpackException) as error:
+        raise Malformed(f"message of {len(payload)} bytes: expected msgpack, found {type(error).__name__}: {str(error)[:200]}") from None
+
+
+def _check(kind: str, message: Message) -> None:
+    """What the types of records that are not ours to annotate leave open: names that become topic levels and files, sizes, times."""
+    match message:
+        case Task():
+            wrong = not 0 < message.deadline < math.inf or min(message.round, message.attempt, message.size) < 0
+            names = [(message.run, topics.NAME), (message.agent, topics.AGENT), (message.version, topics.NAME), (message.digest, _SHA256)]
+            names.append((_submodel_name(kind, message.submodel), topics.SUBMODEL))
+        case Profile():
+            wrong = min(message.memory, message.chunk) < 0 or not (0 <= message.cpus < math.inf and 0 <= message.uplink < math.inf)
+            wrong = wrong or any(not 0 <= timing.seconds < math.inf for timing in message.timings)
+            names = [(message.agent, topics.AGENT)]
+        case _:
+            return
+    for name, pattern in names:
+        if not re.match(pattern, name):
+            raise Malformed(f"message '{kind}': expected a name like {pattern}, found {name[:100]!r}")
+    if wrong:
+        raise Malformed(f"message '{kind}': expected sizes and times that are finite and not negative, found {_glimpse(message)}")
+
+
+_SHA256 = r"^[0-9a-f]{64}\Z"
+
+
+def _submodel_name(kind: str, submodel: Submodel) -> str:
+    if not 0 < submodel.width <= 1 or submodel.branches < 1 or not submodel.mask:
+        raise Malformed(f"message '{kind}': expected a submodel of a width in (0, 1], branches and blocks, found {_glimpse(submodel)}")
+    return submodel.name
+
+
+def _glimpse(value: object) -> str:
+    return repr(value)[:120]

@@ -1,0 +1,154 @@
+"""Tensors as one blob: a header that says what is where, then the raw values, each tensor aligned to 64 bytes.
+
+    b"ESPL" | version u16 | 0 u16 | header bytes u64 | header (msgpack: meta, tensors) | padding | tensor | padding | tensor ...
+
+Offsets count from the start of the aligned data. Decoding copies nothing: the arrays are views of what was received.
+Values are little-endian; nothing of a blob is used before it was checked.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+from numpy.typing import NDArray
+
+from federated.errors import Malformed, Refused
+
+__all__ = ["ALIGNMENT", "check", "decode", "encode"]
+
+Array = NDArray[Any]
+
+MAGIC, VERSION = b"ESPL", 1
+PREFIX = struct.Struct("<4sHHQ")
+ALIGNMENT = 64
+MAX_HEADER = 16 * 2**20
+MAX_AXES = 8
+DTYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8")
+
+
+def encode(meta: Mapping[str, Any], tensors: Mapping[str, Any], into: bytearray | None = None) -> memoryview:
+    """The blob of plain values `meta` and of named arrays (numpy, or torch tensors on a CPU), in order.
+
+    into: a buffer to use again, which saves the page faults of a fresh one; it grows where it is too small, for which
+    no view of an earlier blob may be alive. ValueError: a dtype that does not travel, or more axes than 8.
+    """
+    arrays = {name: _numpy(name, value) for name, value in tensors.items()}
+    starts, end = {}, 0
+    for name, array in arrays.items():
+        starts[name] = _aligned(end)
+        end = starts[name] + array.nbytes
+    entries = [[name, array.dtype.name, list(array.shape), starts[name]] for name, array in arrays.items()]
+    header = msgpack.packb({"meta": dict(meta), "tensors": entries})
+    base = _aligned(PREFIX.size + len(header))
+    buffer = bytearray(base + end) if into is None else into
+    if len(buffer) < base + end:
+        buffer.extend(bytes(base + end - len(buffer)))
+    view = memoryview(buffer)[: base + end]
+    PREFIX.pack_into(view, 0, MAGIC, VERSION, 0, len(header))
+    view[PREFIX.size : base] = header + bytes(base - PREFIX.size - len(header))
+    for name, array in arrays.items():
+        _put(view, base + starts[name], array)
+    return view
+
+
+def decode(buffer: bytes | bytearray | memoryview, *, limit: int | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
+    """meta and read-only views of the tensors of a blob. Raises Malformed, naming what is wrong.
+
+    limit: bytes beyond which a blob is refused unread.
+    """
+    view = memoryview(buffer).cast("B").toreadonly()
+    if limit is not None and len(view) > limit:
+        raise Malformed(f"tensors: at most {limit} bytes expected, found {len(view)}")
+    if len(view) < PREFIX.size:
+        raise Malformed(f"tensors: expected at least {PREFIX.size} bytes, found {len(view)}")
+    magic, version, reserved, length = PREFIX.unpack_from(view)
+    if (magic, version, reserved) != (MAGIC, VERSION, 0):
+        raise Malformed(f"tensors: expected {MAGIC!r} version {VERSION}, found {magic!r} version {version} ({reserved})")
+    if length > min(MAX_HEADER, len(view) - PREFIX.size):
+        raise Malformed(f"tensors: a header of {length} bytes in a blob of {len(view)}")
+    meta, entries = _header(view[PREFIX.size : PREFIX.size + length])
+    return meta, _views(view[min(_aligned(PREFIX.size + length), len(view)) :], entries)
+
+
+def check(tensors: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]], dtype: str = "float32") -> None:
+    """Raises Refused unless exactly the expected tensors are there, of these shapes and this dtype, all values finite."""
+    if missing := sorted(expected.keys() - tensors.keys()):
+        raise Refused(f"tensors missing: {', '.join(missing[:4])} ({len(missing)} of {len(expected)})")
+    if foreign := sorted(tensors.keys() - expected.keys()):
+        raise Refused(f"tensors that do not belong here: {', '.join(foreign[:4])} ({len(foreign)} in all)")
+    for name, array in tensors.items():
+        if tuple(array.shape) != tuple(expected[name]):
+            raise Refused(f"tensor {name}: expected shape {tuple(expected[name])}, found {tuple(array.shape)}")
+        if array.dtype.name != dtype:
+            raise Refused(f"tensor {name}: expected {dtype}, found {array.dtype.name}")
+        if not _finite(array):
+            raise Refused(f"tensor {name}: expected finite values, found {int((~np.isfinite(array)).sum())} NaN or infinite ones")
+
+
+def _numpy(name: str, value: Any) -> Array:
+    """The array of a value, in the byte order that travels."""
+    array = value if isinstance(value, np.ndarray) else np.asarray(value.detach().numpy() if hasattr(value, "detach") else value)
+    if array.dtype.name not in DTYPES or array.ndim > MAX_AXES:
+        raise ValueError(
+            f"tensor {name}: expected one of {', '.join(DTYPES)} with at most {MAX_AXES} axes, found {array.dtype.name} with {array.ndim}"
+        )
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+def _put(view: memoryview, start: int, array: Array) -> None:
+    """Copies an array, contiguous or not, once; the gap before the next is zeroed, so that equal tensors make equal blobs."""
+    np.copyto(np.frombuffer(view, array.dtype, array.size, start).reshape(array.shape), array)
+    end = start + array.nbytes
+    gap = min(_aligned(end), len(view)) - end
+    view[end : end + gap] = bytes(gap)
+
+
+def _finite(array: Array) -> bool:
+    """Whether there is neither NaN nor infinity: both show in the least or the greatest value, and finding those allocates nothing."""
+    return array.size == 0 or bool(np.isfinite(array.min()) and np.isfinite(array.max()))
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def _header(raw: memoryview) -> tuple[dict[str, Any], list[Any]]:
+    try:
+        header = msgpack.unpackb(raw, raw=False, strict_map_key=True, max_ext_len=0)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise Malformed(f"tensors: the header is no msgpack: {type(error).__name__}: {str(error)[:200]}") from error
+    if not isinstance(header, dict) or not isinstance(header.get("meta"), dict) or not isinstance(header.get("tensors"), list):
+        raise Malformed("tensors: expected a header with meta and tensors")
+    return header["meta"], header["tensors"]
+
+
+def _views(data: memoryview, entries: list[Any]) -> dict[str, Array]:
+    """Each tensor starts where the one before it ended, aligned: so none overlap, and none lie outside."""
+    views: dict[str, Array] = {}
+    end = 0
+    for entry in entries:
+        name, dtype, shape, start = _entry(entry)
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if name in views or start != _aligned(end) or start + size > len(data):
+            raise Malformed(f"tensor {name[:100]!r}: {size} bytes at {start} of {len(data)}; expected a new name, at {_aligned(end)}")
+        end = start + size
+        views[name] = np.frombuffer(data[start:end], np.dtype(dtype).newbyteorder("<")).reshape(shape)
+        if dtype == "bool" and data[start:end].nbytes and np.frombuffer(data[start:end], np.uint8).max() > 1:
+            raise Malformed(f"tensor {name[:100]!r}: expected bytes of 0 and 1, as bool has")
+    if end != len(data):
+        raise Malformed(f"tensors: expected {end} bytes of values, found {len(data)}")
+    return views
+
+
+def _entry(entry: Any) -> tuple[str, str, tuple[int, ...], int]:
+    match entry:
+        case [str() as name, str() as dtype, list() as shape, int() as start] if (
+            dtype in DTYPES and len(shape) <= MAX_AXES and all(type(n) is int and 0 <= n < 2**40 for n in (*shape, start))
+        ):
+            return name, dtype, tuple(shape), start
+    raise Malformed(f"tensors: expected [name, dtype, shape, offset], found {str(entry)[:200]}")

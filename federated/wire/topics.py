@@ -1,0 +1,232 @@
+"""The only file that spells topics. All live under `fl/v1/{run}/`:
+
+run                                  retained    the run's card
+agent/{id}/status                    retained    birth, and the last will
+agent/{id}/profile                   retained    what the agent measured of itself
+agent/{id}/hb                        QoS 0       heartbeat
+agent/{id}/say                                   offers and failures of the agent
+agent/{id}/probe                                 an agent's echo to itself, to measure its link
+agent/{id}/up/{transfer}/c/{i}                   an update's chunks
+cmd/{id}, cmd/all                                what the coordinator says to one agent, or to all
+model/{version}/{submodel}/manifest, /c/{i}      retained until the round is over
+release/{submodel}/manifest, /c/{i}              retained
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from federated.errors import UsageError
+
+__all__ = [
+    "AGENT",
+    "ALL",
+    "NAME",
+    "ROOT",
+    "SUBMODEL",
+    "TRANSFER",
+    "Place",
+    "agent_patterns",
+    "any_run",
+    "chunk",
+    "command",
+    "coordinator_patterns",
+    "everyone",
+    "heartbeat",
+    "manifest",
+    "matches",
+    "model",
+    "parse",
+    "probe",
+    "profile",
+    "release",
+    "release_card",
+    "run",
+    "say",
+    "status",
+    "upload",
+]
+
+ROOT = "fl/v1"
+ALL = "all"  # the command topic that every agent hears, hence no agent's name
+NAME = r"^[A-Za-z0-9_.-]{1,64}\Z"
+TRANSFER = r"^[A-Za-z0-9_.-]{1,128}\Z"  # holds a round, an attempt and the name of a submodel
+SUBMODEL = r"^[A-Za-z0-9_.@-]{1,160}\Z"
+AGENT = r"^(?!all\Z)[A-Za-z0-9_.-]{1,64}\Z"
+
+Kind = Literal["run", "status", "profile", "hb", "say", "probe", "cmd", "card", "manifest", "chunk"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a topic says. `agent` is None where it names none, "all" for the shared command topic; `index` is that of a chunk, else -1.
+
+    way: which transfer a manifest or a chunk belongs to.
+    """
+
+    kind: Kind
+    run: str
+    agent: str | None = None
+    transfer: str = ""
+    version: str = ""
+    submodel: str = ""
+    index: int = -1
+    way: Literal["", "up", "model", "release"] = ""
+
+
+def run(name: str) -> str:
+    """The retained card of a run. Every function here raises UsageError for a name that is no topic level."""
+    return f"{ROOT}/{_name('run', name)}/run"
+
+
+def any_run() -> str:
+    """The pattern of the cards of all runs that a broker knows."""
+    return f"{ROOT}/+/run"
+
+
+def status(run: str, agent: str) -> str:
+    return _agent(run, agent, "status")
+
+
+def profile(run: str, agent: str) -> str:
+    return _agent(run, agent, "profile")
+
+
+def heartbeat(run: str, agent: str) -> str:
+    return _agent(run, agent, "hb")
+
+
+def say(run: str, agent: str) -> str:
+    return _agent(run, agent, "say")
+
+
+def probe(run: str, agent: str) -> str:
+    return _agent(run, agent, "probe")
+
+
+def command(run: str, agent: str) -> str:
+    """Where one agent hears the coordinator."""
+    return f"{ROOT}/{_name('run', run)}/cmd/{_name('agent', agent, AGENT)}"
+
+
+def everyone(run: str) -> str:
+    """Where all agents hear the coordinator."""
+    return f"{ROOT}/{_name('run', run)}/cmd/{ALL}"
+
+
+def upload(run: str, agent: str, transfer: str) -> str:
+    """Base of an update's chunks."""
+    return _agent(run, agent, f"up/{_name('transfer', transfer, TRANSFER)}")
+
+
+def model(run: str, version: str, submodel: str) -> str:
+    """Base of a submodel's weights."""
+    return f"{ROOT}/{_name('run', run)}/model/{_name('version', version)}/{_name('submodel', submodel, SUBMODEL)}"
+
+
+def release(run: str, submodel: str) -> str:
+    """Base of a published graph."""
+    return f"{ROOT}/{_name('run', run)}/release/{_name('submodel', submodel, SUBMODEL)}"
+
+
+def release_card(run: str, submodel: str) -> str:
+    """What was published for a submodel, and for whom; `+` for any run, or any submodel."""
+    level = run if run == "+" else _name("run", run)
+    return f"{ROOT}/{level}/release/{submodel if submodel == '+' else _name('submodel', submodel, SUBMODEL)}/card"
+
+
+def manifest(base: str) -> str:
+    return f"{base}/manifest"
+
+
+def chunk(base: str, index: int | Literal["+"]) -> str:
+    """One chunk below a base, or the pattern of them all."""
+    return f"{base}/c/{index}"
+
+
+def agent_patterns(run: str, agent: str) -> tuple[str, ...]:
+    """What an agent listens to, its own status included: it shows a second agent of the same name."""
+    return globals()["run"](run), command(run, agent), everyone(run), status(run, agent)
+
+
+def coordinator_patterns(run: str) -> tuple[str, ...]:
+    """What a coordinator listens to."""
+    base = f"{ROOT}/{_name('run', run)}/agent/+"
+    return tuple(f"{base}/{what}" for what in ("status", "profile", "hb", "say", "up/+/c/+"))
+
+
+def parse(topic: str) -> Place | None:
+    """What a topic says, or None where it is none of ours."""
+    if not topic.startswith(ROOT + "/"):
+        return None
+    match topic[len(ROOT) + 1 :].split("/"):
+        case [r, "run"]:
+            place = Place("run", r)
+        case [r, "agent", a, ("status" | "profile" | "hb" | "say" | "probe") as kind]:
+            place = Place(_KINDS[kind], r, a)
+        case [r, "agent", a, "up", t, "c", i]:
+            place = Place("chunk", r, a, transfer=t, index=_index(i), way="up")
+        case [r, "cmd", a]:
+            place = Place("cmd", r, a)
+        case [r, "model", v, s, "manifest"]:
+            place = Place("manifest", r, version=v, submodel=s, way="model")
+        case [r, "model", v, s, "c", i]:
+            place = Place("chunk", r, version=v, submodel=s, index=_index(i), way="model")
+        case [r, "release", s, "card"]:
+            place = Place("card", r, submodel=s, way="release")
+        case [r, "release", s, "manifest"]:
+            place = Place("manifest", r, submodel=s, way="release")
+        case [r, "release", s, "c", i]:
+            place = Place("chunk", r, submodel=s, index=_index(i), way="release")
+        case _:
+            return None
+    return place if _sound(place) else None
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Whether a subscription to `pattern` hears `topic` (MQTT 5, section 4.7): `+` is one level, a last `#` all the rest and its parent."""
+    want, have = pattern.split("/"), topic.split("/")
+    if topic.startswith("$") and want[0] in ("+", "#"):
+        return False
+    for i, level in enumerate(want):
+        if level == "#":
+            return True
+        if i >= len(have) or level not in ("+", have[i]):
+            return False
+    return len(want) == len(have)
+
+
+_KINDS: dict[str, Kind] = {"status": "status", "profile": "profile", "hb": "hb", "say": "say", "probe": "probe"}
+
+
+def _agent(run: str, agent: str, what: str) -> str:
+    return f"{ROOT}/{_name('run', run)}/agent/{_name('agent', agent, AGENT)}/{what}"
+
+
+def _name(what: str, name: str, pattern: str = NAME) -> str:
+    if not re.match(pattern, name):
+        allowed = "letters, digits, '_', '.', '-'" + (", '@'" if pattern is SUBMODEL else "")
+        reserved = f", and not '{ALL}'" if pattern is AGENT else ""
+        raise UsageError(f"{what} name: expected 1 to {pattern.split(',')[1].split('}')[0]} of {allowed}{reserved}; found {name!r}")
+    return name
+
+
+def _index(level: str) -> int:
+    """A chunk's index as this file spells it, or -1: neither `+1` nor `01` nor digits of other scripts."""
+    return int(level) if re.match(r"^(0|[1-9][0-9]{0,9})\Z", level) else -1
+
+
+def _sound(place: Place) -> bool:
+    """Whether every level is a name that this file would have written. Levels that a kind does not have keep their defaults."""
+    wanted = [(place.run, NAME)]
+    if place.agent is not None:
+        wanted.append((place.agent, NAME if place.kind == "cmd" else AGENT))
+    if place.way == "up":
+        wanted.append((place.transfer, TRANSFER))
+    if place.way == "model":
+        wanted.append((place.version, NAME))
+    if place.way in ("model", "release"):
+        wanted.append((place.submodel, SUBMODEL))
+    return all(re.match(pattern, name) for name, pattern in wanted) and (place.kind != "chunk" or place.index >= 0)
