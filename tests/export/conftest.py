@@ -1,41 +1,68 @@
-"""A graph made by hand, so that what a device does is tested where there is no torch and no exporter."""
+"""Graphs made by hand, so that what a device does is tested where there is no torch, no exporter and no onnx.
+
+`toy.onnx` and `picture.onnx` beside this file are what `make_bytes` makes; test_verify compares them. To write them anew after a change here:
+`python -c "from tests.export.conftest import write; write()"`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 GIVEN = {"classes": "2", "preprocessing": "{}", "round": "7", "run": "spring", "submodel": "w1-d1", "versions": "{}", "weights": "00"}
+KEPT: dict[str, tuple[int, ...]] = {"toy.onnx": (2,), "picture.onnx": (1, 2, 2)}
+
+
+def make_bytes(
+    inputs: tuple[int, ...] = (2,),
+    *,
+    given: Mapping[str, str] = GIVEN,
+    image: str = "image",
+    logits: str = "logits",
+    dtype: str = "UINT8",
+    batch: str | int = "batch",
+) -> bytes:
+    """An ONNX file: of raw data, flattened, the first number and minus the second."""
+    onnx: Any = pytest.importorskip("onnx")
+    helper, types, size = onnx.helper, onnx.TensorProto, 1
+    for axis in inputs:
+        size *= axis
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", [image], ["numbers"], to=types.FLOAT),
+            helper.make_node("Flatten", ["numbers"], ["flat"]),
+            helper.make_node("MatMul", ["flat", "weight"], [logits]),
+        ],
+        "toy",
+        [helper.make_tensor_value_info(image, getattr(types, dtype), [batch, *inputs])],
+        [helper.make_tensor_value_info(logits, types.FLOAT, [batch, 2])],
+        [helper.make_tensor("weight", types.FLOAT, [size, 2], [1.0, 0.0, 0.0, -1.0] + [0.0] * (2 * size - 4))],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    helper.set_model_props(model, given)
+    return model.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def write() -> None:
+    for name, inputs in KEPT.items():
+        (Path(__file__).parent / name).write_bytes(make_bytes(inputs))
+
+
+@pytest.fixture
+def made() -> Callable[..., bytes]:
+    return make_bytes
 
 
 @pytest.fixture
 def make_graph(tmp_path: Path) -> Callable[..., Path]:
-    """Writes logits = float(image) @ [[1, 0], [0, -1]] as ONNX; keywords replace names, types and properties."""
-    onnx = pytest.importorskip("onnx")
+    """Puts toy.onnx into a temporary folder; keywords change its names, types and properties."""
 
-    def make(
-        file: str = "toy.onnx",
-        *,
-        given: dict[str, str] = GIVEN,
-        image: str = "image",
-        logits: str = "logits",
-        dtype: str = "UINT8",
-        batch: str | int = "batch",
-    ) -> Path:
-        helper, types = onnx.helper, onnx.TensorProto
-        graph = helper.make_graph(
-            [helper.make_node("Cast", [image], ["x"], to=types.FLOAT), helper.make_node("MatMul", ["x", "w"], [logits])],
-            "toy",
-            [helper.make_tensor_value_info(image, getattr(types, dtype), [batch, 2])],
-            [helper.make_tensor_value_info(logits, types.FLOAT, [batch, 2])],
-            [helper.make_tensor("w", types.FLOAT, [2, 2], [1.0, 0.0, 0.0, -1.0])],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-        helper.set_model_props(model, given)
-        path = tmp_path / file
-        onnx.save(model, path)
+    def make(**changes: Any) -> Path:
+        path = tmp_path / "toy.onnx"
+        path.write_bytes(make_bytes(**changes) if changes else (Path(__file__).parent / "toy.onnx").read_bytes())
         return path
 
     return make

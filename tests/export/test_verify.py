@@ -18,6 +18,11 @@ X = np.array([[1, 2], [5, 3]], np.uint8)
 Make = Callable[..., Path]
 
 
+@pytest.mark.parametrize(("name", "inputs"), [("toy.onnx", (2,)), ("picture.onnx", (1, 2, 2))])
+def test_the_graphs_that_are_kept_are_what_their_recipe_makes(made: Callable[..., bytes], name: str, inputs: tuple[int, ...]) -> None:
+    assert (Path(__file__).parent / name).read_bytes() == made(inputs)
+
+
 def test_a_session_predicts_logits_of_raw_data(make_graph: Make) -> None:
     session = load(make_graph())
     assert session.predict(X).tolist() == [[1.0, -2.0], [5.0, -3.0]]
