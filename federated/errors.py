@@ -71,6 +71,7 @@ class MissingExtra(EspalierError):
     exit_code = 4
 
     def __init__(self, command: str, extra: str, package: str) -> None:
+        self.command, self.extra, self.package = command, extra, package
         super().__init__(f"{command} needs the package '{package}': pip install 'espalier[{extra}]'")
 
 

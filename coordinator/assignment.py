@@ -1,0 +1,94 @@
+"""What each agent can afford: the time of a step predicted from what it measured, its memory, and the round's pace.
+
+The time of a training step is fitted per agent, by non-negative least squares on relative error, as a sum of
+multiply-adds, activations and blocks, from the steps that it timed (devices.md, "Measuring a device").
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from federated.errors import ConfigError, Unknown
+from federated.task import Profile, Recipe
+from models.cost import cost
+from models.submodel import Submodel
+
+__all__ = ["Offer", "affordable", "offers", "pace", "pinned", "step_seconds"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A submodel as one agent would carry it.
+
+    step: predicted seconds of a training step; seconds: of a round with download, training and upload.
+    memory: predicted bytes of a step; fits: whether the agent has them.
+    """
+
+    submodel: Submodel
+    step: float
+    seconds: float
+    memory: int
+    fits: bool
+
+
+def step_seconds(profile: Profile, submodel: Submodel, batch: int) -> float:
+    """Predicted seconds of one training step of `batch` examples on this agent; 0 where it timed none."""
+    measured = {(t.submodel, t.batch): t.seconds for t in profile.timings}
+    if (submodel, batch) in measured:
+        return measured[submodel, batch]
+    if not profile.timings:
+        return 0.0
+    seconds = np.array([t.seconds for t in profile.timings])
+    features = np.array([_features(t.submodel, t.batch) for t in profile.timings])
+    weights, _ = nnls(features / seconds[:, None], np.ones(len(seconds)))
+    return float(_features(submodel, batch) @ weights)
+
+
+def _features(submodel: Submodel, batch: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Work of a step, scaled to near 1: arithmetic, memory traffic, and calls of kernels, which grow with depth alone."""
+    what = cost(submodel, batch)
+    return np.array([what.macs * batch / 1e8, what.activations * batch / 1e6, sum(map(sum, submodel.mask)) + 1.0])
+
+
+def offers(profile: Profile, menu: Sequence[Submodel], recipe: Recipe, share: float) -> list[Offer]:
+    """What each submodel of the menu would cost this agent in a round; `share` of its memory may be filled."""
+    steps = recipe.epochs * max(1, math.ceil(profile.data.examples / recipe.batch))
+    made = []
+    for submodel in menu:
+        what = cost(submodel, recipe.batch)
+        transfer = 2 * what.bytes / profile.uplink if profile.uplink > 0 else 0.0
+        step = step_seconds(profile, submodel, recipe.batch)
+        made.append(Offer(submodel, step, steps * step + transfer, what.memory, what.memory <= share * profile.memory))
+    return made
+
+
+def pace(fleet: Iterable[Sequence[Offer]], slack: float) -> float:
+    """Seconds that a step may take when nobody set a deadline: `slack` times what the quickest agent needs for the largest submodel it can hold."""
+    return slack * min((max((o.step for o in menu if o.fits), default=math.inf) for menu in fleet), default=math.inf)
+
+
+def affordable(menu: Sequence[Offer], *, step: float, deadline: float, failed: Container[Submodel] = ()) -> tuple[Submodel, ...]:
+    """The submodels that fit the memory, keep the pace of a step and end before the deadline (seconds), smallest first.
+
+    Where none is quick enough, the smallest that fits: late is better than never. Empty where none fits, or all have failed here.
+    """
+    fit = [o for o in menu if o.fits and o.submodel not in failed]
+    quick = tuple(o.submodel for o in fit if o.step <= step and o.seconds <= deadline)
+    return quick or tuple(o.submodel for o in fit[:1])
+
+
+def pinned(menu: Sequence[Submodel], wanted: Mapping[str, str]) -> dict[str, Submodel]:
+    """The submodels that a configuration fixes by agent. Raises ConfigError for a name that the menu does not have."""
+    known = {submodel.name: submodel for submodel in menu}
+    for agent, name in wanted.items():
+        if name not in known:
+            raise ConfigError(f"assign.submodels: {agent}: {Unknown('submodel', name, known)}")
+    return {agent: known[name] for agent, name in wanted.items()}

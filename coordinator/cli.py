@@ -1,0 +1,151 @@
+"""The command `coordinator`: start a run, try the demo, export what was learned."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from federated.errors import EspalierError, MissingExtra
+
+__all__ = ["main"]
+
+FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: the result as the last line")
+RUNS = click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, metavar="DIR", help="where runs are kept")
+
+
+@contextmanager
+def speaking_plainly() -> Iterator[None]:
+    """Errors that a person can mend end the command with their text and their exit code, not with a traceback."""
+    try:
+        yield
+    except EspalierError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        missing = MissingExtra("coordinator", "coordinator,export", error.name or "")
+        click.echo(f"error: {missing}", err=True)
+        sys.exit(missing.exit_code)
+    except KeyboardInterrupt:
+        click.echo("interrupted; go on later with --resume", err=True)
+        sys.exit(130)
+
+
+def speaker(form: str) -> Callable[[str], None]:
+    """Where words for people go: standard error when standard output belongs to the JSON result."""
+    return lambda text: click.echo(text, err=form == "json")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="espalier")
+@click.option("-v", "--verbose", is_flag=True, help="log what happens on the wire")
+def main(verbose: bool) -> None:
+    """Grow one model on a fleet of unequal devices. No data leave a device."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+# ---- start -----------------------------------------------------------------------------------------------------------
+
+FLAGS = {  # flag -> key of the configuration
+    "name": "name",
+    "method": "method.name",
+    "model": "model.name",
+    "data": "data.name",
+    "data_root": "data.root",
+    "broker": "broker.url",
+    "listen": "broker.listen",
+    "port": "broker.port",
+    "passwords": "broker.passwords",
+    "rounds": "rounds",
+    "target_accuracy": "target_accuracy",
+    "min_agents": "fleet.min_agents",
+    "fraction": "fleet.fraction",
+    "deadline": "fleet.deadline",
+    "seed": "seed",
+}
+
+
+@main.command()
+@click.option("--method", metavar="NAME", help="how updates are combined: fedavg, heterofl, fedfa, fedfa-w, fedfa-d  [default: fedfa]")
+@click.option("--broker", metavar="HOST|URL", help="an MQTT broker that runs already; without it one is started")
+@click.option("--listen", metavar="ADDR", help="address that a started broker listens on  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="its port  [default: 1883]")
+@click.option("--passwords", metavar="FILE", help="its mosquitto password file, needed beyond loopback")
+@click.option("--model", metavar="NAME|module:function", help="the largest network  [default: preresnet]")
+@click.option("--data", metavar="NAME|PATH|agents", help="held-out data and the shape of examples; 'agents': the coordinator has none  [default: digits]")
+@click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to")
+@click.option("--rounds", type=int, help="[default: 20]")
+@click.option("--target-accuracy", type=float, metavar="A", help="stop when the full network is this good")
+@click.option("--min-agents", type=int, metavar="N", help="wait for so many  [default: 2]")
+@click.option("--fraction", type=float, metavar="F", help="of the agents, asked each round  [default: 1]")
+@click.option("--deadline", type=float, metavar="S", help="seconds of a round  [default: as the fleet's measurements say]")
+@click.option("--seed", type=int, help="[default: 0]")
+@click.option("--name", metavar="RUN", help="of the run  [default: method-data, numbered]")
+@click.option("--config", "file", type=click.Path(path_type=Path), metavar="run.toml", help="a run's configuration; flags and --set go over it")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="any key of the configuration, such as train.lr=0.05")
+@click.option("--resume", is_flag=True, help="go on with the run of that name, or the latest")
+@RUNS
+@FORMAT
+def start(file: Path | None, settings: tuple[str, ...], resume: bool, runs: Path, form: str, **flags: Any) -> None:
+    """Start a run, or go on with one, and stay until it is over."""
+    with speaking_plainly():
+        from coordinator.command import start_run
+
+        given = [(FLAGS[flag], value) for flag, value in flags.items() if value is not None]
+        result = start_run(file, os.environ, settings, given, runs, resume=resume, live=form == "text" and sys.stdout.isatty(), say=speaker(form))
+        if form == "json":
+            click.echo(json.dumps(result))
+
+
+# ---- demo ------------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--rounds", type=int, default=0, help="[default: as many as the demo needs]")
+@click.option("--no-limits", is_flag=True, help="leave the four agents equal, to see what they are given then")
+@click.option("--broker-kind", type=click.Choice(["auto", "mosquitto", "amqtt"]), default="auto", show_default=True)
+@click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the run, the exported networks and the logs here")
+@FORMAT
+def demo(seed: int, rounds: int, no_limits: bool, broker_kind: str, keep: Path | None, form: str) -> None:
+    """Four unequal devices, as real processes under enforced limits, learn handwritten digits together; a fifth, without PyTorch, infers."""
+    with speaking_plainly():
+        from coordinator.demo import run_demo
+
+        result = run_demo(seed=seed, rounds=rounds, limited=not no_limits, kind=broker_kind, keep=keep, say=speaker(form))
+        if form == "json":
+            click.echo(json.dumps(result))
+
+
+# ---- export ----------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("run")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="where the release is written")
+@click.option("--submodel", "wanted", multiple=True, metavar="NAME", help="only this one; may be repeated  [default: all that were calibrated]")
+@click.option("--broker", metavar="HOST|URL", help="publish the release to the agents of the run as well")
+@click.option("--inputs", type=click.Path(path_type=Path), metavar="FILE", help="raw examples (.npz) to compare with, where the run's data are not here")
+@RUNS
+@FORMAT
+def export(run: str, out: Path, wanted: tuple[str, ...], broker: str | None, inputs: Path | None, runs: Path, form: str) -> None:
+    """Write the submodels of RUN as ONNX, checked against PyTorch on real inputs; with --broker, publish them to the agents."""
+    with speaking_plainly():
+        from coordinator.release import export_run
+
+        result = export_run(run, out, wanted, broker, inputs, runs, say=speaker(form))
+        if form == "json":
+            click.echo(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""What `coordinator start` does between its flags and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from coordinator import store as stores
+from coordinator.config import Config, load, parse_setting, to_json
+from coordinator.fleet import Agent, Fleet
+from coordinator.progress import Lines, Screen, Watch, closing_table, human_bytes, score_table
+from coordinator.rounds import Result
+from coordinator.start import begin_broker, free_name, linked, prepare, run
+from coordinator.store import Store
+from federated.errors import ConfigError
+from models.cost import cost
+
+__all__ = ["report", "start_run"]
+
+Say = Callable[[str], None]
+FIXED = ("name", "method", "train", "model", "data", "seed")  # what makes a run this run: not to be changed when it is resumed
+
+
+def start_run(
+    file: Path | None, environment: Mapping[str, str], settings: Sequence[str], flags: Sequence[tuple[str, Any]], runs: Path, *, resume: bool, live: bool, say: Say
+) -> dict[str, Any]:
+    """Starts or resumes the run that file, environment, settings and flags describe; the result as plain values."""
+    given = [*map(parse_setting, settings), *flags]
+    config = resumed(load(file, environment, given), file, environment, given, runs) if resume else load(file, environment, given)
+    if not config.name:
+        config = msgspec.structs.replace(config, name=free_name(config, runs))
+    prepared = prepare(config, runs, resume=resume)
+    try:
+        say(f"run '{config.name}': {config.method_name} on {config.data.name}, up to {config.rounds} rounds, kept in {runs / config.name}")
+        with begin_broker(config, runs / config.name, say) as address, linked(config, address) as link, watching(config, live=live, say=say) as (watch, bind):
+            result = run(prepared, link, watch, bind)
+    finally:
+        prepared.store.close()
+    show(result, live=live, say=say)
+    return report(result, config)
+
+
+def resumed(
+    wanted: Config, file: Path | None, environment: Mapping[str, str], given: Sequence[tuple[str, Any]], runs: Path
+) -> Config:
+    """The configuration of a stored run with what may change changed. Raises StoreError, ConfigError."""
+    name = wanted.name or stores.latest(runs)
+    store = Store.open(runs, name, read_only=True)
+    try:
+        before = load(None, {}, (), base=store.read_facts().config)
+    finally:
+        store.close()
+    after = load(file, environment, given, base=to_json(before))
+    for key in FIXED:
+        if getattr(before, key) != getattr(after, key):
+            raise ConfigError(f"run '{name}' cannot go on with another {key}: it has {getattr(before, key)!r}, asked for is {getattr(after, key)!r}")
+    return after
+
+
+@contextmanager
+def watching(config: Config, *, live: bool, say: Say) -> Iterator[tuple[Watch, Callable[[Fleet], None]]]:
+    """Who shows the run, and how it learns of the fleet."""
+    fleets: list[Fleet] = []
+    if not live:
+        yield Lines(say), fleets.append
+        return
+
+    def agents() -> Sequence[Agent]:
+        return sorted(fleets[0].agents.values(), key=lambda a: a.name) if fleets else ()
+
+    with Screen(Console(), agents, f"{config.name}") as screen:
+        yield screen, fleets.append
+
+
+def show(result: Result, *, live: bool, say: Say) -> None:
+    """The closing tables."""
+    console = Console(width=None if live else 110)
+    rows = [(agent, s.name, cost(s).parameters, cost(s).macs) for agent, s in sorted(result.assigned.items())]
+    with console.capture() as capture:
+        console.print(closing_table(rows, result.scores))
+        console.print(score_table(result.scores))
+    say(capture.get().rstrip())
+    say(f"{result.rounds} rounds, {result.seconds:.1f} s, {human_bytes(result.bytes_up)} up, {human_bytes(result.bytes_down)} down")
+
+
+def report(result: Result, config: Config) -> dict[str, Any]:
+    """The result as plain values. accuracy: of the largest evaluated submodel; worst_accuracy: of the worst one."""
+    view = "central" if any(s.view == "central" for s in result.scores) else "devices"
+    scores = [s for s in result.scores if s.view == view]
+    return {
+        "run": config.name,
+        "method": config.method_name,
+        "rounds": result.rounds,
+        "seconds": round(result.seconds, 3),
+        "accuracy": scores[-1].accuracy if scores else None,
+        "worst_accuracy": min((s.accuracy for s in scores), default=None),
+        "scores": [msgspec.to_builtins(s) for s in result.scores],
+        "agents": [
+            {"id": agent, "submodel": s.name, "parameters": cost(s).parameters, "macs": cost(s).macs} for agent, s in sorted(result.assigned.items())
+        ],
+        "bytes_up": result.bytes_up,
+        "bytes_down": result.bytes_down,
+        "target_reached": result.reached,
+    }

@@ -1,0 +1,185 @@
+"""A run's configuration: a TOML file, the environment and flags, in that order, into one frozen record.
+
+    [fleet]                     ESPALIER_FLEET__MIN_AGENTS=4        --set fleet.min_agents=4
+    min_agents = 4
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from federated.errors import ConfigError, Unknown
+
+__all__ = ["Assign", "Broker", "Config", "Data", "Evaluate", "Fleet", "Model", "load", "parse_setting", "to_json"]
+
+PREFIX = "ESPALIER_"
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """name: as `--model` takes it."""
+
+    name: str = "preresnet"
+
+
+class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """name: a data set, a file, module:function, or `agents` for a coordinator that holds none. root: where named ones lie."""
+
+    name: str = "digits"
+    root: str | None = None
+
+
+class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """min_agents: how many to wait for. fraction: of them, asked each round. quorum: share of the asked whose updates close a round.
+
+    deadline: seconds of a round; 0 lets the fleet's own measurements decide. wait: seconds without enough agents before giving up; 0: never.
+    """
+
+    min_agents: Positive = 2
+    fraction: Share = 1.0
+    quorum: Share = 1.0
+    deadline: Seconds = 0.0
+    wait: Seconds = 0.0
+
+
+class Assign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """submodels: agent -> submodel name, pinned whatever was measured. slack: how much longer than the pace a device may take.
+
+    memory: share of the measured memory that training may fill.
+    """
+
+    submodels: dict[str, str] = {}
+    slack: Annotated[float, msgspec.Meta(ge=1)] = 1.15
+    memory: Share = 0.6
+
+
+class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """every: rounds between evaluations. calibrate: whose data give the batch norm statistics.
+
+    agents: how many agents calibrate and evaluate one submodel; 0: all that can.
+    """
+
+    every: Positive = 1
+    calibrate: Literal["fleet", "selected", "coordinator"] = "fleet"
+    agents: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class Broker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """url: of an existing broker; without it one is started. listen, port, passwords, kind: of that one."""
+
+    url: str | None = None
+    listen: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 1883
+    passwords: str | None = None
+    kind: Literal["auto", "mosquitto", "amqtt"] = "auto"
+
+
+class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """chunk: bytes of a chunk; 0: what the broker lets through. slots: updates that are received at the same time."""
+
+    chunk: Annotated[int, msgspec.Meta(ge=0, le=2**24)] = 0
+    slots: Positive = 8
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything that decides a run. train, method: keys of the recipe and of the method; unnamed ones are the method's own."""
+
+    name: str = ""
+    method: dict[str, Any] = {}
+    train: dict[str, Any] = {}
+    model: Model = Model()
+    data: Data = Data()
+    fleet: Fleet = Fleet()
+    assign: Assign = Assign()
+    evaluate: Evaluate = Evaluate()
+    broker: Broker = Broker()
+    wire: Wire = Wire()
+    rounds: Positive = 20
+    target_accuracy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    seed: int = 0
+
+    @property
+    def method_name(self) -> str:
+        return str(self.method.get("name", "fedfa"))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the file says to the method: its own keys and those of its recipe, as one flat mapping."""
+        return {**self.train, **{key: value for key, value in self.method.items() if key != "name"}}
+
+
+def load(file: Path | None, environment: Mapping[str, str], settings: Iterable[tuple[str, Any]], base: Mapping[str, Any] | None = None) -> Config:
+    """The record of `base`, a TOML file, the environment and settings, the later over the earlier. Raises ConfigError that names the key."""
+    tree: dict[str, Any] = dict(base or {})
+    if file is not None:
+        for key, value in _flatten(_read(file)):
+            _put(tree, key, value, where=str(file))
+    for name, text in sorted(environment.items()):
+        key = name.removeprefix(PREFIX).lower().replace("__", ".")
+        if name.startswith(PREFIX) and (key in Config.__struct_fields__ or key.partition(".")[0] in Config.__struct_fields__ and "." in key):
+            _put(tree, key, _value(text), where=name)
+    for key, value in settings:
+        _put(tree, key, value, where="--set " + key)
+    try:
+        return msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"configuration{f' {file}' if file else ''}: {error}; the tables are: {', '.join(Config.__struct_fields__)}") from error
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`train.lr=0.05` as a key and a value: TOML where it is TOML, else the text itself. Raises ConfigError."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set: expected KEY=VALUE such as train.lr=0.05, found '{text}'")
+    return key.strip(), _value(value)
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """The record as plain values, from which `load` makes it again."""
+    plain = msgspec.to_builtins(config)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise ConfigError(f"--config {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {file}: not TOML: {error}") from error
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and not prefix:
+            yield from _flatten(value, f"{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _put(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
+    table, dot, rest = key.partition(".")
+    if table not in Config.__struct_fields__:
+        raise ConfigError(f"{where}: {Unknown('key', table, Config.__struct_fields__)}")
+    if not dot:
+        tree[table] = value
+        return
+    inner = tree.setdefault(table, {})
+    if not isinstance(inner, dict):
+        raise ConfigError(f"{where}: '{table}' is a value, not a table")
+    tree[table] = {**inner, rest: value}

@@ -1,0 +1,184 @@
+"""How good each submodel is: batch norm statistics calibrated by the fleet, then scores on the devices' and on the coordinator's held-out data.
+
+Statistics are linear in batches, so the fleet's, weighted by batches, are those of one pass over all data (methods.md, section 1,
+golden `static_bn`). They live in the state as `stats/SUBMODEL/...` until the next round changes the weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from coordinator import assignment
+from coordinator.config import Config
+from coordinator.fleet import Agent, Fleet, Settled
+from coordinator.store import Score
+from coordinator.weights import STATS, Shipment, expected, received, statistics_of
+from federated.aggregate import Total, fold, mean
+from federated.errors import ExportError, Refused
+from federated.local import evaluate as evaluate_locally
+from federated.method import Method, Part, State
+from federated.task import Task, Update, Work
+from federated.wire import tensors
+from models.cost import cost
+from models.families import build, statistics
+from models.norms import calibrate, load_stats
+from models.slicing import corner
+from models.submodel import Submodel
+
+if TYPE_CHECKING:
+    from federated.data.dataset import Dataset
+
+__all__ = ["Evaluator", "assemble", "without_statistics"]
+
+log = logging.getLogger(__name__)
+
+BATCH = 256  # examples at a time on the coordinator
+PATIENCE = 6.0  # times the predicted seconds after which a score or statistics are no longer waited for
+GRACE = 60.0
+
+
+def assemble(state: State, method: Method, submodel: Submodel) -> nn.Module:
+    """A submodel of a state, in evaluation mode: what is scored and what is exported. Raises ExportError where it lacks batch norm statistics."""
+    net = build(submodel)
+    local = dict(method.dispatch(state, method.place(state, submodel))) | statistics_of(state, submodel)
+    missing = statistics(submodel).keys() - local.keys()
+    if missing:
+        raise ExportError(f"submodel {submodel.name} has no batch norm statistics after round {state.round}: no agent calibrated it")
+    net.load_state_dict(local, strict=False)
+    return net.eval()
+
+
+@dataclass
+class Evaluator:
+    """Evaluates every submodel of a menu. held: the coordinator's own data, or None."""
+
+    config: Config
+    method: Method
+    menu: tuple[Submodel, ...]
+    fleet: Fleet
+    held: Dataset | None
+
+    def evaluate(self, state: State, selected: Sequence[str]) -> tuple[State, tuple[Score, ...]]:
+        """The state with statistics, and the scores. selected: the agents of the round, for `calibrate = "selected"`."""
+        ready = self.fleet.ready()
+        if state.settings["norm"] == "static":
+            state = self._calibrate(state, [a for a in ready if self.config.evaluate.calibrate == "fleet" or a.name in selected])
+        known = [s for s in self.menu if not statistics(s) or state.settings["norm"] == "tracked" or statistics_of(state, s)]
+        return state, (*self._by_devices(state, known, ready), *self._centrally(state, known))
+
+    # ---- calibration -----------------------------------------------------------------------------------------------
+
+    def _calibrate(self, state: State, agents: Sequence[Agent]) -> State:
+        if self.config.evaluate.calibrate == "coordinator":
+            return self._calibrate_here(state)
+        shipment = Shipment(self.fleet, state, self.method)
+        shapes = {s: statistics(s) for s in self.menu}
+        tasks = self._tasks(state, shipment, "calibrate", [s for s in self.menu if shapes[s]], agents)
+        total = Total()
+
+        def check(task: Task, update: Update) -> None:
+            tensors.check(update.tensors, shapes[task.submodel])
+            _whole(update, "batches", 1)
+
+        for _, update in self._collect(tasks, shipment, check):
+            fold(total, statistics_parts(received(update)), (update.agent, update.submodel.name))
+        return with_statistics(state, {home: mean(one) for home, one in total.sums.items()})
+
+    def _calibrate_here(self, state: State) -> State:
+        assert self.held is not None, "checked at start"
+        batches = torch.split(torch.from_numpy(self.held.x_held), self._batch(state))
+        measured: dict[str, torch.Tensor] = {}
+        for submodel in self.menu:
+            net = build(submodel)
+            net.load_state_dict(self.method.dispatch(state, self.method.place(state, submodel)), strict=False)
+            stats, _ = calibrate(net, batches)
+            measured |= {f"{STATS}{submodel.name}/{name}": value for name, value in stats.items()}
+        return with_statistics(state, measured)
+
+    # ---- scores ----------------------------------------------------------------------------------------------------
+
+    def _by_devices(self, state: State, submodels: Sequence[Submodel], agents: Sequence[Agent]) -> list[Score]:
+        shipment = Shipment(self.fleet, state, self.method, calibrated=True)
+        tasks = self._tasks(state, shipment, "evaluate", submodels, [a for a in agents if a.profile is not None and a.profile.data.held_out])
+        sums: dict[Submodel, list[float]] = {}
+
+        def check(task: Task, update: Update) -> None:
+            tensors.check(update.tensors, {})
+            correct, loss = _whole(update, "correct", 0), update.notes.get("loss")
+            if not 0 <= correct <= update.samples or not isinstance(loss, int | float) or not math.isfinite(loss):
+                raise Refused(f"scores of {task.agent}: {correct} of {update.samples} correct with loss {loss}")
+
+        for _, update in self._collect(tasks, shipment, check):
+            found = sums.setdefault(update.submodel, [0.0, 0.0, 0.0])
+            for index, value in enumerate((update.notes["correct"], update.notes["loss"] * update.samples, update.samples)):
+                found[index] += value
+        return [Score(s.name, "devices", right / n, loss / n, int(n)) for s, (right, loss, n) in sums.items() if n]
+
+    def _centrally(self, state: State, submodels: Sequence[Submodel]) -> list[Score]:
+        if self.held is None or not len(self.held.x_held):
+            return []
+        scores = []
+        for submodel in submodels:
+            loss, correct, n = evaluate_locally(assemble(state, self.method, submodel), self.held.x_held, self.held.y_held, BATCH)
+            scores.append(Score(submodel.name, "central", correct / n, loss / n, n))
+        return scores
+
+    # ---- tasks without steps ---------------------------------------------------------------------------------------
+
+    def _batch(self, state: State) -> int:
+        return self.method.recipe(state, self.menu[0]).batch
+
+    def _tasks(self, state: State, shipment: Shipment, work: Work, submodels: Sequence[Submodel], agents: Sequence[Agent]) -> list[Task]:
+        """Each submodel to the agents that can hold it for a forward pass, or to as many of them as the configuration allows."""
+        tasks = []
+        for submodel in submodels:
+            recipe = self.method.recipe(state, submodel)
+            holders = [a for a in agents if _holds(a, submodel, self.config.assign.memory)]
+            if self.config.evaluate.agents:
+                holders = holders[: self.config.evaluate.agents]
+            for agent in holders:
+                seconds = assignment.offers(agent.profile, [submodel], recipe, 1.0)[0].seconds if agent.profile else 0.0
+                limit = max(GRACE, PATIENCE * seconds * len(submodels))
+                tasks.append(shipment.task(agent.name, work, submodel, recipe, limit, round=state.round, run=self.config.name))
+        return tasks
+
+    def _collect(self, tasks: Sequence[Task], shipment: Shipment, check: Callable[[Task, Update], None]) -> Iterator[tuple[Settled, Update]]:
+        return self.fleet.collect(
+            tasks, quorum=len(tasks), deadline=max((t.deadline for t in tasks), default=0.0), check=check, size=shipment.limit
+        )
+
+
+def statistics_parts(update: Update) -> list[Part]:
+    """What one agent's statistics contribute: their values, weighted by its batches."""
+    prefix = f"{STATS}{update.submodel.name}/"
+    weight = float(update.notes["batches"])
+    return [Part(prefix + name, corner(value.shape), tuple(value.shape), value, weight) for name, value in update.tensors.items()]
+
+
+def with_statistics(state: State, measured: Mapping[str, torch.Tensor]) -> State:
+    """The state with these statistics and none of before."""
+    return replace(state, tensors={**without_statistics(state).tensors, **measured})
+
+
+def without_statistics(state: State) -> State:
+    return replace(state, tensors={home: value for home, value in state.tensors.items() if not home.startswith(STATS)})
+
+
+def _holds(agent: Agent, submodel: Submodel, share: float) -> bool:
+    """Whether a forward pass fits: the weights twice (received and loaded), and a batch that no gradient keeps alive."""
+    what = cost(submodel, 1)
+    return agent.profile is not None and 2 * what.bytes + what.memory <= share * agent.profile.memory
+
+
+def _whole(update: Update, note: str, least: int) -> int:
+    value = update.notes.get(note)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise Refused(f"{update.work} of {update.agent}: expected '{note}' to be a whole number of at least {least}, found {value!r}")
+    return value

@@ -1,0 +1,371 @@
+"""The agents as the coordinator sees them: who is here, what they measured, what they are sent and what they send.
+
+`Fleet` is the coordinator's half of the protocol. It folds nothing and decides nothing about rounds: `collect` yields
+checked updates, in the order of agent names, until the round's tasks are settled, its quorum is met or its deadline
+has passed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coordinator.inbox import Inbox
+from federated.errors import Refused, WireError
+from federated.participant import JOINING
+from federated.task import Card, Profile, Task, Update
+from federated.wire import messages, topics
+from federated.wire.chunks import split
+from federated.wire.link import LINK_UP, Delivery, Link
+from federated.wire.transfer import publish, withdraw
+
+__all__ = ["Agent", "Fleet", "Settled"]
+
+log = logging.getLogger(__name__)
+
+SILENCE = 45.0  # seconds: three missed heartbeats
+
+
+@dataclass
+class Agent:
+    """One agent. state, loss: as its last heartbeat said; refused: why it cannot take part."""
+
+    name: str
+    session: str = ""
+    online: bool = False
+    seen: float = 0.0
+    profile: Profile | None = None
+    state: str = "idle"
+    submodel: str = ""
+    loss: float = float("nan")
+    refused: str = ""
+
+    @property
+    def ready(self) -> bool:
+        return self.online and self.profile is not None and not self.refused
+
+
+@dataclass
+class Settled:
+    """How one task of a collection stands. outcome: empty while it is open, then `folded` or a reason."""
+
+    task: Task
+    started: float
+    outcome: str = ""
+    seconds: float = 0.0
+    update: Path | None = None
+    lost: bool = False  # its agent went; a late return is still welcome while the collection is open
+
+
+@dataclass
+class Collection:
+    """The tasks whose updates are awaited now."""
+
+    settled: dict[tuple[str, str], Settled] = field(default_factory=dict)  # by agent and submodel name
+    check: Callable[[Task, Update], None] = lambda task, update: None
+
+
+class Fleet:
+    """The coordinator's end of the link, for one run."""
+
+    def __init__(
+        self,
+        link: Link,
+        run: messages.Run,
+        spool: Path,
+        *,
+        attempt: int = 1,
+        slots: int = 8,
+        chunk: int = 0,
+        notify: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.link, self.run, self.attempt, self.notify, self.clock = link, run, attempt, notify, clock
+        self.agents: dict[str, Agent] = {}
+        self.accept: Callable[[Card], str] = lambda card: ""  # why an agent's data do not fit, or nothing
+        self.inbox = Inbox(spool, slots)
+        self.rejected: list[tuple[str, str]] = []  # who was refused what
+        self._chunk = chunk
+        self._published: dict[str, tuple[messages.Manifest, str]] = {}  # base topic -> what is retained there, and its version
+        self._open = Collection()
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    def announce(self) -> None:
+        """Listens to agents and publishes the run's card, by which they find and measure themselves."""
+        for pattern in topics.coordinator_patterns(self.run.run):
+            self.link.subscribe(pattern)
+        self._publish_card()
+
+    def reannounce(self, run: messages.Run) -> None:
+        """Publishes a card that says more than the last: agents measure themselves anew by it."""
+        self.run = run
+        for agent in self.agents.values():
+            agent.profile = None
+        self._publish_card()
+
+    def admit(self, accept: Callable[[Card], str]) -> None:
+        """From now on, agents whose data `accept` finds wrong (it says why) are turned away, those that are here included."""
+        self.accept = accept
+        for agent in list(self.agents.values()):
+            if agent.profile is not None:
+                self._admit(agent, agent.profile)
+
+    def dismiss(self, reason: str) -> None:
+        """Ends the run for everyone: nothing stays retained."""
+        self.withdraw_all()
+        self.link.publish(topics.run(self.run.run), b"", retain=True)
+        self.link.publish(topics.everyone(self.run.run), messages.encode(messages.Goodbye(reason)))
+        for name in self.agents:
+            self.link.publish(topics.profile(self.run.run, name), b"", retain=True)
+            self.link.publish(topics.status(self.run.run, name), b"", retain=True)
+
+    def _publish_card(self) -> None:
+        self.link.publish(topics.run(self.run.run), messages.encode(self.run), retain=True)
+
+    def ready(self) -> list[Agent]:
+        """The agents that can be asked, by name."""
+        return sorted((a for a in self.agents.values() if a.ready), key=lambda a: a.name)
+
+    def turn(self, timeout: float) -> None:
+        """Handles one delivery, if one comes in time, and notices who has gone silent."""
+        delivery = self.link.receive(timeout)
+        if delivery is not None:
+            try:
+                self._hear(delivery)
+            except WireError as error:
+                self._reject_message(delivery.topic, str(error))
+        now = self.clock()
+        for agent in self.agents.values():
+            if agent.online and now - agent.seen > SILENCE:
+                self._lose(agent, f"silent for {SILENCE:.0f} s")
+        for name, grant in self.inbox.grants(now):
+            self._command(name, grant)
+
+    # ---- weights ---------------------------------------------------------------------------------------------------
+
+    def offer(self, version: str, submodel: str, data: memoryview) -> tuple[str, int]:
+        """Publishes encoded weights once for all who share them; their sha256 and size for the tasks."""
+        base = topics.model(self.run.run, version, submodel)
+        if base not in self._published:
+            manifest = split(data, self._chunk or self.link.max_chunk, f"{version}-{submodel}".replace("@", "_"))
+            publish(self.link, base, manifest, data)
+            self._published[base] = manifest, version
+        manifest, _ = self._published[base]
+        return manifest.sha256, manifest.size
+
+    def withdraw_all(self, keep: str = "") -> None:
+        """Clears the retained weights of every version but `keep`."""
+        for base, (manifest, version) in list(self._published.items()):
+            if version != keep:
+                withdraw(self.link, base, manifest)
+                del self._published[base]
+
+    # ---- tasks -----------------------------------------------------------------------------------------------------
+
+    def collect(
+        self,
+        tasks: Sequence[Task],
+        *,
+        quorum: int,
+        deadline: float,
+        check: Callable[[Task, Update], None],
+        size: Callable[[Task], int],
+    ) -> Iterator[tuple[Settled, Update]]:
+        """Sends the tasks and yields their updates, each once, checked by `check` (which raises Refused), in the order of agent names.
+
+        An update is kept in the spool until all earlier names are settled, so that sums of floats repeat bit for bit.
+        Ends when `quorum` updates are in, when every task is settled, or after `deadline` seconds.
+        size: largest acceptable encoding of a task's update, bytes.
+        """
+        now = self.clock()
+        ordered = sorted(tasks, key=lambda t: (t.agent, t.submodel.name))
+        self._open = Collection({(t.agent, t.submodel.name): Settled(t, now) for t in ordered}, check)
+        self.inbox.expect({(t.agent, t.submodel.name): size(t) for t in ordered})
+        for task in ordered:
+            self.agents[task.agent].submodel = task.submodel.name
+            self._command(task.agent, task)
+        try:
+            yield from self._await(list(self._open.settled.values()), quorum, now + deadline)
+        finally:
+            self._close()
+
+    def settled(self) -> list[Settled]:
+        """How the tasks of the present or last collection stand."""
+        return list(self._open.settled.values())
+
+    def _await(self, waiting: list[Settled], quorum: int, until: float) -> Iterator[tuple[Settled, Update]]:
+        closing = False
+        while waiting and not closing:
+            self.turn(max(0.0, min(0.2, until - self.clock())))
+            received = sum(s.update is not None or s.outcome == "folded" for s in self._open.settled.values())
+            pending = any(not s.outcome and not s.lost and s.update is None for s in waiting)
+            closing = received >= quorum or not pending or self.clock() >= until
+            for entry in list(waiting):
+                if entry.update is not None:
+                    waiting.remove(entry)
+                    yield entry, self._take(entry)
+                elif entry.outcome:
+                    waiting.remove(entry)
+                elif not entry.lost and not closing:
+                    break  # a later name waits for this one
+        for entry in waiting:
+            entry.outcome = entry.outcome or ("gone" if entry.lost else "late")
+
+    def _take(self, entry: Settled) -> Update:
+        assert entry.update is not None
+        update = self.inbox.read(entry.update)
+        entry.update.unlink()
+        entry.update, entry.outcome = None, "folded"
+        return update
+
+    def _close(self) -> None:
+        late = [e for e in self._open.settled.values() if e.outcome in ("late", "gone")]
+        for entry in late:
+            abort = messages.Abort(entry.task.round, entry.task.attempt, f"round {entry.task.round} is closed")
+            self._command(entry.task.agent, abort)
+        self.inbox.expect({})
+        self.notify()
+
+    # ---- hearing ---------------------------------------------------------------------------------------------------
+
+    def _hear(self, delivery: Delivery) -> None:
+        if delivery.topic == LINK_UP:
+            self._publish_card()
+        where = topics.parse(delivery.topic)
+        if where is None or not where.agent or not delivery.payload:
+            return
+        message = messages.decode(delivery.payload)
+        agent = self.agents.setdefault(where.agent, Agent(where.agent))
+        if getattr(message, "agent", agent.name) != agent.name:
+            raise Refused(f"a message of '{getattr(message, 'agent', '')}' came on a topic of '{agent.name}'")
+        agent.seen = self.clock()
+        match message:
+            case messages.Status() as status:
+                self._meet(agent, status)
+            case Profile() as profile:
+                self._admit(agent, profile)
+            case messages.Heartbeat() as beat:
+                agent.state, agent.loss = beat.state, beat.loss
+                agent.online = agent.online or beat.session == agent.session
+            case messages.Offer() as offer:
+                self._welcome(agent, offer)
+            case messages.Chunk() as chunk:
+                self._receive(agent, chunk)
+            case messages.Failure() as failure:
+                self._fail(agent, failure)
+            case _:
+                raise Refused(f"agents do not send {type(message).__name__}")
+        self.notify()
+
+    def _meet(self, agent: Agent, status: messages.Status) -> None:
+        if not status.online:
+            if status.session == agent.session:
+                self._lose(agent, "went away")
+            return
+        returned = agent.session not in ("", status.session)
+        agent.session, agent.online = status.session, True
+        if returned:
+            log.info("%s started anew", agent.name)
+        for entry in self._entries(agent.name):
+            entry.lost = False
+            if not entry.outcome and entry.update is None:
+                self._command(agent.name, entry.task)  # it may not know of its task, and takes it only once
+
+    def _admit(self, agent: Agent, profile: Profile) -> None:
+        agent.profile, agent.refused = profile, self.accept(profile.data)
+        if agent.refused:
+            log.warning("%s cannot take part: %s", agent.name, agent.refused)
+            self.rejected.append((agent.name, agent.refused))
+            self._command(agent.name, messages.Refusal(agent.refused, JOINING))
+
+    def _lose(self, agent: Agent, why: str) -> None:
+        log.warning("%s %s", agent.name, why)
+        agent.online, agent.state = False, "gone"
+        for entry in self._entries(agent.name):
+            entry.lost = True
+        self.notify()
+
+    def _fail(self, agent: Agent, failure: messages.Failure) -> None:
+        entry = self._find(agent.name, failure)
+        if entry is not None and not entry.outcome and entry.update is None:
+            entry.outcome = f"failed: {failure.reason}"
+            log.warning("%s failed at %s: %s", agent.name, failure.submodel, failure.reason)
+
+    def _welcome(self, agent: Agent, offer: messages.Offer) -> None:
+        entry = self._find(agent.name, offer)
+        if entry is None:
+            self._receipt(agent.name, offer.manifest.transfer, False, f"round {offer.round} of attempt {offer.attempt} awaits no such update")
+        elif entry.update is not None or entry.outcome == "folded":
+            self._receipt(agent.name, offer.manifest.transfer, True, "already there")
+        elif entry.outcome:
+            self._receipt(agent.name, offer.manifest.transfer, False, entry.outcome)
+        else:
+            try:
+                self._command(agent.name, self.inbox.open(agent.name, offer, self.clock()))
+            except Refused as error:
+                self._refuse(agent.name, entry, offer.manifest.transfer, str(error))
+
+    def _receive(self, agent: Agent, chunk: messages.Chunk) -> None:
+        finished = self.inbox.take(agent.name, chunk, self.clock())
+        if finished is None:
+            return
+        offer, path = finished
+        entry = self._find(agent.name, offer)
+        if entry is None or entry.outcome or entry.update is not None:
+            path.unlink(missing_ok=True)
+            return
+        try:
+            update = self.inbox.read(path)
+            self._match(entry.task, update)
+            self._open.check(entry.task, update)
+        except WireError as error:
+            path.unlink(missing_ok=True)
+            self._refuse(agent.name, entry, chunk.transfer, str(error))
+            return
+        entry.update, entry.seconds = path, self.clock() - entry.started
+        agent.loss = float(update.notes.get("loss", agent.loss))
+        self._receipt(agent.name, chunk.transfer, True, "")
+
+    def _match(self, task: Task, update: Update) -> None:
+        for name in ("run", "round", "attempt", "agent", "work", "submodel", "version"):
+            expected, found = getattr(task, name), getattr(update, name)
+            if expected != found:
+                raise Refused(f"update of {task.agent}: expected {name} {expected}, found {found}")
+
+    # ---- answering -------------------------------------------------------------------------------------------------
+
+    def _entries(self, agent: str) -> list[Settled]:
+        return [entry for (name, _), entry in self._open.settled.items() if name == agent]
+
+    def _find(self, agent: str, about: messages.Offer | messages.Failure) -> Settled | None:
+        entry = self._open.settled.get((agent, about.submodel))
+        if entry is None:
+            return None
+        same = (entry.task.run, entry.task.round, entry.task.attempt, entry.task.work) == (about.run, about.round, about.attempt, about.work)
+        return entry if same else None
+
+    def _refuse(self, agent: str, entry: Settled, transfer: str, reason: str) -> None:
+        entry.outcome = f"refused: {reason}"
+        self._receipt(agent, transfer, False, reason)
+
+    def _receipt(self, agent: str, transfer: str, accepted: bool, reason: str) -> None:
+        if not accepted:
+            self._note_rejection(agent, reason)
+        self._command(agent, messages.Receipt(transfer, accepted, reason))
+
+    def _reject_message(self, topic: str, reason: str) -> None:
+        self._note_rejection(topic, reason)
+        where = topics.parse(topic)
+        if where is not None and where.agent:
+            self._command(where.agent, messages.Refusal(reason, topic))
+
+    def _note_rejection(self, who: str, reason: str) -> None:
+        log.warning("refused from %s: %s", who, reason)
+        self.rejected.append((who, reason))
+
+    def _command(self, agent: str, message: messages.Message) -> None:
+        self.link.publish(topics.command(self.run.run, agent), messages.encode(message))

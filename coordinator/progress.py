@@ -1,0 +1,161 @@
+"""What a person sees of a run: live on a terminal, line by line elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.store import Entry, Round, Score
+from models.submodel import Submodel
+
+if TYPE_CHECKING:
+    from coordinator.fleet import Agent
+
+__all__ = ["Lines", "Screen", "Watch", "closing_table", "human_bytes"]
+
+log = logging.getLogger("coordinator")
+
+
+class Watch(Protocol):
+    """Who is told what happens."""
+
+    def waiting(self, ready: int, wanted: int) -> None: ...
+
+    def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None: ...
+
+    def folded(self, entry: Entry) -> None: ...
+
+    def changed(self) -> None: ...
+
+    def ended(self, done: Round) -> None: ...
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def best_view(scores: Sequence[Score]) -> str:
+    return "central" if any(s.view == "central" for s in scores) else "devices"
+
+
+class Lines:
+    """One line per event, for logs and pipes."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._waiting = (-1, -1)
+
+    def waiting(self, ready: int, wanted: int) -> None:
+        if (ready, wanted) != self._waiting:
+            self._waiting = ready, wanted
+            self._say(f"waiting: {ready} of {wanted} agents")
+
+    def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
+        self._say(f"round {number} of {rounds}: " + ", ".join(f"{agent} {submodel.name}" for agent, submodel in sorted(chosen.items())))
+
+    def folded(self, entry: Entry) -> None:
+        log.info("%s: folded %s, loss %.3f, %.1f s", entry.agent, entry.submodel, entry.loss, entry.seconds)
+
+    def changed(self) -> None:
+        pass
+
+    def ended(self, done: Round) -> None:
+        missing = [f"{e.agent} {e.outcome}" for e in done.entries if e.outcome != "folded"]
+        folded = len(done.entries) - len(missing)
+        self._say(
+            f"round {done.round} took {done.seconds:.1f} s: {folded} of {len(done.entries)} updates, "
+            f"{human_bytes(done.bytes_up)} up, {human_bytes(done.bytes_down)} down" + (f"; {'; '.join(missing)}" if missing else "")
+        )
+        view = best_view(done.scores)
+        if done.scores:
+            self._say(f"  accuracy ({view}): " + ", ".join(f"{s.submodel} {s.accuracy:.3f}" for s in done.scores if s.view == view))
+
+
+@dataclass
+class Screen:
+    """The same, redrawn in place: round, agents with submodel, state and loss, accuracy per submodel."""
+
+    console: Console
+    agents: Callable[[], Sequence[Agent]]
+    title: str
+    _round: tuple[int, int] = (0, 0)
+    _note: str = ""
+    _bytes: list[int] = field(default_factory=lambda: [0, 0])
+    _scores: Sequence[Score] = ()
+    _drawn: float = 0.0
+    _live: Live | None = None
+
+    def __enter__(self) -> Screen:
+        self._live = Live(self._draw(), console=self.console, refresh_per_second=8, transient=True)
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def waiting(self, ready: int, wanted: int) -> None:
+        self._note = f"waiting: {ready} of {wanted} agents"
+        self.changed()
+
+    def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
+        self._round, self._note = (number, rounds), f"training on {len(chosen)} agents"
+        self.changed(now=True)
+
+    def folded(self, entry: Entry) -> None:
+        self._note = f"folded {entry.agent}"
+        self.changed(now=True)
+
+    def changed(self, *, now: bool = False) -> None:
+        if self._live is not None and (now or time.monotonic() - self._drawn > 0.1):
+            self._drawn = time.monotonic()
+            self._live.update(self._draw())
+
+    def ended(self, done: Round) -> None:
+        self._bytes = [self._bytes[0] + done.bytes_up, self._bytes[1] + done.bytes_down]
+        self._scores = done.scores or self._scores
+        self._note = f"round {done.round} took {done.seconds:.1f} s"
+        self.changed(now=True)
+
+    def _draw(self) -> Group:
+        number, rounds = self._round
+        head = Text.assemble(
+            (self.title, "bold"), f"   round {number} of {rounds}   " if rounds else "   ", self._note,
+            f"   {human_bytes(self._bytes[0])} up, {human_bytes(self._bytes[1])} down",
+        )
+        table = Table("agent", "submodel", "state", "loss", box=None, pad_edge=False, header_style="dim")
+        for agent in self.agents():
+            table.add_row(agent.name, agent.submodel, agent.refused or agent.state, "" if agent.loss != agent.loss else f"{agent.loss:.3f}")
+        return Group(head, table, *([score_table(self._scores)] if self._scores else []))
+
+
+def score_table(scores: Sequence[Score]) -> Table:
+    """Accuracy per submodel, one column per view."""
+    views = sorted({s.view for s in scores})
+    table = Table("submodel", *(f"accuracy ({view})" for view in views), box=None, pad_edge=False, header_style="dim")
+    by_key = {(s.submodel, s.view): s.accuracy for s in scores}
+    for name in dict.fromkeys(s.submodel for s in scores):
+        table.add_row(name, *(f"{by_key[name, view]:.3f}" if (name, view) in by_key else "-" for view in views))
+    return table
+
+
+def closing_table(rows: Sequence[tuple[str, str, int, int]], scores: Sequence[Score]) -> Table:
+    """What each agent carried (name, submodel, parameters, MACs), with the accuracy of its submodel."""
+    view = best_view(scores)
+    accuracy = {s.submodel: s.accuracy for s in scores if s.view == view}
+    table = Table("agent", "submodel", "parameters", "MACs", f"accuracy ({view})", title="what each agent carried")
+    for agent, submodel, parameters, macs in rows:
+        table.add_row(agent, submodel, f"{parameters:,}", f"{macs / 1e6:.2f} M", f"{accuracy[submodel]:.3f}" if submodel in accuracy else "-")
+    return table

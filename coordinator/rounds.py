@@ -1,0 +1,259 @@
+"""The rounds of a run, read top-down: wait, select, assign, collect and fold, finish, evaluate, store, again.
+
+    conduct ── begin or resume
+       └── advance ── choose ── train ── method.finish ── evaluate ── store.save
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from coordinator import assignment
+from coordinator.config import Config
+from coordinator.evaluation import Evaluator, without_statistics
+from coordinator.fleet import Agent, Fleet, Settled
+from coordinator.progress import Watch
+from coordinator.selection import generator, select
+from coordinator.store import Entry, Round, Score, Store
+from coordinator.weights import Shipment, expected, received
+from federated.aggregate import Total, fold
+from federated.errors import FleetError, Refused
+from federated.method import Method, State, configure
+from federated.task import Recipe, Task, Update
+from federated.wire import tensors
+from models.cost import cost
+from models.families import initial
+from models.submodel import Network, Submodel
+
+__all__ = ["Result", "Run", "conduct", "wait_for"]
+
+log = logging.getLogger(__name__)
+
+GRACE = 60.0  # least seconds of a round without a deadline
+PATIENCE = 6.0  # and otherwise this many times what the slowest is predicted to need
+
+
+@dataclass
+class Run:
+    """All that a run's rounds need. pinned: submodels fixed by configuration; failed: what an agent could not do."""
+
+    config: Config
+    method: Method
+    network: Network
+    menu: tuple[Submodel, ...]
+    fleet: Fleet
+    store: Store
+    evaluator: Evaluator
+    watch: Watch
+    pinned: Mapping[str, Submodel] = field(default_factory=dict)
+    failed: dict[str, set[Submodel]] = field(default_factory=dict)
+    assigned: dict[str, Submodel] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. scores: of the last evaluated round; assigned: agent -> its last submodel; bytes: through the coordinator's link."""
+
+    state: State
+    scores: tuple[Score, ...]
+    assigned: Mapping[str, Submodel]
+    rounds: int
+    seconds: float
+    bytes_up: int
+    bytes_down: int
+    reached: bool
+
+
+def conduct(run: Run) -> Result:
+    """Runs until the rounds are done or the target is reached; goes on after the last stored round where there is one."""
+    start = time.monotonic()
+    state, scores = begin(run)
+    target = run.config.target_accuracy
+    while state.round < run.config.rounds and not reached(scores, run.menu, target):
+        state, scores = advance(run, state)
+    history = run.store.history()
+    run.fleet.dismiss("the run is over")
+    return Result(
+        state,
+        tuple(scores),
+        dict(run.assigned),
+        state.round,
+        time.monotonic() - start,
+        sum(up for *_, up, _ in history),
+        sum(down for *_, down in history),
+        reached(scores, run.menu, target),
+    )
+
+
+def begin(run: Run) -> tuple[State, Sequence[Score]]:
+    """The state to start from: the last stored one, or the network initialised from the seed."""
+    state = run.method.start(initial(run.network, run.config.seed), run.menu, configure(run.method, run.config.settings))
+    last = run.store.last()
+    if last is None:
+        return state, ()
+    log.info("going on after round %d", last.round)
+    return replace(state, round=last.round, tensors=dict(last.tensors), fleet=dict(last.fleet)), last.scores
+
+
+def reached(scores: Sequence[Score], menu: Sequence[Submodel], target: float) -> bool:
+    """Whether the largest submodel that was evaluated has the wanted accuracy, on the coordinator's data where it has some."""
+    if not target or not scores:
+        return False
+    view = "central" if any(s.view == "central" for s in scores) else "devices"
+    by_name = {s.submodel: s.accuracy for s in scores if s.view == view}
+    largest = [by_name[m.name] for m in menu if m.name in by_name]
+    return bool(largest) and largest[-1] >= target
+
+
+def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
+    """One round: from a stored state to the next stored state."""
+    start, sent, got = time.monotonic(), run.fleet.link.sent_bytes, run.fleet.link.received_bytes
+    number = state.round + 1
+    agents = wait_for(run.fleet, run.config.fleet.min_agents, run.config.fleet.wait, run.watch)
+    chosen = choose(run, state, agents, number)
+    counts = {s: sum(c == s for c in chosen.values()) for s in dict.fromkeys(chosen.values())}
+    state = replace(state, fleet=counts)
+    run.watch.began(number, run.config.rounds, chosen)
+    total, entries = train(run, state, chosen, number)
+    if not total.seen:
+        raise_if_hopeless(run, entries)
+    state = without_statistics(run.method.finish(state, total, generator(run.config.seed, 3, number)))
+    scores: Sequence[Score] = ()
+    if number % run.config.evaluate.every == 0 or number >= run.config.rounds:
+        state, scores = run.evaluator.evaluate(state, sorted(chosen))
+    run.fleet.withdraw_all(keep=Shipment.version(state))
+    done = Round(
+        number,
+        time.monotonic() - start,
+        state.tensors,
+        counts,
+        entries,
+        scores,
+        run.fleet.link.received_bytes - got,
+        run.fleet.link.sent_bytes - sent,
+    )
+    run.store.save(done)
+    run.watch.ended(done)
+    return state, scores
+
+
+def wait_for(fleet: Fleet, wanted: int, limit: float, watch: Watch) -> list[Agent]:
+    """The agents that are ready, as soon as there are `wanted`. Raises FleetError when they do not come within `limit` seconds (0: ever)."""
+    start = time.monotonic()
+    while len(ready := fleet.ready()) < wanted:
+        waited = time.monotonic() - start
+        if limit and waited > limit:
+            raise FleetError(f"{len(ready)} of {wanted} agents after {waited:.0f} s: {refusals(fleet) or 'no others came'}")
+        watch.waiting(len(ready), wanted)
+        fleet.turn(0.2)
+    return ready
+
+
+def refusals(fleet: Fleet) -> str:
+    return "; ".join(f"{a.name} was refused: {a.refused}" for a in fleet.agents.values() if a.refused)
+
+
+def choose(run: Run, state: State, agents: Sequence[Agent], number: int) -> dict[str, Submodel]:
+    """Which agents train what in this round. Raises FleetError when no agent can hold any submodel."""
+    names = select([a.name for a in agents], run.config.fleet.fraction, generator(run.config.seed, 1, number))
+    assigned = assign(run, state, [a for a in agents if a.name in names], number)
+    if not assigned:
+        smallest = cost(run.menu[0], run.method.recipe(state, run.menu[0]).batch)
+        raise FleetError(
+            f"no agent can hold a submodel: the smallest, {run.menu[0].name}, needs {smallest.memory // 10**6} MB to train and "
+            f"{run.config.assign.memory:.0%} of an agent's memory may be filled; found "
+            + ", ".join(f"{a.name} {a.profile.memory // 10**6} MB" for a in agents if a.profile)
+        )
+    run.assigned.update(assigned)
+    return assigned
+
+
+def assign(run: Run, state: State, agents: Sequence[Agent], number: int) -> dict[str, Submodel]:
+    """The method's choice for each agent, among what it can afford; what the configuration pins, where it does."""
+    menus = {
+        a.name: assignment.offers(a.profile, run.menu, run.method.recipe(state, run.menu[-1]), run.config.assign.memory)
+        for a in agents
+        if a.profile is not None
+    }
+    deadline = run.config.fleet.deadline
+    step = math.inf if deadline else assignment.pace(menus.values(), run.config.assign.slack)
+    assigned: dict[str, Submodel] = {}
+    for index, agent in enumerate(agents):
+        if agent.name in run.pinned:
+            assigned[agent.name] = run.pinned[agent.name]
+        elif agent.profile is not None:
+            failed = run.failed.get(agent.name, ())
+            can = assignment.affordable(menus[agent.name], step=step, deadline=deadline or math.inf, failed=failed)
+            if can:
+                assigned[agent.name] = run.method.assign(state, agent.profile, can, generator(run.config.seed, 2, number, index))
+            else:
+                log.warning("%s cannot hold any submodel and is left out", agent.name)
+    return assigned
+
+
+def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -> tuple[Total, list[Entry]]:
+    """Sends the tasks, folds the updates as they can be folded, and says what became of each."""
+    shipment = Shipment(run.fleet, state, run.method)
+    recipes = {submodel: seeded(run.method.recipe(state, submodel), run.config.seed) for submodel in set(chosen.values())}
+    limit = closing(run, state, chosen)
+    tasks = [
+        shipment.task(agent, "train", submodel, recipes[submodel], limit, round=number, run=run.config.name) for agent, submodel in chosen.items()
+    ]
+    total, entries = Total(), {}
+    checks = {submodel: expected(run.method.place(state, submodel)) for submodel in recipes}
+
+    def check(task: Task, update: Update) -> None:
+        tensors.check(update.tensors, checks[task.submodel])
+        if update.samples < 1 or update.steps < 1:
+            raise Refused(f"update of {task.agent}: expected at least 1 sample and 1 step, found {update.samples} and {update.steps}")
+
+    quorum = max(1, math.ceil(round(run.config.fleet.quorum * len(tasks), 9)))
+    for settled, update in run.fleet.collect(tasks, quorum=quorum, deadline=limit, check=check, size=shipment.limit):
+        plan = run.method.place(state, update.submodel)
+        fold(total, run.method.parts(state, plan, received(update)), (update.agent, update.attempt))
+        entries[update.agent] = Entry(
+            update.agent, update.submodel.name, "folded", update.samples, update.steps, float(update.notes.get("loss", math.nan)), settled.seconds
+        )
+        run.watch.folded(entries[update.agent])
+    settled_all = run.fleet.settled()
+    learn_from_failures(run, settled_all)
+    others = [Entry(s.task.agent, s.task.submodel.name, s.outcome) for s in settled_all if s.task.agent not in entries]
+    return total, sorted([*entries.values(), *others], key=lambda e: e.agent)
+
+
+def closing(run: Run, state: State, chosen: Mapping[str, Submodel]) -> float:
+    """Seconds after which a round closes: the configured deadline, or generously more than the slowest was predicted to need."""
+    if run.config.fleet.deadline:
+        return run.config.fleet.deadline
+    slowest = 0.0
+    for agent, submodel in chosen.items():
+        profile = run.fleet.agents[agent].profile
+        if profile is not None:
+            slowest = max(slowest, assignment.offers(profile, [submodel], run.method.recipe(state, submodel), 1.0)[0].seconds)
+    return max(GRACE, PATIENCE * slowest)
+
+
+def seeded(recipe: Recipe, seed: int) -> Recipe:
+    return replace(recipe, seed=seed)
+
+
+def learn_from_failures(run: Run, settled: Sequence[Settled]) -> None:
+    """An agent that failed at a submodel is not given it again."""
+    for entry in settled:
+        if entry.outcome.startswith("failed"):
+            run.failed.setdefault(entry.task.agent, set()).add(entry.task.submodel)
+
+
+def raise_if_hopeless(run: Run, entries: Sequence[Entry]) -> None:
+    """A round without any update leaves the state as it is; with nobody left who could bring one, the run ends."""
+    reasons = "; ".join(f"{e.agent}: {e.outcome}" for e in entries)
+    log.warning("no update in this round: %s", reasons)
+    if all(e.outcome.startswith(("failed", "refused")) for e in entries) and all(run.menu[0] in run.failed.get(e.agent, ()) for e in entries):
+        raise FleetError(f"no agent can train even the smallest submodel: {reasons}")
+
+

@@ -1,0 +1,159 @@
+"""From a configuration to a finished run: method, data, store, broker, network, fleet, rounds.
+
+Everything that a person may have got wrong is found before the first agent is asked for anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from coordinator import broker as brokers
+from coordinator import store as stores
+from coordinator.assignment import pinned
+from coordinator.config import Config, to_json
+from coordinator.evaluation import Evaluator
+from coordinator.fleet import Fleet
+from coordinator.progress import Watch
+from coordinator.rounds import Result, Run, conduct, wait_for
+from coordinator.store import Facts, Store
+from federated.data import catalogue as data
+from federated.data.dataset import Dataset
+from federated.errors import ConfigError, Unknown
+from federated.method import Method, configure
+from federated.methods.catalogue import method as method_named
+from federated.task import Card
+from federated.wire import messages, topics
+from federated.wire.link import Link
+from federated.wire.mqtt import MqttLink
+from models.families import menu as submodels
+from models.families import network as network_named
+from models.submodel import Network, Submodel
+
+__all__ = ["Started", "begin_broker", "network_for", "prepare", "run"]
+
+log = logging.getLogger(__name__)
+
+AGENTS = "agents"  # as the name of the coordinator's data: it has none, the devices say what theirs look like
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known before any agent came."""
+
+    config: Config
+    method: Method
+    held: Dataset | None
+    store: Store
+
+
+def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
+    """Checks names, settings and data, and opens the run's folder. Raises UsageError, ConfigError or StoreError."""
+    method = method_named(config.method_name)
+    configure(method, config.settings)
+    held = None if config.data.name == AGENTS else data.central(config.data.name, Path(config.data.root) if config.data.root else None)
+    if config.evaluate.calibrate == "coordinator" and held is None:
+        raise ConfigError("evaluate.calibrate = 'coordinator' needs data at the coordinator: name some by --data, or let the fleet calibrate")
+    if held is not None:
+        method.menu(network_for(config, [held.card()]), configure(method, config.settings))
+    if resume:
+        return Prepared(config, method, held, Store.open(runs, config.name))
+    store = Store.create(runs, config.name)
+    store.write_facts(Facts(to_json(config)))
+    return Prepared(config, method, held, store)
+
+
+def free_name(config: Config, runs: Path) -> str:
+    """A name for a run that has none: method and data, numbered where that is taken."""
+    base = f"{config.method_name}-{Path(config.data.name).stem.replace(':', '-')}"
+    taken = set(stores.names(runs))
+    return next(name for name in (base, *(f"{base}-{i}" for i in range(2, 10_000))) if name not in taken)
+
+
+@contextmanager
+def begin_broker(config: Config, folder: Path, say: Callable[[str], None]) -> Iterator[str]:
+    """The address of a broker: the one that is named, or one started for as long as the context lasts."""
+    if config.broker.url:
+        yield config.broker.url
+        return
+    passwords = Path(config.broker.passwords) if config.broker.passwords else None
+    with brokers.start(config.broker.listen, config.broker.port, config.broker.kind, folder / "broker", passwords) as broker:
+        say(f"started {broker.kind} {broker.version} at {broker.address}; agents join by: edge-agent join --broker {broker.address}")
+        yield broker.address
+
+
+def network_for(config: Config, cards: Sequence[Card]) -> Network:
+    """The largest network for data of these cards: classes of the one that has most, mean and deviation pooled by examples.
+
+    Raises ConfigError for data of several shapes, or that the model cannot take; Unknown for an unknown model.
+    """
+    shapes = sorted({card.inputs for card in cards})
+    if len(shapes) > 1:
+        raise ConfigError(f"the agents' examples are of different shapes: {', '.join(map(str, shapes))}")
+    n = sum(card.examples for card in cards)
+    mean = tuple(sum(c.mean[i] * c.examples for c in cards) / n for i in range(len(cards[0].mean)))
+    square = (sum((c.std[i] ** 2 + c.mean[i] ** 2) * c.examples for c in cards) / n for i in range(len(mean)))
+    std = tuple(max(s - m * m, 1e-12) ** 0.5 for s, m in zip(square, mean, strict=True))
+    try:
+        return network_named(config.model.name, shapes[0], max(card.outputs for card in cards), mean, std)
+    except LookupError as error:
+        raise Unknown("model", str(error.args[0]), error.args[1]) from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def run(prepared: Prepared, link: Link, watch: Watch, bind: Callable[[Fleet], None] = lambda fleet: None) -> Result:
+    """Conducts a run over a link: announces it, waits for agents, and goes through its rounds. `bind` is given the fleet, to show it."""
+    config, method, store = prepared.config, prepared.method, prepared.store
+    settings = configure(method, config.settings)
+    known = store.read_facts().network or (network_for(config, [prepared.held.card()]) if prepared.held is not None else None)
+    card = messages.Run(
+        run=config.name, method=method.name, model=config.model.name, network=known, calibration=timed(known, method, settings),
+        batch=int(settings["batch"]), session=secrets.token_hex(8),
+    )
+    fleet = Fleet(
+        link, card, store.spool, attempt=store.next_session(), slots=config.wire.slots, chunk=config.wire.chunk, notify=watch.changed
+    )
+    bind(fleet)
+    fleet.announce()
+    if known is None:
+        ready = wait_for(fleet, config.fleet.min_agents, config.fleet.wait, watch)
+        known = network_for(config, [agent.profile.data for agent in ready if agent.profile is not None])
+        fleet.reannounce(replace(card, network=known, calibration=timed(known, method, settings)))
+    fleet.admit(lambda data: misfit(data, known))
+    menu = method.menu(known, settings)
+    store.write_facts(Facts(to_json(config), known, menu))
+    evaluator = Evaluator(config, method, menu, fleet, prepared.held)
+    return conduct(Run(config, method, known, menu, fleet, store, evaluator, watch, pinned(menu, config.assign.submodels)))
+
+
+def timed(network: Network | None, method: Method, settings: Mapping[str, object]) -> tuple[Submodel, ...]:
+    """The small submodels that agents time: a quarter and half of the width, at the least and the greatest depth (devices.md, "Measuring a device")."""
+    if network is None:
+        return ()
+    depths = [max((sum(section) for section in submodel.mask), default=1) for submodel in method.menu(network, settings)]
+    return submodels(network, (0.25, 0.5), sorted({min(depths), max(depths)}), method.features)
+
+
+def misfit(card: Card, network: Network) -> str:
+    """Why data do not fit a network; empty where they do."""
+    if card.inputs != network.inputs:
+        return f"this run learns from examples of shape {network.inputs}, {card.name} has {card.inputs}: join with data of that shape (--data)"
+    if card.outputs > network.outputs:
+        return f"this run has {network.outputs} classes, {card.name} has {card.outputs}"
+    return ""
+
+
+@contextmanager
+def linked(config: Config, address: str) -> Iterator[Link]:
+    """The coordinator's link; checked at once, so that a wrong address ends the command."""
+    client = f"coordinator-{config.name}"
+    will = topics.run(config.name), b""  # a run whose coordinator is gone is not to be joined
+    with ExitStack() as stack:
+        link = MqttLink(address, client, will)
+        stack.callback(link.close)
+        yield link

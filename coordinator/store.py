@@ -1,0 +1,245 @@
+"""Where a run lives: checkpoints in safetensors, history in SQLite, one folder per run.
+
+    runs/NAME/run.sqlite                 what the run is, and every finished round
+    runs/NAME/round-000012.safetensors   the state after 12 rounds
+    runs/NAME/spool/                     updates on their way into the fold
+
+A round is written whole or not at all: the checkpoint is moved into place first, then one transaction names it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from federated.errors import StoreError
+from models.submodel import Network, Submodel
+
+__all__ = ["Entry", "Round", "Score", "Store", "latest", "names"]
+
+DATABASE = "run.sqlite"
+KEPT = 2  # checkpoints kept: the last, and the one before in case a disk lies about having written
+SCHEMA = """
+CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE rounds (round INTEGER PRIMARY KEY, finished TEXT NOT NULL, seconds REAL NOT NULL, checkpoint TEXT NOT NULL, fleet TEXT NOT NULL,
+                     bytes_up INTEGER NOT NULL, bytes_down INTEGER NOT NULL);
+CREATE TABLE updates (round INTEGER, agent TEXT, submodel TEXT NOT NULL, outcome TEXT NOT NULL, samples INTEGER, steps INTEGER, loss REAL,
+                      seconds REAL, PRIMARY KEY (round, agent));
+CREATE TABLE scores (round INTEGER, submodel TEXT, view TEXT, accuracy REAL NOT NULL, loss REAL NOT NULL, examples INTEGER NOT NULL,
+                     PRIMARY KEY (round, submodel, view));
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What became of one agent's task in a round. outcome: `folded`, or why not; seconds: from task to acceptance."""
+
+    agent: str
+    submodel: str
+    outcome: str
+    samples: int = 0
+    steps: int = 0
+    loss: float = float("nan")
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a submodel did. view: `central` (the coordinator's held-out data) or `devices` (theirs, weighted by examples)."""
+
+    submodel: str
+    view: str
+    accuracy: float
+    loss: float
+    examples: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """All that is written of a finished round. tensors: the state after it; fleet: how many agents trained each submodel."""
+
+    round: int
+    seconds: float
+    tensors: Mapping[str, torch.Tensor]
+    fleet: Mapping[Submodel, int]
+    entries: Sequence[Entry] = ()
+    scores: Sequence[Score] = ()
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass
+class Facts:
+    """What a run is, once it is settled."""
+
+    config: dict[str, Any] = field(default_factory=dict)
+    network: Network | None = None
+    menu: tuple[Submodel, ...] = ()
+
+
+def names(root: Path) -> list[str]:
+    """The runs below `root`, the latest last."""
+    return [path.parent.name for path in sorted(root.glob(f"*/{DATABASE}"), key=lambda p: p.stat().st_mtime)]
+
+
+def latest(root: Path) -> str:
+    """The run to go on with. Raises StoreError when there is none."""
+    found = names(root)
+    if not found:
+        raise StoreError(f"nothing to resume: no run in {root}")
+    return found[-1]
+
+
+class Store:
+    """One run's folder, held by one coordinator at a time."""
+
+    def __init__(self, folder: Path, database: sqlite3.Connection, lock: int | None) -> None:
+        self.folder, self._database, self._lock = folder, database, lock
+        self.spool = folder / "spool"
+
+    @classmethod
+    def create(cls, root: Path, name: str) -> Store:
+        """A new run. Raises StoreError when there is one of that name."""
+        folder = root / name
+        if (folder / DATABASE).exists():
+            raise StoreError(f"run '{name}' exists in {root}: go on with it by --resume, or choose another --name")
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock(folder)
+        database = sqlite3.connect(folder / DATABASE)
+        database.execute("PRAGMA journal_mode=WAL")
+        with database:
+            database.executescript(SCHEMA)
+        return cls(folder, database, lock)
+
+    @classmethod
+    def open(cls, root: Path, name: str, *, read_only: bool = False) -> Store:
+        """A run that exists, to go on with it or to read it. Raises StoreError when it is missing, in use or not a run."""
+        folder = root / name
+        if not (folder / DATABASE).exists():
+            raise StoreError(f"no run '{name}' in {root}; there are: {', '.join(names(root)) or 'none'}")
+        lock = None if read_only else _lock(folder)
+        database = sqlite3.connect(folder / DATABASE)
+        store = cls(folder, database, lock)
+        try:
+            database.execute("SELECT round, checkpoint, fleet FROM rounds LIMIT 1")
+        except sqlite3.DatabaseError as error:
+            raise StoreError(f"{folder / DATABASE} is not a run's history: {error}") from error
+        return store
+
+    def close(self) -> None:
+        self._database.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # ---- what the run is -------------------------------------------------------------------------------------------
+
+    def write_facts(self, facts: Facts) -> None:
+        values = {"config": facts.config, "network": msgspec.to_builtins(facts.network), "menu": msgspec.to_builtins(facts.menu)}
+        with self._database:
+            for key, value in values.items():
+                self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, json.dumps(value)))
+
+    def read_facts(self) -> Facts:
+        rows = {key: json.loads(value) for key, value in self._database.execute("SELECT key, value FROM facts")}
+        return Facts(
+            rows.get("config", {}), msgspec.convert(rows.get("network"), Network | None), msgspec.convert(rows.get("menu", []), tuple[Submodel, ...])
+        )
+
+    def next_session(self) -> int:
+        """Counts the starts of a coordinator on this run: the attempt that its tasks carry."""
+        with self._database:
+            row = self._database.execute("SELECT value FROM facts WHERE key = 'sessions'").fetchone()
+            session = int(row[0]) + 1 if row else 1
+            self._database.execute("INSERT OR REPLACE INTO facts VALUES ('sessions', ?)", (str(session),))
+        return session
+
+    # ---- rounds ----------------------------------------------------------------------------------------------------
+
+    def save(self, done: Round) -> None:
+        """Writes a finished round, whole or not at all. Raises StoreError when the disk does not take it."""
+        checkpoint = self.folder / f"round-{done.round:06d}.safetensors"
+        part = checkpoint.with_suffix(".part")
+        try:
+            save_file({home: tensor.contiguous() for home, tensor in done.tensors.items()}, part)
+            _sync(part)
+            part.replace(checkpoint)
+            _sync(self.folder)
+            with self._database:
+                self._record(done, checkpoint.name)
+        except (OSError, sqlite3.Error, SafetensorError) as error:
+            raise StoreError(f"round {done.round} could not be written to {self.folder}: {error}") from error
+        kept = {name for (name,) in self._database.execute("SELECT checkpoint FROM rounds ORDER BY round DESC LIMIT ?", (KEPT,))}
+        for path in self.folder.glob("round-*"):
+            if path.name not in kept:
+                path.unlink()
+
+    def _record(self, done: Round, checkpoint: str) -> None:
+        fleet = json.dumps([[msgspec.to_builtins(submodel), count] for submodel, count in done.fleet.items()])
+        self._database.execute(
+            "INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (done.round, datetime.now(UTC).isoformat(), done.seconds, checkpoint, fleet, done.bytes_up, done.bytes_down),
+        )
+        for e in done.entries:
+            self._database.execute(
+                "INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (done.round, e.agent, e.submodel, e.outcome, e.samples, e.steps, e.loss, e.seconds)
+            )
+        for s in done.scores:
+            self._database.execute("INSERT INTO scores VALUES (?, ?, ?, ?, ?, ?)", (done.round, s.submodel, s.view, s.accuracy, s.loss, s.examples))
+
+    def last(self) -> Round | None:
+        """The state after the last finished round. Raises StoreError when its checkpoint is missing or damaged."""
+        row = self._database.execute("SELECT round, seconds, checkpoint, fleet, bytes_up, bytes_down FROM rounds ORDER BY round DESC LIMIT 1").fetchone()
+        if row is None:
+            return None
+        number, seconds, checkpoint, fleet, up, down = row
+        try:
+            tensors = load_file(self.folder / checkpoint)
+        except (OSError, SafetensorError) as error:
+            raise StoreError(f"checkpoint {self.folder / checkpoint} cannot be read: {error}") from error
+        counts = {msgspec.convert(submodel, Submodel): count for submodel, count in json.loads(fleet)}
+        return Round(number, seconds, tensors, counts, scores=self.scores(number), bytes_up=up, bytes_down=down)
+
+    def scores(self, number: int) -> list[Score]:
+        rows = self._database.execute("SELECT submodel, view, accuracy, loss, examples FROM scores WHERE round = ?", (number,))
+        return [Score(*row) for row in rows]
+
+    def history(self) -> list[tuple[int, float, int, int]]:
+        """Each finished round: its number, seconds, bytes up and bytes down."""
+        return list(self._database.execute("SELECT round, seconds, bytes_up, bytes_down FROM rounds ORDER BY round"))
+
+    def entries(self, number: int) -> list[Entry]:
+        rows = self._database.execute("SELECT agent, submodel, outcome, samples, steps, loss, seconds FROM updates WHERE round = ? ORDER BY agent", (number,))
+        return [Entry(agent, submodel, outcome, samples, steps, math.nan if loss is None else loss, seconds) for agent, submodel, outcome, samples, steps, loss, seconds in rows]
+
+
+def _lock(folder: Path) -> int:
+    """Holds the run for this process: the lock goes when the process does, however it ends."""
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise StoreError(f"run '{folder.name}' is held by another coordinator (lock {folder / 'lock'})") from error
+    return handle
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,1 @@
+"""The agent on a device. Importing this package imports no torch."""

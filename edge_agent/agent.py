@@ -1,0 +1,150 @@
+"""An agent's life: load the data, find a run, measure, join, take part until it is over.
+
+    worker.load -> find_run -> worker.measure -> Participant.join -> turn, turn, ... -> leave
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edge_agent.worker import Job, Worker
+from federated.errors import FleetError, LinkError, WireError
+from federated.participant import Participant
+from federated.task import Card, Profile
+from federated.wire import messages, topics
+from federated.wire.link import Link
+from federated.wire.mqtt import MqttLink
+
+__all__ = ["Joined", "find_run", "join", "say_nothing", "take_part"]
+
+log = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+
+
+def say_nothing(text: str) -> None:
+    """For callers that want no words."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """How a membership ended. updates: accepted ones; reason: the coordinator's words, or the agent's own."""
+
+    agent: str
+    run: str
+    updates: int
+    reason: str
+    refused: bool
+
+
+def find_run(link: Link, name: str | None, wait: float, say: Say = say_nothing) -> messages.Run:
+    """The run to join: `name`, or the only one that the broker knows of.
+
+    Raises FleetError when there is none within `wait` seconds, or several and no name.
+    """
+    pattern = topics.run(name) if name else topics.any_run()
+    link.subscribe(pattern)
+    found: dict[str, messages.Run] = {}
+    start = time.monotonic()
+    settle = start + wait
+    said = False
+    while (now := time.monotonic()) < settle:
+        delivery = link.receive(min(0.5, settle - now))
+        if delivery is not None and delivery.payload and not delivery.topic.startswith("$"):
+            try:
+                message = messages.decode(delivery.payload)
+            except WireError as error:
+                log.warning("passed over a run on %s: %s", delivery.topic, error)
+                continue
+            if isinstance(message, messages.Run):
+                found[message.run] = message
+                settle = min(settle, time.monotonic() + (0.0 if name else 0.5))  # others may follow
+        elif not said and now - start > 1:
+            said = True
+            say(f"waiting for a coordinator{f' of run {name!r}' if name else ''} (up to {wait:.0f} s)")
+    link.unsubscribe(pattern)
+    if not found:
+        raise FleetError(f"no {f'run named {name!r}' if name else 'run'} at this broker after {wait:.0f} s: start a coordinator (coordinator start --broker ...)")
+    if len(found) > 1:
+        raise FleetError(f"several runs at this broker: {', '.join(sorted(found))}; choose one with --run")
+    return next(iter(found.values()))
+
+
+def join(
+    job: Job, broker: str, run: str | None, *, wait: float, spool: Path | None, stop: threading.Event, say: Say = say_nothing
+) -> Joined:
+    """Loads, measures and takes part until the run is over or `stop` is set. Raises as its parts do."""
+    session = secrets.token_hex(8)
+    worker = Worker(job)
+    try:
+        card = worker.load()
+        say(describe(job, card, worker.limits))
+        with tempfile.TemporaryDirectory(prefix="espalier-") as folder:
+            return _join(job, broker, run, worker, session, wait=wait, spool=spool or Path(folder), stop=stop, say=say)
+    finally:
+        worker.close()
+
+
+def _join(
+    job: Job, broker: str, name: str | None, worker: Worker, session: str, *, wait: float, spool: Path, stop: threading.Event, say: Say
+) -> Joined:
+    scout = MqttLink(broker, f"scout-{job.name}-{session[:4]}", None)
+    try:
+        run = find_run(scout, name, wait, say)
+    finally:
+        scout.close()
+    will = topics.status(run.run, job.name), messages.encode(messages.Status(job.name, session, False))
+    link = MqttLink(broker, f"{run.run}-{job.name}", will)
+    try:
+        profile = measure(worker, run, link, job.name, say)
+        return take_part(Participant(link, run, profile, worker, spool, session=session), stop, say)
+    finally:
+        link.close()
+
+
+def measure(worker: Worker, run: messages.Run, link: Link, name: str, say: Say) -> Profile:
+    """The whole profile: what the worker measures of the device, and what the link measures of itself."""
+    say(f"measuring this device for run '{run.run}'")
+    measured: dict[str, Any] = worker.measure(msgspec.to_builtins(run))
+    chunk, uplink = link.probe(topics.probe(run.run, name))
+    profile = msgspec.convert({**measured, "agent": name, "uplink": uplink, "chunk": chunk}, Profile)
+    steps = ", ".join(f"{t.submodel.name} {t.seconds * 1000:.0f} ms" for t in profile.timings)
+    say(f"{profile.cpus:g} cpus, {profile.memory // 10**6} MB to train in, uplink {uplink / 1e6:.0f} MB/s, a step takes {steps}")
+    return profile
+
+
+def describe(job: Job, card: Card, limits: str) -> str:
+    """What the agent says of its data and limits before it joins."""
+    return (
+        f"agent {job.name}: {card.examples} examples of {card.name} to learn from, {card.held_out} held out; {card.outputs} classes, "
+        f"shape {'x'.join(map(str, card.inputs))}; limits: {limits}"
+    )
+
+
+def take_part(participant: Participant, stop: threading.Event, say: Say = say_nothing) -> Joined:
+    """Joins, turns until the run is over or `stop` is set, and leaves."""
+    participant.join()
+    say(f"joined run '{participant.run.run}' as {participant.name}")
+    state = ""
+    try:
+        while not stop.is_set() and participant.turn(0.05):
+            if participant.state != state:
+                state = participant.state
+                log.info("%s: %s", participant.name, state)
+    finally:
+        try:
+            participant.leave()
+        except LinkError as error:
+            log.info("could not sign off: %s", error)
+    reason = participant.over or "stopped"
+    return Joined(participant.name, participant.run.run, participant.finished, reason, participant.refused)

@@ -1,0 +1,149 @@
+"""The command `edge-agent`: join a run, or infer with what a run learned."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edge_agent.limits import Limits, parse_size
+from edge_agent.worker import Job
+from federated.errors import EspalierError, UsageError
+
+__all__ = ["main"]
+
+FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: the result as the last line")
+RUN = click.option("--run", metavar="NAME", help="which run, where a broker has several")
+
+
+@contextmanager
+def speaking_plainly() -> Iterator[None]:
+    """Errors that a person can mend end the command with their text and their exit code, not with a traceback."""
+    try:
+        yield
+    except EspalierError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EDGE_AGENT"})
+@click.version_option(package_name="espalier")
+@click.option("-v", "--verbose", is_flag=True, help="log what happens on the wire")
+def main(verbose: bool) -> None:
+    """One device of a federation. Its data never leave it."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+@main.command()
+@click.option("--broker", metavar="HOST|URL", help="where the coordinator's broker is: 192.168.1.5, host:1883, mqtt://user:password@host")
+@RUN
+@click.option("--data", metavar="NAME|PATH|module:function", help="what to learn from; without it, a shard of the built-in digits drawn from the agent's name")
+@click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to")
+@click.option("--shard", metavar="I/N", help="hold only the I-th (from 0) of N parts of a named data set")
+@click.option("--partition", metavar="RULE", default="dirichlet:1.0", show_default=True, help="how parts are drawn: iid, dirichlet:ALPHA, classes:K")
+@click.option("--seed", type=int, default=0, show_default=True, help="of the partition")
+@click.option("--model", metavar="module:function", default="", help="a network of your own, where the run asks for one of that name")
+@click.option("--name", metavar="ID", help="this agent's name  [default: the host's name]")
+@click.option("--limit-cpus", type=float, metavar="X", help="processors that training may use, fractions allowed")
+@click.option("--limit-memory", metavar="SIZE", help="memory that training may use, such as 512MB")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--wait", type=float, default=600.0, show_default=True, metavar="SECONDS", help="how long to wait for a run to appear")
+@click.option("--spool", type=click.Path(path_type=Path), metavar="DIR", help="where weights and updates lie on their way  [default: a temporary folder]")
+@click.option("--dry-run", is_flag=True, help="join nothing: show exactly what would leave this device")
+@FORMAT
+def join(broker: str | None, run: str | None, name: str | None, dry_run: bool, wait: float, spool: Path | None, form: str, **options: Any) -> None:
+    """Measure this device, join a run and learn with the others until it is over (ctrl-C leaves cleanly)."""
+    with speaking_plainly():
+        job = make_job(name, options)
+        say = (lambda text: click.echo(text, err=True)) if form == "json" else click.echo
+        if dry_run:
+            from edge_agent.rehearsal import rehearse
+
+            click.echo(rehearse(job, broker, run, as_json=form == "json"))
+            return
+        if broker is None:
+            raise UsageError("--broker is missing: name the machine that the coordinator's broker runs on, such as --broker 192.168.1.5")
+        from edge_agent.agent import join as take_part
+
+        if not options["data"]:
+            say(f"no --data: using a shard of the built-in handwritten digits, drawn from the name '{job.name}'")
+        end = take_part(job, broker, run, wait=wait, spool=spool, stop=stop_on_signals(), say=say)
+        say(f"left run '{end.run}' after {end.updates} updates: {end.reason}")
+        if form == "json":
+            click.echo(json.dumps(asdict(end)))
+        if end.refused:
+            sys.exit(6)
+
+
+@main.command()
+@click.option("--broker", metavar="HOST|URL", help="fetch this agent's released network from a broker")
+@click.option("--model", type=click.Path(path_type=Path), metavar="FILE", help="use an exported .onnx file")
+@RUN
+@click.option("--name", metavar="ID", help="the agent whose submodel to fetch  [default: the host's name]")
+@click.option("--submodel", metavar="NAME", help="fetch this submodel instead of the agent's own")
+@click.option("--sha256", metavar="HEX", help="refuse --model FILE unless this is its digest")
+@click.option("--store", type=click.Path(path_type=Path), default=Path("espalier-models"), show_default=True, metavar="DIR", help="where fetched networks are kept")
+@click.option("--wait", type=float, default=30.0, show_default=True, metavar="SECONDS", help="how long to wait for a release")
+@click.argument("inputs", nargs=-1, type=click.Path(path_type=Path))
+@FORMAT
+def infer(**options: Any) -> None:
+    """Answer for INPUTS (.npy, .npz or .json files of raw examples; without any, JSON from standard input). Needs no PyTorch."""
+    with speaking_plainly():
+        from edge_agent.infer import command
+
+        options["name"] = agent_name(options["name"])
+        click.echo(command(**options))
+
+
+def make_job(name: str | None, options: dict[str, Any]) -> Job:
+    """The job of a worker from the flags of `join`. Raises ConfigError or UsageError."""
+    memory = options["limit_memory"]
+    return Job(
+        name=agent_name(name),
+        data=options["data"] or "digits",
+        root=options["data_root"],
+        shard=options["shard"] or "",
+        partition=options["partition"],
+        seed=options["seed"],
+        device=options["device"],
+        model=options["model"],
+        limits=Limits(options["limit_cpus"], parse_size(memory) if memory else None),
+    )
+
+
+def agent_name(name: str | None) -> str:
+    """The given name, checked, or one made of the host's. Raises UsageError."""
+    if name is None:
+        return re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:64] or "agent"
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
+        raise UsageError(f"--name: expected 1 to 64 letters, digits, '.', '_' or '-', found '{name}'")
+    return name
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that ctrl-C and a service manager's SIGTERM set; a second ctrl-C interrupts at once."""
+    stop = threading.Event()
+
+    def ask(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    signal.signal(signal.SIGINT, ask)
+    signal.signal(signal.SIGTERM, ask)
+    return stop

@@ -1,0 +1,189 @@
+"""Limits on processors and memory that the kernel, or a governor, holds a process to.
+
+Control groups do it where they may be written (v2, then v1). Elsewhere processors are limited by affinity and, for
+fractions, by a governor that stops and continues the process; memory by the process's own data limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import re
+import resource
+import secrets
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from federated.errors import ConfigError
+
+__all__ = ["Cage", "Limits", "available_cpus", "available_memory", "parse_size"]
+
+log = logging.getLogger(__name__)
+
+PERIOD = 0.02  # seconds of one scheduling period: short, so that one training step spans several
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """cpus: processors, fractions allowed; memory: bytes. None: no limit."""
+
+    cpus: float | None = None
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.cpus is not None and not 0.01 <= self.cpus <= 4096:
+            raise ConfigError(f"--limit-cpus: expected a number from 0.01 to 4096, found {self.cpus}")
+        if self.memory is not None and self.memory < 64 * 2**20:
+            raise ConfigError(f"--limit-memory: expected at least 64MiB, which Python alone needs, found {self.memory} bytes")
+
+    @property
+    def threads(self) -> int:
+        """Threads that can be of use under this limit."""
+        here = len(os.sched_getaffinity(0))
+        return here if self.cpus is None else min(here, max(1, math.ceil(self.cpus)))
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `512MB`, `1.5GiB`, `300000`. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?I?B?)\s*", text.upper())
+    unit = match[2] if match else ""
+    unit = unit if unit.endswith("B") or not unit else unit + "B"
+    if match is None or unit not in UNITS:
+        raise ConfigError(f"expected a size such as 512MB or 1GiB, found '{text}'")
+    return int(float(match[1]) * UNITS[unit])
+
+
+def available_cpus(limits: Limits) -> float:
+    """Processors that this process may use: affinity, control groups and its own limit."""
+    allowed = [float(len(os.sched_getaffinity(0))), limits.cpus or math.inf]
+    for folder in _own_groups("cpu"):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (folder / "cpu.max").read_text().split()
+            allowed.append(int(quota) / int(period))
+        with contextlib.suppress(OSError, ValueError):
+            quota1 = int((folder / "cpu.cfs_quota_us").read_text())
+            if quota1 > 0:
+                allowed.append(quota1 / int((folder / "cpu.cfs_period_us").read_text()))
+    return min(allowed)
+
+
+def available_memory(limits: Limits) -> int:
+    """Bytes that this process may still take: what the machine has free, its control groups and its own limit leave."""
+    own = psutil.Process().memory_info().rss
+    free = [psutil.virtual_memory().available]
+    if limits.memory is not None:
+        free.append(limits.memory - own)
+    for folder in _own_groups("memory"):
+        for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            with contextlib.suppress(OSError, ValueError):
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                reclaimable = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+                free.append(int((folder / limit).read_text()) - int((folder / usage).read_text()) + reclaimable)
+    return int(max(0, min(free)))
+
+
+def _own_groups(controller: str) -> list[Path]:
+    """The control groups that hold this process, innermost first, up to the root."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines() if Path("/proc/self/cgroup").exists() else []:
+        number, names, path = line.split(":", 2)
+        if controller in names.split(",") or (number == "0" and not names):
+            root = CGROUPS / controller if names else CGROUPS
+            inner = root / path.strip("/")
+            return [p for p in (inner, *inner.parents) if p == root or root in p.parents]
+    return []
+
+
+class Cage:
+    """Holds the process `pid` to `limits` until closed; `how` says by what means."""
+
+    def __init__(self, pid: int, limits: Limits) -> None:
+        self.how: list[str] = []
+        self._groups: list[Path] = []
+        self._stop = threading.Event()
+        self._governor: threading.Thread | None = None
+        if limits.cpus is not None:
+            self._limit_cpus(pid, limits.cpus)
+        if limits.memory is not None:
+            self._limit_memory(pid, limits.memory)
+
+    def __enter__(self) -> Cage:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the governor and removes the control groups; call once the process is gone."""
+        self._stop.set()
+        if self._governor is not None:
+            self._governor.join()
+        for group in self._groups:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+        self._groups = []
+
+    def _limit_cpus(self, pid: int, cpus: float) -> None:
+        quota, period = int(cpus * PERIOD * 1e6), int(PERIOD * 1e6)
+        if self._group("cpu", pid, {"cpu.max": f"{quota} {period}"}, {"cpu.cfs_period_us": f"{period}", "cpu.cfs_quota_us": f"{quota}"}):
+            self.how.append(f"{cpus:g} cpus by control group")
+            return
+        processors = sorted(os.sched_getaffinity(0))
+        if cpus >= len(processors):
+            self.how.append(f"{len(processors)} cpus, all there are")
+            return
+        start = pid % len(processors)
+        chosen = (processors + processors)[start : start + math.ceil(cpus)]
+        os.sched_setaffinity(pid, chosen)
+        self.how.append(f"{len(chosen)} cpus by affinity")
+        if cpus < len(chosen):
+            self._governor = threading.Thread(target=self._govern, args=(pid, cpus / len(chosen)), daemon=True, name="governor")
+            self._governor.start()
+            self.how.append(f"{cpus:g} of them by stopping and continuing")
+
+    def _limit_memory(self, pid: int, memory: int) -> None:
+        if self._group("memory", pid, {"memory.max": f"{memory}", "memory.swap.max": "0"}, {"memory.limit_in_bytes": f"{memory}"}):
+            self.how.append(f"{memory // 10**6} MB by control group")
+            return
+        resource.prlimit(pid, resource.RLIMIT_DATA, (memory, memory))
+        self.how.append(f"{memory // 10**6} MB by data limit")
+
+    def _group(self, controller: str, pid: int, v2: dict[str, str], v1: dict[str, str]) -> bool:
+        """Makes a control group below the present one and puts the process in; False where that is not allowed."""
+        parents = _own_groups(controller)
+        if not parents:
+            return False
+        group = parents[0] / f"espalier-{pid}-{secrets.token_hex(3)}"
+        unified = (parents[0] / "cgroup.controllers").exists()
+        try:
+            group.mkdir()
+            for name, value in (v2 if unified else v1).items():
+                (group / name).write_text(value)
+            (group / "cgroup.procs").write_text(str(pid))
+        except OSError as error:
+            log.debug("no control group for %s: %s", controller, error)
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            return False
+        self._groups.append(group)
+        return True
+
+    def _govern(self, pid: int, share: float) -> None:
+        """Lets the process run for `share` of each period."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            try:
+                while not self._stop.is_set():
+                    process.resume()
+                    self._stop.wait(PERIOD * share)
+                    process.suspend()
+                    self._stop.wait(PERIOD * (1 - share))
+            finally:
+                process.resume()

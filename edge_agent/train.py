@@ -1,0 +1,106 @@
+"""The training process: `python -m edge_agent.train FD`. Loads the data, measures, and does tasks one by one.
+
+It reads the job and the tasks from an inherited socket (see `edge_agent.worker`), and between two steps looks
+whether the present task was given up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from dataclasses import asdict, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edge_agent.worker import Channel, Job
+from federated.errors import DataError, EspalierError, MissingExtra
+from federated.task import Task
+from federated.wire import messages, tensors
+
+__all__ = ["main", "serve"]
+
+log = logging.getLogger(__name__)
+
+
+def serve(channel: Channel) -> None:
+    """Answers until the agent closes the channel: the job first, then measurements and tasks."""
+    try:
+        job = msgspec.convert(channel.receive(), Job)
+        data = _load(job)
+        channel.send({"card": msgspec.to_builtins(data.card())})
+        while True:
+            message = channel.receive()
+            match message["do"]:
+                case "measure":
+                    channel.send(_measure(job, data, message["run"]))
+                case "task":
+                    channel.send({"number": message["number"], **_perform(job, data, channel, message)})
+                case "cancel":
+                    pass  # it came after the task was done
+    except MissingExtra as error:
+        channel.send({"error": "extra", "command": error.command, "extra": error.extra, "package": error.package})
+    except DataError as error:
+        channel.send({"error": "data", "reason": str(error)})
+    except EspalierError as error:
+        channel.send({"error": "other", "reason": str(error)})
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _load(job: Job) -> Any:
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise MissingExtra("edge-agent join", "train", error.name or "torch") from error
+    from federated.data.catalogue import device
+
+    if job.device == "cuda" and not torch.cuda.is_available():
+        raise EspalierError("--device cuda: this PyTorch sees no CUDA device; use --device cpu")
+    torch.set_num_threads(job.limits.threads)
+    return device(job.data, job.root, name=job.name, shard=job.shard or None, partition=job.partition, seed=job.seed)
+
+
+def _measure(job: Job, data: Any, run: dict[str, Any]) -> dict[str, Any]:
+    from edge_agent.profile import measure
+
+    card = msgspec.convert(run, messages.Run)
+    return asdict(measure(card, data, job.limits, job.device))
+
+
+def _perform(job: Job, data: Any, channel: Channel, message: dict[str, Any]) -> dict[str, Any]:
+    from federated.local import Stopped, perform
+
+    task = msgspec.convert(message["task"], Task)
+    try:
+        _, weights = tensors.decode(memoryview(Path(message["weights"]).read_bytes()))
+        update = perform(task, weights, data, device=job.device, stop=channel.ready)
+        meta = msgspec.to_builtins(replace(update, tensors={}))
+        Path(message["result"]).write_bytes(tensors.encode(meta, update.tensors))
+    except Stopped:
+        channel.receive()  # the request that stopped it
+        return {"failed": "cancelled"}
+    except MemoryError:
+        return {"failed": f"out of memory with {task.submodel.name} at batch {task.recipe.batch}"}
+    except (EspalierError, RuntimeError, ValueError) as error:
+        log.exception("round %d: %s failed", task.round, task.work)
+        return {"failed": f"{type(error).__name__}: {error}"}
+    return {"result": message["result"], "loss": float(update.notes.get("loss", float("nan")))}
+
+
+def main() -> None:
+    """Serves the socket that the agent left open; ends with the agent, however that ends."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    os.nice(5)  # the agent's heartbeats and the device's own work come first
+    serve(Channel(Connection(int(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""The process that trains, as the agent sees it: started, held to limits, given tasks, replaced when it dies.
+
+The agent's own process stays small, answers the broker and outlives whatever happens to the training: memory that
+runs out, a crash in a kernel. Both talk over a socket pair in msgpack; tensors pass through files of the spool.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgspec
+
+from edge_agent.limits import Cage, Limits
+from federated.errors import DataError, EspalierError, MissingExtra
+from federated.participant import Outcome
+from federated.task import Card, Task
+
+__all__ = ["Channel", "Job", "Worker"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is for: whose data it holds, which processor it uses, and within which limits.
+
+    data: a name, a path or module:function; root: where named data lie; shard: as `--shard` and `--partition` say.
+    """
+
+    name: str
+    data: str
+    root: str | None
+    shard: str
+    partition: str
+    seed: int
+    device: str
+    model: str
+    limits: Limits
+
+
+class Channel:
+    """Plain values over a connection, as msgpack: nothing that either side sends is ever executed."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.connection.send_bytes(msgpack.packb(message))
+
+    def receive(self) -> dict[str, Any]:
+        """The next message; waits. Raises EOFError when the other side is gone."""
+        message = msgpack.unpackb(self.connection.recv_bytes())
+        assert isinstance(message, dict)
+        return message
+
+    def ready(self, timeout: float = 0.0) -> bool:
+        return bool(self.connection.poll(timeout))
+
+
+class Worker:
+    """A training process: a `federated.participant.Trainer`, and a resource to `close`."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.card: Card | None = None
+        self._task: Task | None = None
+        self._number = 0  # of the present task: answers to earlier ones are of no interest
+        self._start()
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        here, there = socket.socketpair()
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self.job.limits.threads), "PYTHONUNBUFFERED": "1"}
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [sys.executable, "-m", "edge_agent.train", str(there.fileno())],
+            pass_fds=[there.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # ctrl-C is the agent's to answer
+        )
+        there.close()
+        self._cage = Cage(self._process.pid, self.job.limits)
+        self._channel = Channel(Connection(here.detach()))
+        self._channel.send(asdict(self.job))
+        self._task = None
+
+    def close(self) -> None:
+        """Ends the process, at once if it does not end by itself."""
+        self._channel.connection.close()
+        try:
+            self._process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._cage.close()
+
+    @property
+    def limits(self) -> str:
+        """By what means the limits are enforced, in words."""
+        return ", ".join(self._cage.how) or "none"
+
+    # ---- before joining --------------------------------------------------------------------------------------------
+
+    def load(self) -> Card:
+        """Waits until the data are loaded. Raises DataError or MissingExtra as the worker found them."""
+        answer = self._ask()
+        self.card = msgspec.convert(answer["card"], Card)
+        return self.card
+
+    def measure(self, run: dict[str, Any]) -> dict[str, Any]:
+        """What the device is and can do, for a run's network; seconds of work. See `edge_agent.profile`."""
+        self._channel.send({"do": "measure", "run": run})
+        return self._ask()
+
+    def rehearse(self, task: dict[str, Any], weights: Path, result: Path) -> None:
+        """Does one task and waits for it."""
+        self._channel.send({"do": "task", "number": 0, "task": task, "weights": str(weights), "result": str(result)})
+        answer = self._ask()
+        if "failed" in answer:
+            raise EspalierError(answer["failed"])
+
+    def _ask(self) -> dict[str, Any]:
+        try:
+            answer = self._channel.receive()
+        except (EOFError, OSError) as error:
+            raise EspalierError(f"the training process ended: {self._obituary()}") from error
+        match answer.get("error"):
+            case None:
+                return answer
+            case "data":
+                raise DataError(answer["reason"])
+            case "extra":
+                raise MissingExtra(answer["command"], answer["extra"], answer["package"])
+            case _:
+                raise EspalierError(answer["reason"])
+
+    # ---- a trainer -------------------------------------------------------------------------------------------------
+
+    def begin(self, task: Task, weights: Path, result: Path) -> None:
+        self._task = task
+        self._number += 1
+        order = {"do": "task", "number": self._number, "task": msgspec.to_builtins(task), "weights": str(weights), "result": str(result)}
+        self._channel.send(order)
+
+    def poll(self) -> Outcome | None:
+        try:
+            while self._channel.ready():
+                answer = self._channel.receive()
+                if answer["number"] == self._number and self._task is not None:
+                    return self._outcome(self._task, answer)
+        except (EOFError, OSError):
+            return self._bury()
+        return None
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task = None
+            self._channel.send({"do": "cancel"})
+
+    def _outcome(self, task: Task, answer: dict[str, Any]) -> Outcome:
+        self._task = None
+        if "failed" in answer:
+            return Outcome(task, None, answer["failed"])
+        return Outcome(task, Path(answer["result"]), loss=answer["loss"])
+
+    def _bury(self) -> Outcome | None:
+        """The process died: a new one takes its place, and the task counts as failed."""
+        reason, task = self._obituary(), self._task
+        log.error("the training process ended: %s", reason)
+        self.close()
+        self._start()
+        self.load()
+        return Outcome(task, None, reason) if task is not None else None
+
+    def _obituary(self) -> str:
+        deadline = time.monotonic() + 2
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        code = self._process.returncode
+        if code == -signal.SIGKILL:
+            limit = f" of {self.job.limits.memory // 10**6} MB" if self.job.limits.memory else ""
+            return f"killed by the system, most likely out of memory{limit}"
+        return f"exit code {code}" if code is not None else "it closed its connection"

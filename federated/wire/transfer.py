@@ -1,0 +1,98 @@
+"""Retained transfers: a blob published once as chunks, which a broker hands to everyone who asks for it.
+
+Weights and releases travel so. The receiver writes chunks into a file in place, asks for what is missing, and
+gives the file its final name only when the whole has the digest that was promised.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+from federated.errors import Refused
+from federated.wire import messages, topics
+from federated.wire.chunks import Receiver, slices
+from federated.wire.link import Link
+
+__all__ = ["Download", "publish", "withdraw"]
+
+PATIENCE = 5.0  # seconds without a new chunk before the missing ones are asked for by name
+WINDOW = 16  # chunks asked for by name at a time
+
+
+def publish(link: Link, base: str, manifest: messages.Manifest, data: memoryview) -> None:
+    """Publishes `data` retained under `base`: the chunks first, so that whoever sees the manifest can have them all."""
+    for chunk in slices(manifest, data):
+        link.publish(topics.chunk(base, chunk.index), messages.encode(chunk), retain=True)
+    link.publish(topics.manifest(base), messages.encode(manifest), retain=True)
+
+
+def withdraw(link: Link, base: str, manifest: messages.Manifest) -> None:
+    """Clears what `publish` retained."""
+    for topic in [topics.manifest(base), *(topics.chunk(base, i) for i in range(manifest.total))]:
+        link.publish(topic, b"", retain=True)
+
+
+class Download:
+    """A transfer on its way into `path`, expected to have this sha256 and size (bytes)."""
+
+    def __init__(self, link: Link, base: str, sha256: str, size: int, path: Path, now: float) -> None:
+        self.link, self.base, self.sha256, self.size, self.path = link, base, sha256, size, path
+        self.progressed = now
+        self._part = path.with_name(path.name + ".part")
+        self._map: mmap.mmap | None = None
+        self._receiver: Receiver | None = None
+        self._asked: list[str] = []
+        self._patterns = [topics.manifest(base), topics.chunk(base, "+")]
+        for pattern in self._patterns:
+            link.subscribe(pattern)
+
+    def hear(self, message: messages.Manifest | messages.Chunk, now: float) -> bool:
+        """Takes a message of this transfer; True once the file is whole and in place. Raises Refused for a foreign one."""
+        if isinstance(message, messages.Manifest):
+            if self._receiver is None:
+                self._open(message)
+                self.progressed = now
+            return False
+        if self._receiver is None or self._receiver.manifest.transfer != message.transfer:
+            return False
+        if self._receiver.take(message, now):
+            self.progressed = now
+        if not self._receiver.complete:
+            return False
+        self._receiver.finish()
+        self.close()
+        self._part.rename(self.path)
+        return True
+
+    def tick(self, now: float) -> None:
+        """Asks again for what is missing when nothing came for a while: subscribing anew makes the broker repeat what it retains."""
+        if now - self.progressed < PATIENCE:
+            return
+        self.progressed = now
+        wanted = [topics.manifest(self.base)]
+        if self._receiver is not None:
+            wanted = [topics.chunk(self.base, i) for i in self._receiver.missing(WINDOW)]
+        for topic in {*self._asked, *wanted}:
+            self.link.unsubscribe(topic)
+        for topic in wanted:
+            self.link.subscribe(topic)
+        self._asked = wanted
+
+    def close(self) -> None:
+        """Stops listening and lets go of the file, which stays a `.part` unless it was whole."""
+        for pattern in {*self._patterns, *self._asked}:
+            self.link.unsubscribe(pattern)
+        self._patterns, self._asked, self._receiver = [], [], None
+        if self._map is not None:
+            self._map.flush()
+            self._map.close()
+            self._map = None
+
+    def _open(self, manifest: messages.Manifest) -> None:
+        if (manifest.sha256, manifest.size) != (self.sha256, self.size):
+            raise Refused(f"{self.base}: expected {self.size} bytes of sha256 {self.sha256[:12]}, found {manifest.size} of {manifest.sha256[:12]}")
+        with self._part.open("w+b") as file:
+            file.truncate(manifest.size)
+            self._map = mmap.mmap(file.fileno(), manifest.size)
+        self._receiver = Receiver(manifest, limit=self.size, buffer=memoryview(self._map))
