@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import random
 import shutil
+import socket
+import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from edge_agent.fetch import fetch
+from edge_agent.fetch import fetch, fetch_from
 from export.bundle import Bundle, Entry
 from export.publish import publish, withdraw
 from export.verify import load, sha256
-from federated.errors import ExportError, FleetError
+from federated.errors import ExportError, FleetError, LinkError
 from federated.wire import messages, topics
-from federated.wire.link import Delivery
+from federated.wire.link import Delivery, MqttLink
 from federated.wire.memory import MemoryBroker, MemoryLink
 
 GRAPH = Path(__file__).parents[1] / "export" / "toy.onnx"  # of run spring, round 7, submodel w1-d1
@@ -152,7 +154,7 @@ def test_pieces_that_never_come_end_in_time(broker: MemoryBroker, release: Path,
     broker.retained.pop(topics.chunk(topics.release("spring", "w1-d1"), 2))
     link = MemoryLink(broker, "pi")
     with pytest.raises(FleetError, match=r"spring/w1-d1 \(\d+ bytes\) did not arrive in time"):
-        fetch(link, "spring", "w1-d1", tmp_path / "store", 60, clock=Clock())
+        fetch(link, "spring", "w1-d1", tmp_path / "store", 20, clock=Clock())
     assert not (tmp_path / "store" / "spring-w1-d1.onnx").exists()
     assert not link.patterns, "nothing is listened to any more"
 
@@ -191,3 +193,44 @@ def test_a_fetch_without_trouble_takes_no_waiting(broker: MemoryBroker, release:
     start = time.monotonic()
     fetch(MemoryLink(broker, "pi"), "spring", "pi", tmp_path, 30)
     assert time.monotonic() - start < 2
+
+
+@pytest.fixture
+def mosquitto() -> Iterator[str]:
+    """The address of a real broker on loopback."""
+    program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+    if program is None:
+        pytest.skip("no mosquitto on this machine")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    child = subprocess.Popen([program, "-p", str(port)], stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            with socket.socket() as door:
+                if door.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        yield f"127.0.0.1:{port}"
+    finally:
+        child.terminate()
+        child.wait(10)
+
+
+@pytest.mark.broker
+def test_a_real_broker_keeps_a_release_for_devices_that_come_later(mosquitto: str, tmp_path: Path) -> None:
+    folder = tmp_path / "release"
+    folder.mkdir()
+    fill(folder, random.Random(0).randbytes(3 * 2**20))  # 13 chunks of 256 KiB
+    link = MqttLink(mosquitto, "coordinator")
+    publish(link, "spring", folder, {"pi": "w1-d1"})
+    link.close()
+    path = fetch_from(mosquitto, None, "pi", tmp_path / "store", 30)
+    assert sha256(path) == sha256(folder / "w1-d1.onnx")
+
+
+@pytest.mark.broker
+def test_a_broker_that_is_not_there_is_a_link_error(tmp_path: Path) -> None:
+    with pytest.raises(LinkError):
+        fetch_from("127.0.0.1:9", None, "pi", tmp_path, 5)
