@@ -125,6 +125,22 @@ def test_the_loss_is_that_of_the_last_epoch_by_examples():
     assert train(linear(), replace(PLAIN, lr=0.0), x, np.zeros(6, dtype=np.int64), labels=(0,), seed=0).loss == pytest.approx(np.log(2))
 
 
+def test_training_sets_the_mode_and_static_norms_leave_their_statistics():
+    """A network left in evaluation trains like one that was not; running statistics stay under static norm and move under tracked."""
+    data, ends = examples(), []
+    for norm, evaluating in (("static", False), ("static", True), ("tracked", False)):
+        torch.manual_seed(0)
+        net = build(SMALL)
+        net.train(not evaluating)
+        train(net, replace(PLAIN, norm=norm), data.x, data.y, labels=data.labels, seed=0)
+        ends.append(net)
+    first, second, third = ends
+    assert torch.equal(first.linear.weight, second.linear.weight)
+    assert first.training
+    assert not first.norm.running_mean.any()
+    assert bool(third.norm.running_mean.any())
+
+
 def test_steps_are_told_and_can_be_stopped():
     told = []
     data = examples()

@@ -14,19 +14,19 @@ from models.families import full, menu, network
 
 
 @pytest.fixture
-def layer(monkeypatch):
-    """One linear layer of 4 inputs and 3 outputs, and a ReLU."""
-    module = ModuleType("one_layer")
-    module.make = lambda submodel: nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU())
-    monkeypatch.setitem(sys.modules, "one_layer", module)
-    return full(network("one_layer:make", (1, 2, 2), 3))
+def layers(monkeypatch):
+    """Two linear layers, 4 to 3 to 2, with a ReLU between."""
+    module = ModuleType("two_layers")
+    module.make = lambda submodel: nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    monkeypatch.setitem(sys.modules, "two_layers", module)
+    return full(network("two_layers:make", (1, 2, 2), 2))
 
 
-def test_a_linear_layer_by_hand(layer):
-    """12 weights and 3 biases; 12 multiply-adds; backward keeps the 4 inputs and the ReLU's 3 outputs."""
-    found = cost(layer, 10)
-    assert (found.parameters, found.macs, found.activations, found.bytes) == (15, 12, 7, 60)
-    assert found.memory == math.ceil(1.4 * ((7 + 2 * 4) * 10 * 4 + 3 * 60))
+def test_two_layers_by_hand(layers):
+    """15 and 8 parameters; 12 and 6 multiply-adds; backward keeps the 4 inputs and, once for two users, the ReLU's 3 outputs; no weight."""
+    found = cost(layers, 10)
+    assert (found.parameters, found.macs, found.activations, found.bytes) == (23, 18, 7, 92)
+    assert found.memory == math.ceil(1.4 * ((7 + 2 * 4) * 10 * 4 + 3 * 92))
 
 
 def test_only_memory_depends_on_the_batch():

@@ -21,6 +21,12 @@ def test_cumulative_mean_of_batch_means_and_unbiased_variances():
     assert net[0].momentum == 0.1
 
 
+def test_calibrating_again_forgets_the_first_time():
+    net = nn.Sequential(nn.BatchNorm1d(1))
+    calibrate(net, [torch.full((4, 1), 100.0)])
+    assert calibrate(net, [torch.tensor([[1.0], [3.0]])])[0]["0.running_mean"].tolist() == [2.0]
+
+
 def test_a_short_batch_counts_as_much_as_a_long_one():
     stats, _ = calibrate(nn.Sequential(nn.BatchNorm1d(1)), [torch.zeros(8, 1), torch.ones(2, 1)])
     assert stats["0.running_mean"].tolist() == [0.5]

@@ -105,12 +105,16 @@ def test_scaler_sits_before_every_norm():
     assert scaled.name == "w0.5-d1.1.1-scaler"
     assert shapes(scaled) == shapes(plain)
     net = build(scaled)
-    assert sum(isinstance(m, Scaler) for m in net.modules()) == 4  # one per block, used twice, and the last
+    scalings = []
+    for module in net.modules():
+        if isinstance(module, Scaler):
+            module.register_forward_hook(lambda *_: scalings.append(1))
     inputs = {}
     for name, layer in norms(net).items():
         layer.register_forward_pre_hook(lambda module, args, name=name: inputs.setdefault(name, []).append(args[0].detach()))
     x = torch.randn(4, *DIGITS, generator=torch.Generator().manual_seed(0))
     net.train()(x)
+    assert len(scalings) == len(norms(net)) == 7
     net.eval()(x)
     train, test = inputs["sections.0.0.norm1"]  # the first norm sees the stem, which no norm has touched before
     assert torch.equal(train, test * 2)

@@ -14,7 +14,7 @@ from models.slicing import Plan, Row, corner, corners, embed, extract, graft
 from models.submodel import Network
 
 NET = network("preresnet", (1, 8, 8), 10, (4.9,), (6.0,))
-MENU = menu(NET, (0.1, 0.5, 0.75, 1), (1, 2, 3, 4))
+MENU = menu(NET, (0.03, 0.1, 0.5, 0.75, 1), (1, 2, 3, 4))
 WHOLE = shapes(full(NET))
 SUB = full(Network("preresnet", "small", (1, 8, 8), 10))
 

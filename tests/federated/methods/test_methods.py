@@ -226,6 +226,17 @@ def test_a_layer_of_zeros_is_not_scaled():
     assert not any("#" in home for home in after)
 
 
+def test_a_layer_of_almost_only_zeros_keeps_the_rest():
+    """One entry of 144: the percentile is 0, so is the norm, and the entry is averaged as it is."""
+    chosen, state = start("fedfa", scaling="l2")
+    sparse, dense = ({n: torch.full(s, v) for n, s in shapes(full(NET)).items()} for v in (0.0, 2.0))
+    sparse["stem.weight"][3, 0, 1, 1] = 8.0
+    one = played(chosen, state, (full(NET), sparse, 1, {}))["stem.weight"]
+    assert (one[3, 0, 1, 1].item(), one.sum().item()) == (8.0, 8.0)
+    both = played(chosen, state, (full(NET), sparse, 1, {}), (full(NET), dense, 1, {}))["stem.weight"]
+    assert both[3, 0, 1, 1].item() == pytest.approx((8 + 2 * 0.5) / 2)
+
+
 def test_the_head_can_be_split_by_labels():
     for split, kept_old in ((True, True), (False, False)):
         chosen, state = start("fedfa", label_split_head=split)
