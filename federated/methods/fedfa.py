@@ -12,7 +12,12 @@ by the mean. The percentile is taken here and not by the agent, which could forg
 What the paper leaves open: the percentile is of |w|, linearly interpolated and inclusive; `scaling` is the norm, "l2" as written, "rms"
 (per entry) or "none"; `scale_1d` scales vectors too (off: batch norm's weights and biases are no directions to be levelled);
 `label_split_head` takes only the rows of a device's own classes (off). Depths start at 2, so that a section's last block changes no shape
-and can always be grafted; what does not fit is left out. Masked cross-entropy and static batch norm as in HeteroFL.
+and can always be grafted; what does not fit is left out. Masked cross-entropy, static batch norm and recipe are HeteroFL's: the paper's
+table of rounds and rates was not to be had as text.
+
+"l2" is the default though it raises narrow layers merely for being small. Measured: four devices of sizes w1-d4, w0.75-d3, w0.5-d3 and
+w0.5-d2 on skewed handwritten digits (Dirichlet 1), 3 epochs a round, mean accuracy over three seeds and rounds 8 to 10 on held-out digits:
+the whole network gets 0.958 with "l2", 0.924 with "rms" and 0.930 with "none", the smallest 0.949, 0.945 and 0.951.
 """
 
 from __future__ import annotations
@@ -39,6 +44,8 @@ from models.submodel import Submodel
 __all__ = ["central_norm", "fedfa", "fedfa_d", "fedfa_w"]
 
 SHARE = 0.95  # of the entries, by size, that count for the norm
+GUESS, SAMPLE, LARGE = 0.93, 1 << 12, 1 << 16  # where the upper entries are taken to begin, from so many entries, in tensors from this size on
+BLOCK = 1 << 16  # entries summed in float32
 TINY = 1e-30  # a smaller norm is zero: 1/n must stay a float32
 ZERO = "#zero"  # suffix of the home of layers of norm 0, which are not scaled
 CHOICES = {"scaling": ("l2", "rms", "none")}
@@ -53,10 +60,35 @@ def central_norm(tensor: Tensor, scaling: str) -> float:
     """
     sizes: NDArray[np.float32] = np.abs(tensor.detach().numpy().reshape(-1))
     rank = math.floor(round(SHARE * (sizes.size - 1), 9))
-    parted = np.partition(sizes, rank)
-    ties = int(np.count_nonzero(parted[rank + 1 :] == parted[rank]))
-    square = float(np.square(parted[: rank + 1], dtype=np.float64).sum()) + ties * float(parted[rank]) ** 2
-    return math.sqrt(square / (rank + 1 + ties)) if scaling == "rms" else math.sqrt(square)
+    top, sure = split(sizes, rank)
+    rank -= sizes.size - top.size
+    top.partition(rank)
+    ties = int(np.count_nonzero(top[rank + 1 :] == top[rank]))
+    square = sure + energy(top[: rank + 1]) + ties * float(top[rank]) ** 2
+    return math.sqrt(square / (sizes.size - top.size + rank + 1 + ties)) if scaling == "rms" else math.sqrt(square)
+
+
+def split(sizes: NDArray[np.float32], rank: int) -> tuple[NDArray[np.float32], float]:
+    """The upper entries, among them surely that of this rank, and the energy of those below; writes over `sizes`.
+
+    A regular sample guesses where the upper ones begin, which spares the partition nine tenths of a large tensor; a wrong guess spares nothing.
+    """
+    if sizes.size >= LARGE:
+        sample = sizes[:: sizes.size // SAMPLE]
+        floor = np.partition(sample, int(GUESS * sample.size))[int(GUESS * sample.size)]
+        upper = sizes >= floor
+        if sizes.size - np.count_nonzero(upper) <= rank:
+            top = sizes[upper]
+            sizes[upper] = 0
+            return top, energy(sizes)
+    return sizes, 0.0
+
+
+def energy(values: NDArray[np.float32]) -> float:
+    """Sum of squares, by blocks in float32 and over blocks in float64; in float64 throughout where a block would overflow."""
+    with np.errstate(over="ignore"):
+        total = sum(float(np.dot(block, block)) for block in np.array_split(values, 1 + values.size // BLOCK))
+    return total if math.isfinite(total) else float(np.square(values, dtype=np.float64).sum())
 
 
 def fair_start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
@@ -115,13 +147,14 @@ def together(total: Total, home: str) -> Sum:
 
 def fedfa() -> Method:
     """FedFA-WD: sizes in width and depth."""
-    own = {"widths": WIDTHS, "depths": DEPTHS, "masked": True, "norm": "static", "scaling": "l2", "scale_1d": False, "label_split_head": False}
+    sizes = {"widths": WIDTHS, "depths": DEPTHS, "norm": "static", "scaling": "l2", "scale_1d": False, "label_split_head": False}
+    recipe = {"epochs": 5, "batch": 32, "lr": 0.1, "decay": 5e-4, "clip": 1.0, "masked": True}
     return replace(
         fedavg(),
         name="fedfa",
         summary="narrower and shallower copies; blocks that a device lacks are grafted, layers brought to one scale",
         paper="Park and Joe-Wong, Federated Learning with Flexible Architectures (arXiv 2406.09877)",
-        defaults=MappingProxyType({**DEFAULTS, **own}),
+        defaults=MappingProxyType({**DEFAULTS, **sizes, **recipe}),
         allows=frozenset(),
         start=fair_start,
         parts=fair_parts,

@@ -26,6 +26,8 @@ __all__ = ["heterofl", "own_rows"]
 
 FEATURES = ("scaler",)
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
+SIZES: Settings = {"widths": RATES, "weighting": "uniform", "norm": "static"}
+RECIPE: Settings = {"epochs": 5, "batch": 10, "lr": 0.1, "decay": 5e-4, "clip": 1.0, "masked": True}  # the authors', for CIFAR-10
 
 
 def own_rows(part: Part, labels: list[int]) -> Part:
@@ -51,9 +53,7 @@ def heterofl() -> Method:
         name="heterofl",
         summary="narrower copies for smaller devices; each weight is the mean over the devices that hold it",
         paper="Diao, Ding and Tarokh, HeteroFL, ICLR 2021 (arXiv 2010.01264)",
-        defaults=MappingProxyType(
-            {**DEFAULTS, "widths": RATES, "weighting": "uniform", "decay": 5e-4, "clip": 1.0, "masked": True, "norm": "static"}
-        ),
+        defaults=MappingProxyType({**DEFAULTS, **SIZES, **RECIPE}),
         features=FEATURES,
         allows=frozenset({"buffered", "robust"}),
         menu=propose,

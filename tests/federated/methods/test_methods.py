@@ -184,6 +184,31 @@ def test_the_norm_agrees_with_numpys_percentile(values):
     assert central_norm(tensor, "rms") == pytest.approx(np.sqrt(np.mean(kept**2)), rel=1e-6, abs=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["normal", "sorted", "ties", "mostly zero", "outliers", "constant", "periodic"])
+def test_the_norm_of_a_large_layer_is_exact(kind):
+    """Whether the sample guesses well, badly or is made of ties."""
+    values = np.random.default_rng(0).standard_normal(200_000).astype(np.float32)
+    match kind:
+        case "sorted":
+            values.sort()
+        case "ties":
+            values = np.round(values)
+        case "mostly zero":
+            values[: values.size * 97 // 100] = 0
+        case "outliers":
+            values[::50] = 1e25
+        case "constant":
+            values[:] = 3
+        case "periodic":
+            values[:: values.size // 4096] = 1e9  # all that the sample sees
+    sizes = np.abs(values).astype(np.float64)
+    kept = sizes[sizes <= np.percentile(sizes, 95)]
+    before = values.copy()
+    assert central_norm(torch.from_numpy(values), "l2") == pytest.approx(np.linalg.norm(kept), rel=1e-6)
+    assert central_norm(torch.from_numpy(values), "rms") == pytest.approx(np.sqrt(np.mean(kept**2)), rel=1e-6)
+    assert np.array_equal(values, before), "the layer itself stays"
+
+
 def test_a_norm_of_large_values_does_not_overflow():
     assert central_norm(torch.full((4,), 1e30), "l2") == pytest.approx(2e30)
 
