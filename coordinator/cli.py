@@ -17,7 +17,9 @@ from federated.errors import EspalierError, MissingExtra
 
 __all__ = ["main"]
 
-FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: the result as the last line")
+FORMAT = click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: the result as the last line"
+)
 RUNS = click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, metavar="DIR", help="where runs are kept")
 
 
@@ -81,7 +83,9 @@ FLAGS = {  # flag -> key of the configuration
 @click.option("--port", type=int, help="its port  [default: 1883]")
 @click.option("--passwords", metavar="FILE", help="its mosquitto password file, needed beyond loopback")
 @click.option("--model", metavar="NAME|module:function", help="the largest network  [default: preresnet]")
-@click.option("--data", metavar="NAME|PATH|agents", help="held-out data and the shape of examples; 'agents': the coordinator has none  [default: digits]")
+@click.option(
+    "--data", metavar="NAME|PATH|agents", help="held-out data and the shape of examples; 'agents': the coordinator has none  [default: digits]"
+)
 @click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to")
 @click.option("--rounds", type=int, help="[default: 20]")
 @click.option("--target-accuracy", type=float, metavar="A", help="stop when the full network is this good")
@@ -134,7 +138,9 @@ def demo(seed: int, rounds: int, no_limits: bool, broker_kind: str, keep: Path |
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="where the release is written")
 @click.option("--submodel", "wanted", multiple=True, metavar="NAME", help="only this one; may be repeated  [default: all that were calibrated]")
 @click.option("--broker", metavar="HOST|URL", help="publish the release to the agents of the run as well")
-@click.option("--inputs", type=click.Path(path_type=Path), metavar="FILE", help="raw examples (.npz) to compare with, where the run's data are not here")
+@click.option(
+    "--inputs", type=click.Path(path_type=Path), metavar="FILE", help="raw examples (.npz) to compare with, where the run's data are not here"
+)
 @RUNS
 @FORMAT
 def export(run: str, out: Path, wanted: tuple[str, ...], broker: str | None, inputs: Path | None, runs: Path, form: str) -> None:

@@ -10,14 +10,17 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from coordinator import broker as brokers
 from coordinator import store as stores
 from coordinator.config import Config, load, parse_setting, to_json
 from coordinator.fleet import Agent, Fleet
 from coordinator.progress import Lines, Screen, Watch, closing_table, human_bytes, score_table
 from coordinator.rounds import Result
-from coordinator.start import begin_broker, free_name, linked, prepare, run
+from coordinator.start import free_name, prepare, run
 from coordinator.store import Store
 from federated.errors import ConfigError
+from federated.wire import topics
+from federated.wire.link import Link, MqttLink
 from models.cost import cost
 
 __all__ = ["report", "start_run"]
@@ -27,7 +30,15 @@ FIXED = ("name", "method", "train", "model", "data", "seed")  # what makes a run
 
 
 def start_run(
-    file: Path | None, environment: Mapping[str, str], settings: Sequence[str], flags: Sequence[tuple[str, Any]], runs: Path, *, resume: bool, live: bool, say: Say
+    file: Path | None,
+    environment: Mapping[str, str],
+    settings: Sequence[str],
+    flags: Sequence[tuple[str, Any]],
+    runs: Path,
+    *,
+    resume: bool,
+    live: bool,
+    say: Say,
 ) -> dict[str, Any]:
     """Starts or resumes the run that file, environment, settings and flags describe; the result as plain values."""
     given = [*map(parse_setting, settings), *flags]
@@ -37,7 +48,11 @@ def start_run(
     prepared = prepare(config, runs, resume=resume)
     try:
         say(f"run '{config.name}': {config.method_name} on {config.data.name}, up to {config.rounds} rounds, kept in {runs / config.name}")
-        with begin_broker(config, runs / config.name, say) as address, linked(config, address) as link, watching(config, live=live, say=say) as (watch, bind):
+        with (
+            begin_broker(config, runs / config.name, say) as address,
+            linked(config, address) as link,
+            watching(config, live=live, say=say) as (watch, bind),
+        ):
             result = run(prepared, link, watch, bind)
     finally:
         prepared.store.close()
@@ -45,9 +60,7 @@ def start_run(
     return report(result, config)
 
 
-def resumed(
-    wanted: Config, file: Path | None, environment: Mapping[str, str], given: Sequence[tuple[str, Any]], runs: Path
-) -> Config:
+def resumed(wanted: Config, file: Path | None, environment: Mapping[str, str], given: Sequence[tuple[str, Any]], runs: Path) -> Config:
     """The configuration of a stored run with what may change changed. Raises StoreError, ConfigError."""
     name = wanted.name or stores.latest(runs)
     store = Store.open(runs, name, read_only=True)
@@ -60,6 +73,28 @@ def resumed(
         if getattr(before, key) != getattr(after, key):
             raise ConfigError(f"run '{name}' cannot go on with another {key}: it has {getattr(before, key)!r}, asked for is {getattr(after, key)!r}")
     return after
+
+
+@contextmanager
+def begin_broker(config: Config, folder: Path, say: Callable[[str], None]) -> Iterator[str]:
+    """The address of a broker: the one that is named, or one started for as long as the context lasts."""
+    if config.broker.url:
+        yield config.broker.url
+        return
+    passwords = Path(config.broker.passwords) if config.broker.passwords else None
+    with brokers.start(config.broker.listen, config.broker.port, config.broker.kind, folder / "broker", passwords) as broker:
+        say(f"started {broker.kind} {broker.version} at {broker.address}; agents join by: edge-agent join --broker {broker.address}")
+        yield broker.address
+
+
+@contextmanager
+def linked(config: Config, address: str) -> Iterator[Link]:
+    """The coordinator's link. Its will takes the run's card away: a run whose coordinator is gone is not to be joined."""
+    link = MqttLink(address, f"coordinator-{config.name}", (topics.run(config.name), b""))
+    try:
+        yield link
+    finally:
+        link.close()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A run's configuration: a TOML file, the environment and flags, in that order, into one frozen record.
 
-    [fleet]                     ESPALIER_FLEET__MIN_AGENTS=4        --set fleet.min_agents=4
-    min_agents = 4
+[fleet]                     ESPALIER_FLEET__MIN_AGENTS=4        --set fleet.min_agents=4
+min_agents = 4
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def load(file: Path | None, environment: Mapping[str, str], settings: Iterable[t
             _put(tree, key, value, where=str(file))
     for name, text in sorted(environment.items()):
         key = name.removeprefix(PREFIX).lower().replace("__", ".")
-        if name.startswith(PREFIX) and (key in Config.__struct_fields__ or key.partition(".")[0] in Config.__struct_fields__ and "." in key):
+        if name.startswith(PREFIX) and (key in Config.__struct_fields__ or (key.partition(".")[0] in Config.__struct_fields__ and "." in key)):
             _put(tree, key, _value(text), where=name)
     for key, value in settings:
         _put(tree, key, value, where="--set " + key)

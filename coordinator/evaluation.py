@@ -7,7 +7,6 @@ golden `static_bn`). They live in the state as `stats/SUBMODEL/...` until the ne
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,19 +15,19 @@ import torch
 from torch import nn
 
 from coordinator import assignment
+from coordinator.acceptance import check_scores, check_statistics
 from coordinator.config import Config
 from coordinator.fleet import Agent, Fleet, Settled
 from coordinator.store import Score
-from coordinator.weights import STATS, Shipment, expected, received, statistics_of
+from coordinator.weights import STATS, Shipment, received, statistics_of
 from federated.aggregate import Total, fold, mean
-from federated.errors import ExportError, Refused
+from federated.errors import ExportError
 from federated.local import evaluate as evaluate_locally
 from federated.method import Method, Part, State
 from federated.task import Task, Update, Work
-from federated.wire import tensors
 from models.cost import cost
 from models.families import build, statistics
-from models.norms import calibrate, load_stats
+from models.norms import calibrate
 from models.slicing import corner
 from models.submodel import Submodel
 
@@ -79,15 +78,10 @@ class Evaluator:
         if self.config.evaluate.calibrate == "coordinator":
             return self._calibrate_here(state)
         shipment = Shipment(self.fleet, state, self.method)
-        shapes = {s: statistics(s) for s in self.menu}
-        tasks = self._tasks(state, shipment, "calibrate", [s for s in self.menu if shapes[s]], agents)
+        tasks = self._tasks(state, shipment, "calibrate", [s for s in self.menu if statistics(s)], agents)
         total = Total()
 
-        def check(task: Task, update: Update) -> None:
-            tensors.check(update.tensors, shapes[task.submodel])
-            _whole(update, "batches", 1)
-
-        for _, update in self._collect(tasks, shipment, check):
+        for _, update in self._collect(tasks, shipment, check_statistics):
             fold(total, statistics_parts(received(update)), (update.agent, update.submodel.name))
         return with_statistics(state, {home: mean(one) for home, one in total.sums.items()})
 
@@ -109,13 +103,7 @@ class Evaluator:
         tasks = self._tasks(state, shipment, "evaluate", submodels, [a for a in agents if a.profile is not None and a.profile.data.held_out])
         sums: dict[Submodel, list[float]] = {}
 
-        def check(task: Task, update: Update) -> None:
-            tensors.check(update.tensors, {})
-            correct, loss = _whole(update, "correct", 0), update.notes.get("loss")
-            if not 0 <= correct <= update.samples or not isinstance(loss, int | float) or not math.isfinite(loss):
-                raise Refused(f"scores of {task.agent}: {correct} of {update.samples} correct with loss {loss}")
-
-        for _, update in self._collect(tasks, shipment, check):
+        for _, update in self._collect(tasks, shipment, check_scores):
             found = sums.setdefault(update.submodel, [0.0, 0.0, 0.0])
             for index, value in enumerate((update.notes["correct"], update.notes["loss"] * update.samples, update.samples)):
                 found[index] += value
@@ -149,9 +137,13 @@ class Evaluator:
                 tasks.append(shipment.task(agent.name, work, submodel, recipe, limit, round=state.round, run=self.config.name))
         return tasks
 
-    def _collect(self, tasks: Sequence[Task], shipment: Shipment, check: Callable[[Task, Update], None]) -> Iterator[tuple[Settled, Update]]:
+    def _collect(self, tasks: Sequence[Task], shipment: Shipment, check: Callable[[Update], None]) -> Iterator[tuple[Settled, Update]]:
         return self.fleet.collect(
-            tasks, quorum=len(tasks), deadline=max((t.deadline for t in tasks), default=0.0), check=check, size=shipment.limit
+            tasks,
+            quorum=len(tasks),
+            deadline=max((t.deadline for t in tasks), default=0.0),
+            check=lambda _, update: check(update),
+            size=shipment.limit,
         )
 
 
@@ -175,10 +167,3 @@ def _holds(agent: Agent, submodel: Submodel, share: float) -> bool:
     """Whether a forward pass fits: the weights twice (received and loaded), and a batch that no gradient keeps alive."""
     what = cost(submodel, 1)
     return agent.profile is not None and 2 * what.bytes + what.memory <= share * agent.profile.memory
-
-
-def _whole(update: Update, note: str, least: int) -> int:
-    value = update.notes.get(note)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise Refused(f"{update.work} of {update.agent}: expected '{note}' to be a whole number of at least {least}, found {value!r}")
-    return value

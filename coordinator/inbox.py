@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -31,8 +32,9 @@ class Transfer:
     progressed: float
 
     def close(self) -> None:
-        self.receiver.release()
-        self.map.close()
+        with contextlib.suppress(BufferError):  # somebody still holds a view: it closes when they let go
+            self.receiver.release()
+            self.map.close()
 
 
 class Inbox:

@@ -132,7 +132,9 @@ class Screen:
     def _draw(self) -> Group:
         number, rounds = self._round
         head = Text.assemble(
-            (self.title, "bold"), f"   round {number} of {rounds}   " if rounds else "   ", self._note,
+            (self.title, "bold"),
+            f"   round {number} of {rounds}   " if rounds else "   ",
+            self._note,
             f"   {human_bytes(self._bytes[0])} up, {human_bytes(self._bytes[1])} down",
         )
         table = Table("agent", "submodel", "state", "loss", box=None, pad_edge=False, header_style="dim")

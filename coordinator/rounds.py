@@ -1,7 +1,7 @@
 """The rounds of a run, read top-down: wait, select, assign, collect and fold, finish, evaluate, store, again.
 
-    conduct ── begin or resume
-       └── advance ── choose ── train ── method.finish ── evaluate ── store.save
+conduct ── begin or resume
+   └── advance ── choose ── train ── method.finish ── evaluate ── store.save
 """
 
 from __future__ import annotations
@@ -9,23 +9,22 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from coordinator import assignment
+from coordinator.acceptance import check_training, expected
 from coordinator.config import Config
 from coordinator.evaluation import Evaluator, without_statistics
 from coordinator.fleet import Agent, Fleet, Settled
 from coordinator.progress import Watch
 from coordinator.selection import generator, select
 from coordinator.store import Entry, Round, Score, Store
-from coordinator.weights import Shipment, expected, received
+from coordinator.weights import Shipment, received
 from federated.aggregate import Total, fold
-from federated.errors import FleetError, Refused
+from federated.errors import FleetError
 from federated.method import Method, State, configure
 from federated.task import Recipe, Task, Update
-from federated.wire import tensors
 from models.cost import cost
 from models.families import initial
 from models.submodel import Network, Submodel
@@ -205,12 +204,10 @@ def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -
         shipment.task(agent, "train", submodel, recipes[submodel], limit, round=number, run=run.config.name) for agent, submodel in chosen.items()
     ]
     total, entries = Total(), {}
-    checks = {submodel: expected(run.method.place(state, submodel)) for submodel in recipes}
+    shapes = {submodel: expected(run.method.place(state, submodel)) for submodel in recipes}
 
     def check(task: Task, update: Update) -> None:
-        tensors.check(update.tensors, checks[task.submodel])
-        if update.samples < 1 or update.steps < 1:
-            raise Refused(f"update of {task.agent}: expected at least 1 sample and 1 step, found {update.samples} and {update.steps}")
+        check_training(update, shapes[task.submodel])
 
     quorum = max(1, math.ceil(round(run.config.fleet.quorum * len(tasks), 9)))
     for settled, update in run.fleet.collect(tasks, quorum=quorum, deadline=limit, check=check, size=shipment.limit):
@@ -255,5 +252,3 @@ def raise_if_hopeless(run: Run, entries: Sequence[Entry]) -> None:
     log.warning("no update in this round: %s", reasons)
     if all(e.outcome.startswith(("failed", "refused")) for e in entries) and all(run.menu[0] in run.failed.get(e.agent, ()) for e in entries):
         raise FleetError(f"no agent can train even the smallest submodel: {reasons}")
-
-

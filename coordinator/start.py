@@ -1,4 +1,4 @@
-"""From a configuration to a finished run: method, data, store, broker, network, fleet, rounds.
+"""From a configuration to a finished run: method, data, store, network, fleet, rounds; over any link.
 
 Everything that a person may have got wrong is found before the first agent is asked for anything.
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coordinator import broker as brokers
 from coordinator import store as stores
 from coordinator.assignment import pinned
 from coordinator.config import Config, to_json
@@ -27,14 +25,13 @@ from federated.errors import ConfigError, Unknown
 from federated.method import Method, configure
 from federated.methods.catalogue import method as method_named
 from federated.task import Card
-from federated.wire import messages, topics
+from federated.wire import messages
 from federated.wire.link import Link
-from federated.wire.mqtt import MqttLink
 from models.families import menu as submodels
 from models.families import network as network_named
 from models.submodel import Network, Submodel
 
-__all__ = ["Started", "begin_broker", "network_for", "prepare", "run"]
+__all__ = ["AGENTS", "Prepared", "free_name", "network_for", "prepare", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +52,7 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
     """Checks names, settings and data, and opens the run's folder. Raises UsageError, ConfigError or StoreError."""
     method = method_named(config.method_name)
     configure(method, config.settings)
-    held = None if config.data.name == AGENTS else data.central(config.data.name, Path(config.data.root) if config.data.root else None)
+    held = None if config.data.name == AGENTS else data.central(config.data.name, config.data.root)
     if config.evaluate.calibrate == "coordinator" and held is None:
         raise ConfigError("evaluate.calibrate = 'coordinator' needs data at the coordinator: name some by --data, or let the fleet calibrate")
     if held is not None:
@@ -72,18 +69,6 @@ def free_name(config: Config, runs: Path) -> str:
     base = f"{config.method_name}-{Path(config.data.name).stem.replace(':', '-')}"
     taken = set(stores.names(runs))
     return next(name for name in (base, *(f"{base}-{i}" for i in range(2, 10_000))) if name not in taken)
-
-
-@contextmanager
-def begin_broker(config: Config, folder: Path, say: Callable[[str], None]) -> Iterator[str]:
-    """The address of a broker: the one that is named, or one started for as long as the context lasts."""
-    if config.broker.url:
-        yield config.broker.url
-        return
-    passwords = Path(config.broker.passwords) if config.broker.passwords else None
-    with brokers.start(config.broker.listen, config.broker.port, config.broker.kind, folder / "broker", passwords) as broker:
-        say(f"started {broker.kind} {broker.version} at {broker.address}; agents join by: edge-agent join --broker {broker.address}")
-        yield broker.address
 
 
 def network_for(config: Config, cards: Sequence[Card]) -> Network:
@@ -112,12 +97,15 @@ def run(prepared: Prepared, link: Link, watch: Watch, bind: Callable[[Fleet], No
     settings = configure(method, config.settings)
     known = store.read_facts().network or (network_for(config, [prepared.held.card()]) if prepared.held is not None else None)
     card = messages.Run(
-        run=config.name, method=method.name, model=config.model.name, network=known, calibration=timed(known, method, settings),
-        batch=int(settings["batch"]), session=secrets.token_hex(8),
+        run=config.name,
+        method=method.name,
+        model=config.model.name,
+        network=known,
+        calibration=timed(known, method, settings),
+        batch=int(settings["batch"]),
+        session=secrets.token_hex(8),
     )
-    fleet = Fleet(
-        link, card, store.spool, attempt=store.next_session(), slots=config.wire.slots, chunk=config.wire.chunk, notify=watch.changed
-    )
+    fleet = Fleet(link, card, store.spool, attempt=store.next_session(), slots=config.wire.slots, chunk=config.wire.chunk, notify=watch.changed)
     bind(fleet)
     fleet.announce()
     if known is None:
@@ -146,14 +134,3 @@ def misfit(card: Card, network: Network) -> str:
     if card.outputs > network.outputs:
         return f"this run has {network.outputs} classes, {card.name} has {card.outputs}"
     return ""
-
-
-@contextmanager
-def linked(config: Config, address: str) -> Iterator[Link]:
-    """The coordinator's link; checked at once, so that a wrong address ends the command."""
-    client = f"coordinator-{config.name}"
-    will = topics.run(config.name), b""  # a run whose coordinator is gone is not to be joined
-    with ExitStack() as stack:
-        link = MqttLink(address, client, will)
-        stack.callback(link.close)
-        yield link

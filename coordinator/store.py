@@ -195,14 +195,17 @@ class Store:
         )
         for e in done.entries:
             self._database.execute(
-                "INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (done.round, e.agent, e.submodel, e.outcome, e.samples, e.steps, e.loss, e.seconds)
+                "INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (done.round, e.agent, e.submodel, e.outcome, e.samples, e.steps, e.loss, e.seconds),
             )
         for s in done.scores:
             self._database.execute("INSERT INTO scores VALUES (?, ?, ?, ?, ?, ?)", (done.round, s.submodel, s.view, s.accuracy, s.loss, s.examples))
 
     def last(self) -> Round | None:
         """The state after the last finished round. Raises StoreError when its checkpoint is missing or damaged."""
-        row = self._database.execute("SELECT round, seconds, checkpoint, fleet, bytes_up, bytes_down FROM rounds ORDER BY round DESC LIMIT 1").fetchone()
+        row = self._database.execute(
+            "SELECT round, seconds, checkpoint, fleet, bytes_up, bytes_down FROM rounds ORDER BY round DESC LIMIT 1"
+        ).fetchone()
         if row is None:
             return None
         number, seconds, checkpoint, fleet, up, down = row
@@ -222,8 +225,13 @@ class Store:
         return list(self._database.execute("SELECT round, seconds, bytes_up, bytes_down FROM rounds ORDER BY round"))
 
     def entries(self, number: int) -> list[Entry]:
-        rows = self._database.execute("SELECT agent, submodel, outcome, samples, steps, loss, seconds FROM updates WHERE round = ? ORDER BY agent", (number,))
-        return [Entry(agent, submodel, outcome, samples, steps, math.nan if loss is None else loss, seconds) for agent, submodel, outcome, samples, steps, loss, seconds in rows]
+        rows = self._database.execute(
+            "SELECT agent, submodel, outcome, samples, steps, loss, seconds FROM updates WHERE round = ? ORDER BY agent", (number,)
+        )
+        return [
+            Entry(agent, submodel, outcome, samples, steps, math.nan if loss is None else loss, seconds)
+            for agent, submodel, outcome, samples, steps, loss, seconds in rows
+        ]
 
 
 def _lock(folder: Path) -> int:

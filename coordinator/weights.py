@@ -12,10 +12,9 @@ from coordinator.fleet import Fleet
 from federated.method import Method, State
 from federated.task import Recipe, Task, Update, Work
 from federated.wire import tensors
-from models.slicing import Plan
 from models.submodel import Submodel
 
-__all__ = ["STATS", "Shipment", "expected", "received", "statistics_of"]
+__all__ = ["STATS", "Shipment", "received", "statistics_of"]
 
 STATS = "stats/"  # homes of calibrated batch norm statistics: stats/SUBMODEL/LAYER.running_mean
 HEADER = 65_536  # bytes that an update's header may take beyond its tensors
@@ -30,15 +29,6 @@ def shared(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Te
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the array is read-only; so are we
         return torch.from_numpy(array)
-
-
-def expected(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that a plan lets a device send: its rows' local sides."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for row in plan.rows:
-        extent = tuple(stop for _, stop in row.here)
-        shapes[row.local] = tuple(map(max, shapes[row.local], extent)) if row.local in shapes else extent
-    return shapes
 
 
 def statistics_of(state: State, submodel: Submodel) -> dict[str, torch.Tensor]:
@@ -73,4 +63,3 @@ class Shipment:
     def limit(self, task: Task) -> int:
         """Largest acceptable encoding of an update to this task, bytes: no device sends more than it received, but for the header."""
         return task.size + HEADER
-

@@ -1,6 +1,6 @@
 """An agent's life: load the data, find a run, measure, join, take part until it is over.
 
-    worker.load -> find_run -> worker.measure -> Participant.join -> turn, turn, ... -> leave
+worker.load -> find_run -> worker.measure -> Participant.join -> turn, turn, ... -> leave
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from federated.errors import FleetError, LinkError, WireError
 from federated.participant import Participant
 from federated.task import Card, Profile
 from federated.wire import messages, topics
-from federated.wire.link import Link
-from federated.wire.mqtt import MqttLink
+from federated.wire.link import Link, MqttLink
 
 __all__ = ["Joined", "find_run", "join", "say_nothing", "take_part"]
 
@@ -74,15 +73,15 @@ def find_run(link: Link, name: str | None, wait: float, say: Say = say_nothing) 
             say(f"waiting for a coordinator{f' of run {name!r}' if name else ''} (up to {wait:.0f} s)")
     link.unsubscribe(pattern)
     if not found:
-        raise FleetError(f"no {f'run named {name!r}' if name else 'run'} at this broker after {wait:.0f} s: start a coordinator (coordinator start --broker ...)")
+        raise FleetError(
+            f"no {f'run named {name!r}' if name else 'run'} at this broker after {wait:.0f} s: start a coordinator (coordinator start --broker ...)"
+        )
     if len(found) > 1:
         raise FleetError(f"several runs at this broker: {', '.join(sorted(found))}; choose one with --run")
     return next(iter(found.values()))
 
 
-def join(
-    job: Job, broker: str, run: str | None, *, wait: float, spool: Path | None, stop: threading.Event, say: Say = say_nothing
-) -> Joined:
+def join(job: Job, broker: str, run: str | None, *, wait: float, spool: Path | None, stop: threading.Event, say: Say = say_nothing) -> Joined:
     """Loads, measures and takes part until the run is over or `stop` is set. Raises as its parts do."""
     session = secrets.token_hex(8)
     worker = Worker(job)

@@ -23,7 +23,9 @@ from federated.errors import EspalierError, UsageError
 
 __all__ = ["main"]
 
-FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: the result as the last line")
+FORMAT = click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: the result as the last line"
+)
 RUN = click.option("--run", metavar="NAME", help="which run, where a broker has several")
 
 
@@ -52,7 +54,9 @@ def main(verbose: bool) -> None:
 @main.command()
 @click.option("--broker", metavar="HOST|URL", help="where the coordinator's broker is: 192.168.1.5, host:1883, mqtt://user:password@host")
 @RUN
-@click.option("--data", metavar="NAME|PATH|module:function", help="what to learn from; without it, a shard of the built-in digits drawn from the agent's name")
+@click.option(
+    "--data", metavar="NAME|PATH|module:function", help="what to learn from; without it, a shard of the built-in digits drawn from the agent's name"
+)
 @click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to")
 @click.option("--shard", metavar="I/N", help="hold only the I-th (from 0) of N parts of a named data set")
 @click.option("--partition", metavar="RULE", default="dirichlet:1.0", show_default=True, help="how parts are drawn: iid, dirichlet:ALPHA, classes:K")
@@ -63,7 +67,9 @@ def main(verbose: bool) -> None:
 @click.option("--limit-memory", metavar="SIZE", help="memory that training may use, such as 512MB")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--wait", type=float, default=600.0, show_default=True, metavar="SECONDS", help="how long to wait for a run to appear")
-@click.option("--spool", type=click.Path(path_type=Path), metavar="DIR", help="where weights and updates lie on their way  [default: a temporary folder]")
+@click.option(
+    "--spool", type=click.Path(path_type=Path), metavar="DIR", help="where weights and updates lie on their way  [default: a temporary folder]"
+)
 @click.option("--dry-run", is_flag=True, help="join nothing: show exactly what would leave this device")
 @FORMAT
 def join(broker: str | None, run: str | None, name: str | None, dry_run: bool, wait: float, spool: Path | None, form: str, **options: Any) -> None:
@@ -97,7 +103,14 @@ def join(broker: str | None, run: str | None, name: str | None, dry_run: bool, w
 @click.option("--name", metavar="ID", help="the agent whose submodel to fetch  [default: the host's name]")
 @click.option("--submodel", metavar="NAME", help="fetch this submodel instead of the agent's own")
 @click.option("--sha256", metavar="HEX", help="refuse --model FILE unless this is its digest")
-@click.option("--store", type=click.Path(path_type=Path), default=Path("espalier-models"), show_default=True, metavar="DIR", help="where fetched networks are kept")
+@click.option(
+    "--store",
+    type=click.Path(path_type=Path),
+    default=Path("espalier-models"),
+    show_default=True,
+    metavar="DIR",
+    help="where fetched networks are kept",
+)
 @click.option("--wait", type=float, default=30.0, show_default=True, metavar="SECONDS", help="how long to wait for a release")
 @click.argument("inputs", nargs=-1, type=click.Path(path_type=Path))
 @FORMAT

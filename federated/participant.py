@@ -116,7 +116,7 @@ class Participant:
             try:
                 self._hear(delivery)
             except WireError as error:
-                log.warning("refused a message on %s: %s", delivery.topic, error)
+                log.warning("refused a message on %s: %s", delivery.topic, str(error))
         self._advance(self.clock())
         return not self.over
 

@@ -6,6 +6,7 @@ gives the file its final name only when the whole has the digest that was promis
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from pathlib import Path
 
@@ -86,7 +87,8 @@ class Download:
         self._patterns, self._asked, self._receiver = [], [], None
         if self._map is not None:
             self._map.flush()
-            self._map.close()
+            with contextlib.suppress(BufferError):  # somebody still holds a view, an error in a log say: it closes when they let go
+                self._map.close()
             self._map = None
 
     def _open(self, manifest: messages.Manifest) -> None:

@@ -1,0 +1,132 @@
+"""A whole federation in one process: a coordinator and agents that really train, over a broker in memory."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from coordinator import start
+from coordinator.config import load, parse_setting
+from coordinator.fleet import Fleet
+from coordinator.progress import Lines
+from coordinator.rounds import Result
+from edge_agent.agent import find_run
+from federated.data import catalogue
+from federated.data.dataset import Dataset
+from federated.local import perform
+from federated.participant import Outcome, Participant
+from federated.task import Profile, Task, Timing, Update
+from federated.wire import messages, tensors, topics
+from federated.wire.link import Link
+from federated.wire.memory import MemoryBroker, MemoryLink
+
+RUN = "test"
+
+
+class Here:
+    """A trainer that does its task at once, in the thread that asks; `change` may spoil its update."""
+
+    def __init__(self, data: Dataset, change: Callable[[Update], Update] = lambda update: update) -> None:
+        self.data, self.change = data, change
+        self.outcome: Outcome | None = None
+
+    def begin(self, task: Task, weights: Path, result: Path) -> None:
+        _, received = tensors.decode(weights.read_bytes())
+        try:
+            update = self.change(perform(task, received, self.data))
+        except Exception as error:  # whatever goes wrong in training is a failure of the task
+            logging.getLogger(__name__).info("failed", exc_info=error)
+            self.outcome = Outcome(task, None, str(error))
+            return
+        result.write_bytes(tensors.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors))
+        self.outcome = Outcome(task, result, loss=float(update.notes["loss"]) if "loss" in update.notes else float("nan"))
+
+    def poll(self) -> Outcome | None:
+        outcome, self.outcome = self.outcome, None
+        return outcome
+
+    def cancel(self) -> None:
+        self.outcome = None
+
+
+@dataclass
+class Member:
+    """An agent in a thread. speed: seconds of each step that it claims to have timed; memory: bytes that it claims."""
+
+    name: str
+    data: Dataset
+    speed: float = 0.01
+    memory: int = 10**9
+    change: Callable[[Update], Update] = lambda update: update
+    participant: Participant | None = None
+    error: BaseException | None = None
+
+    def live(self, link: Link, folder: Path) -> None:
+        try:
+            torch.set_num_threads(1)
+            run = find_run(link, RUN, 30)
+            timings = tuple(Timing(s, run.batch, self.speed) for s in run.calibration)
+            facts = {"host": "h", "system": "s", "cpus": 1.0, "runtime": "torch", "survey": {}}
+            profile = Profile(agent=self.name, memory=self.memory, uplink=1e9, chunk=link.max_chunk, data=self.data.card(), timings=timings, **facts)
+            self.participant = Participant(link, run, profile, Here(self.data, self.change), folder / self.name, session="s1")
+            self.participant.join()
+            while self.participant.turn(0.01):
+                pass
+            self.participant.leave()
+        except BaseException as error:
+            self.error = error
+
+
+def digits(index: int, of: int, partition: str = "dirichlet:1.0", seed: int = 0) -> Dataset:
+    return catalogue.device("digits", name=f"a{index}", shard=f"{index}/{of}", partition=partition, seed=seed)
+
+
+def link_of(broker: MemoryBroker, member: Member) -> MemoryLink:
+    will = topics.status(RUN, member.name), messages.encode(messages.Status(member.name, "s1", False))
+    return MemoryLink(broker, member.name, will)
+
+
+@dataclass
+class Federation:
+    """What a finished run left. lines: what a person was told; fleet: the coordinator's view at the end."""
+
+    result: Result
+    lines: list[str]
+    fleet: Fleet
+    members: dict[str, Member] = field(default_factory=dict)
+
+
+def federate(
+    folder: Path,
+    members: list[Member],
+    settings: Mapping[str, Any] | None = None,
+    *,
+    broker: MemoryBroker | None = None,
+    resume: bool = False,
+    watch: Callable[[Fleet], None] = lambda fleet: None,
+) -> Federation:
+    """Runs members and a coordinator to the end of the run; settings are keys of the configuration."""
+    torch.set_num_threads(1)
+    broker = broker or MemoryBroker()
+    given = {"name": RUN, "rounds": 1, "fleet.min_agents": len(members), "fleet.wait": 30.0, **(settings or {})}
+    config = load(None, {}, [parse_setting("seed=0"), *given.items()])
+    lines: list[str] = []
+    fleets: list[Fleet] = []
+    threads = [threading.Thread(target=m.live, args=(link_of(broker, m), folder), daemon=True) for m in members]
+    prepared = start.prepare(config, folder / "runs", resume=resume)
+    for thread in threads:
+        thread.start()
+    try:
+        result = start.run(prepared, MemoryLink(broker, "coordinator"), Lines(lines.append), lambda fleet: (fleets.append(fleet), watch(fleet))[0])
+    finally:
+        prepared.store.close()
+    for thread in threads:
+        thread.join(10)
+    return Federation(result, lines, fleets[0], {m.name: m for m in members})

@@ -1,0 +1,213 @@
+"""A whole run over links in memory: what is learned, what is refused, and what is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from coordinator.fleet import Fleet
+from coordinator.store import Store
+from federated.errors import ConfigError, FleetError, StoreError
+from federated.task import Update
+from federated.wire import messages, topics
+from federated.wire.link import Delivery
+from federated.wire.memory import MemoryBroker, MemoryLink
+from tests.support.federation import RUN, Member, digits, federate
+
+SMALL = {"method.widths": [0.5, 1.0], "method.depths": [2]}
+
+
+def members(count: int = 2) -> list[Member]:
+    return [Member(f"a{i}", digits(i, count)) for i in range(count)]
+
+
+def test_unequal_agents_learn_one_model(tmp_path: Path) -> None:
+    """Three speeds get three submodels, and six rounds make a network that knows digits that no agent held."""
+    fleet = [Member("a0", digits(0, 3), 0.01), Member("a1", digits(1, 3), 0.018), Member("a2", digits(2, 3), 0.5)]
+    done = federate(tmp_path, fleet, {"rounds": 6, "train.epochs": 2, "evaluate.every": 6})
+    assert len({s.name for s in done.result.assigned.values()}) == 3
+    central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}
+    assert len(central) == 9
+    assert central["w1-d4.4.4"] > 0.9
+    assert {s.view for s in done.result.scores} == {"central", "devices"}
+    assert all(m.participant is not None and m.participant.over == "the run is over" for m in fleet)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedfa-w", "fedfa-d"])
+def test_every_method_goes_through_two_rounds(tmp_path: Path, method: str) -> None:
+    done = federate(tmp_path, members(), {"method.name": method, "rounds": 2, "evaluate.every": 2})
+    assert done.result.rounds == 2
+    assert all(0 <= s.accuracy <= 1 and np.isfinite(s.loss) for s in done.result.scores)
+    assert "waiting: 0 of 2 agents" in done.lines or "waiting: 1 of 2 agents" in done.lines
+
+
+def test_the_same_run_twice_gives_the_same_bits(tmp_path: Path) -> None:
+    first = federate(tmp_path / "1", members(3), {**SMALL, "rounds": 2}).result.state.tensors
+    second = federate(tmp_path / "2", members(3), {**SMALL, "rounds": 2}).result.state.tensors
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[home], second[home]) for home in first)
+
+
+def test_lost_and_doubled_chunks_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that drops, doubles and damages what it carries: the same model in the end."""
+    monkeypatch.setattr("federated.wire.transfer.PATIENCE", 0.3)
+    monkeypatch.setattr("federated.wire.chunks.STALL", 0.3)
+    rng = np.random.default_rng(0)
+
+    def tamper(delivery: Delivery) -> Iterable[Delivery]:
+        place = topics.parse(delivery.topic)
+        if place is None or place.kind != "chunk":
+            return [delivery]
+        match int(rng.integers(12)):
+            case 0:
+                return []
+            case 1:
+                return [delivery, delivery]
+            case 2 if delivery.payload:
+                return [replace(delivery, payload=delivery.payload[:-1] + bytes([delivery.payload[-1] ^ 1]))]
+            case _:
+                return [delivery]
+
+    settings = {**SMALL, "wire.chunk": 16384}
+    clean = federate(tmp_path / "1", members(), settings).result.state.tensors
+    torn = federate(tmp_path / "2", members(), settings, broker=MemoryBroker(tamper=tamper)).result.state.tensors
+    assert all(torch.equal(clean[home], torn[home]) for home in clean)
+
+
+def spoil(what: str) -> Member:
+    def change(update: Update) -> Update:
+        if update.work != "train":
+            return update
+        name = next(iter(update.tensors))
+        match what:
+            case "NaN":
+                return replace(update, tensors={**update.tensors, name: np.full_like(update.tensors[name], np.nan)})
+            case "shape":
+                return replace(update, tensors={**update.tensors, name: np.zeros((1,), np.float32)})
+            case "dtype":
+                return replace(update, tensors={**update.tensors, name: update.tensors[name].astype(np.float64)})
+            case "name":
+                return replace(update, tensors={**update.tensors, "foreign": np.zeros(1, np.float32)})
+            case "missing":
+                return replace(update, tensors={k: v for k, v in update.tensors.items() if k != name})
+            case "samples":
+                return replace(update, samples=-5)
+            case "labels":
+                return replace(update, notes={**update.notes, "labels": ["seven"]})
+            case "round":
+                return replace(update, round=99)
+        raise AssertionError(what)
+
+    return Member("bad", digits(0, 3), change=change)
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("NaN", "finite"),
+        ("shape", "expected shape"),
+        ("dtype", "float32"),
+        ("name", "foreign"),
+        ("missing", "missing"),
+        ("samples", "sample"),
+        ("labels", "labels"),
+        ("round", "expected round 1, found 99"),
+    ],
+)
+def test_a_wrong_update_is_refused_with_a_reason_and_the_round_goes_on(tmp_path: Path, what: str, reason: str) -> None:
+    done = federate(tmp_path, [spoil(what), Member("good", digits(1, 3))], {**SMALL, "evaluate.every": 1})
+    store = Store.open(tmp_path / "runs", RUN, read_only=True)
+    entries = {e.agent: e for e in store.entries(1)}
+    store.close()
+    assert entries["good"].outcome == "folded"
+    assert entries["bad"].outcome.startswith("refused: ")
+    assert reason in entries["bad"].outcome
+    alone = federate(tmp_path / "alone", [Member("good", digits(1, 3))], {**SMALL, "assign.submodels": {"good": entries["good"].submodel}})
+    weights = {home: value for home, value in done.result.state.tensors.items() if not home.startswith("stats/")}
+    assert all(torch.equal(value, alone.result.state.tensors[home]) for home, value in weights.items())
+
+
+def test_foreign_messages_are_refused_and_the_round_goes_on(tmp_path: Path) -> None:
+    """Garbage, another protocol version, and another's name on one's own topic."""
+    broker = MemoryBroker()
+    stranger = MemoryLink(broker, "stranger")
+    stranger.subscribe(topics.command(RUN, "stranger"))
+    forged = messages.encode(messages.Status("a0", "x", False))
+    later = messages.encode(messages.Goodbye("x")).replace(b"\xa1v\x01", b"\xa1v\x07")
+
+    def watch(fleet: Fleet) -> None:
+        for payload in (b"garbage", b"", forged, later, messages.encode(messages.Goodbye("x"))):
+            stranger.publish(topics.say(RUN, "stranger"), payload)
+
+    done = federate(tmp_path, members(), SMALL, broker=broker, watch=lambda fleet: (fleet.announce(), watch(fleet))[0])
+    said = []
+    while (delivery := stranger.receive(0)) is not None:
+        if not delivery.topic.startswith("$"):
+            said.append(messages.decode(delivery.payload))
+    reasons = " | ".join(m.reason for m in said if isinstance(m, messages.Refusal))
+    assert "protocol 7" in reasons
+    assert "'a0'" in reasons
+    assert "not a" in reasons or "msgpack" in reasons
+    assert done.result.rounds == 1
+    assert sorted(done.result.assigned) == ["a0", "a1"]
+
+
+def test_an_agent_that_dies_in_a_round_does_not_hold_it_up(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+
+    def die(update: Update) -> Update:
+        broker._links["a1"].kill()
+        time.sleep(0.2)
+        return update
+
+    dying = Member("a1", digits(1, 2), change=die)
+    done = federate(tmp_path, [Member("a0", digits(0, 2)), dying], {**SMALL, "evaluate.every": 1}, broker=broker)
+    store = Store.open(tmp_path / "runs", RUN, read_only=True)
+    assert {e.agent: e.outcome for e in store.entries(1)} == {"a0": "folded", "a1": "gone"}
+    store.close()
+    assert done.result.rounds == 1
+
+
+def test_data_of_another_shape_are_refused_at_join(tmp_path: Path) -> None:
+    wide = digits(0, 2)
+    wide = replace(wide, x=np.repeat(wide.x, 2, axis=3), x_held=np.repeat(wide.x_held, 2, axis=3))
+    odd = Member("odd", wide)
+    with pytest.raises(FleetError, match=r"odd was refused: this run learns from examples of shape \(1, 8, 8\)"):
+        federate(tmp_path, [odd, Member("a1", digits(1, 2))], {"fleet.wait": 3.0})
+    assert odd.participant is not None
+    assert odd.participant.refused
+
+
+def test_no_agent_can_hold_the_smallest_submodel(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match=r"no agent can hold a submodel: the smallest, w0.5-d2"):
+        federate(tmp_path, [Member("a0", digits(0, 2), memory=100_000), Member("a1", digits(1, 2), memory=100_000)])
+
+
+def test_a_pinned_submodel_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown submodel 'w0.3-d2'; known: w0.5-d2"):
+        federate(tmp_path, members(), {"assign.submodels": {"a0": "w0.3-d2"}})
+
+
+def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Two rounds, then two more by resume, equal four at once, bit for bit; the history has each round once."""
+    whole = federate(tmp_path / "whole", members(), {**SMALL, "rounds": 4}).result.state.tensors
+    federate(tmp_path / "split", members(), {**SMALL, "rounds": 2})
+    with pytest.raises(StoreError, match="exists"):
+        federate(tmp_path / "split", members(), {**SMALL, "rounds": 4})
+    resumed = federate(tmp_path / "split", members(), {**SMALL, "rounds": 4}, resume=True).result.state.tensors
+    assert all(torch.equal(whole[home], resumed[home]) for home in whole)
+    store = Store.open(tmp_path / "split" / "runs", RUN, read_only=True)
+    assert [number for number, *_ in store.history()] == [1, 2, 3, 4]
+    store.close()
+
+
+def test_the_target_accuracy_ends_a_run(tmp_path: Path) -> None:
+    done = federate(tmp_path, members(), {**SMALL, "rounds": 5, "target_accuracy": 0.01})
+    assert done.result.reached
+    assert done.result.rounds == 1
