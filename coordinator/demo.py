@@ -39,14 +39,14 @@ class Device:
 
 
 DEVICES = (
-    Device("laptop", 0.9, "2GB"),
-    Device("jetson", 0.55, "1GB"),
-    Device("phone", 0.32, "700MB"),
-    Device("pi", 0.18, "600MB"),
+    Device("laptop", 0.7, "2GB"),
+    Device("jetson", 0.5, "1GB"),
+    Device("phone", 0.33, "700MB"),
+    Device("pi", 0.16, "600MB"),
 )
 RUN = "demo"
-ROUNDS = 8
-SETTINGS = ("train.epochs=2", "evaluate.every=4")
+ROUNDS = 10
+SETTINGS = ("evaluate.every=5",)
 LIMIT = 100.0  # seconds without any sign of life from the run before it is given up
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from edge_agent.cli import main; main()"
 

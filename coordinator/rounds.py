@@ -111,9 +111,9 @@ def reached(scores: Sequence[Score], menu: Sequence[Submodel], target: float) ->
 
 def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
     """One round: from a stored state to the next stored state."""
-    start, sent, got = time.monotonic(), run.fleet.link.sent_bytes, run.fleet.link.received_bytes
     number = state.round + 1
     agents = wait_for(run.fleet, run.config.fleet.min_agents, run.config.fleet.wait, run.watch)
+    start, sent, got = time.monotonic(), run.fleet.link.sent_bytes, run.fleet.link.received_bytes
     chosen = choose(run, state, agents, number)
     counts = {s: sum(c == s for c in chosen.values()) for s in dict.fromkeys(chosen.values())}
     state = replace(state, fleet=counts)

@@ -105,8 +105,8 @@ def _join(
     will = topics.status(run.run, job.name), messages.encode(messages.Status(job.name, session, False))
     link = MqttLink(broker, f"{run.run}-{job.name}", will)
     try:
-        profile = measure(worker, run, link, job.name, say)
-        return take_part(Participant(link, run, profile, worker, spool, session=session), stop, say)
+        participant = Participant(link, run, job.name, lambda card: measure(worker, card, link, job.name, say), worker, spool, session=session)
+        return take_part(participant, stop, say)
     finally:
         link.close()
 

@@ -19,11 +19,12 @@ from typing import Any
 import msgspec
 
 from edge_agent.worker import Channel, Job
-from federated.errors import DataError, EspalierError, MissingExtra
+from federated.errors import DataError, EspalierError, MissingExtra, Refused
 from federated.task import Task
 from federated.wire import messages, tensors
+from models.submodel import Submodel
 
-__all__ = ["main", "serve"]
+__all__ = ["check_allowed", "main", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,16 @@ def _measure(job: Job, data: Any, run: dict[str, Any]) -> dict[str, Any]:
     from edge_agent.profile import measure
 
     card = msgspec.convert(run, messages.Run)
+    for submodel in card.calibration:
+        check_allowed(job, submodel)
     return asdict(measure(card, data, job.limits, job.device))
+
+
+def check_allowed(job: Job, submodel: Submodel) -> None:
+    """A network of `module:function` runs code of this device, so only the one that its owner named is built. Raises Refused."""
+    family = submodel.network.family
+    if ":" in family and family != job.model:
+        raise Refused(f"this run trains the network '{family}': join with --model {family} if you trust that function of yours")
 
 
 def _perform(job: Job, data: Any, channel: Channel, message: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +88,7 @@ def _perform(job: Job, data: Any, channel: Channel, message: dict[str, Any]) -> 
 
     task = msgspec.convert(message["task"], Task)
     try:
+        check_allowed(job, task.submodel)
         _, weights = tensors.decode(memoryview(Path(message["weights"]).read_bytes()))
         update = perform(task, weights, data, device=job.device, stop=channel.ready)
         meta = msgspec.to_builtins(replace(update, tensors={}))

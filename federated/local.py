@@ -34,11 +34,11 @@ Step = Callable[[int, int, float], None]
 OPTIMISERS = {"sgd": torch.optim.SGD}
 
 
-class Stopped(Exception):  # noqa: N818 (it ends a task that its caller gave up; nothing went wrong)
+class Stopped(Exception):
     """The caller's `stop` said so between two steps."""
 
 
-class Diverged(RuntimeError):  # noqa: N818 (errors here are named by what happened)
+class Diverged(RuntimeError):
     """The loss left the finite numbers."""
 
 

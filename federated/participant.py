@@ -75,15 +75,19 @@ class Participant:
         self,
         link: Link,
         run: messages.Run,
-        profile: Profile,
+        name: str,
+        measure: Callable[[messages.Run], Profile],
         trainer: Trainer,
         spool: Path,
         *,
         session: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.link, self.run, self.profile, self.trainer, self.spool = link, run, profile, trainer, spool
-        self.name, self.session, self.clock = profile.agent, session, clock
+        """measure: what this device can do for a run; called at join, and again when the run's network becomes known."""
+        self.link, self.run, self.trainer, self.spool = link, run, trainer, spool
+        self.name, self.session, self.clock = name, session, clock
+        self._measure = measure
+        self.profile = measure(run)
         self.over = ""  # why this agent is done, once it is
         self.refused = False  # whether it was turned away
         self.finished = 0  # updates that the coordinator accepted
@@ -174,9 +178,14 @@ class Participant:
             self.over, self.refused = f"another agent joined under the name '{self.name}': give each its own (--name)", True
 
     def _meet(self, run: messages.Run) -> None:
-        """A coordinator that came back knows no task of before."""
-        if run.run == self.run.run and run.session != self.run.session:
-            self.run = run
+        """A card that is new: of a coordinator that came back and knows no task of before, or of one that has learned what the data look like."""
+        if run.run != self.run.run or run == self.run:
+            return
+        known, self.run = self.run, run
+        if (run.network, run.calibration, run.batch) != (known.network, known.calibration, known.batch):
+            self.profile = self._measure(run)
+            self._introduce()
+        if run.session != known.session:
             self._drop(lambda task: True, "the coordinator came back")
             self._introduce()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from models.family import Address, Family, Preset
+from models.layers import Standardise
 from models.preresnet import PRERESNET
 from models.submodel import Network, Submodel
 
@@ -72,6 +74,8 @@ def family(made: Network) -> Family:
 def hooked(name: str) -> Family:
     """A family of the user's own, from "module:function": function(submodel) -> nn.Module, which obeys `submodel.width` if it is to scale.
 
+    What it returns is given standardised floats, (x - mean) / std of the raw data, and need not know of either.
+
     Its last nn.Linear is labelled where it has as many outputs as there are classes. An attribute `depths` of the function, a tuple of the
     blocks per section, lets it scale in depth too; its blocks are then named "sections.SECTION.BLOCK...." Without it there is nothing to skip.
     """
@@ -79,13 +83,17 @@ def hooked(name: str) -> Family:
     depths = tuple(getattr(function, "depths", ()))
     # A closure over the function, not a Family of data: only the built module can say which tensors hold the classes.
     return Family(
-        build=function,
+        build=lambda submodel: standardised(function(submodel), submodel.network),
         presets={"": Preset((), depths)},
         default="",
         inputs=0,
         labelled=last_linear,
-        address=PRERESNET.address,
+        address=lambda name: PRERESNET.address(name.removeprefix("net.")),
     )
+
+
+def standardised(net: nn.Module, made: Network) -> nn.Module:
+    return nn.Sequential(OrderedDict(standardise=Standardise(made.mean, made.std, len(made.inputs)), net=net))
 
 
 def imported(name: str) -> Callable[[Submodel], nn.Module]:

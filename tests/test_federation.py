@@ -211,3 +211,22 @@ def test_the_target_accuracy_ends_a_run(tmp_path: Path) -> None:
     done = federate(tmp_path, members(), {**SMALL, "rounds": 5, "target_accuracy": 0.01})
     assert done.result.reached
     assert done.result.rounds == 1
+
+
+def test_a_coordinator_without_data_learns_their_shape_from_the_agents(tmp_path: Path) -> None:
+    """It evaluates on the devices' held-out data alone; mean and deviation of the inputs are those of all data together."""
+    fleet = members()
+    done = federate(tmp_path, fleet, {**SMALL, "data.name": "agents"})
+    assert {s.view for s in done.result.scores} == {"devices"}
+    pooled = np.concatenate([m.data.x for m in fleet]).astype(float)
+    network = next(iter(done.result.assigned.values())).network
+    assert network.mean == pytest.approx((pooled.mean(),), rel=1e-6)
+    assert network.std == pytest.approx((pooled.std(),), rel=1e-4)
+
+
+def test_a_network_of_ones_own_is_scaled_and_trained(tmp_path: Path) -> None:
+    settings = {"model.name": "tests.support.model:small", "method.name": "fedavg", "method.widths": [0.5, 1.0], "rounds": 4}
+    done = federate(tmp_path, members(), settings)
+    central = [s.accuracy for s in done.result.scores if s.view == "central"]
+    assert len(central) == 2
+    assert central[-1] > 0.5

@@ -289,8 +289,8 @@ _SHA256 = r"^[0-9a-f]{64}\Z"
 
 
 def _submodel_name(kind: str, submodel: Submodel) -> str:
-    if not 0 < submodel.width <= 1 or submodel.branches < 1 or not submodel.mask:
-        raise Malformed(f"message '{kind}': expected a submodel of a width in (0, 1], branches and blocks, found {_glimpse(submodel)}")
+    if not 0 < submodel.width <= 1 or submodel.branches < 1:
+        raise Malformed(f"message '{kind}': expected a submodel of a width in (0, 1] and at least one branch, found {_glimpse(submodel)}")
     return submodel.name
 
 

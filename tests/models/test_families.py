@@ -101,8 +101,8 @@ def own(monkeypatch):
 def test_a_function_of_the_user_is_a_family(own):
     net = network("own_models:perceptron", (1, 2, 2), 3)
     small, large = menu(net, (0.5, 1), (1, 2))
-    assert shapes(small) == {"1.weight": (3, 4), "1.bias": (3,), "3.weight": (3, 3), "3.bias": (3,)}
-    assert labelled(large) == {"3.weight", "3.bias"}
+    assert shapes(small) == {"net.1.weight": (3, 4), "net.1.bias": (3,), "net.3.weight": (3, 3), "net.3.bias": (3,)}
+    assert labelled(large) == {"net.3.weight", "net.3.bias"}
     assert build(large)(torch.zeros(2, 1, 2, 2)).shape == (2, 3)
     assert cost(large).parameters == 6 * 4 + 6 + 3 * 6 + 3
     assert cost(large).macs == 6 * 4 + 3 * 6

@@ -68,14 +68,16 @@ class Member:
     participant: Participant | None = None
     error: BaseException | None = None
 
+    def measure(self, run: messages.Run) -> Profile:
+        timings = tuple(Timing(s, run.batch, self.speed) for s in run.calibration)
+        facts = {"host": "h", "system": "s", "cpus": 1.0, "runtime": "torch", "survey": {}}
+        return Profile(agent=self.name, memory=self.memory, uplink=1e9, chunk=262_144, data=self.data.card(), timings=timings, **facts)
+
     def live(self, link: Link, folder: Path) -> None:
         try:
             torch.set_num_threads(1)
             run = find_run(link, RUN, 30)
-            timings = tuple(Timing(s, run.batch, self.speed) for s in run.calibration)
-            facts = {"host": "h", "system": "s", "cpus": 1.0, "runtime": "torch", "survey": {}}
-            profile = Profile(agent=self.name, memory=self.memory, uplink=1e9, chunk=link.max_chunk, data=self.data.card(), timings=timings, **facts)
-            self.participant = Participant(link, run, profile, Here(self.data, self.change), folder / self.name, session="s1")
+            self.participant = Participant(link, run, self.name, self.measure, Here(self.data, self.change), folder / self.name, session="s1")
             self.participant.join()
             while self.participant.turn(0.01):
                 pass
