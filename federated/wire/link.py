@@ -1,15 +1,32 @@
-"""What an agent or a coordinator holds of the network: publish, subscribe, receive. The protocol only; `mqtt` and `memory` speak it."""
+"""What an agent or a coordinator holds of the network: publish, subscribe, receive; and the link that speaks MQTT."""
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from typing import Protocol, TypeAlias
 
-from federated.wire.inbox import LINK_DOWN, LINK_UP, Delivery
+import paho.mqtt.client as mqtt
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
-__all__ = ["CHUNK", "LINK_DOWN", "LINK_UP", "OVERHEAD", "Delivery", "Link", "Payload", "Probe", "Will", "chunk_within"]
+from federated.errors import LinkError
+from federated.wire.address import Address, parse_address
+from federated.wire.inbox import LINK_DOWN, LINK_UP, Delivery, Inbox
+from federated.wire.mqtt import MAX_PACKET, Handlers, connect, measure, part
+
+__all__ = ["CHUNK", "LINK_DOWN", "LINK_UP", "OVERHEAD", "PROBES", "Delivery", "Link", "MqttLink", "Payload", "Probe", "Will", "chunk_within"]
+
+log = logging.getLogger(__name__)
 
 CHUNK = 256 << 10  # bytes of data per chunk: large enough to be fast, small enough for slow links and careful brokers
 OVERHEAD = 4 << 10  # bytes that a packet holds beside a chunk's data: topic, envelope, MQTT itself
+PROBES = (CHUNK + OVERHEAD, 96 << 10, 32 << 10)  # payloads to try: ours, one for brokers that stop at 128 KB, a last resort
+STRIKES = 3  # connections lost in a row, each with a message under way and none acknowledged
+SHORT, SHORTS = 5.0, 5  # connections in a row that lasted less than so many seconds
+HOLD = 20.0  # seconds that a full inbox holds the network up (less than half the keep-alive) before a delivery is dropped
+FAREWELL = 5.0  # seconds that closing waits for what is still to be sent
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 Will: TypeAlias = tuple[str, bytes]
@@ -49,3 +66,175 @@ class Link(Protocol):
 def chunk_within(max_payload: int, chunk: int = CHUNK) -> int:
     """Bytes of data per chunk so that its message fits `max_payload`."""
     return max(1 << 10, min(chunk, max_payload - OVERHEAD))
+
+
+class MqttLink:
+    """A `Link` over MQTT, 5 or else 3.1.1. `protocol` is the version that the broker took.
+
+    The network has a thread of its own, which only fills the inbox; when nobody empties it, the network slows down.
+    """
+
+    def __init__(
+        self,
+        address: str | Address,
+        client_id: str,
+        will: Will | None = None,
+        *,
+        timeout: float = 10.0,
+        patience: float = 120.0,
+        chunk: int = CHUNK,
+        version: int | None = None,
+    ) -> None:
+        """Connects. timeout: seconds for that; patience: seconds that `publish` waits for room; version: an MQTT protocol number, else the best.
+
+        will: topic and payload, which the broker publishes retained should this link vanish.
+        Raises UsageError for an address that is none, ConfigError for an unusable CA file, LinkError.
+        """
+        self.address = parse_address(address) if isinstance(address, str) else address
+        self.client_id, self.sent_bytes, self.received_bytes = client_id, 0, 0
+        self._patience, self._chunk = patience, chunk
+        self._inbox = Inbox()
+        self._patterns: dict[str, None] = {}
+        self._asked: dict[int, str] = {}  # subscriptions by message id, until the broker answers
+        self._flying: list[tuple[mqtt.MQTTMessageInfo, str, int]] = []  # published, perhaps not acknowledged: topic, bytes
+        self._lock = threading.Lock()  # never taken in the network's thread: it holds locks of its own when it calls
+        self._acknowledged = threading.Event()
+        self._fatal, self._closed, self._greeted = "", False, False
+        self._strikes, self._shorts, self._acks, self._since = 0, 0, 0, time.monotonic()
+        handlers = Handlers(self._on_connected, self._on_disconnected, self._on_message, self._on_published, self._on_subscribed)
+        greeting = connect(self.address, client_id, will, handlers, timeout=timeout, version=version)
+        self._client, self.protocol = greeting.client, greeting.protocol
+        self._limit(min(MAX_PACKET, greeting.max_packet) - OVERHEAD)
+
+    def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
+        self._check()
+        if len(payload) > self.max_payload:
+            raise LinkError(f"{topic}: a payload of {len(payload)} bytes is over the broker's limit of {self.max_payload}: lower wire.chunk")
+        data = payload if isinstance(payload, bytes) else bytes(payload)
+        until = time.monotonic() + self._patience
+        with self._lock:
+            while True:
+                self._acknowledged.clear()
+                info = self._client.publish(topic, data, qos=qos, retain=retain)
+                if info.rc != mqtt.MQTT_ERR_QUEUE_SIZE:
+                    break
+                if time.monotonic() > until:
+                    raise LinkError(f"{self.address}: the broker acknowledged nothing for {self._patience:.0f} s; {topic} was not sent")
+                self._acknowledged.wait(0.05)
+                self._check()
+            self.sent_bytes += len(topic) + len(data)
+            if qos > 0:
+                self._flying = [flight for flight in self._flying if not flight[0].is_published()]
+                self._flying.append((info, topic, len(data)))
+
+    def subscribe(self, pattern: str) -> None:
+        self._check()
+        with self._lock:
+            self._patterns[pattern] = None
+            self._ask(pattern, SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE)
+
+    def unsubscribe(self, pattern: str) -> None:
+        with self._lock:
+            if self._patterns.pop(pattern, "") is None:
+                self._client.unsubscribe(pattern)
+
+    def receive(self, timeout: float) -> Delivery | None:
+        delivery = self._inbox.get(timeout)
+        if delivery is None:
+            self._check()
+        return delivery
+
+    def probe(self, topic: str, sizes: tuple[int, ...] = PROBES) -> Probe:
+        """Also lowers `max_payload` and `max_chunk` to what passed, where more did not."""
+        passed, rate = measure(self.address, f"{self.client_id}-probe", topic, sizes, limit=self.max_payload, version=self.protocol, timeout=30.0)
+        if passed < max(sizes):
+            self._limit(passed)
+        return passed, rate
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        until = time.monotonic() + FAREWELL
+        while self._client.is_connected() and self._under_way() and time.monotonic() < until:
+            self._acknowledged.clear()
+            self._acknowledged.wait(0.02)
+        self._closed = True
+        if self.protocol != mqtt.MQTTv5 and self._patterns and self._client.is_connected():
+            self._client.unsubscribe(list(self._patterns))  # a session of 3.1.1 outlives us: let it queue nothing
+        part(self._client, self.protocol)
+        self._inbox.close()
+
+    def _limit(self, payload: int) -> None:
+        self.max_payload, self.max_chunk = payload, chunk_within(payload, self._chunk)
+
+    def _under_way(self) -> list[tuple[str, int]]:
+        return [(topic, size) for info, topic, size in list(self._flying) if not info.is_published()]
+
+    def _check(self) -> None:
+        """Raises LinkError where the link is beyond mending; revives a network thread that died."""
+        if self._closed:
+            raise LinkError(f"the link of '{self.client_id}' is closed")
+        if self._fatal:
+            raise LinkError(self._fatal)
+        thread = self._client._thread
+        if thread is not None and not thread.is_alive():
+            log.error("the network thread of '%s' died; starting another", self.client_id)
+            self._client.loop_stop()
+            self._client.reconnect()
+            self._client.loop_start()
+
+    def _ask(self, pattern: str, retained: int) -> None:
+        if self.protocol == mqtt.MQTTv5:
+            _, mid = self._client.subscribe(pattern, options=SubscribeOptions(qos=1, retainHandling=retained))
+        else:
+            _, mid = self._client.subscribe(pattern, qos=1)
+        if mid is not None:
+            self._asked[mid] = pattern
+
+    # ---- in the network's thread -----------------------------------------------------------------------------------
+
+    def _on_connected(self, client: mqtt.Client, resumed: bool) -> None:
+        self._acks, self._since = 0, time.monotonic()
+        if not self._greeted:
+            self._greeted = True
+            return
+        self._inbox.put(Delivery(LINK_UP, b"resumed" if resumed else b""), force=True)
+        for pattern in list(self._patterns):
+            self._ask(pattern, SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
+
+    def _on_disconnected(self, client: mqtt.Client, reason: ReasonCode) -> None:
+        if self._closed or not self._greeted:
+            return
+        self._inbox.put(Delivery(LINK_DOWN, str(reason).encode()), force=True)
+        self._shorts = self._shorts + 1 if time.monotonic() - self._since < SHORT else 0
+        if reason.getName() == "Session taken over" or self._shorts >= SHORTS:
+            self._end(f"{self.address}: the broker keeps hanging up; is another client connected as '{self.client_id}'? Each needs a name of its own")
+        flights = self._under_way()
+        self._strikes = self._strikes + 1 if flights and not self._acks else 0
+        if self._strikes >= STRIKES:
+            topic, size = max(flights, key=lambda flight: flight[1])
+            self._end(
+                f"{self.address}: the broker hung up {STRIKES} times over a packet of {size} bytes ({topic}): it may take no packets of that size; "
+                "lower wire.chunk, or raise the broker's limit (mosquitto: max_packet_size)"
+            )
+
+    def _end(self, why: str) -> None:
+        self._fatal = why
+        self._client.disconnect()
+
+    def _on_message(self, message: mqtt.MQTTMessage) -> None:
+        self.received_bytes += len(message.topic) + len(message.payload)
+        if not self._inbox.put(Delivery(message.topic, bytes(message.payload), message.retain), HOLD):
+            log.warning("dropped a delivery of %d bytes on %s: nobody took it for %.0f s", len(message.payload), message.topic, HOLD)
+
+    def _on_published(self, reason: ReasonCode) -> None:
+        self._acks += 1
+        self._strikes = 0
+        if reason.is_failure:
+            self._fatal = f"{self.address}: the broker refuses to take a message: {reason}; check what this user may publish"
+        self._acknowledged.set()
+
+    def _on_subscribed(self, mid: int, reasons: list[ReasonCode]) -> None:
+        pattern = self._asked.pop(mid, "")
+        if any(reason.is_failure for reason in reasons):
+            self._fatal = f"{self.address}: the broker refuses a subscription to '{pattern}': {reasons[0]}; check what this user may hear"

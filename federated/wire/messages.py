@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import msgspec
 from msgspec import Meta
 
