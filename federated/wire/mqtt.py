@@ -35,6 +35,8 @@ EXPIRY = 3600  # seconds that a broker keeps a session whose link is down (MQTT 
 KEEPALIVE = 60  # seconds
 INFLIGHT, QUEUED = 8, 64  # messages without acknowledgement, and waiting to be sent
 UNKNOWN_USER = ("Bad user name or password", "Not authorized")
+HURRY = 2.0  # seconds that the newer protocol has, once there is a connection
+SPOKEN: dict[tuple[str, int], int] = {}  # what brokers took, by host and port, so that only the first link has to find out
 PROTOCOLS = (mqtt.MQTTv5, mqtt.MQTTv311)
 
 Handler: TypeAlias = Callable[..., None]
@@ -93,37 +95,43 @@ def connect(
     Raises LinkError within `timeout` seconds, saying what was tried and what to do; ConfigError for an unusable CA file.
     """
     until = time.monotonic() + timeout
-    failure = LinkError(f"{address}: no time to connect")
-    protocols = PROTOCOLS if version is None else (version,)
-    for left, protocol in zip(range(len(protocols), 0, -1), protocols, strict=True):
+    place = address.host, address.port
+    protocols = [version] if version is not None else [p for p in PROTOCOLS if p <= SPOKEN.get(place, p)]
+    while True:
+        protocol = protocols.pop(0)
         try:
-            return _try(address, client_id, will, handlers, protocol, (until - time.monotonic()) / left)
+            greeting = _try(address, client_id, will, handlers, protocol, until, hurry=bool(protocols))
         except _ProtocolError as error:
-            failure = LinkError(str(error))
-    raise failure
+            if not protocols:
+                raise LinkError(str(error)) from None
+            continue
+        SPOKEN[place] = protocol
+        return greeting
 
 
 class _ProtocolError(Exception):
     """The broker does not take this version of the protocol, or shows no sign that it knows it."""
 
 
-def _try(address: Address, client_id: str, will: tuple[str, bytes] | None, handlers: Handlers, protocol: int, timeout: float) -> Greeting:
+def _try(
+    address: Address, client_id: str, will: tuple[str, bytes] | None, handlers: Handlers, protocol: int, until: float, *, hurry: bool
+) -> Greeting:
+    """`hurry`: there is another protocol to try; a broker that knows only that one may wait for the rest of what it cannot read."""
     door = _Door()
     client = _client(address, client_id, will, protocol, handlers, door)
-    client.connect_timeout = max(0.1, timeout)
-    start = time.monotonic()
+    timeout = client.connect_timeout = max(0.1, until - time.monotonic())
     try:
         if protocol == mqtt.MQTTv5:
             # Clean at first: what a broker queued for an earlier process of this name means nothing to this one.
-            client.connect(
-                address.host, address.port, KEEPALIVE, clean_start=mqtt.MQTT_CLEAN_START_FIRST_ONLY, properties=_expiry(PacketTypes.CONNECT, EXPIRY)
-            )
+            expiry = _expiry(PacketTypes.CONNECT, EXPIRY)
+            client.connect(address.host, address.port, KEEPALIVE, clean_start=mqtt.MQTT_CLEAN_START_FIRST_ONLY, properties=expiry)
         else:
             client.connect(address.host, address.port, KEEPALIVE)
     except (OSError, ValueError) as error:
         raise LinkError(_explain(address, error, timeout)) from error
     client.loop_start()
-    if door.answered.wait(max(0.1, timeout - (time.monotonic() - start))) and door.reason is not None and not door.reason.is_failure:
+    door.answered.wait(min(HURRY if hurry else timeout, max(0.1, until - time.monotonic())))
+    if door.reason is not None and not door.reason.is_failure:
         return Greeting(client, protocol, door.max_packet)
     part(client, protocol)
     where = f"no link to the broker at {address}{_resolved(address)}"
