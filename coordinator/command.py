@@ -82,9 +82,9 @@ def begin_broker(config: Config, folder: Path, say: Callable[[str], None]) -> It
         yield config.broker.url
         return
     passwords = Path(config.broker.passwords) if config.broker.passwords else None
-    with brokers.start(config.broker.listen, config.broker.port, config.broker.kind, folder / "broker", passwords) as broker:
+    with brokers.start(config.broker.listen, config.broker.port, config.broker.kind, folder / "broker", passwords=passwords) as broker:
         say(f"started {broker.kind} {broker.version} at {broker.address}; agents join by: edge-agent join --broker {broker.address}")
-        yield broker.address
+        yield broker.url
 
 
 @contextmanager

@@ -115,6 +115,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return {**self.train, **{key: value for key, value in self.method.items() if key != "name"}}
 
 
+VALUES = {name for name in Config.__struct_fields__ if isinstance(getattr(Config(), name), int | float | str)}  # keys that are no tables
+
+
 def load(file: Path | None, environment: Mapping[str, str], settings: Iterable[tuple[str, Any]], base: Mapping[str, Any] | None = None) -> Config:
     """The record of `base`, a TOML file, the environment and settings, the later over the earlier. Raises ConfigError that names the key."""
     tree: dict[str, Any] = dict(base or {})
@@ -123,7 +126,7 @@ def load(file: Path | None, environment: Mapping[str, str], settings: Iterable[t
             _put(tree, key, value, where=str(file))
     for name, text in sorted(environment.items()):
         key = name.removeprefix(PREFIX).lower().replace("__", ".")
-        if name.startswith(PREFIX) and (key in Config.__struct_fields__ or (key.partition(".")[0] in Config.__struct_fields__ and "." in key)):
+        if name.startswith(PREFIX) and (key in VALUES or ("." in key and key.partition(".")[0] in Config.__struct_fields__)):
             _put(tree, key, _value(text), where=name)
     for key, value in settings:
         _put(tree, key, value, where="--set " + key)

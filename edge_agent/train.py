@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from edge_agent.worker import Channel, Job
-from federated.errors import DataError, EspalierError, MissingExtra, Refused
+from federated.errors import ConfigError, EspalierError, MissingExtra, Refused, UsageError
 from federated.task import Task
 from federated.wire import messages, tensors
 from models.submodel import Submodel
@@ -46,8 +46,10 @@ def serve(channel: Channel) -> None:
                     pass  # it came after the task was done
     except MissingExtra as error:
         channel.send({"error": "extra", "command": error.command, "extra": error.extra, "package": error.package})
-    except DataError as error:
+    except ConfigError as error:
         channel.send({"error": "data", "reason": str(error)})
+    except UsageError as error:
+        channel.send({"error": "usage", "reason": str(error)})
     except EspalierError as error:
         channel.send({"error": "other", "reason": str(error)})
     except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -22,7 +22,7 @@ import msgpack
 import msgspec
 
 from edge_agent.limits import Cage, Limits
-from federated.errors import DataError, EspalierError, MissingExtra
+from federated.errors import DataError, EspalierError, MissingExtra, UsageError
 from federated.participant import Outcome
 from federated.task import Card, Task
 
@@ -82,7 +82,9 @@ class Worker:
 
     def _start(self) -> None:
         here, there = socket.socketpair()
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.job.limits.threads), "PYTHONUNBUFFERED": "1"}
+        # Passive: threads that wait must sleep. Spinning ones, of several agents on one machine, steal each other's processors for seconds.
+        threads = {"OMP_NUM_THREADS": str(self.job.limits.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        environment = {**os.environ, **threads, "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [sys.executable, "-m", "edge_agent.train", str(there.fileno())],
             pass_fds=[there.fileno()],
@@ -141,6 +143,8 @@ class Worker:
                 return answer
             case "data":
                 raise DataError(answer["reason"])
+            case "usage":
+                raise UsageError(answer["reason"])
             case "extra":
                 raise MissingExtra(answer["command"], answer["extra"], answer["package"])
             case _:

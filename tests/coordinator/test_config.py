@@ -1,0 +1,78 @@
+"""Configuration: the later source wins, and what is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import load, parse_setting, to_json
+from federated.errors import ConfigError
+
+FILE = """
+rounds = 5
+[method]
+name = "heterofl"
+widths = [1.0, 0.5]
+[train]
+lr = 0.1
+[fleet]
+min_agents = 3
+[assign]
+submodels = {pi = "w0.5-d2"}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_flags_go_over_the_environment_and_that_over_the_file(file: Path) -> None:
+    environment = {"ESPALIER_ROUNDS": "7", "ESPALIER_FLEET__MIN_AGENTS": "4", "ESPALIER_DATA": "somewhere", "HOME": "/"}
+    config = load(file, environment, [parse_setting("train.lr=0.05"), ("fleet.fraction", 0.5)])
+    assert (config.rounds, config.fleet.min_agents, config.fleet.fraction) == (7, 4, 0.5)
+    assert config.settings == {"lr": 0.05, "widths": [1.0, 0.5]}
+    assert config.method_name == "heterofl"
+    assert config.assign.submodels == {"pi": "w0.5-d2"}
+    assert config.data.name == "digits"
+
+
+def test_a_record_survives_json(file: Path) -> None:
+    config = load(file, {}, [])
+    assert load(None, {}, [], base=to_json(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("flet.min_agents=1", "unknown key 'flet'; known: fleet"),
+        ("fleet.min_agent=1", r"unknown field `min_agent`.*fleet"),
+        ("rounds=0", "rounds"),
+        ("fleet.fraction=1.5", "fraction"),
+        ("fleet.deadline=-1", "deadline"),
+        ("rounds", "expected KEY=VALUE"),
+        ("rounds.of=1", "rounds"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(setting: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(None, {}, [parse_setting(setting)])
+
+
+@pytest.mark.parametrize(("text", "words"), [("rounds = ", "not TOML"), ("round = 1", "unknown key 'round'; known: rounds")])
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load(path, {}, [])
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "none.toml", {}, [])
+
+
+def test_a_setting_is_toml_or_else_text() -> None:
+    assert parse_setting("a.b=[1, 2]") == ("a.b", [1, 2])
+    assert parse_setting("data.name=mnist") == ("data.name", "mnist")
+    assert parse_setting('assign.submodels={a="w1"}') == ("assign.submodels", {"a": "w1"})

@@ -1,0 +1,107 @@
+"""A run's folder: whole rounds or none, one coordinator at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from coordinator.store import Entry, Facts, Round, Score, Store, latest, names
+from federated.errors import StoreError
+from models.submodel import Network, Submodel
+
+NETWORK = Network("preresnet", "small", (1, 8, 8), 10)
+SUBMODEL = Submodel(NETWORK, 0.5, ((1, 0), (1, 1)))
+
+
+def done(number: int) -> Round:
+    tensors = {"w": torch.arange(6.0).reshape(2, 3) + number, "stats/w0.5/x": torch.ones(2)}
+    entries = [Entry("a", "w0.5-d1.2", "folded", 10, 2, 0.5, 1.0), Entry("b", "w0.5-d1.2", "late")]
+    scores = [Score("w0.5-d1.2", "central", 0.25, 1.5, 8)]
+    return Round(number, 2.0, tensors, {SUBMODEL: 2}, entries, scores, 100, 200)
+
+
+def test_a_round_comes_back_as_it_went(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    store.write_facts(Facts({"rounds": 3}, NETWORK, (SUBMODEL,)))
+    for number in (1, 2, 3):
+        store.save(done(number))
+    store.close()
+    store = Store.open(tmp_path, "r")
+    last = store.last()
+    assert last is not None
+    assert last.round == 3
+    assert all(torch.equal(last.tensors[k], v) for k, v in done(3).tensors.items())
+    assert last.fleet == {SUBMODEL: 2}
+    assert store.scores(3) == list(done(3).scores)
+    assert [e.outcome for e in store.entries(2)] == ["folded", "late"]
+    assert [number for number, *_ in store.history()] == [1, 2, 3]
+    facts = store.read_facts()
+    assert (facts.config, facts.network, facts.menu) == ({"rounds": 3}, NETWORK, (SUBMODEL,))
+    assert sorted(p.name for p in (tmp_path / "r").glob("round-*")) == ["round-000002.safetensors", "round-000003.safetensors"]
+    store.close()
+
+
+def test_a_round_is_written_once(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    store.save(done(1))
+    with pytest.raises(StoreError, match="round 1 could not be written"):
+        store.save(done(1))
+    assert len(store.history()) == 1
+    store.close()
+
+
+def test_a_checkpoint_without_its_row_does_not_count(tmp_path: Path) -> None:
+    """A coordinator that died between the file and the transaction goes on at the round before."""
+    store = Store.create(tmp_path, "r")
+    store.save(done(1))
+    (tmp_path / "r" / "round-000002.safetensors").write_bytes(b"half")
+    last = store.last()
+    assert last is not None
+    assert last.round == 1
+    store.save(done(2))
+    last = store.last()
+    assert last is not None
+    assert last.round == 2
+    store.close()
+
+
+def test_two_coordinators_cannot_hold_one_run(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    with pytest.raises(StoreError, match="held by another coordinator"):
+        Store.open(tmp_path, "r")
+    reader = Store.open(tmp_path, "r", read_only=True)
+    reader.close()
+    store.close()
+    Store.open(tmp_path, "r").close()
+
+
+def test_what_is_missing_or_foreign_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="nothing to resume"):
+        latest(tmp_path)
+    Store.create(tmp_path, "r").close()
+    with pytest.raises(StoreError, match="run 'r' exists"):
+        Store.create(tmp_path, "r")
+    with pytest.raises(StoreError, match="no run 's' in .*; there are: r"):
+        Store.open(tmp_path, "s")
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "run.sqlite").write_bytes(b"no database at all" * 100)
+    with pytest.raises(StoreError, match="is not a run's history"):
+        Store.open(tmp_path, "t")
+    assert names(tmp_path) == ["r", "t"]
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    store.save(done(1))
+    (tmp_path / "r" / "round-000001.safetensors").write_bytes(b"damaged")
+    with pytest.raises(StoreError, match=r"round-000001.safetensors cannot be read"):
+        store.last()
+    store.close()
+
+
+def test_sessions_are_counted(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    assert [store.next_session() for _ in range(3)] == [1, 2, 3]
+    store.close()

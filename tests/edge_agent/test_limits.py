@@ -1,0 +1,83 @@
+"""Limits hold the process that they are put on, whatever it does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge_agent import limits
+from edge_agent.limits import Cage, Limits, available_cpus, available_memory, parse_size
+from federated.errors import ConfigError
+
+BURN = """
+import sys, time
+sys.stdin.readline()
+start, used = time.perf_counter(), time.process_time()
+while time.perf_counter() - start < 1.5: pass
+print((time.process_time() - used) / (time.perf_counter() - start))
+"""
+EAT = """
+import sys
+sys.stdin.readline()
+hoard = bytearray(400_000_000)
+for i in range(0, len(hoard), 4096): hoard[i] = 1
+"""
+
+
+@pytest.fixture(params=["groups", "fallback"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By control groups where they may be written, and by what is left where not."""
+    if request.param == "fallback":
+        monkeypatch.setattr(limits, "_own_groups", lambda controller: [])
+    return str(request.param)
+
+
+def run(code: str, bounds: Limits) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with Cage(process.pid, bounds) as cage:
+        out, err = process.communicate("go\n", timeout=60)
+        return subprocess.CompletedProcess(code, process.returncode, out, err), cage.how
+
+
+@pytest.mark.parametrize("share", [0.25, 0.6])
+def test_a_fraction_of_a_processor_is_all_it_gets(way: str, share: float) -> None:
+    done, how = run(BURN, Limits(cpus=share))
+    assert float(done.stdout) == pytest.approx(share, abs=0.12), how
+
+
+def test_memory_ends_where_the_limit_is(way: str) -> None:
+    done, how = run(EAT, Limits(memory=200_000_000))
+    assert done.returncode != 0, how
+    assert run(EAT, Limits(memory=900_000_000))[0].returncode == 0
+
+
+def test_control_groups_are_gone_afterwards() -> None:
+    run("input()", Limits(cpus=0.5, memory=200_000_000))
+    assert not list(Path("/sys/fs/cgroup").glob("**/espalier-*"))
+
+
+def test_what_is_available_is_no_more_than_the_limit() -> None:
+    assert available_cpus(Limits(cpus=0.5)) == 0.5
+    assert 0 < available_memory(Limits(memory=500_000_000)) < 500_000_000
+    assert available_memory(Limits()) > 0
+
+
+@pytest.mark.parametrize(("text", "size"), [("512MB", 512_000_000), ("1GiB", 2**30), ("1.5 gb", 1_500_000_000), ("300000", 300_000), ("64k", 64_000)])
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-5MB", "5XB", "5 MB 3"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected a size"):
+        parse_size(text)
+
+
+def test_limits_that_are_none() -> None:
+    with pytest.raises(ConfigError, match="--limit-cpus"):
+        Limits(cpus=0)
+    with pytest.raises(ConfigError, match="64MiB"):
+        Limits(memory=1000)

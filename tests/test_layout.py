@@ -1,0 +1,99 @@
+"""The house keeps its rules: imports go one way, torch stays where it may be, public names are what `__all__` says."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("models", "federated", "export", "edge_agent", "coordinator", "benchmarks")
+MAY_IMPORT = {
+    "models": {"models"},
+    "federated": {"models", "federated"},
+    "export": {"models", "federated", "export"},
+    "edge_agent": {"models", "federated", "export", "edge_agent"},
+    "coordinator": {"models", "federated", "export", "coordinator"},
+    "benchmarks": set(PACKAGES),
+}
+NO_METHODS = ("federated/wire", "federated/data")
+TORCH_FREE = (
+    "edge_agent",
+    "edge_agent.agent",
+    "edge_agent.cli",
+    "edge_agent.infer",
+    "edge_agent.worker",
+    "export.publish",
+    "export.verify",
+    "federated.data.catalogue",
+    "federated.participant",
+    "federated.task",
+    "federated.wire",
+    "federated.wire.link",
+    "models.submodel",
+)
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_go_one_way(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    foreign = {name.split(".")[0] for name in imports(path)} & set(PACKAGES) - MAY_IMPORT[package]
+    assert not foreign, f"{name_of(path)} imports {foreign}"
+    if str(path.relative_to(ROOT)).startswith(NO_METHODS):
+        assert not any(name.startswith("federated.methods") for name in imports(path))
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.name not in ("__init__.py", "__main__.py")], ids=name_of)
+def test_public_names_are_listed_and_sorted(path: Path) -> None:
+    module = importlib.import_module(name_of(path))
+    listed = module.__all__
+    assert list(listed) == sorted(listed, key=lambda name: (not name.isupper(), not name[0].isupper(), name)) or list(listed) == sorted(listed)
+    assert all(hasattr(module, name) for name in listed)
+    assert module.__doc__
+
+
+def test_only_one_file_speaks_mqtt_topics_and_checkpoints() -> None:
+    spelled = [p for p in FILES if "fl/v1" in p.read_text()]
+    assert [name_of(p) for p in spelled] == ["federated.wire.topics"]
+    assert {name_of(p) for p in FILES if any(name.startswith("paho") for name in imports(p))} <= {
+        "federated.wire.link",
+        "federated.wire.mqtt",
+        "coordinator.broker",
+    }
+    assert {name_of(p) for p in FILES if any(name.startswith("safetensors") for name in imports(p))} == {"coordinator.store"}
+
+
+def test_nothing_is_unpickled() -> None:
+    assert not [name_of(p) for p in FILES if imports(p) & {"pickle", "cloudpickle", "dill", "marshal"} or "torch.load" in p.read_text()]
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_a_device_without_torch_can_import(module: str) -> None:
+    code = f"import sys; sys.modules['torch'] = sys.modules['onnx'] = sys.modules['scipy'] = None; import {module}"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=ROOT)
+
+
+def test_files_stay_small() -> None:
+    long = {name_of(p): n for p in FILES if (n := len(p.read_text().splitlines())) > 420}
+    assert not long, f"split by noun: {long}"

@@ -1,0 +1,267 @@
+"""The commands as a person types them, as processes of their own, over real brokers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from coordinator import broker as brokers
+from coordinator.store import Store
+from federated.data import catalogue
+from tests.support.federation import Member, digits, federate
+
+pytestmark = [pytest.mark.processes, pytest.mark.broker]
+COORDINATOR = [sys.executable, "-c", "from coordinator.cli import main; main()"]
+AGENT = [sys.executable, "-c", "from edge_agent.cli import main; main()"]
+QUICK = ["--set", "method.widths=[0.5,1.0]", "--set", "method.depths=[2]", "--set", "train.epochs=1", "--set", "fleet.wait=90"]
+PINNED = {"a0": "w1-d2.2.2", "a1": "w0.5-d2.2.2"}
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(params=["mosquitto", "amqtt"])
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "mosquitto" and not brokers.find_mosquitto():
+        pytest.skip("no mosquitto on this machine")
+    return str(request.param)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[str]:
+    with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
+        yield started.address
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a command in the test's folder; all are gone afterwards."""
+    started: list[subprocess.Popen[str]] = []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
+
+    def begin(*command: str) -> subprocess.Popen[str]:
+        log = (tmp_path / f"{len(started)}.err").open("w")
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=tmp_path)
+        log.close()
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def result(process: subprocess.Popen[str], timeout: float = 120) -> dict[str, Any]:
+    out, _ = process.communicate(timeout=timeout)
+    assert process.returncode == 0, out
+    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return answer
+
+
+def agent(start: Start, broker: str, index: int, *more: str) -> subprocess.Popen[str]:
+    shard = ["--data", "digits", "--shard", f"{index}/2", "--seed", "0"]
+    return start(*AGENT, "join", "--broker", broker, "--name", f"a{index}", *shard, "--format", "json", *more)
+
+
+def test_a_coordinator_that_starts_its_own_broker_and_two_agents(tmp_path: Path, start: Start, kind: str) -> None:
+    """Two terminals, with either broker; afterwards the broker is gone."""
+    port = 18_000 + os.getpid() % 2000
+    kinds = ["--set", f"broker.kind={kind}", "--port", str(port)]
+    coordinator = start(*COORDINATOR, "start", "--method", "fedfa", "--min-agents", "2", "--rounds", "2", *kinds, *QUICK, "--format", "json")
+    time.sleep(3 if kind == "amqtt" else 1)
+    wait = ["--wait", "60"]
+    agents = [start(*AGENT, "join", "--broker", f"127.0.0.1:{port}", "--name", f"d{i}", "--format", "json", *wait) for i in range(2)]
+    told = result(coordinator)
+    assert told["rounds"] == 2
+    assert sorted(a["id"] for a in told["agents"]) == ["d0", "d1"]
+    assert 0 < told["accuracy"] <= 1
+    for process in agents:
+        left = result(process, 30)
+        assert left["reason"] == "the run is over"
+        assert left["updates"] >= 2
+    history = Store.open(tmp_path / "runs", told["run"], read_only=True)
+    assert [row[0] for row in history.history()] == [1, 2]
+    history.close()
+    with pytest.raises(OSError, match=r"refused|reset"):
+        import socket
+
+        socket.create_connection(("127.0.0.1", port), 1)
+
+
+def test_memory_and_mqtt_give_the_same_model(tmp_path: Path, start: Start, broker: str) -> None:
+    """The same seed, the same pinned submodels: the transport leaves no trace in the weights."""
+    pins = json.dumps(PINNED).replace(":", "=")
+    run = ["--name", "test", "--rounds", "2", "--min-agents", "2", "--seed", "0", "--set", f"assign.submodels={pins}"]
+    coordinator = start(*COORDINATOR, "start", "--broker", broker, *run, *QUICK, "--format", "json")
+    agents = [agent(start, broker, i, "--limit-cpus", "1") for i in range(2)]  # one thread, as here: sums of floats depend on how many add
+    result(coordinator)
+    for process in agents:
+        result(process, 30)
+    members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
+    settings = {"method.widths": [0.5, 1.0], "method.depths": [2], "train.epochs": 1, "rounds": 2, "assign.submodels": PINNED}
+    here = federate(tmp_path / "memory", members, settings).result.state.tensors
+    there = load_file(tmp_path / "runs" / "test" / "round-000002.safetensors")
+    assert here.keys() == there.keys()
+    assert max(float(np.abs(here[home].numpy() - there[home]).max()) for home in there) <= 1e-6
+
+
+def test_kill_minus_9_of_the_coordinator_and_resume(tmp_path: Path, start: Start, broker: str) -> None:
+    """It goes on in the round that it was in; the history has no gap and no double; the agents stay."""
+    run = ["--name", "killed", "--rounds", "6", "--min-agents", "2", "--broker", broker, *QUICK, "--set", "train.epochs=3"]
+    first = start(*COORDINATOR, "start", *run, "--format", "json")
+    agents = [agent(start, broker, i) for i in range(2)]
+    assert (said := follow(first, "round 3 of 6")), said
+    time.sleep(0.3)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    store = Store.open(tmp_path / "runs", "killed", read_only=True)
+    before = [row[0] for row in store.history()]
+    store.close()
+    second = start(*COORDINATOR, "start", *run, "--resume", "--format", "json")
+    out, _ = second.communicate(timeout=120)
+    assert second.returncode == 0
+    assert json.loads(out.splitlines()[-1])["rounds"] == 6
+    err = (tmp_path / "3.err").read_text()
+    assert f"round {len(before) + 1} of 6" in err
+    assert f"round {len(before)} of 6" not in err
+    store = Store.open(tmp_path / "runs", "killed", read_only=True)
+    assert before == list(range(1, len(before) + 1))
+    assert [row[0] for row in store.history()] == [1, 2, 3, 4, 5, 6]
+    store.close()
+    for process in agents:
+        assert result(process, 30)["reason"] == "the run is over"
+
+
+def follow(process: subprocess.Popen[str], words: str, timeout: float = 90) -> bool:
+    """Reads what a JSON-speaking command says on standard error until the words come."""
+    until = time.monotonic() + timeout
+    path = Path(f"/proc/{process.pid}/fd/2").resolve()
+    while time.monotonic() < until and process.poll() is None:
+        if words in path.read_text():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_interrupting_an_agent_leaves_cleanly_and_the_run_goes_on(tmp_path: Path, start: Start, broker: str) -> None:
+    run = ["--name", "left", "--rounds", "4", "--min-agents", "2", "--broker", broker, *QUICK, "--set", "train.epochs=3"]
+    coordinator = start(*COORDINATOR, "start", *run, "--set", "fleet.deadline=20", "--format", "json")
+    agents = [agent(start, broker, i) for i in range(2)]
+    assert follow(coordinator, "round 2 of 4")
+    agents[1].send_signal(signal.SIGINT)
+    assert result(agents[1], 20)["reason"] == "stopped"
+    assert follow(coordinator, "waiting: 1 of 2 agents")
+    agents.append(agent(start, broker, 1))
+    assert result(coordinator)["rounds"] == 4
+    assert result(agents[0], 30)["reason"] == "the run is over"
+    assert result(agents[2], 30)["reason"] == "the run is over"
+
+
+def test_a_killed_worker_is_replaced(tmp_path: Path, start: Start, broker: str) -> None:
+    """The training process dies; the agent says so and goes on with another."""
+    run = ["--name", "worker", "--rounds", "3", "--min-agents", "2", "--broker", broker, *QUICK, "--set", "train.epochs=10"]
+    coordinator = start(*COORDINATOR, "start", *run, "--format", "json")
+    agents = [agent(start, broker, i) for i in range(2)]
+    assert follow(coordinator, "round 2 of 3")
+    time.sleep(0.2)
+    children = Path(f"/proc/{agents[0].pid}/task/{agents[0].pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    assert result(coordinator)["rounds"] == 3
+    assert result(agents[0], 30)["reason"] == "the run is over"
+
+
+def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: str) -> None:
+    run = ["--name", "shipped", "--rounds", "1", "--min-agents", "2", "--broker", broker, *QUICK]
+    coordinator = start(*COORDINATOR, "start", *run, "--format", "json")
+    for process in [agent(start, broker, i) for i in range(2)]:
+        result(process)
+    result(coordinator)
+    released = result(start(*COORDINATOR, "export", "shipped", "--out", "release", "--broker", broker, "--format", "json"))
+    assert {e["submodel"] for e in released["submodels"]} == {"w0.5-d2.2.2", "w1-d2.2.2"}
+    assert all(e["max_abs_diff"] <= 1e-5 for e in released["submodels"])
+    np.save(tmp_path / "x.npy", catalogue.central("digits").x_held[:5])
+    without = [sys.executable, "-c", "import sys; sys.modules['torch'] = None; from edge_agent.cli import main; main()"]
+    fetched = result(start(*without, "infer", "--broker", broker, "--name", "a0", "x.npy", "--format", "json"))
+    assert len(fetched["answers"]) == 5
+    path = f"release/{fetched['submodel']}.onnx"
+    local = result(start(*without, "infer", "--model", path, "x.npy", "--format", "json"))
+    assert local["answers"] == fetched["answers"]
+    wrong = start(*without, "infer", "--model", path, "--sha256", "0" * 64, "x.npy")
+    wrong.communicate(timeout=30)
+    assert wrong.returncode == 8
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        ([*COORDINATOR, "start", "--method", "fedva"], 2, "unknown method 'fedva'; known: fed"),
+        ([*COORDINATOR, "start", "--model", "prersnet"], 2, "unknown model 'prersnet'; known: preresnet"),
+        ([*COORDINATOR, "start", "--data", "digit"], 2, "unknown data set 'digit'; known: digits"),
+        ([*COORDINATOR, "start", "--data", "none.npz"], 3, "no such file"),
+        ([*COORDINATOR, "start", "--set", "train.lrr=1"], 2, "unknown setting of fedfa 'lrr'; known: lr"),
+        ([*COORDINATOR, "start", "--set", "train.lr=fast"], 3, "expected float"),
+        ([*COORDINATOR, "start", "--resume"], 7, "nothing to resume"),
+        ([*COORDINATOR, "start", "--listen", "0.0.0.0"], 3, "password"),
+        ([*COORDINATOR, "start", "--broker", "127.0.0.1:9"], 5, "127.0.0.1:9"),
+        ([*COORDINATOR, "export", "none", "--out", "o"], 7, "no run 'none'"),
+        ([*AGENT, "join", "--broker", "127.0.0.1:9"], 5, "127.0.0.1:9"),
+        ([*AGENT, "join"], 2, "--broker is missing"),
+        ([*AGENT, "join", "--broker", "h", "--name", "a/b"], 2, "--name: expected"),
+        ([*AGENT, "join", "--broker", "h", "--data", "none.npz"], 3, "no such file"),
+        ([*AGENT, "join", "--broker", "h", "--shard", "4/4"], 3, "shard"),
+        ([*AGENT, "join", "--broker", "h", "--limit-memory", "lots"], 3, "expected a size"),
+        ([*AGENT, "infer", "--model", "none.onnx", "x.npy"], 8, "none.onnx"),
+    ],
+    ids=lambda value: " ".join(value[3:]) if isinstance(value, list) else None,
+)
+def test_what_is_wrong_is_said_at_once_with_its_exit_code(start: Start, tmp_path: Path, command: list[str], code: int, words: str) -> None:
+    begun = time.monotonic()
+    process = start(*command)
+    out, _ = process.communicate(timeout=60)
+    said = out + (tmp_path / "0.err").read_text()
+    assert words in said
+    assert process.returncode == code, said
+    assert "Traceback" not in said
+    assert time.monotonic() - begun < 45
+
+
+def test_a_dry_run_shows_what_would_leave_and_sends_nothing(start: Start) -> None:
+    shown = result(start(*AGENT, "join", "--dry-run", "--name", "shy", "--format", "json"))
+    profile = shown["profile (once, at join)"]
+    assert profile["agent"] == "shy"
+    assert profile["data"]["examples"] > 0
+    update = shown["update (each round)"]
+    assert update["tensors"]["head.weight"] if "head.weight" in update["tensors"] else update["tensors"]
+    assert set(update["header"]["notes"]) == {"labels", "loss"}
+
+
+def test_no_run_at_the_broker_is_said_after_a_bounded_time(start: Start, broker: str, tmp_path: Path) -> None:
+    process = start(*AGENT, "join", "--broker", broker, "--wait", "2")
+    process.communicate(timeout=60)
+    assert process.returncode == 6
+    assert "no run at this broker after 2 s" in (tmp_path / "0.err").read_text()
+
+
+def test_the_demo(start: Start) -> None:
+    """The one command of the README: at least three sizes, and all of the promised numbers."""
+    told = result(start(*COORDINATOR, "demo", "--seed", "0", "--format", "json"), 240)
+    assert len({a["parameters"] for a in told["agents"]}) >= 3
+    assert len(told["agents"]) == 4
+    assert told["accuracy"] >= 0.93
+    assert told["worst_accuracy"] >= 0.88
+    assert told["onnx_max_abs_diff"] <= 1e-5
+    assert told["bytes_up"] > 0
+    assert told["bytes_down"] > 0
+    assert set(told) >= {"rounds", "seconds", "broker"}
