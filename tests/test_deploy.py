@@ -1,0 +1,49 @@
+"""What is shipped for deployment works with the program that it is for."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinator.broker import find_mosquitto
+from federated.errors import LinkError
+from federated.wire.link import MqttLink
+
+CONFIGURATION = Path(__file__).parents[1] / "deploy" / "mosquitto" / "espalier.conf"
+
+
+@pytest.mark.broker
+def test_mosquitto_takes_the_shipped_configuration_and_a_chunk(tmp_path: Path) -> None:
+    program = find_mosquitto()
+    if program is None:
+        pytest.skip("no mosquitto on this machine")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    own = tmp_path / "espalier.conf"
+    text = CONFIGURATION.read_text().replace("listener 1883", f"listener {port}")
+    own.write_text(text + f"persistence_location {tmp_path}/\nuser root\n")
+    broker = subprocess.Popen([program, "-c", str(own)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        link = connected(f"127.0.0.1:{port}")
+        passed, _ = link.probe("fl/v1/test/agent/a/probe")
+        assert passed >= 256 * 1024
+        link.close()
+    finally:
+        broker.terminate()
+        broker.wait()
+
+
+def connected(address: str) -> MqttLink:
+    until = time.monotonic() + 10
+    while True:
+        try:
+            return MqttLink(address, "deploy-test", timeout=2)
+        except LinkError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
