@@ -251,7 +251,7 @@ def decode(payload: bytes | bytearray | memoryview) -> Message:
     if not isinstance(kind, str) or kind not in MESSAGES:
         raise Malformed(f"message: expected a kind among {', '.join(MESSAGES)}, found {_glimpse(kind)}")
     try:
-        message = msgspec.convert(envelope["body"], MESSAGES[kind], strict=True)
+        message = msgspec.convert(envelope["body"], MESSAGES[kind], strict=True, builtin_types=(bytes,))
     except (msgspec.ValidationError, OverflowError, RecursionError) as error:
         raise Malformed(f"message '{kind}': {error}") from None
     _check(kind, message)

@@ -1,0 +1,58 @@
+"""Addresses: what people write, and what they are told when it is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from federated.errors import UsageError
+from federated.wire.address import Address, parse_address
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("broker", Address("broker", 1883)),
+        ("broker:1884", Address("broker", 1884)),
+        ("10.0.0.1", Address("10.0.0.1", 1883)),
+        ("[::1]", Address("::1", 1883)),
+        ("[::1]:99", Address("::1", 99)),
+        ("mqtt://broker/", Address("broker", 1883)),
+        ("mqtt://me:p%40ss:w@broker:5", Address("broker", 5, user="me", password="p@ss:w")),
+        ("mqtts://broker", Address("broker", 8883, tls=True)),
+        ("mqtts://u@[fe80::1]:9?ca=/etc/ca.pem", Address("fe80::1", 9, tls=True, user="u", ca="/etc/ca.pem")),
+    ],
+)
+def test_an_address_is_read(text: str, expected: Address) -> None:
+    assert parse_address(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "host is missing"),
+        (":1883", "host is missing"),
+        ("broker:0", "port 0"),
+        ("broker:99999", "0-65535"),
+        ("broker:abc", "could not be cast"),
+        ("::1", "brackets"),
+        ("fe80::1:1883", "brackets"),
+        ("[::1", "Invalid IPv6"),
+        ("http://broker", "neither mqtt nor mqtts"),
+        ("mqtt://broker/path", "only '\\?ca=FILE'"),
+        ("mqtt://broker?ca=x", "only with mqtts"),
+        ("mqtts://broker?key=x", "only '\\?ca=FILE'"),
+    ],
+)
+def test_what_is_no_address_is_a_usage_error_that_says_why(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        parse_address(text)
+
+
+def test_a_password_shows_neither_in_an_address_nor_in_an_error() -> None:
+    address = parse_address("mqtt://me:secret@broker")
+    assert "secret" not in f"{address} {address!r}"
+    assert str(address) == "mqtt://broker:1883"
+    assert str(parse_address("mqtts://[::1]")) == "mqtts://[::1]:8883"
+    with pytest.raises(UsageError) as caught:
+        parse_address("mqtt://me:secret@broker:0")
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,247 @@
+"""Chunks: whatever a network does, the blob arrives whole, or the transfer says why it does not."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from federated.errors import Refused
+from federated.wire.chunks import WINDOW, Receiver, Sender, slices, split
+from federated.wire.messages import Chunk, Manifest
+
+KIB = 1024
+
+
+def data_of(size: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def test_a_blob_is_split_into_chunks_with_a_short_last_one() -> None:
+    data = data_of(2500)
+    manifest = split(data, KIB, "t")
+    assert manifest == Manifest("t", 2500, KIB, hashlib.sha256(data).hexdigest())
+    assert [(c.index, c.total, c.size, len(c.data)) for c in slices(manifest, data)] == [(0, 3, 2500, 1024), (1, 3, 2500, 1024), (2, 3, 2500, 452)]
+
+
+def test_nothing_flows_before_a_grant_and_at_most_a_window_after_it() -> None:
+    data = data_of(40 * KIB)
+    sender = Sender(split(data, KIB, "t"), data, 0.0)
+    assert list(sender.due(0.0)) == []
+    sender.granted(b"", False, 0.0)
+    assert list(sender.due(0.0)) == []
+    sender.granted(b"", True, 0.0)
+    assert [c.index for c in sender.due(0.0)] == list(range(16))
+    assert list(sender.due(0.0)) == []
+    sender.granted(bytes([0b1111, 0, 0, 0, 0]), True, 0.1)
+    assert [c.index for c in sender.due(0.1)] == [16, 17, 18, 19]
+
+
+def test_a_sender_asks_after_five_seconds_without_progress_and_then_ever_less_often() -> None:
+    data = data_of(4 * KIB)
+    sender = Sender(split(data, KIB, "t"), data, 0.0)
+    asked = [now for now in range(200) if sender.stalled(float(now))]
+    assert asked == [5, 15, 35, 75, 135, 195]
+
+
+def test_progress_puts_the_next_question_off() -> None:
+    data = data_of(4 * KIB)
+    sender = Sender(split(data, KIB, "t"), data, 0.0)
+    sender.granted(b"\x00", True, 4.0)
+    assert not sender.stalled(8.9)
+    assert sender.stalled(9.0)
+    assert list(sender.due(9.0)) == []  # the answer decides what is sent again
+    sender.granted(b"\x01", True, 10.0)
+    assert [c.index for c in sender.due(10.0)] == [1, 2, 3]
+    assert not sender.stalled(14.9)
+
+
+def test_what_was_lost_is_sent_again_once_the_sender_asked_and_only_that() -> None:
+    data = data_of(6 * KIB)
+    sender = Sender(split(data, KIB, "t"), data, 0.0)
+    sender.granted(b"", True, 0.0)
+    assert len(list(sender.due(0.0))) == 6
+    sender.granted(bytes([0b110101]), True, 1.0)
+    assert list(sender.due(1.0)) == []
+    assert sender.stalled(6.0)
+    sender.granted(bytes([0b110101]), True, 6.1)
+    assert [c.index for c in sender.due(6.1)] == [1, 3]
+
+
+def test_a_receiver_that_lost_what_it_had_gets_it_again() -> None:
+    data = data_of(3 * KIB)
+    sender = Sender(split(data, KIB, "t"), data, 0.0)
+    sender.granted(bytes([0b111]), True, 0.0)
+    assert sender.done
+    sender.granted(bytes([0b001]), True, 1.0)
+    assert not sender.done
+    assert [c.index for c in sender.due(1.0)] == [1, 2]
+
+
+def test_a_bitmap_of_another_size_is_refused() -> None:
+    data = data_of(9 * KIB)
+    sender = Sender(split(data, KIB, "t"), data)
+    for bitmap in (b"\x00", b"\x00\x00\x00"):
+        with pytest.raises(Refused, match="bitmap of 2 bytes"):
+            sender.granted(bitmap, True, 0.0)
+
+
+def test_a_manifest_over_the_limit_is_refused_before_anything_is_allocated() -> None:
+    with pytest.raises(Refused, match="expected at most 1000 bytes"):
+        Receiver(Manifest("t", 1 << 60, 64 << 20, "0" * 64), limit=1000)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"transfer": "u"},
+        {"index": 3},
+        {"index": -1},
+        {"total": 4},
+        {"size": 2501},
+        {"crc32": 1},
+        {"data": b"x" * 1024},
+        {"data": b""},
+        {"data": data_of(1025)},
+        {"index": 2},
+    ],
+)
+def test_a_foreign_or_damaged_chunk_is_refused_and_changes_nothing(change: dict[str, object]) -> None:
+    data = data_of(2500)
+    manifest = split(data, KIB, "t")
+    receiver = Receiver(manifest, limit=2500)
+    first = next(slices(manifest, data))
+    with pytest.raises(Refused):
+        receiver.take(replace(first, **change), 0.0)
+    assert receiver.missing(9) == [0, 1, 2]
+    assert not receiver.wants_grant(99.0)
+
+
+def test_a_grant_is_due_after_eight_chunks_or_a_second() -> None:
+    data = data_of(20 * KIB)
+    chunks = list(slices(split(data, KIB, "t"), data))
+    receiver = Receiver(split(data, KIB, "t"), limit=len(data))
+    assert not receiver.wants_grant(50.0)
+    for chunk in chunks[:7]:
+        receiver.take(chunk, 50.0)
+    assert not receiver.wants_grant(50.9)
+    assert receiver.wants_grant(51.0)
+    receiver.take(chunks[7], 50.5)
+    assert receiver.wants_grant(50.5)
+    assert receiver.have == bytes([255, 0, 0])
+    assert not receiver.wants_grant(60.0)
+
+
+def test_a_repeated_chunk_is_ignored_but_answered() -> None:
+    data = data_of(KIB)
+    manifest = split(data, KIB, "t")
+    receiver = Receiver(manifest, limit=KIB)
+    (chunk,) = slices(manifest, data)
+    assert receiver.take(chunk, 0.0)
+    assert receiver.have == b"\x01"
+    assert not receiver.take(chunk, 2.0)
+    assert receiver.wants_grant(3.0)
+
+
+def test_a_wrong_digest_empties_the_receiver() -> None:
+    data = data_of(2 * KIB)
+    manifest = replace(split(data, KIB, "t"), sha256="0" * 64)
+    receiver = Receiver(manifest, limit=len(data))
+    for chunk in slices(manifest, data):
+        receiver.take(chunk, 0.0)
+    with pytest.raises(Refused, match="starts over"):
+        receiver.finish()
+    assert receiver.missing(9) == [0, 1]
+
+
+def test_an_incomplete_transfer_cannot_be_finished() -> None:
+    receiver = Receiver(split(data_of(2 * KIB), KIB, "t"), limit=2 * KIB)
+    with pytest.raises(Refused, match="2 of 2 chunks are missing"):
+        receiver.finish()
+
+
+def test_a_transfer_goes_on_from_a_file_and_its_bitmap(tmp_path: Path) -> None:
+    """After a restart: chunk 0 lies in the file, only 1 and 2 are sent."""
+    data = data_of(2500)
+    manifest = split(data, KIB, "t")
+    path = tmp_path / "spool"
+    path.write_bytes(data[:KIB] + bytes(2500 - KIB))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        receiver = Receiver(manifest, limit=2500, buffer=memoryview(mapped), have=b"\x01")
+        sender = Sender(manifest, data)
+        sender.granted(receiver.have, True, 0.0)
+        sent = list(sender.due(0.0))
+        assert [c.index for c in sent] == [1, 2]
+        for chunk in sent:
+            receiver.take(chunk, 0.0)
+        receiver.finish().release()
+        receiver.release()
+    assert path.read_bytes() == data
+
+
+def test_an_empty_blob_is_complete_at_once() -> None:
+    manifest = split(b"", KIB, "t")
+    receiver = Receiver(manifest, limit=0)
+    assert receiver.complete
+    assert bytes(receiver.finish()) == b""
+    assert Sender(manifest, b"").done
+
+
+def test_own_memory_is_aligned_so_that_tensors_are() -> None:
+    receiver = Receiver(split(data_of(100), KIB, "t"), limit=100, have=b"\x01")
+    assert np.frombuffer(receiver._buffer, np.uint8).ctypes.data % 64 == 0
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    size=st.integers(0, 60 * KIB),
+    seed=st.integers(0, 2**32),
+    loss=st.floats(0, 0.6),
+    twice=st.floats(0, 0.5),
+    damage=st.floats(0, 0.3),
+    restart=st.booleans(),
+)
+def test_whatever_the_network_does_the_blob_arrives_bit_for_bit(
+    size: int, seed: int, loss: float, twice: float, damage: float, restart: bool
+) -> None:
+    """Chunks are lost, repeated, damaged and reordered, grants are lost, the sender starts anew: and no more than a window is ever under way."""
+    rng = random.Random(seed)
+    data = data_of(size, seed)
+    manifest = split(data, KIB, "t")
+    sender, receiver = Sender(manifest, data, 0.0), Receiver(manifest, limit=size)
+    now, way, offered = 0.0, [], True
+    for turn in range(20_000):
+        if receiver.complete:
+            break
+        now += 0.25
+        if restart and turn == 5:
+            sender, offered = Sender(manifest, data, now), True
+        offered = offered or sender.stalled(now)
+        if (offered or receiver.wants_grant(now)) and rng.random() >= loss:
+            sender.granted(receiver.have, True, now)
+        offered = False
+        due = list(sender.due(now))
+        assert len(due) <= WINDOW
+        way += [_damaged(c, rng) if rng.random() < damage else c for c in due for _ in range(1 + (rng.random() < twice)) if rng.random() >= loss]
+        rng.shuffle(way)
+        for chunk in [way.pop() for _ in range(rng.randint(0, len(way)))]:
+            try:
+                receiver.take(chunk, now)
+            except Refused:
+                assert chunk.data != data[chunk.index * KIB : (chunk.index + 1) * KIB]
+    assert bytes(receiver.finish()) == data
+    sender.granted(receiver.have, True, now)
+    assert sender.done
+
+
+def _damaged(chunk: Chunk, rng: random.Random) -> Chunk:
+    raw = bytearray(chunk.data)
+    raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+    return replace(chunk, data=bytes(raw))

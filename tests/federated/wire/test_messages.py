@@ -1,0 +1,172 @@
+"""Messages: every kind survives the way, and nothing malformed is ever seen by who handles them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from federated.errors import Malformed, ProtocolMismatch
+from federated.task import Card, Profile, Recipe, Task, Timing
+from federated.wire import messages as m
+from models.submodel import Network, Submodel
+
+NETWORK = Network("preresnet", "small", (1, 8, 8), 10, (4.9,), (6.0,))
+SUBMODEL = Submodel(NETWORK, 0.5, ((1, 1), (1, 0)), ("scaler",))
+CARD = Card("digits", (1, 8, 8), "uint8", 10, 100, 25, (4.9,), (6.0,))
+MANIFEST = m.Manifest("1-2-train-w0.5", 3000, 1024, "ab" * 32)
+ALL: dict[str, m.Message] = {
+    "abort": m.Abort(1, 2, "late"),
+    "chunk": m.Chunk("t", 0, 3, 3000, 7, b"\x00\xff"),
+    "failure": m.Failure("r", 1, 2, "train", SUBMODEL.name, "out of memory"),
+    "goodbye": m.Goodbye("the run is over"),
+    "grant": m.Grant("t", b"\x05", True),
+    "heartbeat": m.Heartbeat("a", "s", "train", 3, 0.5, "train", 4, 10),
+    "manifest": MANIFEST,
+    "offer": m.Offer(MANIFEST, "r", 1, 2, "calibrate", "w1-d2@agent-7"),
+    "profile": Profile("a", "h", "Linux", 0.5, 10**9, 1e6, 270336, "torch", CARD, (Timing(SUBMODEL, 32, 0.01),), {"zico": {"w1": 2.0}}),
+    "receipt": m.Receipt("t", False, "too large"),
+    "refusal": m.Refusal("no", "joining"),
+    "release": m.Release("r", 9, "w1-d2", MANIFEST, {"a": "w1-d2"}),
+    "run": m.Run("r", "fedfa", "preresnet", NETWORK, (SUBMODEL,), 32, "s0", CARD),
+    "status": m.Status("a", "s", True),
+    "task": Task("r", 1, 2, "a", "train", SUBMODEL, "v1", "0" * 64, 10, Recipe(momentum=0.8, seed=3), 60.0),
+}
+
+
+def packed(kind: str, body: Any, v: Any = m.PROTOCOL) -> bytes:
+    payload: bytes = msgpack.packb({"v": v, "kind": kind, "body": body})
+    return payload
+
+
+def body(kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = msgpack.unpackb(m.encode(ALL[kind]))["body"]
+    return found
+
+
+def test_there_is_an_example_of_every_kind() -> None:
+    assert ALL.keys() == m.MESSAGES.keys()
+
+
+@pytest.mark.parametrize("kind", m.MESSAGES)
+def test_every_kind_comes_back_equal(kind: str) -> None:
+    assert m.decode(m.encode(ALL[kind])) == ALL[kind]
+    assert type(m.decode(m.encode(ALL[kind]))) is m.MESSAGES[kind]
+
+
+def test_a_loss_that_is_unknown_stays_unknown() -> None:
+    beat = m.decode(m.encode(m.Heartbeat("a", "s", "idle", 0)))
+    assert isinstance(beat, m.Heartbeat)
+    assert math.isnan(beat.loss)
+
+
+def test_a_manifest_counts_a_last_short_chunk() -> None:
+    assert [m.Manifest("t", size, 1024, "0" * 64).total for size in (0, 1, 1024, 1025, 3000)] == [0, 1, 1, 2, 3]
+
+
+def test_fields_of_a_later_version_are_ignored() -> None:
+    assert m.decode(packed("goodbye", {"reason": "x", "mood": "sad"})) == m.Goodbye("x")
+
+
+@pytest.mark.parametrize("v", [0, 2, "1", None, True])
+def test_another_protocol_is_refused_by_name_even_if_its_body_is_unknown(v: Any) -> None:
+    with pytest.raises(ProtocolMismatch, match=rf"speaks protocol {v!r}, this side 1"):
+        m.decode(packed("telepathy", {}, v))
+
+
+@pytest.mark.parametrize("kind", m.MESSAGES)
+def test_every_required_field_is_required(kind: str) -> None:
+    fields = dataclasses.fields(m.MESSAGES[kind])
+    required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+    for name in required:
+        with pytest.raises(Malformed, match=kind):
+            m.decode(packed(kind, {k: v for k, v in body(kind).items() if k != name}))
+
+
+WRONG = [
+    ("manifest", "transfer", "a/b"),
+    ("manifest", "transfer", "a\n"),
+    ("manifest", "transfer", ""),
+    ("manifest", "transfer", "x" * 129),
+    ("manifest", "size", -1),
+    ("manifest", "size", True),
+    ("manifest", "size", 1.0),
+    ("manifest", "chunk", 1023),
+    ("manifest", "chunk", (64 << 20) + 1),
+    ("manifest", "sha256", "g" * 64),
+    ("manifest", "sha256", "a" * 63),
+    ("chunk", "index", -1),
+    ("chunk", "crc32", 1 << 32),
+    ("chunk", "data", "text"),
+    ("status", "agent", "all"),
+    ("status", "agent", "a+"),
+    ("status", "agent", "é"),
+    ("status", "online", 1),
+    ("heartbeat", "round", -1),
+    ("offer", "work", "mine"),
+    ("offer", "submodel", "w1/d2"),
+    ("release", "assignment", {"a/b": "w1"}),
+    ("run", "batch", 0),
+    ("task", "agent", "../a"),
+    ("task", "run", "#"),
+    ("task", "version", ""),
+    ("task", "digest", "00"),
+    ("task", "size", -1),
+    ("task", "deadline", math.nan),
+    ("task", "deadline", math.inf),
+    ("task", "deadline", 0.0),
+    ("task", "submodel", {**body("task")["submodel"], "width": 1.5}),
+    ("task", "submodel", {**body("task")["submodel"], "owner": "a/b"}),
+    ("profile", "agent", "all"),
+    ("profile", "memory", -1),
+    ("profile", "cpus", math.nan),
+    ("profile", "uplink", -1.0),
+    ("profile", "timings", [{"submodel": body("task")["submodel"], "batch": 32, "seconds": math.inf}]),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), WRONG)
+def test_a_field_that_is_wrong_makes_the_message_malformed(kind: str, name: str, value: Any) -> None:
+    with pytest.raises(Malformed, match=kind):
+        m.decode(packed(kind, {**body(kind), name: value}))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        b"not msgpack",
+        msgpack.packb([1, 2]),
+        msgpack.packb({"v": 1}),
+        msgpack.packb({"v": 1, "kind": "abort"}),
+        msgpack.packb({"v": 1, "kind": ["abort"], "body": {}}),
+        packed("telepathy", {}),
+        packed("abort", []),
+        packed("abort", None),
+        packed("goodbye", {"reason": "x"}) + b"\x00",
+        msgpack.packb({1: 2}),
+        msgpack.packb(msgpack.ExtType(5, b"x")),
+        b"\x81\xa1v\xdd\xff\xff\xff\xff",
+        b"\x91" * 5000,
+    ],
+)
+def test_what_is_no_message_is_malformed(payload: bytes) -> None:
+    with pytest.raises(Malformed):
+        m.decode(payload)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(m.MESSAGES)), st.data())
+def test_a_damaged_message_is_a_message_or_refused_and_nothing_else(kind: str, data: st.DataObject) -> None:
+    raw = bytearray(m.encode(ALL[kind]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(Malformed, ProtocolMismatch):
+        assert type(m.decode(bytes(raw))) in m.MESSAGES.values()
