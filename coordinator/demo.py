@@ -61,9 +61,12 @@ def run_demo(*, seed: int, rounds: int, limited: bool, kind: str, keep: Path | N
         say(f"broker: {broker.kind} {broker.version} at {broker.address}")
         say("devices: " + ", ".join(f"{d.name} ({d.cpus:g} cpus, {d.memory})" if limited else d.name for d in DEVICES))
         coordinator = stack.enter_context(process("coordinator", coordinator_command(broker.address, seed, rounds or ROUNDS, folder), folder))
-        agents = [
-            stack.enter_context(process(d.name, agent_command(d, i, broker.address, seed, limited, folder), folder)) for i, d in enumerate(DEVICES)
-        ]
+        agents = []
+        for index, device in enumerate(DEVICES):
+            command = agent_command(device, index, broker.address, seed, limited, folder)
+            agents.append(stack.enter_context(process(device.name, command, folder)))
+            if index == 0:
+                wait_for_words(agents[0], "joined run")  # the quickest sets the pace: it measures itself undisturbed by the others
         trained = follow(coordinator, agents, say)
         say("exporting to ONNX, and comparing with PyTorch on held-out digits")
         released = answer_of(export_command(broker.address, folder), folder, "export")
@@ -135,6 +138,13 @@ def process(name: str, command: Sequence[str], folder: Path) -> Iterator[Running
 def environment() -> dict[str, str]:
     """One thread for arithmetic each, so that processes that share two processors do not wait for each other's threads."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def wait_for_words(running: Running, words: str) -> None:
+    """Returns once a process has said the words, or has ended, or `LIMIT` has passed: what follows finds out which."""
+    until = time.monotonic() + LIMIT
+    while words not in running.log.read_text(errors="replace") and running.popen.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def follow(coordinator: Running, agents: Sequence[Running], say: Say) -> dict[str, Any]:
