@@ -1,7 +1,7 @@
 """What each agent can afford: the time of a step predicted from what it measured, its memory, and the round's pace.
 
 The time of a training step is fitted per agent, by non-negative least squares on relative error, as a sum of
-multiply-adds, activations and blocks, from the steps that it timed (devices.md, "Measuring a device").
+multiply-adds, activations and blocks, from the steps that it timed.
 """
 
 from __future__ import annotations

@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from federated.errors import EspalierError, MissingExtra
+from federated.console import FORMAT, configure_logging, speaker, speaking_plainly
 
 __all__ = ["main"]
 
-FORMAT = click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: the result as the last line"
-)
 RUNS = click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, metavar="DIR", help="where runs are kept")
 
 
-@contextmanager
-def speaking_plainly() -> Iterator[None]:
-    """Errors that a person can mend end the command with their text and their exit code, not with a traceback."""
-    try:
-        yield
-    except EspalierError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except ModuleNotFoundError as error:
-        missing = MissingExtra("coordinator", "coordinator,export", error.name or "")
-        click.echo(f"error: {missing}", err=True)
-        sys.exit(missing.exit_code)
-    except KeyboardInterrupt:
-        click.echo("interrupted; go on later with --resume", err=True)
-        sys.exit(130)
-
-
-def speaker(form: str) -> Callable[[str], None]:
-    """Where words for people go: standard error when standard output belongs to the JSON result."""
-    return lambda text: click.echo(text, err=form == "json")
+def plainly(command: str) -> AbstractContextManager[None]:
+    return speaking_plainly(f"coordinator {command}", "coordinator,export", "interrupted; go on later with --resume")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -50,9 +27,7 @@ def speaker(form: str) -> Callable[[str], None]:
 @click.option("-v", "--verbose", is_flag=True, help="log what happens on the wire")
 def main(verbose: bool) -> None:
     """Grow one model on a fleet of unequal devices. No data leave a device."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    configure_logging(verbose=verbose)
 
 
 # ---- start -----------------------------------------------------------------------------------------------------------
@@ -101,7 +76,7 @@ FLAGS = {  # flag -> key of the configuration
 @FORMAT
 def start(file: Path | None, settings: tuple[str, ...], resume: bool, runs: Path, form: str, **flags: Any) -> None:
     """Start a run, or go on with one, and stay until it is over."""
-    with speaking_plainly():
+    with plainly("start"):
         from coordinator.command import start_run
 
         given = [(FLAGS[flag], value) for flag, value in flags.items() if value is not None]
@@ -122,7 +97,7 @@ def start(file: Path | None, settings: tuple[str, ...], resume: bool, runs: Path
 @FORMAT
 def demo(seed: int, rounds: int, no_limits: bool, broker_kind: str, keep: Path | None, form: str) -> None:
     """Four unequal devices, as real processes under enforced limits, learn handwritten digits together; a fifth, without PyTorch, infers."""
-    with speaking_plainly():
+    with plainly("demo"):
         from coordinator.demo import run_demo
 
         result = run_demo(seed=seed, rounds=rounds, limited=not no_limits, kind=broker_kind, keep=keep, say=speaker(form))
@@ -145,7 +120,7 @@ def demo(seed: int, rounds: int, no_limits: bool, broker_kind: str, keep: Path |
 @FORMAT
 def export(run: str, out: Path, wanted: tuple[str, ...], broker: str | None, inputs: Path | None, runs: Path, form: str) -> None:
     """Write the submodels of RUN as ONNX, checked against PyTorch on real inputs; with --broker, publish them to the agents."""
-    with speaking_plainly():
+    with plainly("export"):
         from coordinator.release import export_run
 
         result = export_run(run, out, wanted, broker, inputs, runs, say=speaker(form))

@@ -1,6 +1,6 @@
 """How good each submodel is: batch norm statistics calibrated by the fleet, then scores on the devices' and on the coordinator's held-out data.
 
-Statistics are linear in batches, so the fleet's, weighted by batches, are those of one pass over all data (methods.md, section 1,
+Statistics are linear in batches, so the fleet's, weighted by batches, are those of one pass over all data (HeteroFL, arXiv 2010.01264, section 3;
 golden `static_bn`). They live in the state as `stats/SUBMODEL/...` until the next round changes the weights.
 """
 
@@ -16,8 +16,9 @@ from torch import nn
 
 from coordinator import assignment
 from coordinator.acceptance import check_scores, check_statistics
+from coordinator.collection import Settled
 from coordinator.config import Config
-from coordinator.fleet import Agent, Fleet, Settled
+from coordinator.fleet import Agent, Fleet
 from coordinator.store import Score
 from coordinator.weights import STATS, Shipment, received, statistics_of
 from federated.aggregate import Total, fold, mean

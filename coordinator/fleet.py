@@ -10,19 +10,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.collection import Check, Collection, Settled
 from coordinator.inbox import Inbox
+from coordinator.shelf import Shelf
 from federated.errors import Refused, WireError
 from federated.participant import JOINING
 from federated.task import Card, Profile, Task, Update
 from federated.wire import messages, topics
-from federated.wire.chunks import split
 from federated.wire.link import LINK_UP, Delivery, Link
-from federated.wire.transfer import publish, withdraw
 
-__all__ = ["Agent", "Fleet", "Settled"]
+__all__ = ["Agent", "Fleet"]
 
 log = logging.getLogger(__name__)
 
@@ -48,26 +48,6 @@ class Agent:
         return self.online and self.profile is not None and not self.refused
 
 
-@dataclass
-class Settled:
-    """How one task of a collection stands. outcome: empty while it is open, then `folded` or a reason."""
-
-    task: Task
-    started: float
-    outcome: str = ""
-    seconds: float = 0.0
-    update: Path | None = None
-    lost: bool = False  # its agent went; a late return is still welcome while the collection is open
-
-
-@dataclass
-class Collection:
-    """The tasks whose updates are awaited now."""
-
-    settled: dict[tuple[str, str], Settled] = field(default_factory=dict)  # by agent and submodel name
-    check: Callable[[Task, Update], None] = lambda task, update: None
-
-
 class Fleet:
     """The coordinator's end of the link, for one run."""
 
@@ -88,9 +68,8 @@ class Fleet:
         self.accept: Callable[[Card], str] = lambda card: ""  # why an agent's data do not fit, or nothing
         self.inbox = Inbox(spool, slots)
         self.rejected: list[tuple[str, str]] = []  # who was refused what
-        self._chunk = chunk
-        self._published: dict[str, tuple[messages.Manifest, str]] = {}  # base topic -> what is retained there, and its version
-        self._open = Collection()
+        self.shelf = Shelf(link, run.run, chunk)
+        self.collection = Collection()
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -116,7 +95,7 @@ class Fleet:
 
     def dismiss(self, reason: str) -> None:
         """Ends the run for everyone: nothing stays retained."""
-        self.withdraw_all()
+        self.shelf.clear()
         self.link.publish(topics.run(self.run.run), b"", retain=True)
         self.link.publish(topics.everyone(self.run.run), messages.encode(messages.Goodbye(reason)))
         for name in self.agents:
@@ -145,25 +124,6 @@ class Fleet:
         for name, grant in self.inbox.grants(now):
             self._command(name, grant)
 
-    # ---- weights ---------------------------------------------------------------------------------------------------
-
-    def offer(self, version: str, submodel: str, data: memoryview) -> tuple[str, int]:
-        """Publishes encoded weights once for all who share them; their sha256 and size for the tasks."""
-        base = topics.model(self.run.run, version, submodel)
-        if base not in self._published:
-            manifest = split(data, self._chunk or self.link.max_chunk, f"{version}-{submodel}".replace("@", "_"))
-            publish(self.link, base, manifest, data)
-            self._published[base] = manifest, version
-        manifest, _ = self._published[base]
-        return manifest.sha256, manifest.size
-
-    def withdraw_all(self, keep: str = "") -> None:
-        """Clears the retained weights of every version but `keep`."""
-        for base, (manifest, version) in list(self._published.items()):
-            if version != keep:
-                withdraw(self.link, base, manifest)
-                del self._published[base]
-
     # ---- tasks -----------------------------------------------------------------------------------------------------
 
     def collect(
@@ -172,7 +132,7 @@ class Fleet:
         *,
         quorum: int,
         deadline: float,
-        check: Callable[[Task, Update], None],
+        check: Check,
         size: Callable[[Task], int],
     ) -> Iterator[tuple[Settled, Update]]:
         """Sends the tasks and yields their updates, each once, checked by `check` (which raises Refused), in the order of agent names.
@@ -181,39 +141,24 @@ class Fleet:
         Ends when `quorum` updates are in, when every task is settled, or after `deadline` seconds.
         size: largest acceptable encoding of a task's update, bytes.
         """
-        now = self.clock()
-        ordered = sorted(tasks, key=lambda t: (t.agent, t.submodel.name))
-        self._open = Collection({(t.agent, t.submodel.name): Settled(t, now) for t in ordered}, check)
-        self.inbox.expect({(t.agent, t.submodel.name): size(t) for t in ordered})
-        for task in ordered:
-            self.agents[task.agent].submodel = task.submodel.name
-            self._command(task.agent, task)
+        self.collection = Collection(tasks, check, self.clock())
+        entries = self.collection.entries
+        self.inbox.expect({key: size(entry.task) for key, entry in entries.items()})
+        for entry in entries.values():
+            self.agents[entry.task.agent].submodel = entry.task.submodel.name
+            self._command(entry.task.agent, entry.task)
         try:
-            yield from self._await(list(self._open.settled.values()), quorum, now + deadline)
+            yield from self._await(quorum, self.clock() + deadline)
         finally:
             self._close()
 
-    def settled(self) -> list[Settled]:
-        """How the tasks of the present or last collection stand."""
-        return list(self._open.settled.values())
-
-    def _await(self, waiting: list[Settled], quorum: int, until: float) -> Iterator[tuple[Settled, Update]]:
-        closing = False
-        while waiting and not closing:
+    def _await(self, quorum: int, until: float) -> Iterator[tuple[Settled, Update]]:
+        closing = not self.collection.entries
+        while not closing:
             self.turn(max(0.0, min(0.2, until - self.clock())))
-            received = sum(s.update is not None or s.outcome == "folded" for s in self._open.settled.values())
-            pending = any(not s.outcome and not s.lost and s.update is None for s in waiting)
-            closing = received >= quorum or not pending or self.clock() >= until
-            for entry in list(waiting):
-                if entry.update is not None:
-                    waiting.remove(entry)
-                    yield entry, self._take(entry)
-                elif entry.outcome:
-                    waiting.remove(entry)
-                elif not entry.lost and not closing:
-                    break  # a later name waits for this one
-        for entry in waiting:
-            entry.outcome = entry.outcome or ("gone" if entry.lost else "late")
+            closing = self.collection.complete(quorum) or self.clock() >= until
+            for entry in self.collection.next(closing=closing):
+                yield entry, self._take(entry)
 
     def _take(self, entry: Settled) -> Update:
         assert entry.update is not None
@@ -223,8 +168,7 @@ class Fleet:
         return update
 
     def _close(self) -> None:
-        late = [e for e in self._open.settled.values() if e.outcome in ("late", "gone")]
-        for entry in late:
+        for entry in self.collection.close():
             abort = messages.Abort(entry.task.round, entry.task.attempt, f"round {entry.task.round} is closed")
             self._command(entry.task.agent, abort)
         self.inbox.expect({})
@@ -270,9 +214,9 @@ class Fleet:
         agent.session, agent.online = status.session, True
         if returned:
             log.info("%s started anew", agent.name)
-        for entry in self._entries(agent.name):
+        for entry in self.collection.of(agent.name):
             entry.lost = False
-            if not entry.outcome and entry.update is None:
+            if entry.open:
                 self._command(agent.name, entry.task)  # it may not know of its task, and takes it only once
 
     def _admit(self, agent: Agent, profile: Profile) -> None:
@@ -285,18 +229,18 @@ class Fleet:
     def _lose(self, agent: Agent, why: str) -> None:
         log.warning("%s %s", agent.name, why)
         agent.online, agent.state = False, "gone"
-        for entry in self._entries(agent.name):
+        for entry in self.collection.of(agent.name):
             entry.lost = True
         self.notify()
 
     def _fail(self, agent: Agent, failure: messages.Failure) -> None:
-        entry = self._find(agent.name, failure)
-        if entry is not None and not entry.outcome and entry.update is None:
+        entry = self.collection.find(agent.name, failure)
+        if entry is not None and entry.open:
             entry.outcome = f"failed: {failure.reason}"
             log.warning("%s failed at %s: %s", agent.name, failure.submodel, failure.reason)
 
     def _welcome(self, agent: Agent, offer: messages.Offer) -> None:
-        entry = self._find(agent.name, offer)
+        entry = self.collection.find(agent.name, offer)
         if entry is None:
             self._receipt(agent.name, offer.manifest.transfer, False, f"round {offer.round} of attempt {offer.attempt} awaits no such update")
         elif entry.update is not None or entry.outcome == "folded":
@@ -314,14 +258,14 @@ class Fleet:
         if finished is None:
             return
         offer, path = finished
-        entry = self._find(agent.name, offer)
-        if entry is None or entry.outcome or entry.update is not None:
+        entry = self.collection.find(agent.name, offer)
+        if entry is None or not entry.open:
             path.unlink(missing_ok=True)
             return
         try:
             update = self.inbox.read(path)
             self._match(entry.task, update)
-            self._open.check(entry.task, update)
+            self.collection.check(entry.task, update)
         except WireError as error:
             path.unlink(missing_ok=True)
             self._refuse(agent.name, entry, chunk.transfer, str(error))
@@ -337,16 +281,6 @@ class Fleet:
                 raise Refused(f"update of {task.agent}: expected {name} {expected}, found {found}")
 
     # ---- answering -------------------------------------------------------------------------------------------------
-
-    def _entries(self, agent: str) -> list[Settled]:
-        return [entry for (name, _), entry in self._open.settled.items() if name == agent]
-
-    def _find(self, agent: str, about: messages.Offer | messages.Failure) -> Settled | None:
-        entry = self._open.settled.get((agent, about.submodel))
-        if entry is None:
-            return None
-        same = (entry.task.run, entry.task.round, entry.task.attempt, entry.task.work) == (about.run, about.round, about.attempt, about.work)
-        return entry if same else None
 
     def _refuse(self, agent: str, entry: Settled, transfer: str, reason: str) -> None:
         entry.outcome = f"refused: {reason}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.config import Config, load
 from coordinator.evaluation import assemble
@@ -18,7 +19,6 @@ from coordinator.weights import statistics_of
 from export import bundle
 from export.publish import publish
 from federated.data import catalogue as data
-from federated.data.dataset import Array
 from federated.errors import ConfigError, ExportError, StoreError, Unknown
 from federated.method import Method, State, configure
 from federated.methods.catalogue import method as method_named
@@ -81,7 +81,7 @@ def chosen(run: str, method: Method, state: State, menu: Sequence[Submodel], wan
     return ready
 
 
-def examples(config: Config, inputs: Path | None) -> Array:
+def examples(config: Config, inputs: Path | None) -> NDArray[Any]:
     """Real raw inputs to compare with: from a file, or held out from the run's data. Raises ConfigError, DataError."""
     if inputs is None and config.data.name == AGENTS:
         raise ConfigError("the coordinator of this run holds no data: name raw examples to compare with by --inputs FILE.npz")

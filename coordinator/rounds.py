@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 
 from coordinator import assignment
 from coordinator.acceptance import check_training, expected
+from coordinator.collection import Settled
 from coordinator.config import Config
 from coordinator.evaluation import Evaluator, without_statistics
-from coordinator.fleet import Agent, Fleet, Settled
+from coordinator.fleet import Agent, Fleet
 from coordinator.progress import Watch
 from coordinator.selection import generator, select
 from coordinator.store import Entry, Round, Score, Store
@@ -125,7 +126,7 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
     scores: Sequence[Score] = ()
     if number % run.config.evaluate.every == 0 or number >= run.config.rounds:
         state, scores = run.evaluator.evaluate(state, sorted(chosen))
-    run.fleet.withdraw_all(keep=Shipment.version(state))
+    run.fleet.shelf.clear(keep=Shipment.version(state))
     done = Round(
         number,
         time.monotonic() - start,
@@ -217,7 +218,7 @@ def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -
             update.agent, update.submodel.name, "folded", update.samples, update.steps, float(update.notes.get("loss", math.nan)), settled.seconds
         )
         run.watch.folded(entries[update.agent])
-    settled_all = run.fleet.settled()
+    settled_all = list(run.fleet.collection.entries.values())
     learn_from_failures(run, settled_all)
     others = [Entry(s.task.agent, s.task.submodel.name, s.outcome) for s in settled_all if s.task.agent not in entries]
     return total, sorted([*entries.values(), *others], key=lambda e: e.agent)

@@ -16,6 +16,6 @@ def generator(seed: int, *purpose: int) -> np.random.Generator:
 
 
 def select(names: Sequence[str], fraction: float, rng: np.random.Generator) -> list[str]:
-    """max(1, fraction of the names, rounded down) of them, drawn without replacement, in order of name (methods.md, section 1)."""
+    """max(1, fraction of the names, rounded down) of them, drawn without replacement, in order of name (FedAvg, Algorithm 1)."""
     count = max(1, math.floor(round(fraction * len(names), 9)))
     return sorted(rng.choice(sorted(names), size=count, replace=False).tolist()) if names else []

@@ -120,7 +120,7 @@ def run(prepared: Prepared, link: Link, watch: Watch, bind: Callable[[Fleet], No
 
 
 def timed(network: Network | None, method: Method, settings: Mapping[str, object]) -> tuple[Submodel, ...]:
-    """The small submodels that agents time: a quarter and half of the width, at the least and the greatest depth (devices.md, "Measuring a device")."""
+    """The small submodels that agents time, so that none needs to run a large one: quarter and half width at the least and the greatest depth."""
     if network is None:
         return ()
     depths = [max((sum(section) for section in submodel.mask), default=1) for submodel in method.menu(network, settings)]

@@ -56,7 +56,7 @@ class Shipment:
             if self.calibrated:
                 local |= statistics_of(self.state, submodel)
             data = tensors.encode({"version": version, "submodel": submodel.name}, local)
-            self._sent[submodel] = self.fleet.offer(version, submodel.name, memoryview(data))
+            self._sent[submodel] = self.fleet.shelf.put(version, submodel.name, memoryview(data))
         digest, size = self._sent[submodel]
         return Task(run, round, self.fleet.attempt, agent, work, submodel, version, digest, size, recipe, deadline)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,26 +17,16 @@ import click
 
 from edge_agent.limits import Limits, parse_size
 from edge_agent.worker import Job
-from federated.errors import EspalierError, UsageError
+from federated.console import FORMAT, configure_logging, speaker, speaking_plainly
+from federated.errors import UsageError
 
 __all__ = ["main"]
 
-FORMAT = click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: the result as the last line"
-)
 RUN = click.option("--run", metavar="NAME", help="which run, where a broker has several")
 
 
-@contextmanager
-def speaking_plainly() -> Iterator[None]:
-    """Errors that a person can mend end the command with their text and their exit code, not with a traceback."""
-    try:
-        yield
-    except EspalierError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+def plainly(command: str) -> AbstractContextManager[None]:
+    return speaking_plainly(f"edge-agent {command}", "train", "interrupted")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "EDGE_AGENT"})
@@ -46,9 +34,7 @@ def speaking_plainly() -> Iterator[None]:
 @click.option("-v", "--verbose", is_flag=True, help="log what happens on the wire")
 def main(verbose: bool) -> None:
     """One device of a federation. Its data never leave it."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    configure_logging(verbose=verbose)
 
 
 @main.command()
@@ -74,9 +60,9 @@ def main(verbose: bool) -> None:
 @FORMAT
 def join(broker: str | None, run: str | None, name: str | None, dry_run: bool, wait: float, spool: Path | None, form: str, **options: Any) -> None:
     """Measure this device, join a run and learn with the others until it is over (ctrl-C leaves cleanly)."""
-    with speaking_plainly():
+    with plainly("join"):
         job = make_job(name, options)
-        say = (lambda text: click.echo(text, err=True)) if form == "json" else click.echo
+        say = speaker(form)
         if dry_run:
             from edge_agent.rehearsal import rehearse
 
@@ -116,7 +102,7 @@ def join(broker: str | None, run: str | None, name: str | None, dry_run: bool, w
 @FORMAT
 def infer(**options: Any) -> None:
     """Answer for INPUTS (.npy, .npz or .json files of raw examples; without any, JSON from standard input). Needs no PyTorch."""
-    with speaking_plainly():
+    with plainly("infer"):
         from edge_agent.infer import command
 
         options["name"] = agent_name(options["name"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -95,8 +96,6 @@ def test_a_coordinator_that_starts_its_own_broker_and_two_agents(tmp_path: Path,
     assert [row[0] for row in history.history()] == [1, 2]
     history.close()
     with pytest.raises(OSError, match=r"refused|reset"):
-        import socket
-
         socket.create_connection(("127.0.0.1", port), 1)
 
 

@@ -83,7 +83,7 @@ def test_what_is_missing_or_foreign_is_named(tmp_path: Path) -> None:
     Store.create(tmp_path, "r").close()
     with pytest.raises(StoreError, match="run 'r' exists"):
         Store.create(tmp_path, "r")
-    with pytest.raises(StoreError, match="no run 's' in .*; there are: r"):
+    with pytest.raises(StoreError, match=r"no run 's' in .*; there are: r"):
         Store.open(tmp_path, "s")
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "run.sqlite").write_bytes(b"no database at all" * 100)
