@@ -48,7 +48,7 @@ class Link(Protocol):
         """Sends a message, or queues it while the link is down. Raises LinkError if it is too large, or the queue stays full."""
 
     def subscribe(self, pattern: str) -> None:
-        """Hears a pattern from now on, across reconnections; what is retained comes (again)."""
+        """Hears a pattern, across reconnections, from before what this link publishes next; what is retained comes (again)."""
 
     def unsubscribe(self, pattern: str) -> None:
         """No longer hears a pattern."""
@@ -98,6 +98,7 @@ class MqttLink:
         self._asked: dict[int, str] = {}  # subscriptions by message id, until the broker answers
         self._flying: list[tuple[mqtt.MQTTMessageInfo, str, int]] = []  # published, perhaps not acknowledged: topic, bytes
         self._lock = threading.Lock()  # never taken in the network's thread: it holds locks of its own when it calls
+        self._revival = threading.Lock()
         self._acknowledged = threading.Event()
         self._fatal, self._closed, self._greeted = "", False, False
         self._strikes, self._shorts, self._acks, self._since = 0, 0, 0, time.monotonic()
@@ -117,6 +118,8 @@ class MqttLink:
                 self._acknowledged.clear()
                 info = self._client.publish(topic, data, qos=qos, retain=retain)
                 if info.rc != mqtt.MQTT_ERR_QUEUE_SIZE:
+                    if info.rc == mqtt.MQTT_ERR_NO_CONN and qos > 0:
+                        info.rc = mqtt.MQTT_ERR_SUCCESS  # it is queued all the same, and could not be asked about otherwise
                     break
                 if time.monotonic() > until:
                     raise LinkError(f"{self.address}: the broker acknowledged nothing for {self._patience:.0f} s; {topic} was not sent")
@@ -176,12 +179,23 @@ class MqttLink:
             raise LinkError(f"the link of '{self.client_id}' is closed")
         if self._fatal:
             raise LinkError(self._fatal)
-        thread = self._client._thread
-        if thread is not None and not thread.is_alive():
+        if self._client._thread is None:
+            self._revive()
+
+    def _revive(self) -> None:
+        """Starts the network's thread again. It ends by itself only where something in it raised, and then says nothing."""
+        with self._revival:
+            if self._client._thread is not None or self._closed:
+                return
             log.error("the network thread of '%s' died; starting another", self.client_id)
-            self._client.loop_stop()
-            self._client.reconnect()
-            self._client.loop_start()
+            try:
+                self._client._reset_sockets(sockpair_only=True)
+                self._client.reconnect()
+            except OSError as error:
+                log.warning("%s: %s; trying again", self.address, error)
+                time.sleep(1.0)
+            else:
+                self._client.loop_start()
 
     def _ask(self, pattern: str, retained: int) -> None:
         if self.protocol == mqtt.MQTTv5:
