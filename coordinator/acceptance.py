@@ -8,13 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from federated.errors import Refused
-from federated.task import Update
+from federated.task import Profile, Update
 from federated.wire import tensors
+from federated.wire.messages import Run
 from models.families import statistics
 from models.slicing import Plan
 
-__all__ = ["check_scores", "check_statistics", "check_training", "expected"]
+__all__ = ["check_profile", "check_scores", "check_statistics", "check_training", "expected"]
+
+OUTSIZE = 1e3  # times the norm that was sent (and a unit per entry, for tensors that start at zero)
+VAST = 1e18  # of a mean or variance: the square root of float32's range
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -28,11 +34,34 @@ def expected(plan: Plan) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_training(update: Update, shapes: Shapes) -> None:
-    """New weights of these shapes, from at least one example and one step."""
+def check_profile(profile: Profile, run: Run) -> None:
+    """Measured by the run's present card, with plausible numbers; nothing of it is built or imported before."""
+    timed = [(t.submodel, t.batch) for t in profile.timings]
+    if timed != [(submodel, run.batch) for submodel in run.calibration] or not all(0 < t.seconds < math.inf for t in profile.timings):
+        raise Refused(
+            f"profile of {profile.agent}: expected timings of the {len(run.calibration)} submodels on the run's card, found {len(timed)} others"
+        )
+    card = profile.data
+    channels = {len(card.mean), len(card.std)}
+    if len(channels) != 1 or channels == {0} or not all(map(math.isfinite, (*card.mean, *card.std))) or min(card.std) < 0:
+        raise Refused(f"profile of {profile.agent}: expected as many means as deviations, finite, found {card.mean} and {card.std}")
+    if not 1 <= card.examples < 2**40 or not 0 <= card.held_out < 2**40 or not card.inputs or min(card.inputs) < 1 or card.outputs < 2:
+        raise Refused(f"profile of {profile.agent}: expected examples of a shape, of at least 2 classes, found {card}")
+
+
+def check_training(update: Update, shapes: Shapes, sent: Mapping[str, float], examples: int) -> None:
+    """New weights of these shapes, from at least one and at most `examples` examples, not out of all proportion to what was sent.
+
+    sent: the L2 norm of each tensor that the device received; a bound, known before anyone answers, that no honest training meets.
+    """
     tensors.check(update.tensors, shapes)
-    if update.samples < 1 or update.steps < 1:
-        raise Refused(f"update of {update.agent}: expected at least 1 sample and 1 step, found {update.samples} and {update.steps}")
+    if not 1 <= update.samples <= examples or not 1 <= update.steps < 2**40:
+        raise Refused(f"update of {update.agent}: expected 1 to {examples} samples and at least 1 step, found {update.samples} and {update.steps}")
+    for name, value in update.tensors.items():
+        bound = OUTSIZE * (sent.get(name, 0.0) + math.sqrt(value.size))
+        norm = float(np.linalg.norm(value.astype(np.float64)))
+        if norm > bound:
+            raise Refused(f"tensor {name}: expected a norm of at most {bound:.3g}, found {norm:.3g}")
     labels, classes = update.notes.get("labels", []), update.submodel.network.outputs
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < classes for label in labels):
         raise Refused(f"update of {update.agent}: expected labels from 0 to {classes - 1}, found {str(labels)[:100]}")
@@ -43,6 +72,11 @@ def check_statistics(update: Update) -> None:
     """Running means and variances of the submodel's norms, from at least one batch."""
     tensors.check(update.tensors, statistics(update.submodel))
     whole(update, "batches", 1)
+    if not 1 <= update.samples < 2**40 or update.notes["batches"] > update.samples:
+        raise Refused(f"statistics of {update.agent}: {update.notes['batches']} batches of {update.samples} examples")
+    vast = [name for name, value in update.tensors.items() if np.abs(value).max(initial=0) > VAST]
+    if vast:
+        raise Refused(f"statistics of {update.agent}: expected values of at most {VAST:g}, found larger ones in {vast[0]}")
     negative = [name for name, value in update.tensors.items() if name.endswith("running_var") and (value < 0).any()]
     if negative:
         raise Refused(f"statistics of {update.agent}: expected variances of at least 0, found negative ones in {negative[0]}")
@@ -53,7 +87,7 @@ def check_scores(update: Update) -> None:
     tensors.check(update.tensors, {})
     finite(update, "loss")
     correct = whole(update, "correct", 0)
-    if correct > update.samples:
+    if not 1 <= update.samples < 2**40 or correct > update.samples:
         raise Refused(f"scores of {update.agent}: {correct} right of {update.samples} examples")
 
 

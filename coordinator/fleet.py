@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.acceptance import check_profile
 from coordinator.collection import Check, Collection, Settled
 from coordinator.inbox import Inbox
 from coordinator.shelf import Shelf
@@ -27,6 +28,7 @@ __all__ = ["Agent", "Fleet"]
 log = logging.getLogger(__name__)
 
 SILENCE = 45.0  # seconds: three missed heartbeats
+OWING = 3.0  # seconds after which an idle agent is told its task again
 
 
 @dataclass
@@ -68,7 +70,7 @@ class Fleet:
         self.accept: Callable[[Card], str] = lambda card: ""  # why an agent's data do not fit, or nothing
         self.inbox = Inbox(spool, slots)
         self.rejected: list[tuple[str, str]] = []  # who was refused what
-        self.shelf = Shelf(link, run.run, chunk)
+        self.shelf = Shelf(link, run.run, spool, chunk)
         self.collection = Collection()
 
     # ---- life ------------------------------------------------------------------------------------------------------
@@ -94,13 +96,19 @@ class Fleet:
                 self._admit(agent, agent.profile)
 
     def dismiss(self, reason: str) -> None:
-        """Ends the run for everyone: nothing stays retained."""
+        """Ends the run for everyone; of the run, only this word stays retained."""
         self.shelf.clear()
-        self.link.publish(topics.run(self.run.run), b"", retain=True)
-        self.link.publish(topics.everyone(self.run.run), messages.encode(messages.Goodbye(reason)))
+        goodbye = messages.encode(messages.Goodbye(reason))
+        self.link.publish(topics.everyone(self.run.run), goodbye)
+        self.link.publish(topics.run(self.run.run), goodbye, retain=True)  # in the card's place: who was away hears it on return
         for name in self.agents:
             self.link.publish(topics.profile(self.run.run, name), b"", retain=True)
             self.link.publish(topics.status(self.run.run, name), b"", retain=True)
+
+    def withdraw(self) -> None:
+        """Goes without ending the run: nobody can join meanwhile, and the agents wait for a coordinator that resumes."""
+        self.shelf.clear()
+        self.link.publish(topics.run(self.run.run), b"", retain=True)
 
     def _publish_card(self) -> None:
         self.link.publish(topics.run(self.run.run), messages.encode(self.run), retain=True)
@@ -118,9 +126,10 @@ class Fleet:
             except WireError as error:
                 self._reject_message(delivery.topic, str(error))
         now = self.clock()
-        for agent in self.agents.values():
-            if agent.online and now - agent.seen > SILENCE:
-                self._lose(agent, f"silent for {SILENCE:.0f} s")
+        if delivery is None:  # only now is everything heard that was said while somebody computed
+            for agent in self.agents.values():
+                if agent.online and now - agent.seen > SILENCE:
+                    self._lose(agent, f"silent for {SILENCE:.0f} s")
         for name, grant in self.inbox.grants(now):
             self._command(name, grant)
 
@@ -177,8 +186,9 @@ class Fleet:
     # ---- hearing ---------------------------------------------------------------------------------------------------
 
     def _hear(self, delivery: Delivery) -> None:
-        if delivery.topic == LINK_UP:
+        if delivery.topic == LINK_UP:  # a broker that restarted may have forgotten what it retained
             self._publish_card()
+            self.shelf.restock()
         where = topics.parse(delivery.topic)
         if where is None or not where.agent or not delivery.payload:
             return
@@ -193,8 +203,7 @@ class Fleet:
             case Profile() as profile:
                 self._admit(agent, profile)
             case messages.Heartbeat() as beat:
-                agent.state, agent.loss = beat.state, beat.loss
-                agent.online = agent.online or beat.session == agent.session
+                self._feel(agent, beat)
             case messages.Offer() as offer:
                 self._welcome(agent, offer)
             case messages.Chunk() as chunk:
@@ -219,7 +228,19 @@ class Fleet:
             if entry.open:
                 self._command(agent.name, entry.task)  # it may not know of its task, and takes it only once
 
+    def _feel(self, agent: Agent, beat: messages.Heartbeat) -> None:
+        """A sign of life; an idle agent that still owes an update never heard of its task, or its answer was lost."""
+        agent.state, agent.loss = beat.state, beat.loss
+        if beat.session != agent.session:
+            return
+        returned, agent.online = not agent.online, True
+        for entry in self.collection.of(agent.name):
+            entry.lost = False
+            if entry.open and (returned or (beat.state == "idle" and self.clock() - entry.started > OWING)):
+                self._command(agent.name, entry.task)  # taken only once, however often it is said
+
     def _admit(self, agent: Agent, profile: Profile) -> None:
+        check_profile(profile, self.run)
         agent.profile, agent.refused = profile, self.accept(profile.data)
         if agent.refused:
             log.warning("%s cannot take part: %s", agent.name, agent.refused)
@@ -271,7 +292,8 @@ class Fleet:
             self._refuse(agent.name, entry, chunk.transfer, str(error))
             return
         entry.update, entry.seconds = path, self.clock() - entry.started
-        agent.loss = float(update.notes.get("loss", agent.loss))
+        if update.work == "train":
+            agent.loss = float(update.notes["loss"])
         self._receipt(agent.name, chunk.transfer, True, "")
 
     def _match(self, task: Task, update: Update) -> None:

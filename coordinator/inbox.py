@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,8 +15,11 @@ from federated.errors import Malformed, Refused
 from federated.task import Update
 from federated.wire import messages, tensors
 from federated.wire.chunks import Receiver
+from federated.wire.transfer import allocate
 
 __all__ = ["Inbox"]
+
+log = logging.getLogger(__name__)
 
 IDLE = 30.0  # seconds without a chunk after which a transfer's slot goes to another
 
@@ -46,6 +50,7 @@ class Inbox:
         self._flowing: dict[tuple[str, str], Transfer] = {}
         self._parked: dict[tuple[str, str], Transfer] = {}  # what came before a transfer lost its slot
         self._waiting: dict[tuple[str, str], messages.Offer] = {}
+        self._opened = 0
         spool.mkdir(parents=True, exist_ok=True)
         for path in spool.glob("*.update"):
             path.unlink()  # of a coordinator that died: its tasks are void
@@ -62,7 +67,7 @@ class Inbox:
         """Answers an offer: with a slot and the bitmap of what is there already, or with the word to wait. Raises Refused when it is too large."""
         manifest = offer.manifest
         limit = self._limits.get((agent, offer.submodel), 0)
-        if manifest.size > limit:
+        if not 0 < manifest.size <= limit:
             raise Refused(f"update of {agent} for {offer.submodel}: at most {limit} bytes expected, {manifest.size} offered")
         key = (agent, manifest.transfer)
         known = self._flowing.get(key) or self._parked.get(key)
@@ -99,7 +104,11 @@ class Inbox:
                 self._parked[key] = self._flowing.pop(key)
         while self._waiting and len(self._flowing) < self.slots:
             key = next(iter(self._waiting))
-            yield key[0], self._grant(self._admit(key, self._waiting.pop(key), now))
+            offer = self._waiting.pop(key)
+            try:
+                yield key[0], self._grant(self._admit(key, offer, now))
+            except Refused as error:
+                log.warning("no room for %s of %s: %s", key[1], key[0], error)  # it asks again
 
     def read(self, path: Path) -> Update:
         """The update in a file, its tensors as views of the mapped file. Raises Malformed."""
@@ -113,10 +122,12 @@ class Inbox:
     def _admit(self, key: tuple[str, str], offer: messages.Offer, now: float) -> Transfer:
         transfer = self._parked.pop(key, None)
         if transfer is None:
-            path = self.spool / f"{key[0]}-{key[1]}.update"
-            with path.open("w+b") as file:
-                file.truncate(offer.manifest.size)
-                mapped = mmap.mmap(file.fileno(), offer.manifest.size)
+            self._opened += 1
+            path = self.spool / f"{self._opened}.update"  # a name of our own: no two transfers share a file, whatever they call themselves
+            try:
+                mapped = allocate(path, offer.manifest.size)
+            except OSError as error:
+                raise Refused(f"no room at the coordinator for {offer.manifest.size} bytes: {error.strerror}") from error
             receiver = Receiver(offer.manifest, limit=offer.manifest.size, buffer=memoryview(mapped))
             transfer = Transfer(key[0], offer, path, mapped, receiver, now)
         transfer.progressed = now
@@ -126,7 +137,9 @@ class Inbox:
     def _forget(self, key: tuple[str, str]) -> None:
         for store in (self._flowing, self._parked):
             if key in store:
-                store.pop(key).close()
+                transfer = store.pop(key)
+                transfer.close()
+                transfer.path.unlink(missing_ok=True)
 
     def _grant(self, transfer: Transfer) -> messages.Grant:
         return messages.Grant(transfer.offer.manifest.transfer, transfer.receiver.have, True)

@@ -139,7 +139,8 @@ class Screen:
         )
         table = Table("agent", "submodel", "state", "loss", box=None, pad_edge=False, header_style="dim")
         for agent in self.agents():
-            table.add_row(agent.name, agent.submodel, agent.refused or agent.state, "" if agent.loss != agent.loss else f"{agent.loss:.3f}")
+            said = Text(agent.refused or agent.state)  # another's words: text, never markup
+            table.add_row(agent.name, agent.submodel, said, "" if agent.loss != agent.loss else f"{agent.loss:.3f}")
         return Group(head, table, *([score_table(self._scores)] if self._scores else []))
 
 

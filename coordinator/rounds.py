@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
 from coordinator import assignment
 from coordinator.acceptance import check_training, expected
 from coordinator.collection import Settled
@@ -122,7 +124,11 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
     total, entries = train(run, state, chosen, number)
     if not total.seen:
         raise_if_hopeless(run, entries)
-    state = without_statistics(run.method.finish(state, total, generator(run.config.seed, 3, number)))
+    after = without_statistics(run.method.finish(state, total, generator(run.config.seed, 3, number)))
+    if not all(bool(value.isfinite().all()) for value in after.tensors.values()):
+        log.error("round %d made weights that are not finite; the weights of before stay", number)
+        after = replace(without_statistics(state), round=number)
+    state = after
     scores: Sequence[Score] = ()
     if number % run.config.evaluate.every == 0 or number >= run.config.rounds:
         state, scores = run.evaluator.evaluate(state, sorted(chosen))
@@ -154,14 +160,20 @@ def wait_for(fleet: Fleet, wanted: int, limit: float, watch: Watch) -> list[Agen
     return ready
 
 
+def norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """L2 norm of each tensor."""
+    return {name: float(value.double().norm()) for name, value in tensors.items()}
+
+
 def refusals(fleet: Fleet) -> str:
     return "; ".join(f"{a.name} was refused: {a.refused}" for a in fleet.agents.values() if a.refused)
 
 
 def choose(run: Run, state: State, agents: Sequence[Agent], number: int) -> dict[str, Submodel]:
     """Which agents train what in this round. Raises FleetError when no agent can hold any submodel."""
-    names = select([a.name for a in agents], run.config.fleet.fraction, generator(run.config.seed, 1, number))
-    assigned = assign(run, state, [a for a in agents if a.name in names], number)
+    able = assign(run, state, agents, number)
+    names = select(sorted(able), run.config.fleet.fraction, generator(run.config.seed, 1, number))
+    assigned = {name: able[name] for name in names}
     if not assigned:
         smallest = cost(run.menu[0], run.method.recipe(state, run.menu[0]).batch)
         raise FleetError(
@@ -205,10 +217,12 @@ def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -
         shipment.task(agent, "train", submodel, recipes[submodel], limit, round=number, run=run.config.name) for agent, submodel in chosen.items()
     ]
     total, entries = Total(), {}
+    sent = {submodel: norms(run.method.dispatch(state, run.method.place(state, submodel))) for submodel in recipes}
     shapes = {submodel: expected(run.method.place(state, submodel)) for submodel in recipes}
 
     def check(task: Task, update: Update) -> None:
-        check_training(update, shapes[task.submodel])
+        profile = run.fleet.agents[task.agent].profile
+        check_training(update, shapes[task.submodel], sent[task.submodel], profile.data.examples if profile is not None else 0)
 
     quorum = max(1, math.ceil(round(run.config.fleet.quorum * len(tasks), 9)))
     for settled, update in run.fleet.collect(tasks, quorum=quorum, deadline=limit, check=check, size=shipment.limit):

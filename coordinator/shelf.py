@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 from federated.wire import topics
 from federated.wire.chunks import split
 from federated.wire.link import Link
@@ -11,26 +14,47 @@ from federated.wire.transfer import publish, withdraw
 __all__ = ["Shelf"]
 
 
-class Shelf:
-    """What is retained on the broker for a run. chunk: bytes of a chunk; 0: what the link lets through."""
+@dataclass(frozen=True)
+class Item:
+    """One blob on the shelf; its bytes lie in `path`, to be published again."""
 
-    def __init__(self, link: Link, run: str, chunk: int = 0) -> None:
-        self.link, self.run, self.chunk = link, run, chunk
-        self._published: dict[str, tuple[Manifest, str]] = {}  # base topic -> what lies there, and its version
+    version: str
+    manifest: Manifest
+    path: Path
+
+
+class Shelf:
+    """What is retained on the broker for a run. folder: where copies lie. chunk: bytes of a chunk; 0: what the link lets through."""
+
+    def __init__(self, link: Link, run: str, folder: Path, chunk: int = 0) -> None:
+        self.link, self.run, self.folder, self.chunk = link, run, folder, chunk
+        self._items: dict[str, Item] = {}  # by base topic
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob("*.weights"):
+            path.unlink()  # of a coordinator that died
 
     def put(self, version: str, submodel: str, data: memoryview) -> tuple[str, int]:
         """Publishes encoded weights, unless they are there; their sha256 and size, for tasks to name."""
         base = topics.model(self.run, version, submodel)
-        if base not in self._published:
-            manifest = split(data, min(self.chunk or self.link.max_chunk, self.link.max_chunk), f"{version}-{submodel}".replace("@", "_"))
+        if base not in self._items:
+            name = f"{version}-{submodel}".replace("@", "_")
+            manifest = split(data, min(self.chunk or self.link.max_chunk, self.link.max_chunk), name)
+            path = self.folder / f"{name}.weights"
+            path.write_bytes(data)
             publish(self.link, base, manifest, data)
-            self._published[base] = manifest, version
-        manifest, _ = self._published[base]
+            self._items[base] = Item(version, manifest, path)
+        manifest = self._items[base].manifest
         return manifest.sha256, manifest.size
+
+    def restock(self) -> None:
+        """Publishes everything again, for a broker that may have lost it."""
+        for base, item in self._items.items():
+            publish(self.link, base, item.manifest, memoryview(item.path.read_bytes()))
 
     def clear(self, keep: str = "") -> None:
         """Takes away every version but `keep`."""
-        for base, (manifest, version) in list(self._published.items()):
-            if version != keep:
-                withdraw(self.link, base, manifest)
-                del self._published[base]
+        for base, item in list(self._items.items()):
+            if item.version != keep:
+                withdraw(self.link, base, item.manifest)
+                item.path.unlink(missing_ok=True)
+                del self._items[base]

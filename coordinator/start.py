@@ -21,7 +21,7 @@ from coordinator.rounds import Result, Run, conduct, wait_for
 from coordinator.store import Facts, Store
 from federated.data import catalogue as data
 from federated.data.dataset import Dataset
-from federated.errors import ConfigError, Unknown
+from federated.errors import ConfigError, EspalierError, LinkError, Unknown
 from federated.method import Method, configure
 from federated.methods.catalogue import method as method_named
 from federated.task import Card
@@ -107,16 +107,32 @@ def run(prepared: Prepared, link: Link, watch: Watch, bind: Callable[[Fleet], No
     )
     fleet = Fleet(link, card, store.spool, attempt=store.next_session(), slots=config.wire.slots, chunk=config.wire.chunk, notify=watch.changed)
     bind(fleet)
-    fleet.announce()
+    try:
+        fleet.announce()
+        return _conduct(prepared, fleet, settings, watch)
+    except LinkError:
+        raise
+    except EspalierError as error:
+        fleet.dismiss(f"the run ended: {error}")
+        raise
+    except BaseException:
+        fleet.withdraw()
+        raise
+
+
+def _conduct(prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], watch: Watch) -> Result:
+    """The rounds, once the network is known: from the store, the coordinator's data or the agents' cards."""
+    config, method, store, known = prepared.config, prepared.method, prepared.store, fleet.run.network
     if known is None:
         ready = wait_for(fleet, config.fleet.min_agents, config.fleet.wait, watch)
         known = network_for(config, [agent.profile.data for agent in ready if agent.profile is not None])
-        fleet.reannounce(replace(card, network=known, calibration=timed(known, method, settings)))
-    fleet.admit(lambda data: misfit(data, known))
-    menu = method.menu(known, settings)
-    store.write_facts(Facts(to_json(config), known, menu))
+        fleet.reannounce(replace(fleet.run, network=known, calibration=timed(known, method, settings)))
+    network = known
+    fleet.admit(lambda data: misfit(data, network))
+    menu = method.menu(network, settings)
+    store.write_facts(Facts(to_json(config), network, menu))
     evaluator = Evaluator(config, method, menu, fleet, prepared.held)
-    return conduct(Run(config, method, known, menu, fleet, store, evaluator, watch, pinned(menu, config.assign.submodels)))
+    return conduct(Run(config, method, network, menu, fleet, store, evaluator, watch, pinned(menu, config.assign.submodels)))
 
 
 def timed(network: Network | None, method: Method, settings: Mapping[str, object]) -> tuple[Submodel, ...]:

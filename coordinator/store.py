@@ -38,7 +38,7 @@ CREATE TABLE rounds (round INTEGER PRIMARY KEY, finished TEXT NOT NULL, seconds 
                      bytes_up INTEGER NOT NULL, bytes_down INTEGER NOT NULL);
 CREATE TABLE updates (round INTEGER, agent TEXT, submodel TEXT NOT NULL, outcome TEXT NOT NULL, samples INTEGER, steps INTEGER, loss REAL,
                       seconds REAL, PRIMARY KEY (round, agent));
-CREATE TABLE scores (round INTEGER, submodel TEXT, view TEXT, accuracy REAL NOT NULL, loss REAL NOT NULL, examples INTEGER NOT NULL,
+CREATE TABLE scores (round INTEGER, submodel TEXT, view TEXT, accuracy REAL NOT NULL, loss REAL, examples INTEGER NOT NULL,
                      PRIMARY KEY (round, submodel, view));
 """
 
@@ -218,7 +218,7 @@ class Store:
 
     def scores(self, number: int) -> list[Score]:
         rows = self._database.execute("SELECT submodel, view, accuracy, loss, examples FROM scores WHERE round = ?", (number,))
-        return [Score(*row) for row in rows]
+        return [Score(submodel, view, accuracy, math.nan if loss is None else loss, n) for submodel, view, accuracy, loss, n in rows]
 
     def history(self) -> list[tuple[int, float, int, int]]:
         """Each finished round: its number, seconds, bytes up and bytes down."""

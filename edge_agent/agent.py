@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shutil
 import tempfile
 import threading
 import time
@@ -104,11 +105,19 @@ def _join(
         scout.close()
     will = topics.status(run.run, job.name), messages.encode(messages.Status(job.name, session, False))
     link = MqttLink(broker, f"{run.run}-{job.name}", will)
+    spool = fresh(spool / run.run / job.name)
     try:
         participant = Participant(link, run, job.name, lambda card: measure(worker, card, link, job.name, say), worker, spool, session=session)
         return take_part(participant, stop, say)
     finally:
         link.close()
+
+
+def fresh(folder: Path) -> Path:
+    """An empty folder of this agent and run alone: what an earlier life left is of tasks that nobody waits for."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
 
 
 def measure(worker: Worker, run: messages.Run, link: Link, name: str, say: Say) -> Profile:

@@ -6,6 +6,7 @@ runs out, a crash in a kernel. Both talk over a socket pair in msgpack; tensors 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -129,13 +130,15 @@ class Worker:
     def rehearse(self, task: dict[str, Any], weights: Path, result: Path) -> None:
         """Does one task and waits for it."""
         self._channel.send({"do": "task", "number": 0, "task": task, "weights": str(weights), "result": str(result)})
-        answer = self._ask()
+        answer = self._channel.receive()
         if "failed" in answer:
             raise EspalierError(answer["failed"])
 
     def _ask(self) -> dict[str, Any]:
         try:
             answer = self._channel.receive()
+            while "number" in answer:  # of a task that was given up
+                answer = self._channel.receive()
         except (EOFError, OSError) as error:
             raise EspalierError(f"the training process ended: {self._obituary()}") from error
         match answer.get("error"):
@@ -156,7 +159,8 @@ class Worker:
         self._task = task
         self._number += 1
         order = {"do": "task", "number": self._number, "task": msgspec.to_builtins(task), "weights": str(weights), "result": str(result)}
-        self._channel.send(order)
+        with contextlib.suppress(OSError):  # it died while idle: the next `poll` finds out
+            self._channel.send(order)
 
     def poll(self) -> Outcome | None:
         try:
@@ -171,7 +175,8 @@ class Worker:
     def cancel(self) -> None:
         if self._task is not None:
             self._task = None
-            self._channel.send({"do": "cancel"})
+            with contextlib.suppress(OSError):
+                self._channel.send({"do": "cancel"})
 
     def _outcome(self, task: Task, answer: dict[str, Any]) -> Outcome:
         self._task = None

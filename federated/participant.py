@@ -109,9 +109,13 @@ class Participant:
         self._introduce()
 
     def leave(self) -> None:
-        """Stops the work and signs off; where that cannot be sent, the will says it."""
+        """Stops the work and signs off; where that cannot be sent, the will says it. Of a run that is over, nothing stays retained."""
         self._drop(lambda task: True, "leaving")
-        self._say_status(online=False)
+        if self.over and not self.refused:
+            for topic in (topics.profile(self.run.run, self.name), topics.status(self.run.run, self.name)):
+                self.link.publish(topic, b"", retain=True)
+        else:
+            self._say_status(online=False)
 
     def turn(self, timeout: float) -> bool:
         """Handles one delivery, if one comes within `timeout` seconds, and all that is due; False once `over`."""
@@ -160,7 +164,7 @@ class Participant:
                 self._settle(receipt)
             case messages.Abort() as abort:
                 self._drop(lambda task: task.round <= abort.round and task.attempt <= abort.attempt, abort.reason)
-            case messages.Status() as status:
+            case messages.Status() as status if not delivery.retained:  # a retained one may be of a life long ago
                 self._check_name(status)
             case messages.Run() as run:
                 self._meet(run)
@@ -182,11 +186,10 @@ class Participant:
         if run.run != self.run.run or run == self.run:
             return
         known, self.run = self.run, run
-        if (run.network, run.calibration, run.batch) != (known.network, known.calibration, known.batch):
-            self.profile = self._measure(run)
-            self._introduce()
-        if run.session != known.session:
+        if run.session != known.session or run.network != known.network:
             self._drop(lambda task: True, "the coordinator came back")
+            if (run.network, run.calibration, run.batch) != (known.network, known.calibration, known.batch):
+                self.profile = self._measure(run)
             self._introduce()
 
     def _accept(self, task: Task) -> None:
@@ -204,7 +207,14 @@ class Participant:
         if self._download is None or not topic.startswith(self._download[1].base + "/"):
             return
         task, download, until = self._download
-        if download.hear(message, self.clock()):
+        try:
+            whole = download.hear(message, self.clock())
+        except OSError as error:
+            download.close()
+            self._download = None
+            self._fail(task, f"no room for its weights ({task.size} bytes) in {self.spool}: {error.strerror}")
+            return
+        if whole:
             self._download = None
             self._cache(task.digest, download.path)
             self._begin(task, until)
@@ -257,15 +267,18 @@ class Participant:
         task, until = self._working
         self._working, self._loss = None, outcome.loss
         if outcome.path is None:
-            log.warning("round %d: %s failed: %s", task.round, task.work, outcome.reason)
-            failure = messages.Failure(task.run, task.round, task.attempt, task.work, task.submodel.name, outcome.reason)
-            self.link.publish(topics.say(self.run.run, self.name), messages.encode(failure))
+            self._fail(task, outcome.reason)
             return
         data = memoryview(outcome.path.read_bytes())
         transfer = f"{task.round}-{task.attempt}-{task.work}-{task.submodel.name}".replace("@", "_")
         sender = Sender(split(data, self.link.max_chunk, transfer), data)
         self._sending[transfer] = Sending(task, sender, outcome.path, until)
         self._offer(self._sending[transfer])
+
+    def _fail(self, task: Task, reason: str) -> None:
+        log.warning("round %d: %s failed: %s", task.round, task.work, reason)
+        failure = messages.Failure(task.run, task.round, task.attempt, task.work, task.submodel.name, reason[:4000])
+        self.link.publish(topics.say(self.run.run, self.name), messages.encode(failure))
 
     def _offer(self, sending: Sending) -> None:
         task = sending.task

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 from pathlib import Path
 
 from federated.errors import Refused
@@ -15,7 +16,7 @@ from federated.wire import messages, topics
 from federated.wire.chunks import Receiver, slices
 from federated.wire.link import Link
 
-__all__ = ["Download", "publish", "withdraw"]
+__all__ = ["Download", "allocate", "publish", "withdraw"]
 
 PATIENCE = 5.0  # seconds without a new chunk before the missing ones are asked for by name
 WINDOW = 16  # chunks asked for by name at a time
@@ -34,6 +35,17 @@ def withdraw(link: Link, base: str, manifest: messages.Manifest) -> None:
         link.publish(topic, b"", retain=True)
 
 
+def allocate(path: Path, size: int) -> mmap.mmap:
+    """A new file of `size` bytes, mapped, its space taken at once: a full disk is an error here, not a signal later. Raises OSError."""
+    try:
+        with path.open("w+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return mmap.mmap(file.fileno(), size)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
 class Download:
     """A transfer on its way into `path`, expected to have this sha256 and size (bytes)."""
 
@@ -49,7 +61,10 @@ class Download:
             link.subscribe(pattern)
 
     def hear(self, message: messages.Manifest | messages.Chunk, now: float) -> bool:
-        """Takes a message of this transfer; True once the file is whole and in place. Raises Refused for a foreign one."""
+        """Takes a message of this transfer; True once the file is whole and in place.
+
+        Raises Refused for a foreign or damaged one, OSError where there is no room for it.
+        """
         if isinstance(message, messages.Manifest):
             if self._receiver is None:
                 self._open(message)
@@ -62,8 +77,8 @@ class Download:
         if not self._receiver.complete:
             return False
         self._receiver.finish()
-        self.close()
         self._part.rename(self.path)
+        self.close()
         return True
 
     def tick(self, now: float) -> None:
@@ -81,7 +96,7 @@ class Download:
         self._asked = wanted
 
     def close(self) -> None:
-        """Stops listening and lets go of the file, which stays a `.part` unless it was whole."""
+        """Stops listening, and drops what is not whole."""
         for pattern in {*self._patterns, *self._asked}:
             self.link.unsubscribe(pattern)
         self._patterns, self._asked, self._receiver = [], [], None
@@ -90,11 +105,10 @@ class Download:
             with contextlib.suppress(BufferError):  # somebody still holds a view, an error in a log say: it closes when they let go
                 self._map.close()
             self._map = None
+        self._part.unlink(missing_ok=True)
 
     def _open(self, manifest: messages.Manifest) -> None:
         if (manifest.sha256, manifest.size) != (self.sha256, self.size):
             raise Refused(f"{self.base}: expected {self.size} bytes of sha256 {self.sha256[:12]}, found {manifest.size} of {manifest.sha256[:12]}")
-        with self._part.open("w+b") as file:
-            file.truncate(manifest.size)
-            self._map = mmap.mmap(file.fileno(), manifest.size)
+        self._map = allocate(self._part, manifest.size)
         self._receiver = Receiver(manifest, limit=self.size, buffer=memoryview(self._map))
