@@ -230,3 +230,43 @@ def test_a_network_of_ones_own_is_scaled_and_trained(tmp_path: Path) -> None:
     central = [s.accuracy for s in done.result.scores if s.view == "central"]
     assert len(central) == 2
     assert central[-1] > 0.5
+
+
+def test_an_agent_that_can_hold_nothing_does_not_end_a_run_of_others(tmp_path: Path) -> None:
+    """One agent is drawn each round; the weak one never is."""
+    fleet = [Member("a0", digits(0, 3), memory=1000), Member("a1", digits(1, 3)), Member("a2", digits(2, 3))]
+    done = federate(tmp_path, fleet, {**SMALL, "rounds": 5, "fleet.fraction": 0.34, "evaluate.every": 5})
+    assert done.result.rounds == 5
+    assert set(done.result.assigned) <= {"a1", "a2"}
+
+
+def test_a_status_of_a_life_long_ago_turns_nobody_away(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    broker.publish(topics.status(RUN, "a0"), messages.encode(messages.Status("a0", "old", True)), retain=True)
+    done = federate(tmp_path, members(), SMALL, broker=broker)
+    assert sorted(done.result.assigned) == ["a0", "a1"]
+    assert [messages.decode(payload) for payload in broker.retained.values()] == [messages.Goodbye("the run is over")]
+
+
+def test_two_agents_of_one_name_are_told(tmp_path: Path) -> None:
+    """The second takes over; the first is told why it cannot stay."""
+    broker = MemoryBroker()
+    second = MemoryLink(broker, "other client")
+
+    def watch(fleet: Fleet) -> None:
+        if not second.sent_bytes and "a0" in fleet.agents and fleet.agents["a0"].ready:
+            second.publish(topics.status(RUN, "a0"), messages.encode(messages.Status("a0", "s2", True)))
+            second.publish(topics.status(RUN, "a0"), messages.encode(messages.Status("a0", "s2", False)))
+
+    fleet = [*members(), Member("a2", digits(0, 2))]
+    federate(
+        tmp_path,
+        fleet,
+        {**SMALL, "fleet.min_agents": 2, "fleet.deadline": 5.0},
+        broker=broker,
+        watch=lambda f: setattr(f, "notify", lambda: watch(f)),
+    )
+    first = fleet[0].participant
+    assert first is not None
+    assert first.refused
+    assert "another agent joined under the name 'a0'" in first.over

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,4 +106,11 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
 def test_sessions_are_counted(tmp_path: Path) -> None:
     store = Store.create(tmp_path, "r")
     assert [store.next_session() for _ in range(3)] == [1, 2, 3]
+    store.close()
+
+
+def test_a_diverged_score_is_kept_as_such(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    store.save(replace(done(1), scores=[Score("w1", "central", 0.1, math.nan, 8)]))
+    assert math.isnan(store.scores(1)[0].loss)
     store.close()

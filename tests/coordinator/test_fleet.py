@@ -1,0 +1,280 @@
+"""The coordinator's half of the protocol, spoken to by hand: what is lost is said again, what is hostile is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from coordinator.acceptance import check_scores, check_statistics, check_training
+from coordinator.fleet import Fleet
+from federated.errors import Refused
+from federated.task import Card, Profile, Recipe, Task, Timing, Update
+from federated.wire import messages, tensors, topics
+from federated.wire.chunks import slices, split
+from federated.wire.memory import MemoryBroker, MemoryLink
+from models.families import menu, network, shapes, statistics
+
+NETWORK = network("preresnet", (1, 8, 8), 10)
+SMALL, LARGE = menu(NETWORK, (0.5, 1.0), (2,))
+CARD = messages.Run("r", "fedfa", "preresnet", NETWORK, (SMALL,), 32, "s")
+DATA = Card("digits", (1, 8, 8), "uint8", 10, 100, 20, (5.0,), (6.0,))
+PROFILE = Profile("a", "h", "s", 1.0, 10**9, 1e6, 2**18, "torch", DATA, (Timing(SMALL, 32, 0.01),))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Peer:
+    """An agent made of nothing but its link."""
+
+    def __init__(self, broker: MemoryBroker, name: str) -> None:
+        self.name, self.link = name, MemoryLink(broker, name)
+        self.link.subscribe(topics.command("r", name))
+        self.say(messages.Status(name, "s1", True), topics.status("r", name))
+        self.say(replace(PROFILE, agent=name), topics.profile("r", name))
+
+    def say(self, message: messages.Message, topic: str | None = None) -> None:
+        self.link.publish(
+            topic or topics.say("r", self.name), messages.encode(message), retain=topic is not None and topic.endswith(("status", "profile"))
+        )
+
+    def beat(self, state: str = "idle") -> None:
+        self.say(messages.Heartbeat(self.name, "s1", state, 1), topics.heartbeat("r", self.name))
+
+    def heard(self) -> list[messages.Message]:
+        found = []
+        while (delivery := self.link.receive(0)) is not None:
+            if not delivery.topic.startswith("$"):
+                found.append(messages.decode(delivery.payload))
+        return found
+
+    def send(self, task: Task, values: dict[str, np.ndarray], transfer: str = "t", **fields: object) -> None:
+        """A whole update: the offer and all chunks, without waiting for a grant."""
+        made = Update("r", task.round, task.attempt, self.name, task.work, task.submodel, task.version, 10, 1, {}, {"labels": [1], "loss": 1.0})
+        made = replace(made, **fields)  # type: ignore[arg-type]
+        data = memoryview(bytes(tensors.encode(msgspec.to_builtins(made), values)))
+        manifest = split(data, 2**18, transfer)
+        self.say(messages.Offer(manifest, "r", task.round, task.attempt, task.work, task.submodel.name))
+        for chunk in slices(manifest, data):
+            self.say(chunk, topics.chunk(topics.upload("r", self.name, transfer), chunk.index))
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    return MemoryBroker()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def fleet(broker: MemoryBroker, tmp_path: Path, clock: Clock) -> Fleet:
+    made = Fleet(MemoryLink(broker, "coordinator"), CARD, tmp_path, clock=clock)
+    made.announce()
+    return made
+
+
+def listen(fleet: Fleet) -> None:
+    for _ in range(200):
+        fleet.turn(0)
+
+
+def task(name: str, work: str = "train") -> Task:
+    return Task("r", 1, 1, name, work, SMALL, "r0", "0" * 64, 1000, Recipe(), 60.0)  # type: ignore[arg-type]
+
+
+def collecting(fleet: Fleet, names: str, work: str = "train", check: object = None) -> Iterator[object]:
+    tasks = [task(name, work) for name in names]
+    check = check or (lambda task, update: None)
+    return fleet.collect(tasks, quorum=len(tasks), deadline=600, check=check, size=lambda task: 10**6)  # type: ignore[arg-type]
+
+
+def weights(value: float = 1.0) -> dict[str, np.ndarray]:
+    return {name: np.full(shape, value, np.float32) for name, shape in shapes(SMALL).items()}
+
+
+def test_an_agent_is_ready_once_it_is_here_and_measured(fleet: Fleet, broker: MemoryBroker) -> None:
+    peer = Peer(broker, "a")
+    listen(fleet)
+    assert [a.name for a in fleet.ready()] == ["a"]
+    peer.say(messages.Status("a", "s1", False), topics.status("r", "a"))
+    listen(fleet)
+    assert fleet.ready() == []
+
+
+def test_a_busy_coordinator_hears_what_was_said_before_it_calls_anyone_silent(fleet: Fleet, broker: MemoryBroker, clock: Clock) -> None:
+    peers = [Peer(broker, name) for name in "abc"]
+    listen(fleet)
+    for peer in peers:
+        peer.beat()
+    clock.now = 100.0  # it computed for a while
+    fleet.turn(0)
+    assert len(fleet.ready()) == 3
+    listen(fleet)
+    assert len(fleet.ready()) == 3
+    clock.now = 200.0
+    listen(fleet)
+    assert fleet.ready() == []
+    peers[0].beat()
+    listen(fleet)
+    assert [a.name for a in fleet.ready()] == ["a"]
+
+
+def test_a_task_that_was_lost_is_said_again_to_an_idle_agent(fleet: Fleet, broker: MemoryBroker, clock: Clock) -> None:
+    peer = Peer(broker, "a")
+    listen(fleet)
+    collection = collecting(fleet, "a")
+    peer.link.unsubscribe(topics.command("r", "a"))
+
+    def hear_late() -> None:
+        peer.link.subscribe(topics.command("r", "a"))
+        clock.now += 5
+        peer.beat("idle")
+        listen(fleet)
+        heard = [m for m in peer.heard() if isinstance(m, Task)]
+        assert heard == [task("a")]
+        peer.send(heard[0], weights())
+
+    original = fleet.turn
+    once = [hear_late]
+
+    def turn(timeout: float) -> None:
+        original(0)
+        if once:
+            once.pop()()
+
+    fleet.turn = turn  # type: ignore[method-assign]
+    assert len(list(collection)) == 1
+
+
+def test_weights_are_published_again_to_a_broker_that_forgot(fleet: Fleet, broker: MemoryBroker) -> None:
+    fleet.shelf.put("r0", "w1", memoryview(b"weights"))
+    known = dict(broker.retained)
+    assert len(known) == 3, "the card, a chunk and a manifest"
+    broker.retained.clear()
+    link = fleet.link
+    assert isinstance(link, MemoryLink)
+    link.drop()
+    link.mend()
+    listen(fleet)
+    assert broker.retained == known
+    fleet.dismiss("over")
+    assert [messages.decode(payload) for payload in broker.retained.values()] == [messages.Goodbye("over")]
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        replace(PROFILE, timings=()),
+        replace(PROFILE, timings=(Timing(SMALL, 32, 0.0),)),
+        replace(PROFILE, timings=(Timing(SMALL, 16, 0.01),)),
+        replace(PROFILE, timings=(Timing(replace(SMALL, network=replace(NETWORK, family="sys:exit")), 32, 0.01),)),
+        replace(PROFILE, data=replace(DATA, examples=0)),
+        replace(PROFILE, data=replace(DATA, mean=())),
+        replace(PROFILE, data=replace(DATA, std=(math.nan,))),
+    ],
+    ids=["no timings", "no time", "another batch", "code by name", "no examples", "no mean", "NaN"],
+)
+def test_a_profile_that_was_not_measured_by_the_card_is_refused(fleet: Fleet, broker: MemoryBroker, profile: Profile) -> None:
+    peer = Peer(broker, "a")
+    listen(fleet)
+    peer.heard()
+    fleet.agents["a"].profile = None
+    peer.say(profile, topics.profile("r", "a"))
+    listen(fleet)
+    assert fleet.ready() == []
+    assert [type(m) for m in peer.heard()] == [messages.Refusal]
+
+
+def test_an_offer_of_nothing_or_of_too_much_is_refused(fleet: Fleet, broker: MemoryBroker) -> None:
+    peer = Peer(broker, "a")
+    listen(fleet)
+    collection = collecting(fleet, "a")
+    original, done = fleet.turn, []
+
+    def turn(timeout: float) -> None:
+        original(0)
+        if not done:
+            done.append(True)
+            peer.say(messages.Offer(messages.Manifest("t", 10**9, 2**18, "0" * 64), "r", 1, 1, "train", SMALL.name))
+            listen_raw()
+
+    def listen_raw() -> None:
+        for _ in range(50):
+            original(0)
+
+    fleet.turn = turn  # type: ignore[method-assign]
+    assert list(collection) == []
+    assert fleet.collection.entries["a", SMALL.name].outcome.startswith("refused: update of a for w0.5-d2.2.2: at most 1000000 bytes")
+    with pytest.raises(Refused):
+        fleet.inbox.open("a", messages.Offer(messages.Manifest("t", 0, 2**18, "0" * 64), "r", 1, 1, "train", SMALL.name), 0.0)
+
+
+def test_an_accepted_update_cannot_be_overwritten_by_another_of_its_name(fleet: Fleet, broker: MemoryBroker) -> None:
+    """Each transfer has a file of its own, whatever it calls itself: what was checked is what is folded."""
+    first, second = Peer(broker, "a"), Peer(broker, "b")
+    listen(fleet)
+    folded = []
+    original, done = fleet.turn, []
+
+    def turn(timeout: float) -> None:
+        original(0)
+        if not done:
+            done.append(True)
+            second.send(task("b"), weights(2.0), transfer="same")
+            for _ in range(50):
+                original(0)
+            second.send(task("b"), weights(np.nan), transfer="same")
+            first.send(task("a"), weights(1.0), transfer="same")
+
+    fleet.turn = turn  # type: ignore[method-assign]
+    for _, update in collecting(fleet, "ab"):  # type: ignore[misc]
+        folded.append((update.agent, float(next(iter(update.tensors.values())).flat[0])))
+    assert folded == [("a", 1.0), ("b", 2.0)]
+
+
+def test_updates_out_of_all_proportion_are_refused() -> None:
+    made = Update("r", 1, 1, "a", "train", SMALL, "r0", 10, 1, weights(1.0), {"labels": [1], "loss": 1.0})
+    norms = {name: float(np.sqrt(np.prod(shape))) for name, shape in shapes(SMALL).items()}
+    check_training(made, shapes(SMALL), norms, 10)
+    for wrong, words in (
+        (replace(made, tensors=weights(3e38)), "norm"),
+        (replace(made, samples=11), "samples"),
+        (replace(made, samples=2**70), "samples"),
+        (replace(made, steps=2**70), "step"),
+        (replace(made, notes={"labels": [1], "loss": "abc"}), "loss"),
+        (replace(made, notes={"labels": [10], "loss": 1.0}), "labels"),
+    ):
+        with pytest.raises(Refused, match=words):
+            check_training(wrong, shapes(SMALL), norms, 10)
+
+
+def test_statistics_and_scores_are_checked() -> None:
+    values = {name: np.ones(shape, np.float32) for name, shape in statistics(SMALL).items()}
+    made = Update("r", 1, 1, "a", "calibrate", SMALL, "r0", 10, 0, values, {"batches": 2})
+    check_statistics(made)
+    for wrong in (
+        replace(made, notes={"batches": 10**9}),
+        replace(made, notes={"batches": True}),
+        replace(made, tensors={**values, next(iter(values)): next(iter(values.values())) * 1e30}),
+        replace(made, tensors={name: -value for name, value in values.items()}),
+    ):
+        with pytest.raises(Refused):
+            check_statistics(wrong)
+    scored = Update("r", 1, 1, "a", "evaluate", SMALL, "r0", 10, 0, {}, {"correct": 7, "loss": 0.5})
+    check_scores(scored)
+    for notes in ({"correct": 11, "loss": 0.5}, {"correct": -1, "loss": 0.5}, {"correct": 7, "loss": math.inf}, {"loss": 0.5}):
+        with pytest.raises(Refused):
+            check_scores(replace(scored, notes=notes))
