@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,7 +20,9 @@ RUNS = click.option("--runs", type=click.Path(path_type=Path), default=Path("run
 
 
 def plainly(command: str) -> AbstractContextManager[None]:
-    return speaking_plainly(f"coordinator {command}", "coordinator,export", "interrupted; go on later with --resume")
+    return speaking_plainly(
+        f"coordinator {command}", "coordinator,export", "interrupted" + ("; go on later with --resume" if command == "start" else "")
+    )
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,6 +31,7 @@ def plainly(command: str) -> AbstractContextManager[None]:
 def main(verbose: bool) -> None:
     """Grow one model on a fleet of unequal devices. No data leave a device."""
     configure_logging(verbose=verbose)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's wish to stop is a person's ctrl-C
 
 
 # ---- start -----------------------------------------------------------------------------------------------------------

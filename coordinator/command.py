@@ -46,16 +46,19 @@ def start_run(
     if not config.name:
         config = msgspec.structs.replace(config, name=free_name(config, runs))
     prepared = prepare(config, runs, resume=resume)
+    folder = runs / config.name
     try:
-        say(f"run '{config.name}': {config.method_name} on {config.data.name}, up to {config.rounds} rounds, kept in {runs / config.name}")
         with (
-            begin_broker(config, runs / config.name, say) as address,
+            begin_broker(config, folder, say) as address,
             linked(config, address) as link,
             watching(config, live=live, say=say) as (watch, bind),
         ):
+            say(f"run '{config.name}': {config.method_name} on {config.data.name}, up to {config.rounds} rounds, kept in {folder}")
             result = run(prepared, link, watch, bind)
     finally:
         prepared.store.close()
+        if not resume:
+            prepared.store.discard_if_empty()
     show(result, live=live, say=say)
     return report(result, config)
 
@@ -83,7 +86,8 @@ def begin_broker(config: Config, folder: Path, say: Callable[[str], None]) -> It
         return
     passwords = Path(config.broker.passwords) if config.broker.passwords else None
     with brokers.start(config.broker.listen, config.broker.port, config.broker.kind, folder / "broker", passwords=passwords) as broker:
-        say(f"started {broker.kind} {broker.version} at {broker.address}; agents join by: edge-agent join --broker {broker.address}")
+        door = f"mqtt://USER:PASSWORD@{broker.address}" if passwords else broker.address
+        say(f"started {broker.kind} {broker.version} at {broker.address}; agents join by: edge-agent join --broker {door}")
         yield broker.url
 
 

@@ -6,6 +6,7 @@ min_agents = 4
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -61,12 +62,14 @@ class Assign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """every: rounds between evaluations. calibrate: whose data give the batch norm statistics.
+    """every: rounds between evaluations of all submodels; in between, those in use and the largest are evaluated.
+
+    calibrate: whose data give the batch norm statistics.
 
     agents: how many agents calibrate and evaluate one submodel; 0: all that can.
     """
 
-    every: Positive = 1
+    every: Positive = 5
     calibrate: Literal["fleet", "selected", "coordinator"] = "fleet"
     agents: Annotated[int, msgspec.Meta(ge=0)] = 0
 
@@ -133,7 +136,7 @@ def load(file: Path | None, environment: Mapping[str, str], settings: Iterable[t
     try:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"configuration{f' {file}' if file else ''}: {error}; the tables are: {', '.join(Config.__struct_fields__)}") from error
+        raise ConfigError(f"configuration{f' {file}' if file else ''}: {_explained(str(error), tree)}") from error
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -149,6 +152,19 @@ def to_json(config: Config) -> dict[str, Any]:
     plain = msgspec.to_builtins(config)
     assert isinstance(plain, dict)
     return plain
+
+
+def _explained(error: str, tree: Mapping[str, Any]) -> str:
+    """A validation error in the words of whoever wrote the configuration: which key, what was expected, what was found."""
+    what, _, where = error.replace("`", "").partition(" - at $.")
+    path = where.rstrip(".")
+    if unknown := re.fullmatch(r"Object contains unknown field (\S+)", what):
+        fields = type(getattr(Config(), path)).__struct_fields__ if path in Config.__struct_fields__ else Config.__struct_fields__
+        return f"{path}: {Unknown('key', unknown[1], fields)}"
+    found: Any = tree
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else found
+    return f"{path}: {what[:1].lower()}{what[1:]}, found {found!r}"
 
 
 def _read(file: Path) -> dict[str, Any]:

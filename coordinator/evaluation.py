@@ -65,32 +65,32 @@ class Evaluator:
     fleet: Fleet
     held: Dataset | None
 
-    def evaluate(self, state: State, selected: Sequence[str]) -> tuple[State, tuple[Score, ...]]:
-        """The state with statistics, and the scores. selected: the agents of the round, for `calibrate = "selected"`."""
-        ready = self.fleet.ready()
+    def evaluate(self, state: State, submodels: Sequence[Submodel], selected: Sequence[str]) -> tuple[State, tuple[Score, ...]]:
+        """The state with statistics, and the scores of some submodels. selected: the agents of the round, for `calibrate = "selected"`."""
         if state.settings["norm"] == "static":
-            state = self._calibrate(state, [a for a in ready if self.config.evaluate.calibrate == "fleet" or a.name in selected])
-        known = [s for s in self.menu if not statistics(s) or state.settings["norm"] == "tracked" or statistics_of(state, s)]
-        return state, (*self._by_devices(state, known, ready), *self._centrally(state, known))
+            agents = [a for a in self.fleet.ready() if self.config.evaluate.calibrate == "fleet" or a.name in selected]
+            state = self._calibrate(state, submodels, agents)
+        known = [s for s in submodels if not statistics(s) or state.settings["norm"] == "tracked" or statistics_of(state, s)]
+        return state, (*self._by_devices(state, known, self.fleet.ready()), *self._centrally(state, known))
 
     # ---- calibration -----------------------------------------------------------------------------------------------
 
-    def _calibrate(self, state: State, agents: Sequence[Agent]) -> State:
+    def _calibrate(self, state: State, submodels: Sequence[Submodel], agents: Sequence[Agent]) -> State:
         if self.config.evaluate.calibrate == "coordinator":
-            return self._calibrate_here(state)
+            return self._calibrate_here(state, submodels)
         shipment = Shipment(self.fleet, state, self.method)
-        tasks = self._tasks(state, shipment, "calibrate", [s for s in self.menu if statistics(s)], agents)
+        tasks = self._tasks(state, shipment, "calibrate", [s for s in submodels if statistics(s)], agents)
         total = Total()
 
         for _, update in self._collect(tasks, shipment, check_statistics):
             fold(total, statistics_parts(received(update)), (update.agent, update.submodel.name))
         return with_statistics(state, {home: mean(one) for home, one in total.sums.items()})
 
-    def _calibrate_here(self, state: State) -> State:
+    def _calibrate_here(self, state: State, submodels: Sequence[Submodel]) -> State:
         assert self.held is not None, "checked at start"
         batches = torch.split(torch.from_numpy(self.held.x_held), self._batch(state))
         measured: dict[str, torch.Tensor] = {}
-        for submodel in self.menu:
+        for submodel in submodels:
             net = build(submodel)
             net.load_state_dict(self.method.dispatch(state, self.method.place(state, submodel)), strict=False)
             stats, _ = calibrate(net, batches)
@@ -134,7 +134,7 @@ class Evaluator:
                 holders = holders[: self.config.evaluate.agents]
             for agent in holders:
                 seconds = assignment.offers(agent.profile, [submodel], recipe, 1.0)[0].seconds if agent.profile else 0.0
-                limit = max(GRACE, PATIENCE * seconds * len(submodels))
+                limit = self.config.fleet.deadline or max(GRACE, PATIENCE * seconds * len(submodels))
                 tasks.append(shipment.task(agent.name, work, submodel, recipe, limit, round=state.round, run=self.config.name))
         return tasks
 

@@ -154,6 +154,7 @@ class Fleet:
         entries = self.collection.entries
         self.inbox.expect({key: size(entry.task) for key, entry in entries.items()})
         for entry in entries.values():
+            entry.lost = not self.agents[entry.task.agent].online
             self.agents[entry.task.agent].submodel = entry.task.submodel.name
             self._command(entry.task.agent, entry.task)
         try:

@@ -72,7 +72,7 @@ def chosen(run: str, method: Method, state: State, menu: Sequence[Submodel], wan
     known = {submodel.name: submodel for submodel in menu}
     for name in wanted:
         if name not in known:
-            raise Unknown(f"submodel of run '{run}'", name, known)
+            raise Unknown("submodel", name, known)
     if wanted:
         return [known[name] for name in wanted]
     ready = [s for s in menu if state.settings["norm"] == "tracked" or not statistics(s) or statistics_of(state, s)]

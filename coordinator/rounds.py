@@ -129,9 +129,7 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
         log.error("round %d made weights that are not finite; the weights of before stay", number)
         after = replace(without_statistics(state), round=number)
     state = after
-    scores: Sequence[Score] = ()
-    if number % run.config.evaluate.every == 0 or number >= run.config.rounds:
-        state, scores = run.evaluator.evaluate(state, sorted(chosen))
+    state, scores = run.evaluator.evaluate(state, to_evaluate(run, chosen, number), sorted(chosen))
     run.fleet.shelf.clear(keep=Shipment.version(state))
     done = Round(
         number,
@@ -146,6 +144,13 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
     run.store.save(done)
     run.watch.ended(done)
     return state, scores
+
+
+def to_evaluate(run: Run, chosen: Mapping[str, Submodel], number: int) -> list[Submodel]:
+    """The whole menu every so many rounds and at the end; in between, what was trained and the largest."""
+    if number % run.config.evaluate.every == 0 or number >= run.config.rounds:
+        return list(run.menu)
+    return [submodel for submodel in run.menu if submodel in chosen.values() or submodel == run.menu[-1]]
 
 
 def wait_for(fleet: Fleet, wanted: int, limit: float, watch: Watch) -> list[Agent]:

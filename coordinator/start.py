@@ -25,7 +25,7 @@ from federated.errors import ConfigError, EspalierError, LinkError, Unknown
 from federated.method import Method, configure
 from federated.methods.catalogue import method as method_named
 from federated.task import Card
-from federated.wire import messages
+from federated.wire import messages, topics
 from federated.wire.link import Link
 from models.families import menu as submodels
 from models.families import network as network_named
@@ -50,6 +50,9 @@ class Prepared:
 
 def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
     """Checks names, settings and data, and opens the run's folder. Raises UsageError, ConfigError or StoreError."""
+    topics.run(config.name)  # a run's name is a level of topics, and a folder
+    if config.broker.url and config.broker.passwords:
+        raise ConfigError("--passwords is for a broker that is started here; for one that runs, put them into --broker mqtt://user:password@host")
     method = method_named(config.method_name)
     configure(method, config.settings)
     held = None if config.data.name == AGENTS else data.central(config.data.name, config.data.root)

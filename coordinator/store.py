@@ -13,6 +13,7 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,6 +145,11 @@ class Store:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def discard_if_empty(self) -> None:
+        """Removes the folder of a run that never finished a round: it takes no name, and nothing can be resumed."""
+        if not any(self.folder.glob("round-*.safetensors")):
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     # ---- what the run is -------------------------------------------------------------------------------------------
 

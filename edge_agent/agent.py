@@ -122,12 +122,16 @@ def fresh(folder: Path) -> Path:
 
 def measure(worker: Worker, run: messages.Run, link: Link, name: str, say: Say) -> Profile:
     """The whole profile: what the worker measures of the device, and what the link measures of itself."""
-    say(f"measuring this device for run '{run.run}'")
+    if run.calibration:
+        say(f"measuring this device for run '{run.run}'")
     measured: dict[str, Any] = worker.measure(msgspec.to_builtins(run))
     chunk, uplink = link.probe(topics.probe(run.run, name))
     profile = msgspec.convert({**measured, "agent": name, "uplink": uplink, "chunk": chunk}, Profile)
     steps = ", ".join(f"{t.submodel.name} {t.seconds * 1000:.0f} ms" for t in profile.timings)
-    say(f"{profile.cpus:g} cpus, {profile.memory // 10**6} MB to train in, uplink {uplink / 1e6:.0f} MB/s, a step takes {steps}")
+    say(
+        f"{profile.cpus:g} cpus, {profile.memory // 10**6} MB to train in, uplink {uplink / 1e6:.0f} MB/s"
+        + (f", a step takes {steps}" if steps else "")
+    )
     return profile
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import sys
 import threading
 from contextlib import AbstractContextManager
@@ -15,6 +14,7 @@ from typing import Any
 
 import click
 
+from edge_agent.identity import free_name, machine_name
 from edge_agent.limits import Limits, parse_size
 from edge_agent.worker import Job
 from federated.console import FORMAT, configure_logging, speaker, speaking_plainly
@@ -45,10 +45,10 @@ def main(verbose: bool) -> None:
 )
 @click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to")
 @click.option("--shard", metavar="I/N", help="hold only the I-th (from 0) of N parts of a named data set")
-@click.option("--partition", metavar="RULE", default="dirichlet:1.0", show_default=True, help="how parts are drawn: iid, dirichlet:ALPHA, classes:K")
-@click.option("--seed", type=int, default=0, show_default=True, help="of the partition")
+@click.option("--partition", metavar="RULE", help="how the parts of --shard are drawn: iid, dirichlet:ALPHA, classes:K  [default: dirichlet:1.0]")
+@click.option("--seed", type=int, help="of the partition of --shard  [default: 0]")
 @click.option("--model", metavar="module:function", default="", help="a network of your own, where the run asks for one of that name")
-@click.option("--name", metavar="ID", help="this agent's name  [default: the host's name]")
+@click.option("--name", metavar="ID", help="this agent's name  [default: made of the host's, numbered where agents share a host]")
 @click.option("--limit-cpus", type=float, metavar="X", help="processors that training may use, fractions allowed")
 @click.option("--limit-memory", metavar="SIZE", help="memory that training may use, such as 512MB")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
@@ -86,7 +86,7 @@ def join(broker: str | None, run: str | None, name: str | None, dry_run: bool, w
 @click.option("--broker", metavar="HOST|URL", help="fetch this agent's released network from a broker")
 @click.option("--model", type=click.Path(path_type=Path), metavar="FILE", help="use an exported .onnx file")
 @RUN
-@click.option("--name", metavar="ID", help="the agent whose submodel to fetch  [default: the host's name]")
+@click.option("--name", metavar="ID", help="the agent whose submodel to fetch  [default: this host's first]")
 @click.option("--submodel", metavar="NAME", help="fetch this submodel instead of the agent's own")
 @click.option("--sha256", metavar="HEX", help="refuse --model FILE unless this is its digest")
 @click.option(
@@ -112,13 +112,15 @@ def infer(**options: Any) -> None:
 def make_job(name: str | None, options: dict[str, Any]) -> Job:
     """The job of a worker from the flags of `join`. Raises ConfigError or UsageError."""
     memory = options["limit_memory"]
+    if options["shard"] is None and (options["partition"] is not None or options["seed"] is not None):
+        raise UsageError("--partition and --seed say how the parts of --shard I/N are drawn: name a shard too")
     return Job(
-        name=agent_name(name),
+        name=free_name(machine_name()) if name is None else agent_name(name),
         data=options["data"] or "digits",
         root=options["data_root"],
         shard=options["shard"] or "",
-        partition=options["partition"],
-        seed=options["seed"],
+        partition=options["partition"] or "dirichlet:1.0",
+        seed=options["seed"] or 0,
         device=options["device"],
         model=options["model"],
         limits=Limits(options["limit_cpus"], parse_size(memory) if memory else None),
@@ -126,11 +128,11 @@ def make_job(name: str | None, options: dict[str, Any]) -> Job:
 
 
 def agent_name(name: str | None) -> str:
-    """The given name, checked, or one made of the host's. Raises UsageError."""
+    """The given name, checked, or this machine's own. Raises UsageError."""
     if name is None:
-        return re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:64] or "agent"
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
-        raise UsageError(f"--name: expected 1 to 64 letters, digits, '.', '_' or '-', found '{name}'")
+        return machine_name()
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) or name == "all":
+        raise UsageError(f"--name: expected 1 to 64 letters, digits, '.', '_' or '-', and not 'all'; found '{name}'")
     return name
 
 

@@ -47,7 +47,8 @@ def read(path: Path | None, session: Session) -> Array:
     try:
         value = _parsed(sys.stdin.read(), name) if path is None else _loaded(path, name)
     except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:  # text that is no JSON, and pickles, are ValueErrors
-        raise DataError(f"{name}: cannot be read as raw examples: {error}") from error
+        why = "it holds pickled objects, or no arrays at all" if "allow_pickle" in str(error) else error
+        raise DataError(f"{name}: cannot be read as raw examples: {why}") from error
     return shaped(value, session, name)
 
 

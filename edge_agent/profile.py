@@ -19,7 +19,7 @@ from federated.wire.messages import Run
 from models.families import build
 from models.submodel import Submodel
 
-__all__ = ["Measured", "measure", "time_step"]
+__all__ = ["Measured", "best_threads", "measure", "time_step"]
 
 WARM_UP = 2  # steps not counted
 WINDOWS = 3  # the quickest counts: others were disturbed by something else
@@ -41,7 +41,9 @@ class Measured:
 
 
 def measure(run: Run, data: Any, limits: Limits, device: str) -> Measured:
-    """Measures this process, on its own data, with the submodels that the run asks to be timed."""
+    """Measures this process, on its own data, with the submodels that the run asks to be timed; settles how many threads it uses."""
+    if run.calibration and device == "cpu":
+        torch.set_num_threads(best_threads(run.calibration[-1], run.batch, data, limits.threads))
     timings = tuple(Timing(submodel, run.batch, time_step(submodel, run.batch, data, device)) for submodel in run.calibration)
     memory = torch.cuda.mem_get_info()[0] if device == "cuda" else available_memory(limits)
     return Measured(
@@ -53,6 +55,15 @@ def measure(run: Run, data: Any, limits: Limits, device: str) -> Measured:
         data=data.card(),
         timings=timings,
     )
+
+
+def best_threads(submodel: Submodel, batch: int, data: Any, most: int) -> int:
+    """One or `most`, whichever steps quicker: threads that share small work, or processors with other agents, cost more than they bring."""
+    times = {}
+    for threads in sorted({1, most}):
+        torch.set_num_threads(threads)
+        times[threads] = time_step(submodel, batch, data, "cpu")
+    return min(times, key=times.__getitem__)
 
 
 def time_step(submodel: Submodel, batch: int, data: Any, device: str) -> float:

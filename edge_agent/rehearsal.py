@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 
 from edge_agent.agent import find_run
 from edge_agent.worker import Job, Worker
-from federated.task import Card, Profile, Recipe, Task
+from federated.task import Card, Profile, Recipe, Task, Work
 from federated.wire import messages, tensors
 from federated.wire.link import MqttLink
 from models.submodel import Submodel
@@ -21,27 +22,35 @@ from models.submodel import Submodel
 __all__ = ["rehearse"]
 
 WAIT = 30.0  # seconds for the run's card, where a broker is named
+WHEN = {
+    "profile": "once, at join",
+    "status": "at join and at leaving",
+    "heartbeat": "every 15 s, and when the state changes",
+    "train": "each round that asks this agent",
+    "calibrate": "after rounds, for each submodel that it can hold",
+    "evaluate": "after rounds, for each submodel that it can hold",
+}
 
 
 def rehearse(job: Job, broker: str | None, run: str | None, *, as_json: bool) -> str:
-    """Measures, trains one epoch on a submodel, and gives the messages as they would be sent. With a broker, for its run; publishes nothing."""
+    """Measures, trains, calibrates and evaluates once, and gives the messages as they would be sent; publishes nothing.
+
+    With a broker, for its run; without, for a network of the default size.
+    """
     worker = Worker(job)
     try:
-        card = worker.load()
-        described = _run(broker, run, card, job)
+        described = _run(broker, run, worker.load(), job)
         measured = worker.measure(msgspec.to_builtins(described))
-        profile = msgspec.convert({**measured, "agent": job.name, "uplink": 0.0, "chunk": 0}, Profile)
-        header, shapes, size = _update(worker, job, described)
+        updates = _updates(worker, job, described)
     finally:
         worker.close()
     session = secrets.token_hex(8)
+    profile = msgspec.convert({**measured, "agent": job.name, "uplink": 0.0, "chunk": 0}, Profile)
     leaving = {
-        "profile (once, at join)": msgspec.to_builtins(profile),
-        "status (at join and at leaving)": asdict(messages.Status(job.name, session, True)),
-        "heartbeat (every 15 s and at each change of state)": asdict(messages.Heartbeat(job.name, session, "train", 1, header["notes"]["loss"])),
-        "update (each round)": {"header": header, "tensors": shapes, "bytes": size},
-        "calibration (after a round)": "the running mean and variance of each batch norm, and the number of batches",
-        "evaluation (after a round)": "the number of held-out examples, how many were right, and the mean loss",
+        "profile": msgspec.to_builtins(profile),
+        "status": asdict(messages.Status(job.name, session, True)),
+        "heartbeat": asdict(messages.Heartbeat(job.name, session, "train", 1, updates["train"]["header"]["notes"]["loss"])),
+        **updates,
     }
     return json.dumps(leaving) if as_json else _readable(leaving)
 
@@ -61,26 +70,42 @@ def _run(broker: str | None, name: str | None, card: Card, job: Job) -> messages
     return messages.Run("rehearsal", "fedfa", made.family, made, menu(made, (0.5,), (2,)), 32, secrets.token_hex(8))
 
 
-def _update(worker: Worker, job: Job, run: messages.Run) -> tuple[dict[str, Any], dict[str, list[int]], int]:
-    """The header of a real update, the shapes of its tensors, and its bytes."""
+def _updates(worker: Worker, job: Job, run: messages.Run) -> dict[str, dict[str, Any]]:
+    """A real update of each kind of work: its header, the shape of each tensor, and its bytes."""
     from models.families import initial, shapes
     from models.slicing import corners, extract
 
-    submodel: Submodel = run.calibration[0]
+    submodel = run.calibration[0]
     whole = initial(submodel.network, 0)
-    weights = extract(whole, corners({name: tuple(value.shape) for name, value in whole.items()}, submodel, shapes(submodel)))
+    weights: dict[str, Any] = dict(extract(whole, corners({name: tuple(value.shape) for name, value in whole.items()}, submodel, shapes(submodel))))
+    found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="espalier-") as folder:
-        sent, result = Path(folder, "weights"), Path(folder, "update")
-        sent.write_bytes(tensors.encode({}, weights))
-        task = Task(run.run, 1, 1, job.name, "train", submodel, "r0", "0" * 64, sent.stat().st_size, Recipe(batch=run.batch), 600.0)
-        worker.rehearse(msgspec.to_builtins(task), sent, result)
-        header, found = tensors.decode(result.read_bytes())
-        return header, {name: list(value.shape) for name, value in found.items()}, result.stat().st_size
+        for work in ("train", "calibrate", "evaluate"):
+            header, values, size = _perform(worker, job, run, work, submodel, weights, Path(folder))
+            found[work] = {"header": header, "tensors": {name: list(value.shape) for name, value in values.items()}, "bytes": size}
+            if work == "calibrate":
+                weights |= values
+    return found
 
 
-def _readable(leaving: dict[str, Any]) -> str:
-    lines = ["Nothing was sent. This is all that would leave this device. It holds no example; of the labels only which classes there are:"]
+def _perform(
+    worker: Worker, job: Job, run: messages.Run, work: Work, submodel: Submodel, weights: Mapping[str, Any], folder: Path
+) -> tuple[dict[str, Any], dict[str, Any], int]:
+    sent, result = folder / "weights", folder / f"{work}.update"
+    sent.write_bytes(tensors.encode({}, weights))
+    task = Task(run.run, 1, 1, job.name, work, submodel, "r0", "0" * 64, sent.stat().st_size, Recipe(batch=run.batch), 600.0)
+    worker.rehearse(msgspec.to_builtins(task), sent, result)
+    header, values = tensors.decode(result.read_bytes())
+    return header, values, result.stat().st_size
+
+
+def _readable(leaving: Mapping[str, Any]) -> str:
+    lines = ["Nothing was sent. This is all that would leave this device. It holds no example; of the labels only which classes there are."]
     for what, value in leaving.items():
-        lines.append(f"\n{what}:")
-        lines.append(value if isinstance(value, str) else json.dumps(value, indent=2))
+        lines.append(f"\n{what} ({WHEN[what]}):")
+        if "tensors" in value:
+            lines += [f"  {value['bytes']} bytes; header {json.dumps(value['header'])}"]
+            lines += [f"  {name} {'x'.join(map(str, shape))}" for name, shape in value["tensors"].items()]
+        else:
+            lines += [f"  {key}: {json.dumps(part)}" for key, part in value.items()]
     return "\n".join(lines)

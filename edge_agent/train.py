@@ -64,7 +64,7 @@ def _load(job: Job) -> Any:
     from federated.data.catalogue import device
 
     if job.device == "cuda" and not torch.cuda.is_available():
-        raise EspalierError("--device cuda: this PyTorch sees no CUDA device; use --device cpu")
+        raise ConfigError("--device cuda: this PyTorch sees no CUDA device; use --device cpu")
     torch.set_num_threads(job.limits.threads)
     return device(job.data, job.root, name=job.name, shard=job.shard or None, partition=job.partition, seed=job.seed)
 

@@ -23,7 +23,7 @@ import msgpack
 import msgspec
 
 from edge_agent.limits import Cage, Limits
-from federated.errors import DataError, EspalierError, MissingExtra, UsageError
+from federated.errors import ConfigError, DataError, EspalierError, MissingExtra, UsageError
 from federated.participant import Outcome
 from federated.task import Card, Task
 
@@ -140,7 +140,10 @@ class Worker:
             while "number" in answer:  # of a task that was given up
                 answer = self._channel.receive()
         except (EOFError, OSError) as error:
-            raise EspalierError(f"the training process ended: {self._obituary()}") from error
+            why = self._obituary()
+            if self.job.limits.memory and self._process.returncode:
+                raise ConfigError(f"the training process ended: {why}; Python and PyTorch alone take about 400 MB: raise --limit-memory") from error
+            raise EspalierError(f"the training process ended: {why}") from error
         match answer.get("error"):
             case None:
                 return answer

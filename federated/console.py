@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 import click
 
@@ -18,10 +19,21 @@ FORMAT = click.option(
 )
 
 
+class Present(logging.StreamHandler[TextIO]):
+    """Writes to whatever standard error is at the moment: a live display puts itself in its place, to keep lines above the table."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
 def configure_logging(*, verbose: bool) -> None:
     """Logs to standard error, one line each, for a person or a service to collect."""
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(handlers=[Present()], level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def speaker(form: str) -> Callable[[str], None]:

@@ -225,7 +225,7 @@ class Participant:
             return
         sending.path.unlink(missing_ok=True)
         if receipt.accepted:
-            self.finished += 1
+            self.finished += sending.task.work == "train"
         else:
             log.warning("round %d: the coordinator refused the update: %s", sending.task.round, receipt.reason)
 

@@ -83,15 +83,16 @@ def test_a_coordinator_that_starts_its_own_broker_and_two_agents(tmp_path: Path,
     coordinator = start(*COORDINATOR, "start", "--method", "fedfa", "--min-agents", "2", "--rounds", "2", *kinds, *QUICK, "--format", "json")
     time.sleep(3 if kind == "amqtt" else 1)
     wait = ["--wait", "60"]
-    agents = [start(*AGENT, "join", "--broker", f"127.0.0.1:{port}", "--name", f"d{i}", "--format", "json", *wait) for i in range(2)]
+    agents = [start(*AGENT, "join", "--broker", f"127.0.0.1:{port}", "--format", "json", *wait) for _ in range(2)]
     told = result(coordinator)
     assert told["rounds"] == 2
-    assert sorted(a["id"] for a in told["agents"]) == ["d0", "d1"]
+    names = sorted(a["id"] for a in told["agents"])
+    assert names[1] == names[0] + "-2", "two agents that nobody named share a host"
     assert 0 < told["accuracy"] <= 1
     for process in agents:
         left = result(process, 30)
         assert left["reason"] == "the run is over"
-        assert left["updates"] >= 2
+        assert left["updates"] == 2
     history = Store.open(tmp_path / "runs", told["run"], read_only=True)
     assert [row[0] for row in history.history()] == [1, 2]
     history.close()
@@ -220,6 +221,10 @@ def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: st
         ([*AGENT, "join", "--broker", "h", "--name", "a/b"], 2, "--name: expected"),
         ([*AGENT, "join", "--broker", "h", "--data", "none.npz"], 3, "no such file"),
         ([*AGENT, "join", "--broker", "h", "--shard", "4/4"], 3, "shard"),
+        ([*AGENT, "join", "--broker", "h", "--partition", "iid"], 2, "name a shard too"),
+        ([*COORDINATOR, "start", "--name", "a/b"], 2, "'a/b'"),
+        ([*COORDINATOR, "start", "--broker", "h", "--passwords", "p"], 3, "--passwords"),
+        ([*COORDINATOR, "start", "--rounds", "0"], 3, "rounds: expected int >= 1, found 0"),
         ([*AGENT, "join", "--broker", "h", "--limit-memory", "lots"], 3, "expected a size"),
         ([*AGENT, "infer", "--model", "none.onnx", "x.npy"], 8, "none.onnx"),
     ],
@@ -234,16 +239,20 @@ def test_what_is_wrong_is_said_at_once_with_its_exit_code(start: Start, tmp_path
     assert process.returncode == code, said
     assert "Traceback" not in said
     assert time.monotonic() - begun < 45
+    assert not list((tmp_path / "runs").glob("*")), "what never ran leaves nothing behind"
 
 
 def test_a_dry_run_shows_what_would_leave_and_sends_nothing(start: Start) -> None:
     shown = result(start(*AGENT, "join", "--dry-run", "--name", "shy", "--format", "json"))
-    profile = shown["profile (once, at join)"]
+    profile = shown["profile"]
     assert profile["agent"] == "shy"
     assert profile["data"]["examples"] > 0
-    update = shown["update (each round)"]
-    assert update["tensors"]["head.weight"] if "head.weight" in update["tensors"] else update["tensors"]
-    assert set(update["header"]["notes"]) == {"labels", "loss"}
+    assert set(shown["train"]["header"]["notes"]) == {"labels", "loss"}
+    assert shown["calibrate"]["header"]["notes"]["batches"] > 0
+    assert all(name.endswith(("running_mean", "running_var")) for name in shown["calibrate"]["tensors"])
+    assert set(shown["evaluate"]["header"]["notes"]) == {"correct", "loss"}
+    assert shown["evaluate"]["tensors"] == {}
+    assert sum(shown["train"]["tensors"]["sections.0.0.conv1.weight"]) > 0
 
 
 def test_no_run_at_the_broker_is_said_after_a_bounded_time(start: Start, broker: str, tmp_path: Path) -> None:

@@ -139,7 +139,8 @@ def _file(path: Path) -> Dataset:
     except FileNotFoundError:
         raise DataError(f"data '{path}': no such file") from None
     except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"data '{path}': expected an .npz file of plain arrays: {error}") from error
+        why = "it holds pickled objects, which are not read" if "allow_pickle" in str(error) else error
+        raise DataError(f"data '{path}': expected an .npz file of plain arrays: {why}") from error
     return _named(path.name, found)  # a card names its data: the folders of a person do not leave the device
 
 
