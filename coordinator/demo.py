@@ -45,8 +45,8 @@ DEVICES = (
     Device("pi", 0.16, "600MB"),
 )
 RUN = "demo"
-ROUNDS = 10
-SETTINGS = ("evaluate.every=5",)
+ROUNDS = 8
+SETTINGS = ("evaluate.every=4",)
 LIMIT = 100.0  # seconds without any sign of life from the run before it is given up
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from edge_agent.cli import main; main()"
 
