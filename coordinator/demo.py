@@ -45,8 +45,8 @@ DEVICES = (
     Device("pi", 0.2, "600MB"),
 )
 RUN = "demo"
-ROUNDS = 11
-SETTINGS = ("evaluate.every=11",)
+ROUNDS = 13
+SETTINGS = ("evaluate.every=13",)
 LIMIT = 100.0  # seconds without any sign of life from the run before it is given up
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from edge_agent.cli import main; main()"
 
