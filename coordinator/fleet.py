@@ -69,7 +69,6 @@ class Fleet:
         self.agents: dict[str, Agent] = {}
         self.accept: Callable[[Card], str] = lambda card: ""  # why an agent's data do not fit, or nothing
         self.inbox = Inbox(spool, slots)
-        self.rejected: list[tuple[str, str]] = []  # who was refused what
         self.shelf = Shelf(link, run.run, spool, chunk)
         self.collection = Collection()
 
@@ -245,7 +244,6 @@ class Fleet:
         agent.profile, agent.refused = profile, self.accept(profile.data)
         if agent.refused:
             log.warning("%s cannot take part: %s", agent.name, agent.refused)
-            self.rejected.append((agent.name, agent.refused))
             self._command(agent.name, messages.Refusal(agent.refused, JOINING))
 
     def _lose(self, agent: Agent, why: str) -> None:
@@ -322,7 +320,6 @@ class Fleet:
 
     def _note_rejection(self, who: str, reason: str) -> None:
         log.warning("refused from %s: %s", who, reason)
-        self.rejected.append((who, reason))
 
     def _command(self, agent: str, message: messages.Message) -> None:
         self.link.publish(topics.command(self.run.run, agent), messages.encode(message))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,11 @@ from federated.data import catalogue as data
 from federated.errors import ConfigError, ExportError, StoreError, Unknown
 from federated.method import Method, State, configure
 from federated.methods.catalogue import method as method_named
-from federated.wire.link import Link, MqttLink
+from federated.wire.link import MqttLink
 from models.families import initial, statistics
 from models.submodel import Submodel
 
-__all__ = ["export_run", "publish_run", "write_release"]
+__all__ = ["export_run", "write_release"]
 
 EXAMPLES = 64  # raw inputs that each exported graph is compared on
 
@@ -42,7 +42,7 @@ def export_run(
     if broker is not None:
         link = MqttLink(broker, f"release-{run}-{secrets.token_hex(3)}")
         try:
-            publish_run(link, run, out, assignment)
+            publish(link, run, out, assignment)
         finally:
             link.close()
         say(f"published at {broker}; agents fetch theirs by: edge-agent infer --broker {broker} --name AGENT INPUTS")
@@ -90,8 +90,3 @@ def examples(config: Config, inputs: Path | None) -> NDArray[Any]:
         return np.ascontiguousarray(whole.x[:EXAMPLES])
     whole = data.central(config.data.name, config.data.root)
     return np.ascontiguousarray(whole.x_held[:EXAMPLES])
-
-
-def publish_run(link: Link, run: str, out: Path, assignment: Mapping[str, str]) -> None:
-    """Publishes a release to the agents of its run, retained."""
-    publish(link, run, out, assignment)
