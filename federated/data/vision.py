@@ -1,10 +1,7 @@
-"""MNIST and Fashion-MNIST by torchvision's own loaders: the one place that imports torchvision, and only when called."""
+"""MNIST and Fashion-MNIST by torchvision's own loaders, imported only when called."""
 
 from __future__ import annotations
 
-import importlib
-import sys
-import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,15 +10,9 @@ import numpy as np
 
 from federated.data.dataset import Array, Dataset, Labels
 from federated.errors import DataError, MissingExtra
+from models.vision import torchvision
 
 __all__ = ["fashion_mnist", "mnist"]
-
-MISSING = "operator torchvision::nms does not exist"
-SCHEMAS = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-)
-_declared: list[Any] = []  # a torch.library.Library takes its schemas back when it is collected
 
 
 def mnist(root: Path) -> Dataset:
@@ -57,32 +48,6 @@ def _arrays(part: Any) -> tuple[Array, Labels]:
 
 def _datasets(name: str) -> ModuleType:
     try:
-        return _import()
+        return torchvision("datasets")
     except ModuleNotFoundError as error:
         raise MissingExtra(f"the data set {name}", "train", (error.name or "torchvision").partition(".")[0]) from error
-    except RuntimeError as error:
-        if MISSING not in str(error):
-            raise
-        return _repaired()
-
-
-def _import() -> ModuleType:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Failed to load image Python extension")  # it decodes files; these sets hold none
-        return importlib.import_module("torchvision.datasets")
-
-
-def _repaired() -> ModuleType:
-    """torchvision without its compiled part (an index has no build that fits this torch): two missing schemas stop its import.
-
-    They are declared only after that very error: declaring them beside a whole torchvision would abort the process.
-    """
-    import torch
-
-    for module in [m for m in sys.modules if m.partition(".")[0] == "torchvision"]:
-        del sys.modules[module]
-    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-    for schema in SCHEMAS:
-        library.define(schema)  # type: ignore[no-untyped-call]
-    _declared.append(library)
-    return _import()

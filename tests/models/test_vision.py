@@ -1,0 +1,27 @@
+"""torchvision is imported whole or without its compiled part, once, and not before it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from models.vision import torchvision
+
+pytest.importorskip("torch")
+
+
+def test_its_parts_are_found_and_imported_once():
+    assert torchvision("datasets").CIFAR10.__name__ == "CIFAR10"
+    assert torchvision("models") is torchvision("models")
+
+
+def test_a_part_that_is_none_is_said_by_its_name():
+    with pytest.raises(ModuleNotFoundError, match=r"torchvision\.no_such_part"):
+        torchvision("no_such_part")
+
+
+def test_the_module_itself_needs_no_torch():
+    code = "import sys; sys.modules['torch'] = None; import models.vision, federated.data.catalogue"
+    subprocess.run([sys.executable, "-c", code], check=True)
