@@ -94,7 +94,7 @@ def conduct(run: Run) -> Result:
 
 def begin(run: Run) -> tuple[State, Sequence[Score]]:
     """The state to start from: the last stored one, or the network initialised from the seed."""
-    state = run.method.start(initial(run.network, run.config.seed), run.menu, configure(run.method, run.config.settings))
+    state = run.method.start(initial(run.network, run.config.seed, run.method.features), run.menu, configure(run.method, run.config.settings))
     last = run.store.last()
     if last is None:
         return state, ()

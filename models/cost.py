@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.families import build, shapes
+from models.families import build, example, shapes
 from models.submodel import Submodel
 
 __all__ = ["Cost", "cost"]
@@ -47,7 +47,7 @@ def cost(submodel: Submodel, batch: int = 1) -> Cost:
 def counted(submodel: Submodel) -> tuple[int, int, int]:
     """Multiply-adds, floats saved for backward and floats of the largest saved tensor, each per example."""
     net = build(submodel, "meta").train()
-    x = torch.empty((BATCH, *submodel.network.inputs), device="meta")
+    x = example(submodel.network, BATCH, "meta")
     with FlopCounterMode(display=False) as flops:
         sizes = saved(net, x)
     return flops.get_total_flops() // 2 // BATCH, sum(sizes) // BATCH, max(sizes, default=0) // BATCH

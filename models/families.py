@@ -11,18 +11,20 @@ import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from models.family import Address, Family, Preset
-from models.layers import Standardise
+from models.family import Address, Family, sectioned
+from models.layers import Standardise, scale
+from models.norms import NORMS
 from models.preresnet import PRERESNET
-from models.submodel import Network, Submodel
+from models.submodel import Network, Submodel, Target
 
-__all__ = ["FAMILIES", "address", "build", "full", "initial", "labelled", "menu", "network", "shapes", "statistics"]
+__all__ = ["FAMILIES", "address", "build", "example", "full", "initial", "labelled", "menu", "network", "normalising", "shapes", "statistics"]
 
 FAMILIES: dict[str, Family] = {
     "preresnet": PRERESNET,
@@ -31,15 +33,29 @@ FAMILIES: dict[str, Family] = {
 STATISTICS = ("running_mean", "running_var")
 
 
-def network(model: str, inputs: Sequence[int], outputs: int, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Network:
-    """The network that `model` names, for raw examples of shape `inputs` and `outputs` classes.
+def network(
+    model: str,
+    inputs: Sequence[int],
+    outputs: int,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    target: Target = "class",
+) -> Network:
+    """The network that `model` names, for raw examples of shape `inputs` and `outputs` classes, values or tokens.
 
     model: a family ("preresnet": its default preset), a family and a preset ("preresnet-18"), or "module:function" (see `hooked`).
-    mean, std: one value or one per channel, in raw units. LookupError(model, known names), ValueError: see the module.
+    mean, std: one value or one per channel, in raw units. target: what the data give to learn.
+    LookupError(model, known names), ValueError: see the module.
     """
     name, preset = parse(model)
     made = Network(name, preset, tuple(inputs), outputs, tuple(map(float, mean)), tuple(map(float, std)))
-    check(made, family(made))
+    known = family(made)
+    check(made, known, target)
+    try:
+        made = replace(made, objective=known.objective(preset, target))
+    except ValueError as error:
+        raise ValueError(f"model '{model}': {error}") from error
+    check_flow(made)
     return made
 
 
@@ -53,12 +69,12 @@ def parse(model: str) -> tuple[str, str]:
     return name, preset or FAMILIES[name].default
 
 
-def check(made: Network, known: Family) -> None:
+def check(made: Network, known: Family, target: Target) -> None:
     shape = f"examples of shape {made.inputs}"
     if not made.inputs or min(made.inputs) < 1 or (known.inputs and len(made.inputs) != known.inputs):
         raise ValueError(f"{made.family}: cannot take {shape}; expected {known.inputs or 'some'} axes, channels first, each of at least 1")
-    if made.outputs < 2:
-        raise ValueError(f"{made.family}: {made.outputs} classes; expected at least 2")
+    if made.outputs < (1 if target == "value" else 2):
+        raise ValueError(f"{made.family}: {made.outputs} {target}; expected at least {1 if target == 'value' else 2}")
     for label, values in (("mean", made.mean), ("std", made.std)):
         if len(values) not in {1, made.inputs[0]} or not all(map(math.isfinite, values)):
             raise ValueError(f"{made.family}: {label} {values} for {shape}; expected 1 or {made.inputs[0]} finite values")
@@ -66,8 +82,34 @@ def check(made: Network, known: Family) -> None:
         raise ValueError(f"{made.family}: std {made.std}; expected values above 0")
 
 
+def check_flow(made: Network) -> None:
+    """Whether examples pass through the whole network; on the meta device, where nothing is computed."""
+    net = build(full(made), "meta").eval()
+    try:
+        out = net(example(made, 2, "meta"))
+    except (RuntimeError, ValueError, IndexError) as error:
+        why = str(error).splitlines()[0]
+        raise ValueError(f"{made.family}: examples of shape {made.inputs} do not pass through {made.preset or 'it'}: {why}") from error
+    wanted = (2, made.outputs) if made.objective in {"class", "value"} else (2, made.outputs, *made.inputs)
+    if tuple(out.shape) != wanted:
+        raise ValueError(f"{made.family}: from 2 examples of shape {made.inputs} it makes {tuple(out.shape)}; expected {wanted}")
+
+
+def example(made: Network, batch: int, device: str = "cpu") -> Tensor:
+    """A batch of empty raw examples: zeros, token ids where the network reads a text."""
+    dtype = torch.float32 if made.objective in {"class", "value"} else torch.int64
+    return torch.zeros((batch, *made.inputs), dtype=dtype, device=device)
+
+
 def family(made: Network) -> Family:
     return hooked(made.family) if ":" in made.family else FAMILIES[made.family]
+
+
+@dataclass(frozen=True)
+class Own:
+    """The one size of a network of the user's own."""
+
+    depths: tuple[int, ...]
 
 
 @lru_cache(maxsize=16)
@@ -84,11 +126,11 @@ def hooked(name: str) -> Family:
     # A closure over the function, not a Family of data: only the built module can say which tensors hold the classes.
     return Family(
         build=lambda submodel: standardised(function(submodel), submodel.network),
-        presets={"": Preset((), depths)},
+        presets={"": Own(depths)},
         default="",
         inputs=0,
         labelled=last_linear,
-        address=lambda name: PRERESNET.address(name.removeprefix("net.")),
+        address=lambda name: sectioned(name.removeprefix("net.")),
     )
 
 
@@ -115,15 +157,26 @@ def last_linear(submodel: Submodel) -> frozenset[str]:
     return frozenset(f"{name}.{part}" for part, _ in module.named_parameters())
 
 
-def full(made: Network) -> Submodel:
-    """The whole network as a submodel: width 1, every block."""
-    return Submodel(made, 1.0, tuple((1,) * depth for depth in family(made).presets[made.preset].depths))
+def full(made: Network, features: Iterable[str] = ()) -> Submodel:
+    """The whole network as a submodel: width 1, every block, with what a method asks for."""
+    depths = family(made).presets[made.preset].depths
+    return Submodel(made, 1.0, tuple((1,) * depth for depth in depths), tuple(sorted(features)))
 
 
 def build(submodel: Submodel, device: str = "cpu") -> nn.Module:
-    """The module of a submodel on a device ("meta" allocates nothing), initialised from torch's current random state."""
+    """The module of a submodel on a device ("meta" allocates nothing), initialised from torch's current random state.
+
+    ValueError: a mask or a feature that the family does not know.
+    """
+    known = family(submodel.network)
+    if odd := set(submodel.features) - known.features:
+        able = ", ".join(name for name, other in FAMILIES.items() if odd <= other.features)
+        raise ValueError(f"model '{submodel.network.family}' has no {', '.join(sorted(odd))}; models that have: {able or 'none'}")
     with torch.device(device):
-        return family(submodel.network).build(submodel)
+        net = known.build(submodel)
+    if "scaler" in submodel.features:
+        scale(net, submodel.width)
+    return net
 
 
 @lru_cache(maxsize=1024)
@@ -144,12 +197,13 @@ def statistics(submodel: Submodel) -> dict[str, tuple[int, ...]]:
     return dict(measured(submodel)[1])
 
 
-def initial(made: Network, seed: int) -> dict[str, Tensor]:
+def initial(made: Network, seed: int, features: Iterable[str] = ()) -> dict[str, Tensor]:
     """Parameters and running statistics of the whole network, initialised from a seed; torch's global random state stays as it was."""
+    whole = full(made, features)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = build(full(made))
-    wanted = shapes(full(made)) | statistics(full(made))
+        net = build(whole)
+    wanted = shapes(whole) | statistics(whole)
     return {name: value.detach() for name, value in net.state_dict().items() if name in wanted}
 
 
@@ -159,22 +213,35 @@ def labelled(submodel: Submodel) -> frozenset[str]:
     return family(submodel.network).labelled(submodel)
 
 
+@lru_cache(maxsize=1024)
+def normalising(submodel: Submodel) -> frozenset[str]:
+    """Names of the parameters and running statistics of normalising layers: batch, layer and group norm."""
+    layers = {name: m for name, m in build(submodel, "meta").named_modules() if isinstance(m, NORMS)}
+    known = shapes(submodel).keys() | statistics(submodel).keys()
+    return frozenset(full_name for name, m in layers.items() for part in m.state_dict() if (full_name := f"{name}.{part}") in known)
+
+
 def address(made: Network, name: str) -> Address | None:
     """Section, block and rest of a tensor's name, or None outside the sections."""
     return family(made).address(name)
 
 
-def menu(made: Network, widths: Iterable[float], depths: Iterable[int], features: Iterable[str] = ()) -> tuple[Submodel, ...]:
+def menu(made: Network, widths: Iterable[float], depths: Iterable[int | Sequence[int]], features: Iterable[str] = ()) -> tuple[Submodel, ...]:
     """Every width with every depth, smallest first by parameters, each once.
 
-    widths: kept shares in (0, 1]. depths: blocks kept per section, from the front; a section with fewer keeps all of its own.
+    widths: kept shares in (0, 1]. depths: blocks kept per section, from the front, one number for all or one per section; a section with
+    fewer keeps all of its own. ValueError: there are none, or they are out of range.
     """
-    widths, depths, features = tuple(widths), tuple(depths), tuple(sorted(features))
-    if not widths or not depths or not all(0 < w <= 1 for w in widths) or min(depths) < 1:
-        raise ValueError(f"a menu of widths {widths} and depths {depths}; expected widths above 0 and up to 1, depths of at least 1")
     sizes = family(made).presets[made.preset].depths
+    widths, features = tuple(widths), tuple(sorted(features))
+    rows = [(d,) * len(sizes) if isinstance(d, int) else tuple(d) for d in depths]
+    if not widths or not rows or not all(0 < w <= 1 for w in widths) or any(len(r) != len(sizes) or min(r, default=1) < 1 for r in rows):
+        raise ValueError(
+            f"a menu of widths {widths} and depths {rows}; expected widths above 0 and up to 1, depths of at least 1, "
+            f"each one number or one for each of {len(sizes)} sections"
+        )
     unique = {
-        Submodel(made, float(w), tuple((1,) * min(d, n) + (0,) * max(n - d, 0) for n in sizes), features)
-        for w, d in itertools.product(widths, depths)
+        Submodel(made, float(w), tuple((1,) * min(d, n) + (0,) * max(n - d, 0) for d, n in zip(row, sizes, strict=True)), features)
+        for w, row in itertools.product(widths, rows)
     }
     return tuple(sorted(unique, key=lambda s: (sum(map(math.prod, shapes(s).values())), s.width, s.name)))

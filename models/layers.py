@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["Scaler", "Standardise"]
+__all__ = ["Linear", "Norm", "Scaler", "Standardise", "scale"]
 
 
 class Standardise(nn.Module):
@@ -37,3 +38,35 @@ class Scaler(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x / self.rate if self.training else x
+
+
+class Norm(_BatchNorm):
+    """Batch norm over axis 1 of [N, C, ...], its input scaled where a method asks for it (see `scale`)."""
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__(channels, eps)
+        self.scaler: nn.Module = nn.Identity()
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Any number of axes: images, signals and features alike."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(self.scaler(input))
+
+
+class Linear(nn.Linear):
+    """A linear layer inside a network without batch norm, its output scaled where a method asks for it (see `scale`)."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.scaler: nn.Module = nn.Identity()
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.scaler(super().forward(input))  # type: ignore[no-any-return]
+
+
+def scale(net: nn.Module, rate: float) -> None:
+    """Puts a Scaler wherever a layer of `net` has a place for one: before each batch norm, after each linear of a network without."""
+    for module in net.modules():
+        if isinstance(module, Norm | Linear):
+            module.scaler = Scaler(rate)

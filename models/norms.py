@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["calibrate", "load_stats", "norms", "set_norm"]
+__all__ = ["NORMS", "calibrate", "load_stats", "norms", "set_norm"]
+
+NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
 MOMENTUM = {"static": 0.0, "tracked": 0.1}
 
@@ -43,7 +45,7 @@ def calibrate(net: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, Tens
     for layer in layers.values():
         layer.reset_running_stats()
         layer.momentum = None
-        layer.train()
+        layer.training = True  # not train(): what lies inside a norm stays as in evaluation
     with torch.no_grad():
         for x in batches:
             net(x)

@@ -10,22 +10,38 @@ A block keeps the index that it has in the largest network, so `sections.1.3.con
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.family import Address, Family, Preset
-from models.layers import Scaler, Standardise
+from models.family import Family, check_mask
+from models.layers import Norm, Standardise
 from models.submodel import Submodel, kept
 
 __all__ = ["PRERESNET", "PreResNet"]
 
-PRESETS: Mapping[str, Preset] = MappingProxyType(
+
+@dataclass(frozen=True)
+class Size:
+    """widths: channels per section at width 1. depths: blocks per section of the largest network."""
+
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+
+
+FOUR = (64, 128, 256, 512)
+PRESETS: Mapping[str, Size] = MappingProxyType(
     {
-        "small": Preset((16, 32, 64), (4, 4, 4)),  # for a CPU
-        "18": Preset((64, 128, 256, 512), (2, 2, 2, 2)),  # HeteroFL's
-        "fedfa": Preset((64, 128, 256, 512), (4, 4, 4, 4)),
+        "small": Size((16, 32, 64), (4, 4, 4)),  # for a CPU
+        "10": Size(FOUR, (1, 1, 1, 1)),
+        "14": Size(FOUR, (1, 1, 2, 2)),
+        "18": Size(FOUR, (2, 2, 2, 2)),  # HeteroFL's
+        "22": Size(FOUR, (2, 2, 3, 3)),
+        "26": Size(FOUR, (3, 3, 3, 3)),
+        "34": Size(FOUR, (3, 4, 6, 3)),
+        "fedfa": Size(FOUR, (4, 4, 4, 4)),
     }
 )
 
@@ -34,40 +50,23 @@ def labelled(submodel: Submodel) -> frozenset[str]:
     return frozenset({"linear.weight", "linear.bias"})
 
 
-def address(name: str) -> Address | None:
-    """sections.1.3.conv2.weight -> (1, 3, "conv2.weight")."""
-    if not name.startswith("sections."):
-        return None
-    _, section, block, rest = name.split(".", 3)
-    return int(section), int(block), rest
-
-
-def check(submodel: Submodel, preset: Preset) -> None:
-    """ValueError unless the mask fits the preset and keeps the first block of each section, which carries the change of channels."""
-    if tuple(map(len, submodel.mask)) != preset.depths:
-        raise ValueError(f"mask {submodel.mask} of submodel {submodel.name}: expected blocks per section {preset.depths}")
-    if not all(section[0] for section in submodel.mask):
-        raise ValueError(f"submodel {submodel.name} drops the first block of a section; the first one changes the channels and must stay")
-
-
 class Block(nn.Module):
     """norm, relu, conv, norm, relu, conv, plus a shortcut; [N, I, H, W] -> [N, O, H/stride, W/stride]."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, scaler: float | None) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.scale = nn.Identity() if scaler is None else Scaler(scaler)
-        self.norm1 = nn.BatchNorm2d(inputs)
+        self.norm1 = Norm(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(outputs)
+        self.norm2 = Norm(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         # The stride alone decides, never the kept channels: they may agree by chance in a narrow submodel, and names must not change.
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride != 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.norm1(self.scale(x)))  # [N, I, H, W]
+        out = F.relu(self.norm1(x))  # [N, I, H, W]
         short = x if self.shortcut is None else self.shortcut(out)
         out = self.conv1(out)  # [N, O, H/stride, W/stride]
-        out = self.conv2(F.relu(self.norm2(self.scale(out))))
+        out = self.conv2(F.relu(self.norm2(out)))
         return out + short  # type: ignore[no-any-return]
 
 
@@ -77,9 +76,8 @@ class PreResNet(nn.Module):
     def __init__(self, submodel: Submodel) -> None:
         super().__init__()
         network, preset = submodel.network, PRESETS[submodel.network.preset]
-        check(submodel, preset)
+        check_mask(submodel, preset.depths)
         widths = [kept(submodel.width, channels) for channels in preset.widths]
-        scaler = submodel.width if "scaler" in submodel.features else None
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.stem = nn.Conv2d(network.inputs[0], widths[0], 3, 1, 1, bias=False)
         self.sections = nn.ModuleList()
@@ -88,11 +86,10 @@ class PreResNet(nn.Module):
             blocks = nn.ModuleDict()
             for index, keep in enumerate(mask):
                 if keep:
-                    blocks[str(index)] = Block(channels, width, 2 if section and index == 0 else 1, scaler)
+                    blocks[str(index)] = Block(channels, width, 2 if section and index == 0 else 1)
                     channels = width
             self.sections.append(blocks)
-        self.scale = nn.Identity() if scaler is None else Scaler(scaler)
-        self.norm = nn.BatchNorm2d(channels)
+        self.norm = Norm(channels)
         self.linear = nn.Linear(channels, network.outputs)
         nn.init.zeros_(self.linear.bias)
 
@@ -101,8 +98,8 @@ class PreResNet(nn.Module):
         for section in self.sections:
             for block in section.values():  # type: ignore[operator]  # a ModuleDict, which ModuleList's type forgets
                 x = block(x)  # [N, ws, H/2^s, W/2^s]
-        x = F.relu(self.norm(self.scale(x)))
+        x = F.relu(self.norm(x))
         return self.linear(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
-PRERESNET = Family(build=PreResNet, presets=PRESETS, default="small", inputs=3, labelled=labelled, address=address)
+PRERESNET = Family(build=PreResNet, presets=PRESETS, default="small", inputs=3, labelled=labelled)

@@ -8,8 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["Network", "Submodel", "kept"]
+__all__ = ["Network", "Objective", "Submodel", "Target", "kept"]
+
+Target = Literal["class", "value", "token"]
+"""What data give to learn: one class per example, values (regression), or a token after each token of a text."""
+
+Objective = Literal["class", "value", "next", "masked"]
+"""What a network learns: a class, values, at each position the next token (causal), or the tokens that were hidden (masked)."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +26,11 @@ class Network:
     family: a key of `models.families.FAMILIES`, or `module:function`.
     preset: the name of a size within the family.
     inputs: shape of one raw example, (channels, height, width) for images.
-    outputs: number of classes.
+    outputs: number of classes or of values; size of the vocabulary.
     mean, std: per channel, in the units of the raw data; the network itself computes (x - mean) / std,
         so that devices and exported graphs take raw data.
+    objective: what is learned. A "class" network gives logits [N, outputs], a "value" network standardised values [N, outputs],
+        a network of tokens logits [N, outputs, T].
     """
 
     family: str
@@ -30,6 +39,7 @@ class Network:
     outputs: int
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    objective: Objective = "class"
 
 
 @dataclass(frozen=True)

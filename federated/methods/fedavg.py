@@ -63,7 +63,8 @@ def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -
     """tensors: parameters and running statistics of the whole network; under static norm the latter are left out."""
     choose(settings, CHOICES)
     network = submodels[0].network
-    kept = shapes(full(network)) | (statistics(full(network)) if settings["norm"] == "tracked" else {})
+    whole = full(network, submodels[0].features)
+    kept = shapes(whole) | (statistics(whole) if settings["norm"] == "tracked" else {})
     return State(0, {name: tensors[name] for name in kept}, settings)
 
 

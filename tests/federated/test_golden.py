@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,10 +23,9 @@ from federated.methods.catalogue import method
 from federated.methods.fedfa import central_norm
 from federated.task import Update
 from models.families import FAMILIES, full, shapes
-from models.family import Family, Preset
+from models.family import Family, sectioned
 from models.layers import Scaler
 from models.norms import calibrate
-from models.preresnet import PRERESNET
 from models.slicing import corner, graft
 from models.submodel import Network, Submodel, kept
 
@@ -71,11 +71,11 @@ def toy(monkeypatch):
         preset = f"p{next(COUNTER)}"  # shapes are cached by submodel, so every toy is another one
         family = Family(
             build=lambda submodel: holder(function(submodel)),
-            presets={preset: Preset((), depths)},
+            presets={preset: SimpleNamespace(depths=depths)},
             default=preset,
             inputs=0,
             labelled=lambda submodel: frozenset({"linear.weight", "linear.bias"}),
-            address=PRERESNET.address,
+            address=sectioned,
         )
         monkeypatch.setitem(FAMILIES, "toy", family)
         return full(Network("toy", preset, (1,), 3))

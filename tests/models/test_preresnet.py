@@ -105,13 +105,11 @@ def test_scaler_sits_before_every_norm():
     assert scaled.name == "w0.5-d1.1.1-scaler"
     assert shapes(scaled) == shapes(plain)
     net = build(scaled)
-    scalings = []
-    for module in net.modules():
-        if isinstance(module, Scaler):
-            module.register_forward_hook(lambda *_: scalings.append(1))
-    inputs = {}
+    scalings, inputs = [], {}
     for name, layer in norms(net).items():
-        layer.register_forward_pre_hook(lambda module, args, name=name: inputs.setdefault(name, []).append(args[0].detach()))
+        assert isinstance(layer.scaler, Scaler)
+        layer.scaler.register_forward_hook(lambda *_: scalings.append(1))
+        layer.scaler.register_forward_hook(lambda module, args, out, name=name: inputs.setdefault(name, []).append(out.detach()))
     x = torch.randn(4, *DIGITS, generator=torch.Generator().manual_seed(0))
     net.train()(x)
     assert len(scalings) == len(norms(net)) == 7

@@ -1,0 +1,19 @@
+"""The smallest network of each family that tests can afford, and data shapes that it takes."""
+
+from __future__ import annotations
+
+from models.families import network
+from models.submodel import Network
+
+WIDTHS = (0.25, 0.3, 0.5, 1.0)
+
+# family -> a small model's name, inputs, outputs, target
+SMALL = {
+    "preresnet": ("preresnet", (1, 8, 8), 10, "class"),
+}
+
+
+def small(family: str, preset: str = "") -> Network:
+    """The family's small network, or another preset for the same data."""
+    name, inputs, outputs, target = SMALL[family]
+    return network(f"{family}-{preset}" if preset else name, inputs, outputs, target=target)
