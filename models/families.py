@@ -40,15 +40,19 @@ def network(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
     target: Target = "class",
+    shift: Sequence[float] = (),
+    scale: Sequence[float] = (),
 ) -> Network:
     """The network that `model` names, for raw examples of shape `inputs` and `outputs` classes, values or tokens.
 
     model: a family ("preresnet": its default preset), a family and a preset ("preresnet-18"), or "module:function" (see `hooked`).
     mean, std: one value or one per channel, in raw units. target: what the data give to learn.
+    shift, scale: mean and spread of each raw value, where the target is values.
     LookupError(model, known names), ValueError: see the module.
     """
     name, preset = parse(model)
-    made = Network(name, preset, tuple(inputs), outputs, tuple(map(float, mean)), tuple(map(float, std)))
+    mean, std, shift, scale = (tuple(map(float, values)) for values in (mean, std, shift, scale))
+    made = Network(name, preset, tuple(inputs), outputs, mean, std, shift=shift, scale=scale)
     known = family(made)
     check(made, known, target)
     try:
@@ -80,6 +84,17 @@ def check(made: Network, known: Family, target: Target) -> None:
             raise ValueError(f"{made.family}: {label} {values} for {shape}; expected 1 or {made.inputs[0]} finite values")
     if min(made.std) <= 0:
         raise ValueError(f"{made.family}: std {made.std}; expected values above 0")
+    check_values(made, target)
+
+
+def check_values(made: Network, target: Target) -> None:
+    """The raw units of values: none, or one finite number per value, spreads above 0."""
+    for label, values in (("shift", made.shift), ("scale", made.scale)):
+        if values and (target != "value" or len(values) != made.outputs or not all(map(math.isfinite, values))):
+            wanted = f"{made.outputs} finite numbers, or none" if target == "value" else f"none for target '{target}'"
+            raise ValueError(f"{made.family}: {label} {values}; expected {wanted}")
+    if min(made.scale, default=1) <= 0:
+        raise ValueError(f"{made.family}: scale {made.scale}; expected values above 0")
 
 
 def check_flow(made: Network) -> None:

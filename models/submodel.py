@@ -31,6 +31,7 @@ class Network:
         so that devices and exported graphs take raw data.
     objective: what is learned. A "class" network gives logits [N, outputs], a "value" network standardised values [N, outputs],
         a network of tokens logits [N, outputs, T].
+    shift, scale: per value, in raw units, of a "value" network: raw = value * scale + shift; empty where values are raw as they are.
     """
 
     family: str
@@ -40,6 +41,8 @@ class Network:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     objective: Objective = "class"
+    shift: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

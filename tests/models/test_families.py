@@ -45,6 +45,25 @@ def test_networks_that_cannot_be(inputs, outputs, mean, std, message):
         network("preresnet", inputs, outputs, mean, std)
 
 
+@pytest.mark.parametrize(
+    ("target", "shift", "scale", "message"),
+    [
+        ("value", (1, 2), (1,), r"shift \(1.0, 2.0\); expected 1 finite numbers, or none"),
+        ("value", (1,), (float("inf"),), "scale"),
+        ("value", (1,), (0,), "above 0"),
+        ("class", (1,), (), "expected none for target 'class'"),
+    ],
+)
+def test_raw_units_that_cannot_be(target, shift, scale, message):
+    with pytest.raises(ValueError, match=message):
+        network("preresnet", (1, 8, 8), 1 if target == "value" else 10, target=target, shift=shift, scale=scale)
+
+
+def test_a_network_of_values_keeps_their_units():
+    made = network("preresnet", (1, 8, 8), 1, target="value", shift=(20,), scale=(5,))
+    assert (made.objective, made.shift, made.scale) == ("value", (20.0,), (5.0,))
+
+
 def test_menu_is_sorted_capped_and_unique():
     """Depth 9 is depth 4 here, and the order is by parameters."""
     found = menu(network("preresnet", (1, 8, 8), 10), (1, 0.5), (9, 2, 4))
