@@ -22,12 +22,18 @@ from models.family import Address, Family, sectioned
 from models.layers import Standardise, scale
 from models.norms import NORMS
 from models.preresnet import PRERESNET
+from models.resnet1d import RESNET1D
 from models.submodel import Network, Submodel, Target
+from models.transformer import TRANSFORMER
+from models.vit import VIT
 
 __all__ = ["FAMILIES", "address", "build", "example", "full", "initial", "labelled", "menu", "network", "normalising", "shapes", "statistics"]
 
 FAMILIES: dict[str, Family] = {
     "preresnet": PRERESNET,
+    "resnet1d": RESNET1D,
+    "transformer": TRANSFORMER,
+    "vit": VIT,
 }
 
 STATISTICS = ("running_mean", "running_var")

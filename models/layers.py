@@ -66,7 +66,7 @@ class Linear(nn.Linear):
 
 
 def scale(net: nn.Module, rate: float) -> None:
-    """Puts a Scaler wherever a layer of `net` has a place for one: before each batch norm, after each linear of a network without."""
-    for module in net.modules():
-        if isinstance(module, Norm | Linear):
+    """Puts a Scaler wherever a module of `net` has a place for one, its `scaler`: before each batch norm, after each linear of a network without."""
+    for module in list(net.modules()):
+        if hasattr(module, "scaler"):
             module.scaler = Scaler(rate)

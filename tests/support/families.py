@@ -10,6 +10,9 @@ WIDTHS = (0.25, 0.3, 0.5, 1.0)
 # family -> a small model's name, inputs, outputs, target
 SMALL = {
     "preresnet": ("preresnet", (1, 8, 8), 10, "class"),
+    "resnet1d": ("resnet1d-tiny", (3, 20), 4, "class"),
+    "transformer": ("transformer-small", (8,), 12, "token"),
+    "vit": ("vit-micro", (1, 16, 16), 10, "class"),
 }
 
 
