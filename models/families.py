@@ -18,21 +18,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.efficientnet import EFFICIENTNET
+from models.densenet import DENSENET
 from models.family import Address, Family, sectioned
 from models.layers import Standardise, scale
+from models.mobilenet import MOBILENET
+from models.lenet import LENET
+from models.mlp import MLP
 from models.norms import NORMS
 from models.preresnet import PRERESNET
 from models.resnet1d import RESNET1D
 from models.submodel import Network, Submodel, Target
 from models.transformer import TRANSFORMER
+from models.vgg import VGG
 from models.vit import VIT
 
 __all__ = ["FAMILIES", "address", "build", "example", "full", "initial", "labelled", "menu", "network", "normalising", "shapes", "statistics"]
 
 FAMILIES: dict[str, Family] = {
+    "efficientnet": EFFICIENTNET,
+    "mobilenet": MOBILENET,
+    "densenet": DENSENET,
+    "lenet": LENET,
+    "mlp": MLP,
     "preresnet": PRERESNET,
     "resnet1d": RESNET1D,
     "transformer": TRANSFORMER,
+    "vgg": VGG,
     "vit": VIT,
 }
 
