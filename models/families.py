@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.efficientnet import EFFICIENTNET
 from models.densenet import DENSENET
+from models.efficientnet import EFFICIENTNET
 from models.family import Address, Family, sectioned
 from models.layers import Standardise, scale
-from models.mobilenet import MOBILENET
 from models.lenet import LENET
 from models.mlp import MLP
+from models.mobilenet import MOBILENET
 from models.norms import NORMS
 from models.preresnet import PRERESNET
 from models.resnet1d import RESNET1D
@@ -36,11 +36,11 @@ from models.vit import VIT
 __all__ = ["FAMILIES", "address", "build", "example", "full", "initial", "labelled", "menu", "network", "normalising", "shapes", "statistics"]
 
 FAMILIES: dict[str, Family] = {
-    "efficientnet": EFFICIENTNET,
-    "mobilenet": MOBILENET,
     "densenet": DENSENET,
+    "efficientnet": EFFICIENTNET,
     "lenet": LENET,
     "mlp": MLP,
+    "mobilenet": MOBILENET,
     "preresnet": PRERESNET,
     "resnet1d": RESNET1D,
     "transformer": TRANSFORMER,

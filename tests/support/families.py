@@ -9,11 +9,11 @@ WIDTHS = (0.25, 0.3, 0.5, 1.0)
 
 # family -> a small model's name, inputs, outputs, target
 SMALL = {
-    "efficientnet": ("efficientnet-tiny", (1, 8, 8), 10, "class"),
-    "mobilenet": ("mobilenet-tiny", (1, 8, 8), 10, "class"),
     "densenet": ("densenet-small", (1, 32, 32), 10, "class"),
+    "efficientnet": ("efficientnet-tiny", (1, 8, 8), 10, "class"),
     "lenet": ("lenet", (1, 16, 16), 10, "class"),
     "mlp": ("mlp", (6, 4), 10, "class"),
+    "mobilenet": ("mobilenet-tiny", (1, 8, 8), 10, "class"),
     "preresnet": ("preresnet", (1, 8, 8), 10, "class"),
     "resnet1d": ("resnet1d-tiny", (3, 20), 4, "class"),
     "transformer": ("transformer-small", (8,), 12, "token"),
