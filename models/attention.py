@@ -18,7 +18,7 @@ __all__ = ["Attention", "Axes", "Feed"]
 
 
 class Axes(Linear):
-    """A linear layer whose weight [*outputs, *inputs] and bias [*outputs] keep the axes that its features are made of; it maps [..., I] to [..., O]."""
+    """A linear layer, [..., I] -> [..., O], whose weight [*outputs, *inputs] and bias [*outputs] keep the axes that their features are made of."""
 
     def __init__(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> None:
         super().__init__(math.prod(inputs), math.prod(outputs))
@@ -46,7 +46,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.project(x).unflatten(-1, self.shape).permute(2, 0, 3, 1, 4)  # each [N, heads, T, features]
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
-        y = self.out(seen.transpose(1, 2).flatten(2))  # [N, T, D]
+        y: Tensor = self.out(seen.transpose(1, 2).flatten(2))  # [N, T, D]
         return y if self.step is None else self.step * y
 
 
@@ -61,5 +61,5 @@ class Feed(nn.Module):
         self.step = nn.Parameter(torch.ones(1)) if step else None
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.linear2(self.dropout(F.gelu(self.linear1(x))))  # [N, T, hidden] within
+        y: Tensor = self.linear2(self.dropout(F.gelu(self.linear1(x))))  # [N, T, hidden] within
         return y if self.step is None else self.step * y

@@ -150,7 +150,7 @@ class ViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patches(self.standardise(x)).flatten(2).transpose(1, 2)  # [N, patches, D]
-        x = torch.cat([self.token.expand(len(x), 1, -1), x], 1) + self.positions  # [N, T, D]
+        x = torch.cat([self.token.expand(x.shape[0], 1, -1), x], 1) + self.positions  # [N, T, D]
         x = self.scaler(x)
         for layer in self.sections[0].values():  # type: ignore[operator]  # a ModuleDict, which ModuleList's type forgets
             x = layer(x)
