@@ -15,26 +15,42 @@ import numpy.typing as npt
 from export.verify import Session, load
 from federated.errors import DataError, UsageError
 
-__all__ = ["Answer", "answer", "command", "read", "shaped"]
+__all__ = ["Answer", "answer", "command", "read", "shaped", "told"]
 
 Array = npt.NDArray[Any]
 
 
-class Answer(TypedDict):
-    """label: the class of the largest logit; confidence: its softmax probability."""
+class Answer(TypedDict, total=False):
+    """What a network says of one example.
+
+    label, confidence: of classes, the one of the largest logit and its softmax probability; of the next token, that after the last one.
+    labels, confidences: of a text with hidden tokens, the same for each of them in their order. values: in raw units.
+    """
 
     label: int
     confidence: float
+    labels: list[int]
+    confidences: list[float]
+    values: list[float]
 
 
 def answer(session: Session, x: Array) -> list[Answer]:
-    """One answer per raw example of x [n, *inputs]. Raises DataError for another shape or dtype, or logits that are not finite."""
-    logits = session.predict(x).astype(np.float64)
-    if not np.isfinite(logits).all():
-        raise DataError(f"{session.name}: expected finite logits, found NaN or infinity: the inputs are not finite, or the network is broken")
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
-    shares /= shares.sum(axis=1, keepdims=True)
-    return [Answer(label=int(row.argmax()), confidence=float(row.max())) for row in shares]
+    """One answer per raw example of x [n, *inputs]. Raises DataError for what is no such example, or an output that is not finite."""
+    found: list[Answer] = []
+    for part in session.batches(x):
+        if not np.isfinite(part).all():
+            raise DataError(f"{session.name}: expected a finite output, found NaN or infinity: the inputs are not finite, or the network is broken")
+        examples = x[len(found) : len(found) + len(part)]
+        found += [_said(session, example, output.astype(np.float64)) for example, output in zip(examples, part, strict=True)]
+    return found
+
+
+def told(found: Answer) -> str:
+    """An answer as a line of text."""
+    if "values" in found:
+        return ", ".join(f"{value:g}" for value in found["values"])
+    pairs = zip(found["labels"], found["confidences"], strict=True) if "labels" in found else [(found["label"], found["confidence"])]
+    return ", ".join(f"{label} ({confidence:.1%})" for label, confidence in pairs)
 
 
 def read(path: Path | None, session: Session) -> Array:
@@ -64,6 +80,8 @@ def shaped(value: Array, session: Session, name: str) -> Array:
         raise DataError(f"{name}: expected numbers, found {value.dtype}")
     if not np.isfinite(value).all():
         raise DataError(f"{name}: expected finite numbers, found NaN or infinity")
+    if session.dtype == np.int64 and not (value == np.floor(value)).all():
+        raise DataError(f"{name}: expected ids of tokens, which are whole numbers, found others")
     if session.dtype == np.uint8 and value.size and not ((value >= 0) & (value <= 255) & (value == np.floor(value))).all():
         raise DataError(f"{name}: expected whole numbers from 0 to 255 as in the data it was trained on, found {value.min():g} to {value.max():g}")
     return np.ascontiguousarray(value, session.dtype)
@@ -101,7 +119,22 @@ def command(
     if form == "json":
         about = {key: session.metadata[key] for key in ("run", "submodel")} | {"round": int(session.metadata["round"]), "model": str(path)}
         return json.dumps({**about, "answers": [{"input": str(source or "-"), **found} for source, found in rows]})
-    return "\n".join(f"{source or '-'}: {found['label']} ({found['confidence']:.1%})" for source, found in rows)
+    return "\n".join(f"{source or '-'}: {told(found)}" for source, found in rows)
+
+
+def _said(session: Session, example: Array, output: Array) -> Answer:
+    """The answer of one output, [outputs] or [outputs, T]."""
+    if session.objective == "value":
+        return Answer(values=output.tolist())
+    shares = np.exp(output - output.max(axis=0))
+    shares /= shares.sum(axis=0)
+    if session.objective == "masked":
+        hidden = shares[:, example == session.outputs]
+        if not hidden.size:
+            raise DataError(f"{session.name}: expected texts with hidden tokens, spelled {session.outputs}, found one without: it asks nothing")
+        return Answer(labels=hidden.argmax(axis=0).tolist(), confidences=hidden.max(axis=0).tolist())
+    last = shares[:, -1] if session.objective == "next" else shares
+    return Answer(label=int(last.argmax()), confidence=float(last.max()))
 
 
 def _parsed(text: str, name: str) -> Array:

@@ -23,14 +23,15 @@ __all__ = ["MANIFEST", "Bundle", "Entry", "read", "write"]
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-TOLERANCE = 1e-4  # of the largest logit (or of 1): float32 in another order of additions; measured 1e-7 for a PreResNet of 12 blocks
+TOLERANCE = 1e-4  # of the largest output (or of 1): float32 in another order of additions; measured 1e-7 for a PreResNet of 12 blocks
+TEXTS = 8  # compared of texts, each of which has a whole vocabulary of logits at each place
 
 
 @dataclass(frozen=True)
 class Entry:
     """One submodel of a release.
 
-    file: within the folder; sha256 and size (bytes) of it. parameters: how many. max_abs_diff: largest difference of a logit from PyTorch's.
+    file: within the folder; sha256 and size (bytes) of it. parameters: how many. max_abs_diff: largest difference from PyTorch's.
     """
 
     submodel: str
@@ -43,13 +44,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a manifest says. inputs, dtype: of one raw example; classes: number of logits; submodels: smallest first."""
+    """What a manifest says. inputs, dtype: of one raw example; objective, outputs: as `models.submodel.Network`; submodels: smallest first."""
 
     run: str
     round: int
     inputs: tuple[int, ...]
     dtype: str
-    classes: int
+    objective: str
+    outputs: int
     submodels: tuple[Entry, ...]
     format: int = FORMAT
 
@@ -66,7 +68,7 @@ def write(folder: Path, run: str, round: int, nets: Mapping[Submodel, nn.Module]
     (folder / MANIFEST).unlink(missing_ok=True)  # no manifest is better than one of other files
     entries = [_entry(folder, run, round, submodel, net, examples) for submodel, net in nets.items()]
     entries.sort(key=lambda entry: (entry.parameters, entry.submodel))
-    bundle = Bundle(run, round, network.inputs, examples.dtype.name, network.outputs, tuple(entries))
+    bundle = Bundle(run, round, network.inputs, examples.dtype.name, network.objective, network.outputs, tuple(entries))
     partial = folder / f"{MANIFEST}.part"
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n")
     partial.replace(folder / MANIFEST)
@@ -96,10 +98,11 @@ def _entry(folder: Path, run: str, round: int, submodel: Submodel, net: nn.Modul
 
     origin = {"run": run, "round": round, "submodel": submodel.name}
     path = graph.export(net, submodel.network, examples[:2], folder / f"{submodel.name}.onnx", origin)
-    wanted = graph.logits(net, examples)
+    examples = examples[:TEXTS] if submodel.network.objective in verify.TOKENS else examples
+    wanted = graph.predict(net, submodel.network, examples)
     difference = verify.compare(path, examples, wanted)
     if not difference <= TOLERANCE * max(1.0, float(np.abs(wanted).max())):
-        raise ExportError(f"{path}: expected the logits of the network it was made from, found a difference of {difference:g}")
+        raise ExportError(f"{path}: expected what the network says that it was made from, found a difference of {difference:g}")
     parameters = sum(value.numel() for value in net.parameters())
     return Entry(submodel.name, path.name, verify.sha256(path), path.stat().st_size, parameters, difference)
 
@@ -108,7 +111,8 @@ def _agrees(folder: Path, bundle: Bundle, entry: Entry) -> None:
     if Path(entry.file).name != entry.file:
         raise ExportError(f"{folder / MANIFEST}: expected a file within the folder, found '{entry.file}'")
     session = verify.load(folder / entry.file, entry.sha256)
-    said = (bundle.run, str(bundle.round), entry.submodel, bundle.inputs, bundle.dtype, bundle.classes)
-    found = (*(session.metadata[key] for key in ("run", "round", "submodel")), session.inputs, session.dtype.name, session.classes)
+    said = (bundle.run, str(bundle.round), entry.submodel, bundle.inputs, bundle.dtype, bundle.objective, bundle.outputs)
+    origin = (session.metadata[key] for key in ("run", "round", "submodel"))
+    found = (*origin, session.inputs, session.dtype.name, session.objective, session.outputs)
     if said != found:
         raise ExportError(f"{folder / entry.file}: expected {said} as {MANIFEST} says, found {found}")

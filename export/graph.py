@@ -1,4 +1,4 @@
-"""One network as one ONNX file: raw data in, logits out, weights and normalisation inside, its origin in its properties."""
+"""One network as one ONNX file: raw data in, logits or raw values out, weights and normalisation inside, its origin in its properties."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import json
 import logging
 import platform
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from export.verify import INPUT, OUTPUT, Array
+from export.verify import INPUT, OUTPUTS, TOKENS, Array, Output
 from federated.errors import DataError, ExportError, MissingExtra
 from models.submodel import Network
 
-__all__ = ["OPSET", "export", "logits", "weights_digest"]
+__all__ = ["OPSET", "export", "predict", "weights_digest"]
 
 OPSET = 20
 GIVEN = ("round", "run", "submodel")  # what only the caller knows
@@ -31,8 +31,9 @@ GIVEN = ("round", "run", "submodel")  # what only the caller knows
 def export(net: nn.Module, network: Network, example: Array, path: Path, metadata: Mapping[str, object]) -> Path:
     """Writes `net` in evaluation mode as an ONNX file and returns its path.
 
-    example: raw data [n >= 2, *inputs], uint8 or float32; its dtype becomes that of the input, its first axis is left open.
-    metadata: at least run, round and submodel; classes, preprocessing, versions and the digest of the weights are added.
+    example: raw data [n >= 2, *inputs], uint8 or float32, int64 for tokens; its dtype becomes that of the input, its first axis is left open.
+    metadata: at least run, round and submodel; objective, outputs, preprocessing, versions and the digest of the weights are added.
+    A network of values gives them in raw units, by the shift and the scale of its record.
     Raises ExportError when the network cannot be exported or the checker refuses the graph, DataError for an unfit example, MissingExtra.
     """
     _fit(network, example)
@@ -40,10 +41,10 @@ def export(net: nn.Module, network: Network, example: Array, path: Path, metadat
     if missing:
         raise ExportError(f"{path}: expected metadata with {', '.join(GIVEN)}, found none for {', '.join(missing)}")
     onnx = _onnx()
-    still = copy.deepcopy(net).cpu().eval()
-    model = _translated(still, torch.from_numpy(np.array(example)))
+    still = _still(net, network)
+    model = _translated(still, OUTPUTS[network.objective], torch.from_numpy(np.array(example)))
     _forget(model)
-    onnx.helper.set_model_props(model, {key: str(value) for key, value in {**metadata, **_described(still, network, onnx)}.items()})
+    onnx.helper.set_model_props(model, {key: str(value) for key, value in {**metadata, **_described(net, network, onnx)}.items()})
     try:
         onnx.checker.check_model(model, full_check=True)
     except Exception as error:  # checker and shape inference share no base class
@@ -54,11 +55,10 @@ def export(net: nn.Module, network: Network, example: Array, path: Path, metadat
     return partial.replace(path)
 
 
-def logits(net: nn.Module, x: Array) -> np.ndarray[Any, np.dtype[np.float32]]:
+def predict(net: nn.Module, network: Network, x: Array) -> Output:
     """What the network itself says of raw data, in evaluation mode, to compare an exported graph with; `net` stays as it was."""
-    still = copy.deepcopy(net).cpu().eval()
     with torch.no_grad():
-        return still(torch.from_numpy(np.array(x))).numpy()  # type: ignore[no-any-return]
+        return _still(net, network)(torch.from_numpy(np.array(x))).numpy()  # type: ignore[no-any-return]
 
 
 def weights_digest(net: nn.Module) -> str:
@@ -71,11 +71,33 @@ def weights_digest(net: nn.Module) -> str:
     return digest.hexdigest()
 
 
+class Raw(nn.Module):
+    """A network of values, its standardised values made raw: value * scale + shift."""
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, net: nn.Module, shift: Sequence[float], scale: Sequence[float]) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("shift", torch.tensor(shift))
+        self.register_buffer("scale", torch.tensor(scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.scale + self.shift  # type: ignore[no-any-return]
+
+
+def _still(net: nn.Module, network: Network) -> nn.Module:
+    """A copy in evaluation mode that gives what its graph is to give."""
+    still = copy.deepcopy(net).cpu().eval()
+    return Raw(still, network.shift, network.scale).eval() if network.shift and network.objective == "value" else still
+
+
 def _fit(network: Network, example: Array) -> None:
-    if example.dtype not in (np.uint8, np.float32) or tuple(example.shape[1:]) != network.inputs or len(example) < 2:
-        raise DataError(
-            f"example to export with: expected at least 2 of uint8 or float32 {list(network.inputs)}, found {example.dtype} {list(example.shape)}"
-        )
+    types = ("int64",) if network.objective in TOKENS else ("uint8", "float32")
+    if example.dtype.name not in types or tuple(example.shape[1:]) != network.inputs or len(example) < 2:
+        wanted = f"at least 2 of {' or '.join(types)} {list(network.inputs)}"
+        raise DataError(f"example to export with: expected {wanted}, found {example.dtype} {list(example.shape)}")
 
 
 def _onnx() -> Any:
@@ -89,7 +111,7 @@ def _onnx() -> Any:
     return onnx
 
 
-def _translated(net: nn.Module, example: Tensor) -> Any:
+def _translated(net: nn.Module, output: str, example: Tensor) -> Any:
     """The ONNX model proto, weights inside. A batch of 1 would be taken for a constant: the example has at least 2."""
     with _quiet():
         try:
@@ -99,7 +121,7 @@ def _translated(net: nn.Module, example: Tensor) -> Any:
                 dynamo=True,
                 opset_version=OPSET,
                 input_names=[INPUT],
-                output_names=[OUTPUT],
+                output_names=[output],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
                 external_data=False,
                 verbose=False,
@@ -136,9 +158,11 @@ def _forget(model: Any) -> None:
 
 
 def _described(net: nn.Module, network: Network, onnx: Any) -> dict[str, str]:
+    units = {name: getattr(network, name) for name in ("mean", "std", "shift", "scale") if network.objective not in TOKENS and getattr(network, name)}
     return {
-        "classes": str(network.outputs),
-        "preprocessing": json.dumps({"inside": True, "mean": network.mean, "std": network.std}),
+        "objective": network.objective,
+        "outputs": str(network.outputs),
+        "preprocessing": json.dumps({"inside": True, **units}),
         "versions": json.dumps({"onnx": onnx.__version__, "opset": OPSET, "python": platform.python_version(), "torch": torch.__version__}),
         "weights": weights_digest(net),
     }

@@ -1,13 +1,14 @@
 """Exported graphs as a device sees them: checked by digest and by what they say of themselves, and run by ONNX Runtime. No torch here.
 
-A graph of ours has one input `image`, raw data [batch, *inputs] of uint8 or float32, one output `logits` float32 [batch, classes], and
-the entries METADATA among its properties.
+A graph of ours has one input `input`, raw data [batch, *inputs] of uint8 or float32, or ids of tokens [batch, T] of int64; and one output of
+float32: of classes `logits` [batch, outputs], of tokens `logits` [batch, outputs, T], of values `values` [batch, outputs] in raw units. Its
+properties have the entries METADATA; `objective` (models.submodel.Objective) says which it is.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,26 @@ import onnxruntime  # type: ignore[import-untyped]
 
 from federated.errors import DataError, ExportError
 
-__all__ = ["INPUT", "METADATA", "OUTPUT", "Array", "Logits", "Session", "compare", "load", "sha256"]
+__all__ = ["INPUT", "METADATA", "OUTPUTS", "TOKENS", "Array", "Output", "Session", "compare", "load", "sha256"]
 
 Array = npt.NDArray[Any]
-Logits = npt.NDArray[np.float32]
+Output = npt.NDArray[np.float32]
 
-INPUT, OUTPUT = "image", "logits"
-METADATA = ("classes", "preprocessing", "round", "run", "submodel", "versions", "weights")
-TYPES: dict[str, np.dtype[Any]] = {"tensor(uint8)": np.dtype(np.uint8), "tensor(float)": np.dtype(np.float32)}
+INPUT = "input"
+OUTPUTS = {"class": "logits", "masked": "logits", "next": "logits", "value": "values"}  # objective -> name of the output
+TOKENS = ("masked", "next")
+METADATA = ("objective", "outputs", "preprocessing", "round", "run", "submodel", "versions", "weights")
+TYPES: dict[str, np.dtype[Any]] = {"tensor(uint8)": np.dtype(np.uint8), "tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
 BATCH = 256  # examples per run: activations of all of a large file at once would not fit a small device
+NUMBERS = 2**24  # of one run's output at most (64 MiB): logits of a whole vocabulary at each place of a text are many
 QUIET = 3  # errors only: warnings of the runtime go to stderr, past any logging
 
 
 class Session:
     """One exported graph, loaded.
 
-    inputs: shape of one raw example; dtype: of raw examples; classes: number of logits; metadata: run, round, submodel, ...
+    inputs: shape of one raw example; dtype: of raw examples; objective: what was learned; outputs: number of classes or values, size of the
+    vocabulary; metadata: run, round, submodel, ...
     """
 
     def __init__(self, model: bytes, name: str, *, providers: Sequence[str] = ("CPUExecutionProvider",), threads: int = 0) -> None:
@@ -46,32 +51,48 @@ class Session:
             raise ExportError(f"{name}: expected an ONNX file, found one that does not load: {' '.join(str(error).split())[:300]}") from error
         self.name = name
         self.metadata: Mapping[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
-        self.inputs, self.dtype = self._input()
-        self.classes = self._output()
         missing = [key for key in METADATA if key not in self.metadata]
-        if missing:
-            raise ExportError(f"{name}: expected an exported submodel, found a graph without {', '.join(missing)} in its properties")
+        if missing or self.metadata["objective"] not in OUTPUTS:
+            found = f"a graph without {', '.join(missing)}" if missing else f"the objective '{self.metadata['objective']}'"
+            raise ExportError(f"{name}: expected an exported submodel, found {found} in its properties")
+        self.objective = self.metadata["objective"]
+        self.inputs, self.dtype = self._input()
+        self.outputs = self._output()
 
-    def predict(self, x: Array) -> Logits:
-        """Logits [n, classes] of raw examples [n, *inputs]. Raises DataError for another shape or dtype."""
+    def predict(self, x: Array) -> Output:
+        """What the graph says of raw examples [n, *inputs]: [n, outputs], of tokens [n, outputs, T]. Raises DataError for what is no such example."""
+        places = self.inputs if self.objective in TOKENS else ()
+        return np.concatenate([np.zeros((0, self.outputs, *places), np.float32), *self.batches(x)])
+
+    def batches(self, x: Array) -> Iterator[Output]:
+        """The same, a part at a time, for what is too large as a whole."""
+        self._fit(x)
+        places = self.inputs[0] if self.objective in TOKENS else 1
+        step = min(BATCH, max(1, NUMBERS // (self.outputs * places)))
+        for start in range(0, len(x), step):
+            yield self._session.run(None, {INPUT: x[start : start + step]})[0]
+
+    def _fit(self, x: Array) -> None:
         if tuple(x.shape[1:]) != self.inputs or x.dtype != self.dtype or x.ndim == 0:
             raise DataError(f"{self.name}: expected {self.dtype} of shape [n, {', '.join(map(str, self.inputs))}], found {x.dtype} {list(x.shape)}")
-        parts = [self._session.run([OUTPUT], {INPUT: x[start : start + BATCH]})[0] for start in range(0, len(x), BATCH)]
-        return np.concatenate([np.zeros((0, self.classes), np.float32), *parts])
+        if self.objective in TOKENS and x.size and not 0 <= x.min() <= x.max() <= self.outputs:
+            raise DataError(f"{self.name}: expected tokens 0 to {self.outputs - 1}, or {self.outputs} for a hidden one, found {x.min()} to {x.max()}")
 
     def _input(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        found = self._session.get_inputs()
-        good = len(found) == 1 and found[0].name == INPUT and found[0].type in TYPES and len(found[0].shape) > 1
+        found, types = self._session.get_inputs(), _types(self.objective)
+        good = len(found) == 1 and found[0].name == INPUT and found[0].type in types and len(found[0].shape) > 1
         if not good or not isinstance(found[0].shape[0], str | None) or not all(isinstance(size, int) for size in found[0].shape[1:]):
-            raise ExportError(f"{self.name}: expected one input '{INPUT}' of uint8 or float32 [batch, ...], found {_told(found)}")
-        return tuple(found[0].shape[1:]), TYPES[found[0].type]
+            wanted = " or ".join(dtype.name for dtype in types.values())
+            raise ExportError(f"{self.name}: expected one input '{INPUT}' of {wanted} [batch, ...], found {_told(found)}")
+        return tuple(found[0].shape[1:]), types[found[0].type]
 
     def _output(self) -> int:
-        found = self._session.get_outputs()
-        good = len(found) == 1 and found[0].name == OUTPUT and found[0].type == "tensor(float)" and len(found[0].shape) == 2
-        if not good or not isinstance(found[0].shape[1], int):
-            raise ExportError(f"{self.name}: expected one output '{OUTPUT}' of float32 [batch, classes], found {_told(found)}")
-        return found[0].shape[1]
+        found, name = self._session.get_outputs(), OUTPUTS[self.objective]
+        places = list(self.inputs) if self.objective in TOKENS else []
+        good = len(found) == 1 and found[0].name == name and found[0].type == "tensor(float)" and found[0].shape[2:] == places
+        if not good or len(found[0].shape) < 2 or not isinstance(found[0].shape[1], int):
+            raise ExportError(f"{self.name}: expected one output '{name}' of float32 {['batch', 'outputs', *places]}, found {_told(found)}")
+        return int(found[0].shape[1])
 
 
 def load(path: Path, digest: str | None = None, *, providers: Sequence[str] = ("CPUExecutionProvider",), threads: int = 0) -> Session:
@@ -89,18 +110,22 @@ def load(path: Path, digest: str | None = None, *, providers: Sequence[str] = ("
     return Session(model, str(path), providers=providers, threads=threads)
 
 
-def compare(path: Path, x: Array, logits: Array) -> float:
-    """Largest absolute difference between the graph's logits of `x` and the given ones [n, classes]. Raises ExportError."""
+def compare(path: Path, x: Array, wanted: Output) -> float:
+    """Largest absolute difference between what the graph says of `x` and what is wanted of it. Raises ExportError, DataError."""
     found = load(path).predict(x)
-    if not len(found) or found.shape != logits.shape:
-        raise ExportError(f"{path}: expected logits of shape {list(logits.shape)} to compare, found {list(found.shape)}")
-    return float(np.abs(found - logits).max())
+    if not len(found) or found.shape != wanted.shape:
+        raise ExportError(f"{path}: expected an output of shape {list(wanted.shape)} to compare, found {list(found.shape)}")
+    return float(np.abs(found - wanted).max())
 
 
 def sha256(path: Path) -> str:
     """Digest of a file, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _types(objective: str) -> dict[str, np.dtype[Any]]:
+    return {name: dtype for name, dtype in TYPES.items() if (name == "tensor(int64)") == (objective in TOKENS)}
 
 
 def _told(found: Sequence[Any]) -> str:

@@ -6,26 +6,24 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from models.densenet import DENSENET
 from models.efficientnet import EFFICIENTNET
-from models.family import Address, Family, sectioned
-from models.layers import Standardise, scale
+from models.family import Address, Family
+from models.layers import scale
 from models.lenet import LENET
 from models.mlp import MLP
 from models.mobilenet import MOBILENET
 from models.norms import NORMS
+from models.own import own
 from models.preresnet import PRERESNET
 from models.resnet1d import RESNET1D
 from models.submodel import Network, Submodel, Target
@@ -63,7 +61,7 @@ def network(
 ) -> Network:
     """The network that `model` names, for raw examples of shape `inputs` and `outputs` classes, values or tokens.
 
-    model: a family ("preresnet": its default preset), a family and a preset ("preresnet-18"), or "module:function" (see `hooked`).
+    model: a family ("preresnet": its default preset), a family and a preset ("preresnet-18"), or "module:function" (see `models.own`).
     mean, std: one value or one per channel, in raw units. target: what the data give to learn.
     shift, scale: mean and spread of each raw value, where the target is values.
     LookupError(model, known names), ValueError: see the module.
@@ -106,7 +104,9 @@ def check(made: Network, known: Family, target: Target) -> None:
 
 
 def check_values(made: Network, target: Target) -> None:
-    """The raw units of values: none, or one finite number per value, spreads above 0."""
+    """The raw units of values: neither shift nor scale, or one finite number per value of both, scales above 0."""
+    if len(made.shift) != len(made.scale):
+        raise ValueError(f"{made.family}: shift {made.shift} and scale {made.scale}; expected both, or neither")
     for label, values in (("shift", made.shift), ("scale", made.scale)):
         if values and (target != "value" or len(values) != made.outputs or not all(map(math.isfinite, values))):
             wanted = f"{made.outputs} finite numbers, or none" if target == "value" else f"none for target '{target}'"
@@ -135,59 +135,7 @@ def example(made: Network, batch: int, device: str = "cpu") -> Tensor:
 
 
 def family(made: Network) -> Family:
-    return hooked(made.family) if ":" in made.family else FAMILIES[made.family]
-
-
-@dataclass(frozen=True)
-class Own:
-    """The one size of a network of the user's own."""
-
-    depths: tuple[int, ...]
-
-
-@lru_cache(maxsize=16)
-def hooked(name: str) -> Family:
-    """A family of the user's own, from "module:function": function(submodel) -> nn.Module, which obeys `submodel.width` if it is to scale.
-
-    What it returns is given standardised floats, (x - mean) / std of the raw data, and need not know of either.
-
-    Its last nn.Linear is labelled where it has as many outputs as there are classes. An attribute `depths` of the function, a tuple of the
-    blocks per section, lets it scale in depth too; its blocks are then named "sections.SECTION.BLOCK...." Without it there is nothing to skip.
-    """
-    function = imported(name)
-    depths = tuple(getattr(function, "depths", ()))
-    # A closure over the function, not a Family of data: only the built module can say which tensors hold the classes.
-    return Family(
-        build=lambda submodel: standardised(function(submodel), submodel.network),
-        presets={"": Own(depths)},
-        default="",
-        inputs=0,
-        labelled=last_linear,
-        address=lambda name: sectioned(name.removeprefix("net.")),
-    )
-
-
-def standardised(net: nn.Module, made: Network) -> nn.Module:
-    return nn.Sequential(OrderedDict(standardise=Standardise(made.mean, made.std, len(made.inputs)), net=net))
-
-
-def imported(name: str) -> Callable[[Submodel], nn.Module]:
-    module, _, attribute = name.partition(":")
-    try:
-        found: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"model '{name}' cannot be imported: {error}") from error
-    if not callable(found):
-        raise ValueError(f"model '{name}' is a {type(found).__name__}; expected a function(submodel) -> nn.Module")
-    return found  # type: ignore[no-any-return]
-
-
-def last_linear(submodel: Submodel) -> frozenset[str]:
-    linears = [(name, m) for name, m in build(submodel, "meta").named_modules() if isinstance(m, nn.Linear)]
-    if not linears or linears[-1][1].out_features != submodel.network.outputs:
-        return frozenset()
-    name, module = linears[-1]
-    return frozenset(f"{name}.{part}" for part, _ in module.named_parameters())
+    return own(made) if ":" in made.family else FAMILIES[made.family]
 
 
 def full(made: Network, features: Iterable[str] = ()) -> Submodel:

@@ -59,7 +59,7 @@ def fill(folder: Path, padding: bytes) -> Path:
         varint, length = varint + bytes([length & 127 | 128]), length >> 7
     path.write_bytes(GRAPH.read_bytes() + field + varint + bytes([length]) + padding)
     entry = Entry("w1-d1", path.name, sha256(path), path.stat().st_size, 4, 0.0)
-    (folder / "manifest.json").write_bytes(msgspec.json.encode(Bundle("spring", 7, (2,), "uint8", 2, (entry,))))
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(Bundle("spring", 7, (2,), "uint8", "class", 2, (entry,))))
     return folder
 
 
@@ -69,7 +69,7 @@ def test_an_agent_fetches_the_submodel_that_it_had(broker: MemoryBroker, release
     path = fetch(MemoryLink(broker, "pi"), "spring", "pi", tmp_path / "store", 5)
     assert path == tmp_path / "store" / "spring-w1-d1.onnx"
     assert path.read_bytes() == (release / "w1-d1.onnx").read_bytes()
-    assert load(path).classes == 2
+    assert load(path).outputs == 2
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent.infer import answer, command, read, shaped
+from edge_agent.infer import answer, command, read, shaped, told
 from export.verify import Session, load, sha256
 from federated.errors import DataError, ExportError, UsageError
+from tests.export.conftest import GIVEN, make_bytes, make_text
 
 GRAPHS = Path(__file__).parents[1] / "export"  # logits: the first number of an example, and minus the second
 PICTURE = np.array([[4, 1], [0, 0]], np.uint8)
@@ -48,6 +49,37 @@ def test_an_answer_is_the_largest_logit_and_its_softmax(toy: Session) -> None:
 
 def test_answers_are_plain_values(toy: Session) -> None:
     assert json.loads(json.dumps(answer(toy, np.array([[0, 0]], np.uint8)))) == [{"label": 0, "confidence": 0.5}]
+
+
+def test_values_are_answered_as_they_are() -> None:
+    session = Session(make_bytes(given={**GIVEN, "objective": "value"}, output="values"), "toy")
+    (found,) = answer(session, np.array([[3, 1]], np.uint8))
+    assert found == {"values": [3.0, -1.0]}
+    assert told(found) == "3, -1"
+
+
+def test_the_next_token_is_that_after_the_last() -> None:
+    (found,) = answer(Session(make_text("next"), "text"), np.array([[0, 2, 0]]))
+    share = math.exp(2) / (math.exp(2) + 2)
+    assert found == {"label": 1, "confidence": pytest.approx(share)}
+    assert told(found) == f"1 ({share:.1%})"
+
+
+def test_each_hidden_token_of_a_text_is_answered() -> None:
+    session = Session(make_text("masked"), "text")
+    one, two = answer(session, np.array([[0, 3, 0], [3, 3, 1]]))
+    share = math.e / (math.e + 2)
+    assert one == {"labels": [2], "confidences": [pytest.approx(share)]}
+    assert told(two) == f"2 ({share:.1%}), 2 ({share:.1%})"
+    with pytest.raises(DataError, match="expected texts with hidden tokens, spelled 3, found one without"):
+        answer(session, np.array([[0, 3, 0], [0, 1, 2]]))
+
+
+def test_tokens_are_whole_numbers() -> None:
+    session = Session(make_text("next"), "text")
+    assert shaped(np.array([0.0, 1.0, 2.0]), session, "mine").tolist() == [[0, 1, 2]]
+    with pytest.raises(DataError, match="mine: expected ids of tokens"):
+        shaped(np.array([0.5, 1, 2]), session, "mine")
 
 
 def test_arrays_json_and_standard_input_give_the_same_examples(tmp_path: Path, toy: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-GIVEN = {"classes": "2", "preprocessing": "{}", "round": "7", "run": "spring", "submodel": "w1-d1", "versions": "{}", "weights": "00"}
+GIVEN = {
+    "objective": "class",
+    "outputs": "2",
+    "preprocessing": "{}",
+    "round": "7",
+    "run": "spring",
+    "submodel": "w1-d1",
+    "versions": "{}",
+    "weights": "00",
+}
 KEPT: dict[str, tuple[int, ...]] = {"toy.onnx": (2,), "picture.onnx": (1, 2, 2)}
 
 
@@ -20,8 +29,8 @@ def make_bytes(
     inputs: tuple[int, ...] = (2,),
     *,
     given: Mapping[str, str] = GIVEN,
-    image: str = "image",
-    logits: str = "logits",
+    input: str = "input",
+    output: str = "logits",
     dtype: str = "UINT8",
     batch: str | int = "batch",
 ) -> bytes:
@@ -32,17 +41,36 @@ def make_bytes(
         size *= axis
     graph = helper.make_graph(
         [
-            helper.make_node("Cast", [image], ["numbers"], to=types.FLOAT),
+            helper.make_node("Cast", [input], ["numbers"], to=types.FLOAT),
             helper.make_node("Flatten", ["numbers"], ["flat"]),
-            helper.make_node("MatMul", ["flat", "weight"], [logits]),
+            helper.make_node("MatMul", ["flat", "weight"], [output]),
         ],
         "toy",
-        [helper.make_tensor_value_info(image, getattr(types, dtype), [batch, *inputs])],
-        [helper.make_tensor_value_info(logits, types.FLOAT, [batch, 2])],
+        [helper.make_tensor_value_info(input, getattr(types, dtype), [batch, *inputs])],
+        [helper.make_tensor_value_info(output, types.FLOAT, [batch, 2])],
         [helper.make_tensor("weight", types.FLOAT, [size, 2], [1.0, 0.0, 0.0, -1.0] + [0.0] * (2 * size - 4))],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     helper.set_model_props(model, given)
+    return model.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def make_text(objective: str, length: int = 3) -> bytes:
+    """An ONNX file of tokens 0, 1, 2: at each place, logit 2 for the token after its own (0 after 2), and 1 for token 2 where it is hidden."""
+    onnx: Any = pytest.importorskip("onnx")
+    helper, types = onnx.helper, onnx.TensorProto
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "input"], ["places"]),
+            helper.make_node("Transpose", ["places"], ["logits"], perm=[0, 2, 1]),
+        ],
+        "text",
+        [helper.make_tensor_value_info("input", types.INT64, ["batch", length])],
+        [helper.make_tensor_value_info("logits", types.FLOAT, ["batch", 3, length])],
+        [helper.make_tensor("table", types.FLOAT, [4, 3], [0.0, 2.0, 0.0, 0.0, 0.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 1.0])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    helper.set_model_props(model, {**GIVEN, "objective": objective, "outputs": "3"})
     return model.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
 
 

@@ -37,7 +37,7 @@ def copy(release: Path, tmp_path: Path) -> Path:
 
 def test_a_release_holds_one_file_per_submodel_and_what_it_is(release: Path) -> None:
     read = bundle.read(release)
-    assert (read.run, read.round, read.inputs, read.dtype, read.classes) == ("spring", 7, (1, 8, 8), "uint8", 10)
+    assert (read.run, read.round, read.inputs, read.dtype, read.objective, read.outputs) == ("spring", 7, (1, 8, 8), "uint8", "class", 10)
     assert [entry.submodel for entry in read.submodels] == ["w0.125-d1.1.1", "w0.25-d1.1.1"]
     assert {path.name for path in release.iterdir()} == {"manifest.json", *(entry.file for entry in read.submodels)}
     for entry, submodel in zip(read.submodels, families.menu(NETWORK, [0.125, 0.25], [1]), strict=True):
@@ -49,8 +49,8 @@ def test_a_release_holds_one_file_per_submodel_and_what_it_is(release: Path) -> 
 
 def test_a_graph_that_disagrees_with_its_network_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submodel = families.menu(NETWORK, [0.125], [1])[0]
-    honest = graph.logits
-    monkeypatch.setattr(graph, "logits", lambda net, x: honest(net, x) + np.float32(0.01))
+    honest = graph.predict
+    monkeypatch.setattr(graph, "predict", lambda net, network, x: honest(net, network, x) + np.float32(0.01))
     with pytest.raises(ExportError, match=r"found a difference of 0\.0"):
         bundle.write(tmp_path, "spring", 7, {submodel: families.build(submodel)}, X)
     assert not (tmp_path / "manifest.json").exists()
@@ -64,7 +64,7 @@ def test_a_graph_that_disagrees_with_its_network_is_not_released(tmp_path: Path,
         (lambda m: m["submodels"][0].update(file="gone.onnx"), r"gone\.onnx: No such file"),
         (lambda m: m["submodels"][0].update(submodel="w1-d1"), "expected .*'w1-d1'"),
         (lambda m: m.update(round=8), "expected .*'8'.* found .*'7'"),
-        (lambda m: m.update(classes=11), "expected .*11.* found .*10"),
+        (lambda m: m.update(outputs=11), "expected .*11.* found .*10"),
         (lambda m: m.update(round="seven"), r"Expected `int`.*\$\.round"),
         (lambda m: m.pop("run"), "missing required field `run`"),
         (lambda m: m.update(format=2), "expected format 1, found 2"),

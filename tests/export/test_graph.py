@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ onnx = pytest.importorskip("onnx")
 
 from torch import Tensor, nn  # noqa: E402
 
-from export.graph import OPSET, export, logits, weights_digest  # noqa: E402
+from export.graph import OPSET, export, predict, weights_digest  # noqa: E402
 from export.verify import METADATA, compare, load  # noqa: E402
 from federated.errors import DataError, ExportError  # noqa: E402
 from models import families  # noqa: E402
@@ -35,6 +36,17 @@ class Toy(nn.Module):
         return self.linear((x.float() - 1) / 2)
 
 
+class Text(nn.Module):
+    """Logits [N, 3, T] of tokens 0, 1, 2, of which 3 hides one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x).transpose(1, 2)
+
+
 class Branching(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.float() if x.sum() > 0 else -x.float()
@@ -52,7 +64,7 @@ def test_a_submodel_of_the_real_network_keeps_its_logits_at_every_batch_size(tmp
     path = export(net, network, x[:2], tmp_path / "net.onnx", ORIGIN)
     assert net.training, "the network given stays as it was"
     for batch in (1, 2, 5):
-        assert compare(path, x[:batch], logits(net, x[:batch])) < 1e-5
+        assert compare(path, x[:batch], predict(net, network, x[:batch])) < 1e-5
     model = onnx.load(path)
     assert [(entry.domain, entry.version) for entry in model.opset_import if entry.domain == ""] == [("", OPSET)]
     assert model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8
@@ -62,17 +74,37 @@ def test_the_graph_takes_raw_data_of_the_type_of_the_example(tmp_path: Path) -> 
     for dtype in (np.uint8, np.float32):
         path = export(Toy(), TOY, np.zeros((2, 2), dtype), tmp_path / "toy.onnx", ORIGIN)
         session = load(path)
-        assert (session.inputs, session.dtype, session.classes) == ((2,), dtype, 2)
+        assert (session.inputs, session.dtype, session.outputs) == ((2,), dtype, 2)
         assert session.predict(np.array([[3, 7]], dtype)).tolist() == [[4.0, -2.0]]  # (3 - 1) / 2 = 1, (7 - 1) / 2 = 3
 
 
 def test_the_properties_tell_origin_preprocessing_and_weights(tmp_path: Path) -> None:
     found = load(export(Toy(), TOY, np.zeros((2, 2), np.uint8), tmp_path / "toy.onnx", ORIGIN)).metadata
     assert set(found) == set(METADATA)
-    assert (found["run"], found["round"], found["submodel"], found["classes"]) == ("spring", "7", "w0.25-d1.1.1", "2")
+    assert (found["run"], found["round"], found["submodel"], found["objective"], found["outputs"]) == ("spring", "7", "w0.25-d1.1.1", "class", "2")
     assert json.loads(found["preprocessing"]) == {"inside": True, "mean": [1.0], "std": [2.0]}
     assert json.loads(found["versions"])["torch"] == torch.__version__
     assert found["weights"] == weights_digest(Toy())
+
+
+def test_values_leave_the_graph_in_raw_units(tmp_path: Path) -> None:
+    network = replace(TOY, objective="value", shift=(100.0, -1.0), scale=(10.0, 2.0))
+    net, x = Toy(), np.array([[3, 7]], np.uint8)
+    session = load(export(net, network, np.zeros((2, 2), np.uint8), tmp_path / "toy.onnx", ORIGIN))
+    assert session.objective == "value"
+    assert session.predict(x).tolist() == predict(net, network, x).tolist() == [[140.0, -5.0]]  # 4 and -2, standardised
+    assert json.loads(session.metadata["preprocessing"])["scale"] == [10.0, 2.0]
+    assert session.metadata["weights"] == weights_digest(net)
+
+
+def test_texts_go_in_as_tokens(tmp_path: Path) -> None:
+    network, x = Network("toy", "", (5,), 3, objective="masked"), np.array([[0, 1, 2, 3, 3], [2, 2, 2, 2, 2]])
+    session = load(export(Text(), network, x, tmp_path / "text.onnx", ORIGIN))
+    assert (session.inputs, session.dtype, session.objective, session.outputs) == ((5,), np.int64, "masked", 3)
+    assert session.predict(np.concatenate([x, x])).shape == (4, 3, 5)
+    assert json.loads(session.metadata["preprocessing"]) == {"inside": True}
+    with pytest.raises(DataError, match=r"at least 2 of int64 \[5\], found float32"):
+        export(Text(), network, x.astype(np.float32), tmp_path / "text.onnx", ORIGIN)
 
 
 def test_the_digest_of_weights_sees_values_and_names_alone() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from export.verify import BATCH, METADATA, compare, load, sha256
 from federated.errors import DataError, ExportError
+from tests.export.conftest import GIVEN, make_text
 
 X = np.array([[1, 2], [5, 3]], np.uint8)
 Make = Callable[..., Path]
@@ -26,7 +27,7 @@ def test_the_graphs_that_are_kept_are_what_their_recipe_makes(made: Callable[...
 def test_a_session_predicts_logits_of_raw_data(make_graph: Make) -> None:
     session = load(make_graph())
     assert session.predict(X).tolist() == [[1.0, -2.0], [5.0, -3.0]]
-    assert (session.inputs, session.dtype, session.classes) == ((2,), np.uint8, 2)
+    assert (session.inputs, session.dtype, session.objective, session.outputs) == ((2,), np.uint8, "class", 2)
     assert session.metadata["run"] == "spring"
     assert set(session.metadata) == set(METADATA)
 
@@ -38,10 +39,23 @@ def test_more_than_one_batch_and_none_come_back_in_order(make_graph: Make) -> No
     assert session.predict(x[:0]).shape == (0, 2)
 
 
+def test_a_text_gives_logits_at_each_place_and_parts_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.onnx").write_bytes(make_text("next"))
+    session = load(tmp_path / "text.onnx")
+    assert (session.inputs, session.dtype, session.objective, session.outputs) == ((3,), np.int64, "next", 3)
+    x = np.array([[0, 1, 2], [3, 0, 0]])
+    assert session.predict(x).tolist() == [[[0, 0, 2], [2, 0, 0], [0, 2, 0]], [[0, 0, 0], [0, 2, 2], [1, 0, 0]]]
+    assert session.predict(x[:0]).shape == (0, 3, 3)
+    monkeypatch.setattr("export.verify.NUMBERS", 10)
+    assert [part.shape for part in session.batches(x)] == [(1, 3, 3), (1, 3, 3)]
+    with pytest.raises(DataError, match="expected tokens 0 to 2, or 3 for a hidden one, found 0 to 4"):
+        session.predict(x + (x == 3))
+
+
 def test_the_difference_is_the_largest_of_any_logit(make_graph: Make) -> None:
     path = make_graph()
     assert compare(path, X, np.array([[1.0, -2.0], [5.25, -3.0]], np.float32)) == 0.25
-    with pytest.raises(ExportError, match=r"expected logits of shape \[1, 2\] to compare, found \[2, 2\]"):
+    with pytest.raises(ExportError, match=r"expected an output of shape \[1, 2\] to compare, found \[2, 2\]"):
         compare(path, X, np.zeros((1, 2), np.float32))
     with pytest.raises(ExportError, match="to compare"):
         compare(path, X[:0], np.zeros((0, 2), np.float32))
@@ -57,7 +71,7 @@ def test_only_the_file_with_the_digest_is_loaded(make_graph: Make) -> None:
     path = make_graph()
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert sha256(path) == digest
-    assert load(path, digest.upper()).classes == 2
+    assert load(path, digest.upper()).outputs == 2
     with pytest.raises(ExportError, match=f"expected sha256 {'0' * 64}, found {digest}"):
         load(path, "0" * 64)
 
@@ -73,12 +87,16 @@ def test_a_corrupt_file_is_refused(make_graph: Make, damage: Callable[[bytes], b
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"given": {}}, "found a graph without classes, preprocessing, round"),
+        ({"given": {}}, "found a graph without objective, outputs, preprocessing, round"),
         ({"given": {key: "" for key in METADATA if key != "weights"}}, "a graph without weights in"),
-        ({"image": "pixels"}, "expected one input 'image' .*'pixels' tensor\\(uint8\\)"),
-        ({"dtype": "DOUBLE"}, r"found 'image' tensor\(double\)"),
+        ({"given": {**GIVEN, "objective": "sing"}}, "found the objective 'sing' in its properties"),
+        ({"input": "pixels"}, "expected one input 'input' of uint8 or float32.*'pixels' tensor\\(uint8\\)"),
+        ({"dtype": "DOUBLE"}, r"found 'input' tensor\(double\)"),
         ({"batch": 2}, r"\[2, 2\]"),
-        ({"logits": "output"}, "expected one output 'logits' .*'output'"),
+        ({"output": "values"}, "expected one output 'logits' .*'values'"),
+        ({"given": {**GIVEN, "objective": "value"}}, "expected one output 'values' .*'logits'"),
+        ({"given": {**GIVEN, "objective": "next"}}, r"expected one input 'input' of int64 .*tensor\(uint8\)"),
+        ({"given": {**GIVEN, "objective": "next"}, "dtype": "INT64"}, r"float32 \['batch', 'outputs', 2\]"),
     ],
 )
 def test_a_foreign_graph_is_refused(make_graph: Make, changes: dict[str, object], message: str) -> None:

@@ -48,10 +48,11 @@ def test_networks_that_cannot_be(inputs, outputs, mean, std, message):
 @pytest.mark.parametrize(
     ("target", "shift", "scale", "message"),
     [
-        ("value", (1, 2), (1,), r"shift \(1.0, 2.0\); expected 1 finite numbers, or none"),
+        ("value", (1,), (), "expected both, or neither"),
+        ("value", (1, 2), (1, 1), r"shift \(1.0, 2.0\); expected 1 finite numbers, or none"),
         ("value", (1,), (float("inf"),), "scale"),
         ("value", (1,), (0,), "above 0"),
-        ("class", (1,), (), "expected none for target 'class'"),
+        ("class", (1,), (1,), "expected none for target 'class'"),
     ],
 )
 def test_raw_units_that_cannot_be(target, shift, scale, message):
