@@ -9,6 +9,7 @@ layers of a dense block. A transition makes as many channels as that of the whol
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -86,7 +87,11 @@ def names(size: Size) -> Iterator[tuple[str, str, int, int]]:
 
 
 def convert(preset: str, state: Tensors) -> dict[str, Tensor]:
-    """torchvision's tensors under our names; KeyError where one is missing."""
+    """torchvision's tensors under our names; KeyError where one is missing.
+
+    Its files of weights still write denselayer1.norm.1 for what its network calls denselayer1.norm1.
+    """
+    state = {re.sub(r"(denselayer\d+\.(?:norm|conv))\.", r"\1", name): value for name, value in state.items()}
     out = {"linear.inputs.bias": state["classifier.bias"]}
     for ours, theirs, channels, layers in names(PRESETS[preset]):
         for part in NORM if "norm" in theirs else ("weight",):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -84,3 +85,11 @@ def test_a_missing_tensor_of_torchvisions_is_named():
     del state["features.transition2.norm.running_var"]
     with pytest.raises(KeyError, match=r"features\.transition2\.norm\.running_var"):
         DENSENET.torchvision.convert("121", state)
+
+
+def test_the_older_names_of_torchvisions_files_are_known():
+    with torch.device("meta"):
+        state = torchvision("models").densenet121().state_dict()
+    older = {re.sub(r"(denselayer\d+\.(?:norm|conv))(?=\d)", r"\1.", name): value for name, value in state.items()}
+    assert "features.denseblock1.denselayer1.norm.1.weight" in older
+    assert DENSENET.torchvision.convert("121", older).keys() == DENSENET.torchvision.convert("121", state).keys()
