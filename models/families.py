@@ -25,6 +25,7 @@ from models.mobilenet import MOBILENET
 from models.norms import NORMS
 from models.own import own
 from models.preresnet import PRERESNET
+from models.resnet import RESNET
 from models.resnet1d import RESNET1D
 from models.submodel import Network, Submodel, Target
 from models.transformer import TRANSFORMER
@@ -40,6 +41,7 @@ FAMILIES: dict[str, Family] = {
     "mlp": MLP,
     "mobilenet": MOBILENET,
     "preresnet": PRERESNET,
+    "resnet": RESNET,
     "resnet1d": RESNET1D,
     "transformer": TRANSFORMER,
     "vgg": VGG,

@@ -15,6 +15,7 @@ SMALL = {
     "mlp": ("mlp", (6, 4), 10, "class"),
     "mobilenet": ("mobilenet-tiny", (1, 8, 8), 10, "class"),
     "preresnet": ("preresnet", (1, 8, 8), 10, "class"),
+    "resnet": ("resnet-small", (1, 8, 8), 10, "class"),
     "resnet1d": ("resnet1d-tiny", (3, 20), 4, "class"),
     "transformer": ("transformer-small", (8,), 12, "token"),
     "vgg": ("vgg", (1, 8, 8), 10, "class"),
