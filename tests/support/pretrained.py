@@ -47,7 +47,7 @@ def assert_equals_torchvision(model: str, inputs: Sequence[int] = (3, 64, 64), o
     tensors = known.convert(made.preset, theirs.state_dict())
     assert {name: tuple(value.shape) for name, value in tensors.items()} == shapes(whole) | statistics(whole)
     ours.load_state_dict(tensors, strict=False)
-    x = torch.randn(3, *inputs, dtype=torch.float64)
+    x = torch.randn(3, *inputs, dtype=torch.float64) * 10  # beyond the bound of ReLU6
     with torch.no_grad():
         found, expected = ours(x), theirs(x)
     spread = float((expected - expected.mean(0)).abs().max())
