@@ -21,7 +21,7 @@ BATCH = 2  # examples in the counted pass; more than one, so that batch norm has
 
 @dataclass(frozen=True)
 class Cost:
-    """parameters: that travel. macs: multiply-adds of convolutions and linears in one forward pass of one example.
+    """parameters: that travel. macs: multiply-adds of convolutions and linears in one forward pass of one example, to every exit.
 
     activations: floats kept for the backward pass per example. bytes: of the parameters as float32.
     memory: estimated peak bytes of a training step at the batch asked for, beyond the process itself.
@@ -65,6 +65,6 @@ def saved(net: nn.Module, x: Tensor) -> list[int]:
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
-        out = net(x)
+        out = getattr(net, "exits", net)(x)  # who asks for exits trains all of them
     del out
     return [value.untyped_storage().nbytes() // 4 for value in kept.values()]
