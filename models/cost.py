@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from models.families import build, example, shapes
 from models.submodel import Submodel
 
 __all__ = ["Cost", "cost"]
+
+Shape = tuple[int, ...]
 
 MARGIN = 1.4  # allocator, workspaces and fragmentation over the tensors themselves (measured)
 BATCH = 2  # examples in the counted pass; more than one, so that batch norm has a variance
@@ -29,6 +32,7 @@ class Cost:
 
     parameters: int
     macs: int
+    training_macs: int
     activations: int
     bytes: int
     memory: int
@@ -38,23 +42,42 @@ class Cost:
 def cost(submodel: Submodel, batch: int = 1) -> Cost:
     """The cost of a submodel, for training steps of `batch` examples."""
     parameters = sum(map(math.prod, shapes(submodel).values()))
-    macs, saved, largest = counted(submodel)
+    macs, training, saved, largest = counted(submodel)
     memory = MARGIN * ((saved + 2 * largest) * batch * 4 + 3 * parameters * 4)
-    return Cost(parameters, macs, saved, parameters * 4, math.ceil(memory))
+    return Cost(parameters, macs, training, saved, parameters * 4, math.ceil(memory))
 
 
 @lru_cache(maxsize=1024)
-def counted(submodel: Submodel) -> tuple[int, int, int]:
-    """Multiply-adds, floats saved for backward and floats of the largest saved tensor, each per example."""
+def counted(submodel: Submodel) -> tuple[int, int, int, int]:
+    """Multiply-adds of inference and of training, floats saved for backward and floats of the largest saved tensor, each per example."""
     net = build(submodel, "meta").train()
-    x = example(submodel.network, BATCH, "meta")
-    with FlopCounterMode(display=False) as flops:
-        sizes = saved(net, x)
-    return flops.get_total_flops() // 2 // BATCH, sum(sizes) // BATCH, max(sizes, default=0) // BATCH
+    x, exits = example(submodel.network, BATCH, "meta"), any(name.startswith("exits") for name in submodel.features)
+    with counter() as training:
+        outs, sizes = saved(net, x, exits=exits)
+        inference = training.get_total_flops()
+        torch.autograd.backward([out.sum() for out in outs])
+    if exits:  # inference has no use for the shallow ones
+        with counter() as deepest, torch.no_grad():
+            net(x)
+        inference = deepest.get_total_flops()
+    return inference // 2 // BATCH, training.get_total_flops() // 2 // BATCH, sum(sizes) // BATCH, max(sizes, default=0) // BATCH
 
 
-def saved(net: nn.Module, x: Tensor) -> list[int]:
-    """Floats of each storage that a forward pass keeps for backward, parameters left out."""
+def counter() -> FlopCounterMode:
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: backward_flops})
+
+
+def backward_flops(grad: Shape, x: Shape, weight: Shape, *rest: Any, out_shape: Any) -> int:
+    """Of a convolution's backward pass: for each of the gradients of input and weight as many as forward.
+
+    PyTorch's own formula forgets that the gradient of a grouped weight sees the channels of its group alone.
+    """
+    transposed, needed = rest[4], rest[7]
+    return 2 * math.prod(x if transposed else grad) * math.prod(weight[1:]) * (int(needed[0]) + int(needed[1]))
+
+
+def saved(net: nn.Module, x: Tensor, *, exits: bool) -> tuple[list[Tensor], list[int]]:
+    """What a forward pass gives, and the floats of each storage that it keeps for backward, parameters left out."""
     skipped = {p.untyped_storage()._cdata for p in net.parameters()}
     kept: dict[int, Tensor] = {}  # holds the tensors, so that no storage is freed and its address used again
 
@@ -65,6 +88,5 @@ def saved(net: nn.Module, x: Tensor) -> list[int]:
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
-        out = getattr(net, "exits", net)(x)  # who asks for exits trains all of them
-    del out
-    return [value.untyped_storage().nbytes() // 4 for value in kept.values()]
+        outs = net.exits(x) if exits else [net(x)]  # type: ignore[operator]  # a method, which Module's type forgets
+    return outs, [value.untyped_storage().nbytes() // 4 for value in kept.values()]
