@@ -43,6 +43,8 @@ __all__ = ["own"]
 
 REMEDY = "let its function obey submodel.width, or set method.widths = [1.0]"
 
+VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
 Function = Callable[[Submodel], nn.Module]
 
 
@@ -54,8 +56,9 @@ class Size:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        declared = getattr(imported(self.network.family), "depths", None)
-        return tuple(map(len, found(self.network).sections)) if declared is None else tuple(declared)
+        if obeys(self.network):
+            return tuple(getattr(imported(self.network.family), "depths", ()))
+        return tuple(map(len, found(self.network).sections))
 
 
 @lru_cache(maxsize=64)
@@ -91,50 +94,57 @@ def called(submodel: Submodel) -> nn.Module:
     needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind not in VARIADIC]
     if len(needed) > 1:
         raise ValueError(f"model '{name}' needs {', '.join(needed)}; expected a function of a submodel, or of nothing")
-    net = function(submodel) if needed else function()
+    try:
+        net = function(submodel) if needed else function()
+    except RuntimeError as error:
+        if "meta tensor" not in str(error):  # what the meta device says, where tensors have shapes and no values
+            raise
+        raise ValueError(f"model '{name}' computes its sizes with tensors; expected plain numbers ({first_line(error)})") from error
     if not isinstance(net, nn.Module):
         raise ValueError(f"model '{name}' returned a {type(net).__name__}; expected an nn.Module")
     return net
 
 
-VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @lru_cache(maxsize=64)
 def obeys(made: Network) -> bool:
     """Whether the function follows what a submodel says by itself."""
-    depths = getattr(imported(made.family), "depths", None)
-    if depths is not None:
+    if hasattr(imported(made.family), "depths"):
         return True
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        whole, half = (called(Submodel(made, width, ())).state_dict() for width in (1.0, 0.5))
+    whole, half = (sketched(made, width).state_dict() for width in (1.0, 0.5))
     return {k: v.shape for k, v in whole.items()} != {k: v.shape for k, v in half.items()}
+
+
+def sketched(made: Network, width: float = 1.0) -> nn.Module:
+    """What the function returns, on the meta device; torch's random state stays as it was."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return called(Submodel(made, width, ()))
 
 
 @lru_cache(maxsize=64)
 def found(made: Network) -> Structure:
     """How a network that does not obey is cut; one cut by half must still do its work, or it cannot be."""
-    if obeys(made):
-        return Structure()
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        example = torch.zeros(2, *made.inputs)
-        how = structure(called(Submodel(made, 1.0, ())), example)
-        if failure(made, how, 1.0, example):
-            how = replace(how, sections=())
-        if not how.problem and (why := failure(made, how, 0.5, example)):
-            how = replace(how, problem=f"cut to half its width, it fails ({why})")
+    example = torch.zeros((2, *made.inputs), device="meta")
+    how = structure(sketched(made), example)
+    if failure(made, how, 1.0, example):
+        how = replace(how, sections=())
+    if not how.problem and (why := failure(made, how, 0.5, example)):
+        how = replace(how, problem=f"cut to half its width, it fails ({why})")
     return how
 
 
 def failure(made: Network, how: Structure, width: float, example: torch.Tensor) -> str:
     """What goes wrong when an example passes through the shallowest network of a width, in training or after it; "" if nothing does."""
-    net = cut(called(Submodel(made, 1.0, ())), how, width, [[1] + [0] * (len(section) - 1) for section in how.sections])
+    net = cut(sketched(made), how, width, [[1] + [0] * (len(section) - 1) for section in how.sections])
     try:
         with torch.no_grad():
             for training in (True, False):
                 net.train(training)(example)
     except Exception as error:  # whatever a network of a user's own raises
-        return str(error).strip().splitlines()[0]
+        return first_line(error)
     return ""
 
 

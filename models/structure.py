@@ -39,7 +39,7 @@ def structure(net: nn.Module, example: Tensor) -> Structure:
             graph, calls = traced(net.train(training))
             found = read(net, graph, example, groups)
     except Exception as error:  # whatever a network of a user's own makes the tracer raise
-        return Structure(problem=f"torch.fx cannot follow its forward pass ({str(error).strip().splitlines()[0]})")
+        return Structure(problem=f"torch.fx cannot follow its forward pass ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})")
     sections = sections_of(net, calls, found)
     groups.place = "a block that may be left out"
     for name in itertools.chain.from_iterable(section[1:] for section in sections):
