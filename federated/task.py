@@ -93,8 +93,10 @@ class Update:
 class Card:
     """What a device says of its data, and a data set of itself: no example, only sizes and the moments of each channel.
 
-    inputs: shape of one raw example; dtype: of the raw examples, as numpy names it; outputs: number of classes.
-    examples, held_out: to train on and to evaluate on. mean, std: per channel, in raw units.
+    inputs: shape of one raw example; dtype: of the raw examples, as numpy names it.
+    outputs: number of classes, of values, or of tokens in the vocabulary, as `target` says.
+    examples, held_out: to train on and to evaluate on. mean, std: per channel, in raw units; of tokens 0 and 1.
+    shift, scale: mean and standard deviation of each value over the training part; empty for classes and tokens.
     """
 
     name: str
@@ -105,6 +107,9 @@ class Card:
     held_out: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    target: Literal["class", "value", "token"] = "class"
+    shift: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One record of raw examples with their labels, checked where it is made, and the split that holds some of them out."""
+"""One record of raw examples with what they teach, checked where it is made."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +14,16 @@ import numpy.typing as npt
 from federated.errors import DataError
 from federated.task import Card
 
-__all__ = ["Array", "Dataset", "Indices", "Labels", "hold_out"]
+__all__ = ["Array", "Dataset", "Indices", "Labels", "Target", "Values"]
 
-Array = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+Array = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64]
+Values = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
+Target = Literal["class", "value", "token"]
 
 BLOCK = 4096  # examples whose moments are taken at once: a copy in float64 of a whole data set would not fit a small device
+KINDS: dict[Target, tuple[str, ...]] = {"class": ("uint8", "float32"), "value": ("uint8", "float32"), "token": ("int64",)}  # of x
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,88 +31,108 @@ class Dataset:
     """Raw examples; networks normalise them, nothing else does.
 
     name: what people call it; it opens every message about it.
-    x: examples to train on, uint8 or float32, [n, *inputs], images channel-first. y: their labels, int64 [n].
+    x: examples to train on, uint8 or float32 [n, *inputs], images channel-first; for tokens int64 [n, T].
+    y: what each teaches: its class, int64 [n]; its values, float32 [n, outputs] ([n] becomes [n, 1]); the token after each, int64 [n, T].
     x_held, y_held: examples never trained on, of the same kind; both may be of length 0.
-    classes: number of outputs of a network for this data; labels are 0 .. classes - 1, and a device may hold only some of them.
+    outputs: number of classes (a device may hold only some of them), of values, or of tokens in the vocabulary.
+    users: int64 [n], whom each training example is of, or None.
+    sessions: int64 [n], which recording each training example is from, ascending in time, where examples of one overlap; or None.
 
     Raises DataError when something is missing, empty, of different lengths or shapes, out of range, or not finite.
     """
 
     name: str
     x: Array
-    y: Labels
+    y: Labels | Values
     x_held: Array
-    y_held: Labels
-    classes: int
+    y_held: Labels | Values
+    outputs: int
+    target: Target = "class"
+    users: Labels | None = None
+    sessions: Labels | None = None
 
     def __post_init__(self) -> None:
-        if self.classes < 2:
-            raise DataError(f"{self.name}: expected at least 2 classes, found {self.classes}")
-        _check(self.name, "x", self.x, "y", self.y, self.classes)
+        if self.target not in KINDS:
+            raise DataError(f"{self.name}: expected a target among {', '.join(KINDS)}, found '{self.target}'")
+        least = 1 if self.target == "value" else 2
+        if self.outputs < least:
+            what = {"class": "classes", "value": "values", "token": "tokens"}[self.target]
+            raise DataError(f"{self.name}: expected at least {least} {what}, found {self.outputs}")
+        if self.target == "value":
+            for key in ("y", "y_held"):
+                if getattr(self, key).ndim == 1:
+                    object.__setattr__(self, key, getattr(self, key)[:, None])
+        _check(self, "x", self.x, "y", self.y)
         if not len(self.x):
             raise DataError(f"{self.name}: expected at least 1 training example, found none")
-        _check(self.name, "x_held", self.x_held, "y_held", self.y_held, self.classes)
+        _check(self, "x_held", self.x_held, "y_held", self.y_held)
         if (self.x.shape[1:], self.x.dtype) != (self.x_held.shape[1:], self.x_held.dtype):
             want, found = (f"{part.dtype} {list(part.shape[1:])}" for part in (self.x, self.x_held))
             raise DataError(f"{self.name}: expected examples in x_held like those in x, {want}, found {found}")
+        for key, of in (("users", self.users), ("sessions", self.sessions)):
+            if of is not None and (of.dtype != np.int64 or of.shape != (len(self.x),)):
+                raise DataError(f"{self.name}: expected {key} of int64 [{len(self.x)}], one per example in x, found {of.dtype} {list(of.shape)}")
 
     @cached_property
     def labels(self) -> tuple[int, ...]:
-        """The classes that the training part holds, ascending."""
-        return tuple(np.unique(self.y).tolist())
+        """The classes, or the tokens, that the training part holds, ascending; empty for values."""
+        if self.target == "value":
+            return ()
+        found = np.unique(self.y)
+        return tuple((np.union1d(found, self.x) if self.target == "token" else found).tolist())
 
     def card(self) -> Card:
         """Sizes and per-channel moments (population standard deviation) of the training part, in raw units: no example leaves with it."""
-        mean, std = _moments(self.x)
+        mean, std = ((0.0,), (1.0,)) if self.target == "token" else _moments(self.x)
+        shift, scale = _moments(self.y) if self.target == "value" else ((), ())
         inputs = tuple(self.x.shape[1:])
-        return Card(self.name, inputs, self.x.dtype.name, self.classes, len(self.x), len(self.x_held), mean, std)
+        return Card(
+            self.name, inputs, self.x.dtype.name, self.outputs, len(self.x), len(self.x_held), mean, std, self.target, shift=shift, scale=scale
+        )
 
 
-def hold_out(y: Labels, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """Splits 0 .. n - 1 into examples to train on and examples to hold out, each ascending.
-
-    About `fraction` of every class is held out, by largest remainders of fraction x count; at least 1 example in all.
-    A class keeps an example to train on where it can. Raises DataError when there is less than one example for each part.
-    """
-    if len(y) < 2:
-        raise DataError(f"holding out {fraction:.0%}: expected at least 2 examples, found {len(y)}")
-    classes, counts = np.unique(y, return_counts=True)
-    shares = _shares(counts, fraction, rng)
-    held = np.sort(np.concatenate([rng.choice(np.flatnonzero(y == c), n, replace=False) for c, n in zip(classes, shares, strict=True)]))
-    return np.setdiff1d(np.arange(len(y)), held, assume_unique=True), held
-
-
-def _shares(counts: Indices, fraction: float, rng: np.random.Generator) -> Indices:
-    """How many of each class to hold out."""
-    want = fraction * counts
-    take: Indices = np.minimum(np.floor(want), counts - 1).astype(np.intp)
-    short = max(1, round(fraction * int(counts.sum()))) - int(take.sum())
-    ties = rng.permutation(len(counts))
-    for c in ties[np.argsort(-(want - take)[ties], kind="stable")]:
-        if short > 0 and take[c] < counts[c] - 1:
-            take[c] += 1
-            short -= 1
-    if not take.any():  # every class has one example: one of them has to go
-        take[ties[0]] = 1
-    return take
-
-
-def _check(name: str, xs: str, x: Array, ys: str, y: Labels, classes: int) -> None:
-    if x.dtype not in (np.uint8, np.float32):
-        raise DataError(f"{name}: expected {xs} of uint8 or float32, found {x.dtype}")
-    if y.dtype != np.int64 or y.ndim != 1:
-        raise DataError(f"{name}: expected {ys} as a list of whole numbers (int64 [n]), found {y.dtype} {list(y.shape)}")
+def _check(dataset: Dataset, xs: str, x: Array, ys: str, y: Labels | Values) -> None:
+    name, kinds = dataset.name, KINDS[dataset.target]
+    if x.dtype.name not in kinds:
+        raise DataError(f"{name}: expected {xs} of {' or '.join(kinds)}, found {x.dtype}")
     if x.ndim < 2 or 0 in x.shape[1:]:
         raise DataError(f"{name}: expected {xs} of shape [n, features] or [n, channels, height, width], found {list(x.shape)}")
+    _check_shape(dataset, ys, y, x)
     if len(x) != len(y):
         raise DataError(f"{name}: expected as many labels in {ys} as examples in {xs}, found {len(y)} and {len(x)}")
-    wrong = np.flatnonzero((y < 0) | (y >= classes))
+    if dataset.target == "token":
+        _check_range(name, xs, x, dataset.outputs)
+    if dataset.target != "value":
+        _check_range(name, ys, y, dataset.outputs)
+    for key, array in ((xs, x), (ys, y)):
+        _check_finite(name, key, array)
+
+
+def _check_shape(dataset: Dataset, ys: str, y: Labels | Values, x: Array) -> None:
+    kind, shape, said = {
+        "class": ("int64", (), "a list of whole numbers (int64 [n])"),
+        "value": ("float32", (dataset.outputs,), f"float32 [n, {dataset.outputs}]"),
+        "token": ("int64", x.shape[1:], "the token after each in x (int64 [n, T])"),
+    }[dataset.target]
+    if y.dtype.name != kind or y.shape[1:] != shape or (dataset.target == "token" and x.ndim != 2):
+        raise DataError(f"{dataset.name}: expected {ys} as {said}, found {y.dtype} {list(y.shape)}")
+
+
+def _check_range(name: str, key: str, array: Array, outputs: int) -> None:
+    wrong = np.argwhere((array < 0) | (array >= outputs))
     if len(wrong):
-        raise DataError(f"{name}: expected labels 0 to {classes - 1} in {ys}, found {y[wrong[0]]} at {wrong[0]} ({len(wrong)} such)")
-    for start, block in _blocks(x):
-        if x.dtype == np.float32 and not np.isfinite(block).all():
+        where = tuple(wrong[0].tolist())
+        found = f"{array[where]} at {', '.join(map(str, where))} ({len(wrong)} such)"
+        raise DataError(f"{name}: expected labels 0 to {outputs - 1} in {key}, found {found}")
+
+
+def _check_finite(name: str, key: str, array: Array) -> None:
+    if array.dtype != np.float32:
+        return
+    for start, block in _blocks(array):
+        if not np.isfinite(block).all():
             example = start + int(np.flatnonzero(~np.isfinite(block.reshape(len(block), -1)).all(axis=1))[0])
-            raise DataError(f"{name}: expected finite numbers in {xs}, found NaN or infinity in example {example}")
+            raise DataError(f"{name}: expected finite numbers in {key}, found NaN or infinity in example {example}")
 
 
 def _blocks(x: Array) -> Iterator[tuple[int, Array]]:

@@ -1,90 +1,135 @@
-"""Ways to share one data set out among agents: lists of index arrays that are disjoint and cover it.
+"""Ways to share one data set out among agents, by name; one agent's part of one; and partitions kept in files.
 
-A partition is named `iid`, `dirichlet:ALPHA` or `classes:COUNT`; a `Shard` is one agent's part of one.
+`iid`                        equal parts                `iid:RATIO`               sizes between RATIO and 1 of the largest, of all classes
+`dirichlet:ALPHA[:MIN][:balanced]`  skewed classes      `classes:COUNT` or `classes:PERCENT%`  so many classes for each
+`skewed:STRONG:ALPHA`        half for a few, the rest by Dirichlet                `users`  one person is one device
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from federated.data.dataset import Indices, Labels
+from federated.data import splits
+from federated.data.dataset import Dataset, Indices, Labels
+from federated.data.strata import strata
 from federated.errors import ConfigError, DataError, Unknown
 
-__all__ = ["PARTITIONS", "Partition", "Shard", "classes_per_agent", "dirichlet", "drawn", "generator", "iid", "parse"]
+__all__ = ["PARTITIONS", "Partition", "Shard", "counts", "drawn", "generator", "parse", "read", "save"]
 
-Partition = Callable[[Labels, int, np.random.Generator], list[Indices]]
+Partition = Callable[[Dataset, int, np.random.Generator], list[Indices]]
 
-DRAWS = 200  # redraws before a minimum counts as out of reach
 DRAWN = 0.25  # of the examples, for an agent that names no shard
 
 
-def iid(y: Labels, agents: int, rng: np.random.Generator) -> list[Indices]:
-    """Equal parts of a shuffle; sizes differ by at most 1. Raises DataError when there are fewer examples than agents."""
-    _enough(y, agents, 1)
-    return [np.sort(part) for part in np.array_split(rng.permutation(len(y)), agents)]
+def _iid(argument: str) -> Partition:
+    if not argument:
+        return lambda dataset, agents, rng: splits.equal(len(dataset.x), agents, rng)
+    ratio = float(argument)
+    if not 0 < ratio < 1:
+        raise ValueError
+    return lambda dataset, agents, rng: splits.unequal(strata(dataset)[0], agents, ratio, rng)
 
 
-def dirichlet(y: Labels, agents: int, alpha: float, rng: np.random.Generator, minimum: int = 2) -> list[Indices]:
-    """Per class, proportions over agents drawn from Dirichlet(alpha) (Yurochkin et al. 2019, arXiv:1905.12022, section 4).
+def _dirichlet(argument: str) -> Partition:
+    first, *rest = argument.split(":")
+    alpha = _alpha(first)
+    balanced = rest[-1:] == ["balanced"]
+    minimum = int(rest.pop(0)) if rest[balanced:] else splits.LEAST
+    if minimum < splits.LEAST or len(rest) != balanced:
+        raise ValueError
+    return lambda dataset, agents, rng: splits.dirichlet(_classes_of(dataset), agents, alpha, rng, minimum, balanced=balanced)
 
-    Drawn again, all classes at once, until every agent has at least `minimum` examples.
-    Raises DataError when that cannot be, or did not happen in 200 draws.
+
+def _classes(argument: str) -> Partition:
+    share = argument.endswith("%")
+    wanted = float(argument[:-1]) / 100 if share else int(argument)
+    if not (0 < wanted <= 1 if share else wanted >= 1):
+        raise ValueError
+
+    def split(dataset: Dataset, agents: int, rng: np.random.Generator) -> list[Indices]:
+        y = _classes_of(dataset)
+        count = max(1, round(wanted * len(dataset.labels))) if share else int(wanted)
+        return splits.classes_per_agent(y, agents, count, rng)
+
+    return split
+
+
+def _skewed(argument: str) -> Partition:
+    first, second = argument.split(":")
+    strong, alpha = int(first), _alpha(second)
+    if strong < 1:
+        raise ValueError
+    return lambda dataset, agents, rng: splits.skewed(_classes_of(dataset), agents, strong, alpha, rng)
+
+
+def _users(argument: str) -> Partition:
+    if argument:
+        raise ValueError
+
+    def split(dataset: Dataset, agents: int, rng: np.random.Generator) -> list[Indices]:
+        if dataset.users is None:
+            raise DataError(f"partition users: expected data that say whom each example is of, {dataset.name} do not; take another")
+        return splits.by_user(dataset.users, agents)
+
+    return split
+
+
+def _alpha(text: str) -> float:
+    alpha = float(text)
+    if not 0 < alpha < math.inf:
+        raise ValueError
+    return alpha
+
+
+def _classes_of(dataset: Dataset) -> Labels:
+    if dataset.target != "class":
+        fit = "iid, iid:0.5" + (" or users" if dataset.users is not None else "")
+        raise DataError(f"{dataset.name}: expected a partition that needs no classes, {fit}, since these data teach {dataset.target}s")
+    return strata(dataset)[0]
+
+
+PARTITIONS: dict[str, tuple[Callable[[str], Partition], str]] = {
+    "classes": (_classes, "classes:2' or 'classes:20%"),
+    "dirichlet": (_dirichlet, "dirichlet:0.5' or 'dirichlet:0.5:10:balanced"),
+    "iid": (_iid, "iid' or 'iid:0.5"),
+    "skewed": (_skewed, "skewed:1:0.5"),
+    "users": (_users, "users"),
+}
+
+
+def parse(text: str) -> Partition:
+    """The partition of a name, as a function of data, agents and randomness. Raises Unknown or ConfigError.
+
+    The function raises DataError for data that it cannot share out so that every agent has at least 2 examples.
     """
-    _enough(y, agents, minimum)
-    smallest = 0
-    for _ in range(DRAWS):
-        parts = _draw(y, agents, alpha, rng)
-        found = min(len(part) for part in parts)
-        if found >= minimum:
-            return parts
-        smallest = max(smallest, found)
-    raise DataError(
-        f"partition dirichlet:{alpha:g} of {len(y)} examples over {agents} agents: expected at least {minimum} for each, "
-        f"found {smallest} at best in {DRAWS} draws; take a larger alpha or fewer agents"
-    )
+    name, _, argument = text.partition(":")
+    if name not in PARTITIONS:
+        raise Unknown("partition", name, PARTITIONS)
+    make, example = PARTITIONS[name]
+    try:
+        split = make(argument)
+    except ValueError:
+        raise ConfigError(f"partition '{text}': expected a form like '{example}'") from None
 
+    def checked(dataset: Dataset, agents: int, rng: np.random.Generator) -> list[Indices]:
+        parts = split(dataset, agents, rng)
+        for agent, part in enumerate(parts):
+            if len(part) < splits.LEAST:
+                raise DataError(
+                    f"partition {text} of {dataset.name} over {agents} agents: expected at least {splits.LEAST} examples for each, "
+                    f"found {len(part)} for agent {agent}"
+                )
+        return parts
 
-def classes_per_agent(y: Labels, agents: int, classes: int, rng: np.random.Generator) -> list[Indices]:
-    """Each agent holds exactly `classes` classes; the holders of a class share it equally, and classes have equally many holders (to 1).
-
-    The label skew of HeteroFL (arXiv:2010.01264, section 4). Raises DataError when the agents cannot hold all classes, or a class has
-    fewer examples than holders.
-    """
-    present, counts = np.unique(y, return_counts=True)
-    what = f"partition classes:{classes} of {len(present)} classes over {agents} agents"
-    if not 1 <= classes <= len(present) or agents * classes < len(present):
-        raise DataError(
-            f"{what}: expected 1 to {len(present)} classes per agent, and {len(present)} or more in all, found {classes} and {agents * classes}"
-        )
-    holders = _holders(len(present), agents, classes, rng)
-    parts: list[list[Indices]] = [[] for _ in range(agents)]
-    for c, count, agents_of_c in zip(present, counts, holders, strict=True):
-        if count < len(agents_of_c):
-            raise DataError(f"{what}: expected at least {len(agents_of_c)} examples of class {c}, found {count}")
-        shuffled = rng.permutation(np.flatnonzero(y == c))
-        for agent, part in zip(agents_of_c, np.array_split(shuffled, len(agents_of_c)), strict=True):
-            parts[agent].append(part)
-    return [np.sort(np.concatenate(part)) for part in parts]
-
-
-def drawn(y: Labels, name: str) -> Indices:
-    """A shard drawn from an agent's name alone: a quarter of the examples, class proportions from Dirichlet(1). Shards of two names may overlap."""
-    rng = generator(name, "shard")
-    present, where, counts = np.unique(y, return_inverse=True, return_counts=True)
-    weights = (rng.dirichlet(np.ones(len(present))) / counts)[where]
-    size = max(1, round(DRAWN * len(y)))
-    return np.sort(rng.choice(len(y), size, replace=False, p=weights / weights.sum()))
-
-
-def generator(*words: str) -> np.random.Generator:
-    """A random generator from words, the same on every machine and in every process."""
-    digest = hashlib.sha256("\0".join(words).encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest, "big"))
+    return checked
 
 
 @dataclass(frozen=True)
@@ -109,81 +154,64 @@ class Shard:
             raise ConfigError(f"shard '{text}': expected a form like '0/4', the first of four parts")
         return cls(int(index), int(of), partition, seed)
 
-    def of_labels(self, y: Labels) -> Indices:
-        """The examples of this shard, ascending. Raises DataError when the partition cannot be made of these labels."""
-        return parse(self.partition)(y, self.of, np.random.default_rng(self.seed))[self.index]
+    def of_dataset(self, dataset: Dataset) -> Indices:
+        """The training examples of this shard, ascending. Raises DataError when the partition cannot be made of these data."""
+        return parse(self.partition)(dataset, self.of, np.random.default_rng(self.seed))[self.index]
 
 
-def _iid(argument: str) -> Partition:
-    if argument:
-        raise ValueError
-    return iid
+def drawn(dataset: Dataset, name: str) -> Indices:
+    """A shard drawn from an agent's name alone, ascending: one person's examples where the data say whose they are, else a quarter of all,
+    class proportions from Dirichlet(1). Shards of two names may overlap."""
+    rng = generator(name, "shard")
+    if dataset.users is not None:
+        return np.flatnonzero(dataset.users == rng.choice(np.unique(dataset.users)))
+    kinds = strata(dataset)[0]
+    present, where, counts = np.unique(kinds, return_inverse=True, return_counts=True)
+    weights = (rng.dirichlet(np.ones(len(present))) / counts)[where]
+    size = max(1, round(DRAWN * len(kinds)))
+    return np.sort(rng.choice(len(kinds), size, replace=False, p=weights / weights.sum()))
 
 
-def _dirichlet(argument: str) -> Partition:
-    alpha = float(argument)
-    if not 0 < alpha < math.inf:
-        raise ValueError
-
-    def split(y: Labels, agents: int, rng: np.random.Generator) -> list[Indices]:
-        return dirichlet(y, agents, alpha, rng)
-
-    return split
+def generator(*words: str) -> np.random.Generator:
+    """A random generator from words, the same on every machine and in every process."""
+    digest = hashlib.sha256("\0".join(words).encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest, "big"))
 
 
-def _classes(argument: str) -> Partition:
-    classes = int(argument)
-    if classes < 1:
-        raise ValueError
-
-    def split(y: Labels, agents: int, rng: np.random.Generator) -> list[Indices]:
-        return classes_per_agent(y, agents, classes, rng)
-
-    return split
+def counts(dataset: Dataset, parts: Sequence[Indices]) -> npt.NDArray[np.int64]:
+    """How many examples of each kind each agent holds, [agents, kinds]: classes; bins of the first value; one column for texts."""
+    kinds, columns = strata(dataset)
+    return np.stack([np.bincount(kinds[part], minlength=columns) for part in parts]).astype(np.int64, copy=False)
 
 
-PARTITIONS: dict[str, tuple[Callable[[str], Partition], str]] = {
-    "classes": (_classes, "classes:2"),
-    "dirichlet": (_dirichlet, "dirichlet:0.5"),
-    "iid": (_iid, "iid"),
-}
+def save(path: Path, dataset: Dataset, parts: Sequence[Indices], partition: str, seed: int) -> None:
+    """Keeps the parts of a data set's training examples as JSON, with what they were drawn by and the digest of what they are parts of."""
+    record = {"data": dataset.name, "digest": _digest(dataset), "partition": partition, "seed": seed, "agents": len(parts)}
+    path.write_text(json.dumps(record | {"parts": [part.tolist() for part in parts]}) + "\n")
 
 
-def parse(text: str) -> Partition:
-    """`iid`, `dirichlet:ALPHA` or `classes:COUNT` as a function of labels, agents and randomness. Raises Unknown or ConfigError."""
-    name, _, argument = text.partition(":")
-    if name not in PARTITIONS:
-        raise Unknown("partition", name, PARTITIONS)
-    make, example = PARTITIONS[name]
+def read(path: Path, dataset: Dataset) -> list[Indices]:
+    """The parts that `save` kept. Raises DataError where the file is missing or damaged, or is of other data than these."""
     try:
-        return make(argument)
-    except ValueError:
-        raise ConfigError(f"partition '{text}': expected a form like '{example}'") from None
-
-
-def _enough(y: Labels, agents: int, minimum: int) -> None:
-    if agents < 1 or len(y) < agents * minimum:
+        record = json.loads(path.read_text())
+        name, digest = record["data"], record["digest"]
+        parts = [np.array(part, np.intp) for part in record["parts"]]
+        whole = bool(parts) and all(part.ndim == 1 and np.all((part >= 0) & (part < len(dataset.x))) for part in parts)
+    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"partition {path}: expected a partition as this project keeps it: {type(error).__name__}: {error}") from error
+    if digest != _digest(dataset):
         raise DataError(
-            f"{len(y)} examples over {agents} agents: expected at least 1 agent, and {minimum} examples for each, {agents * minimum} in all"
+            f"partition {path}: expected one of {dataset.name} as it is here ({_digest(dataset)[:12]}), found one of {name} ({str(digest)[:12]})"
         )
+    if not whole:
+        raise DataError(f"partition {path}: expected lists of examples 0 to {len(dataset.x) - 1}, found others")
+    return parts
 
 
-def _draw(y: Labels, agents: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
-    parts: list[list[Indices]] = [[] for _ in range(agents)]
-    for c in np.unique(y):
-        shuffled = rng.permutation(np.flatnonzero(y == c))
-        cuts = np.round(np.cumsum(rng.dirichlet(np.full(agents, alpha)))[:-1] * len(shuffled)).astype(np.intp)
-        for agent, part in enumerate(np.split(shuffled, cuts)):
-            parts[agent].append(part)
-    return [np.sort(np.concatenate(part)) for part in parts]
-
-
-def _holders(present: int, agents: int, classes: int, rng: np.random.Generator) -> list[list[int]]:
-    """Per class its agents: each agent takes the classes with the fewest holders so far, ties at random."""
-    holders: list[list[int]] = [[] for _ in range(present)]
-    for agent in range(agents):
-        ties = rng.permutation(present)
-        fewest = sorted(ties.tolist(), key=lambda c: len(holders[c]))
-        for c in fewest[:classes]:
-            holders[c].append(agent)
-    return holders
+def _digest(dataset: Dataset) -> str:
+    """Of the training examples and what they teach, not of the name: the same data under another path are the same."""
+    made = hashlib.sha256()
+    for array in (dataset.x, dataset.y):
+        made.update(f"{array.dtype.str} {array.shape}".encode())
+        made.update(np.ascontiguousarray(array).reshape(-1).data)
+    return made.hexdigest()

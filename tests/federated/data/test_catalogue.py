@@ -72,7 +72,7 @@ def test_shards_share_out_all_of_the_training_part() -> None:
     agents = [device("digits", name=f"agent-{i}", shard=Shard(i, 3, "dirichlet:1.0", 5)) for i in range(3)]
     assert sum(len(agent.x) + len(agent.x_held) for agent in agents) == 1438
     assert all(len(agent.x_held) == round(0.2 * (len(agent.x) + len(agent.x_held))) for agent in agents)
-    assert {agent.classes for agent in agents} == {10}
+    assert {agent.outputs for agent in agents} == {10}
 
 
 def test_a_shard_is_spelled_as_commands_spell_it() -> None:
@@ -91,17 +91,17 @@ def test_a_device_keeps_all_of_its_own_file(own: Path) -> None:
 
 
 def test_an_agent_of_one_class_is_no_error(own: Path) -> None:
-    assert device(str(own), name="pi", shard=Shard(0, 2, "classes:1")).classes == 2
+    assert device(str(own), name="pi", shard=Shard(0, 2, "classes:1")).outputs == 2
 
 
 def test_a_test_part_of_a_file_is_the_held_out_part(tmp_path: Path) -> None:
     path = tmp_path / "own.npz"
     x = np.arange(6.0).reshape(3, 2)
-    np.savez(path, x=x, y=[0, 1, 0], x_test=x + 9, y_test=[1, 0, 1], classes=4)
+    np.savez(path, x=x, y=[0, 1, 0], x_test=x + 9, y_test=[1, 0, 1], outputs=4)
     for mine in (device(str(path), name="pi"), central(str(path))):
         assert mine.x.tolist() == x.tolist()
         assert mine.x_held.tolist() == (x + 9).tolist()
-        assert (mine.x.dtype, mine.y.dtype, mine.classes) == (np.float32, np.int64, 4)
+        assert (mine.x.dtype, mine.y.dtype, mine.outputs) == (np.float32, np.int64, 4)
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_a_test_part_of_a_file_is_the_held_out_part(tmp_path: Path) -> None:
         ({"x": np.zeros((2, 3))}, "expected arrays x and y, found x"),
         ({"x": np.zeros((2, 3)), "y": [1, 1]}, "at least 2 classes in y, found only class 1"),
         ({"x": np.zeros((2, 3)), "y": [0, 1], "x_test": np.zeros((2, 3))}, "expected x_test and y_test together"),
-        ({"x": np.zeros((2, 3)), "y": [0.5, 1]}, "whole numbers in y, found float64"),
+        ({"x": np.zeros((2, 3)), "y": ["a", "b"]}, "whole numbers in y, found <U1"),
         ({"x": np.array(["a", "b"]), "y": [0, 1]}, "expected numbers in x"),
         ({"x": np.array([[1.0], [np.inf]]), "y": [0, 1]}, "NaN or infinity in example 1"),
-        ({"x": np.zeros((2, 3)), "y": [0, 1], "classes": 1.5}, "expected classes as one whole number"),
+        ({"x": np.zeros((2, 3)), "y": [0, 1], "outputs": 1.5}, "expected outputs as one whole number"),
         ({"x": np.zeros((0, 3)), "y": np.zeros(0, np.int64)}, "at least 1 training example"),
         ({"x": np.array([{}, {}], object), "y": [0, 1]}, "plain arrays"),
     ],
@@ -134,8 +134,8 @@ def test_a_missing_a_damaged_and_another_file_are_refused(tmp_path: Path, own: P
     own.write_bytes(b"")
     with pytest.raises(DataError, match=r"expected an \.npz file"):
         load(str(own))
-    with pytest.raises(DataError, match=r"expected a file ending in \.npz"):
-        load(str(tmp_path / "own.csv"))
+    with pytest.raises(DataError, match=r"expected a file ending in \.npz or \.csv"):
+        load(str(tmp_path / "own.txt"))
 
 
 def test_an_unknown_name_lists_the_nearest_first() -> None:

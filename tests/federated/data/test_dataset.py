@@ -1,4 +1,4 @@
-"""Data sets are checked where they are made; cards and held-out parts are exact."""
+"""Data sets are checked where they are made; cards are exact."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from federated.data.dataset import Dataset, hold_out
+from federated.data.dataset import Dataset
 from federated.errors import DataError
 
 X = np.array([[[[0, 2]], [[5, 5]]], [[[4, 6]], [[5, 5]]]], np.uint8)  # [2, 2, 1, 2]: channel 0 holds 0 2 4 6, channel 1 only 5
@@ -17,7 +15,7 @@ Y = np.array([0, 2], np.int64)
 
 
 def make(**changes: Any) -> Dataset:
-    fields: dict[str, Any] = {"name": "toy", "x": X, "y": Y, "x_held": X[:0], "y_held": Y[:0], "classes": 3} | changes
+    fields: dict[str, Any] = {"name": "toy", "x": X, "y": Y, "x_held": X[:0], "y_held": Y[:0], "outputs": 3} | changes
     return Dataset(**fields)
 
 
@@ -42,7 +40,7 @@ def test_labels_are_those_of_the_training_part() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"classes": 1}, "toy: expected at least 2 classes, found 1"),
+        ({"outputs": 1}, "toy: expected at least 2 classes, found 1"),
         ({"x": X[:0], "y": Y[:0]}, "toy: expected at least 1 training example, found none"),
         ({"x": X[:1]}, "toy: expected as many labels in y as examples in x, found 2 and 1"),
         ({"y": np.array([0, 3])}, r"toy: expected labels 0 to 2 in y, found 3 at 1 \(1 such\)"),
@@ -60,33 +58,3 @@ def test_labels_are_those_of_the_training_part() -> None:
 def test_unusable_data_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         make(**changes)
-
-
-def test_hold_out_takes_its_share_of_every_class() -> None:
-    y = np.repeat([0, 1, 2], [50, 10, 5]).astype(np.int64)
-    train, held = hold_out(y, 0.2, np.random.default_rng(0))
-    assert np.bincount(y[held]).tolist() == [10, 2, 1]
-    assert np.array_equal(np.sort(np.concatenate([train, held])), np.arange(65))
-
-
-def test_hold_out_leaves_the_only_example_of_a_class_to_training() -> None:
-    train, held = hold_out(np.array([7, 3, 3]), 0.5, np.random.default_rng(0))
-    assert 0 in train
-    assert len(held) == 1
-
-
-@given(st.lists(st.integers(0, 4), min_size=2, max_size=60), st.floats(0.01, 0.6), st.integers(0, 9))
-def test_hold_out_is_a_split_of_about_the_asked_size(labels: list[int], fraction: float, seed: int) -> None:
-    y = np.array(labels, np.int64)
-    train, held = hold_out(y, fraction, np.random.default_rng(seed))
-    assert np.array_equal(np.sort(np.concatenate([train, held])), np.arange(len(y)))
-    assert 1 <= len(held) <= max(1, round(fraction * len(y)))
-    assert len(train) >= 1
-    singles = np.flatnonzero(np.unique(y, return_counts=True)[1] > 1)
-    if len(singles):
-        assert set(y[train].tolist()) == set(labels)
-
-
-def test_hold_out_of_one_example_is_refused() -> None:
-    with pytest.raises(DataError, match="expected at least 2 examples, found 1"):
-        hold_out(np.array([0]), 0.2, np.random.default_rng(0))

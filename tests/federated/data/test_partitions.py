@@ -1,89 +1,138 @@
-"""Partitions are disjoint, cover the data, honour their minimum, and are the same on every machine."""
+"""Partitions are named, fit the data they are asked for, are the same on every machine, and can be kept."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
-from federated.data.dataset import Indices
-from federated.data.partitions import Shard, classes_per_agent, dirichlet, drawn, generator, iid, parse
+from federated.data.dataset import Dataset, Indices
+from federated.data.partitions import Shard, counts, drawn, generator, parse, read, save
 from federated.errors import ConfigError, DataError, Unknown
 
-LABELS = st.lists(st.integers(0, 5), min_size=1, max_size=120).map(lambda labels: np.array(labels, np.int64))
-SEEDS = st.integers(0, 2**32)
-TEN = np.repeat(np.arange(10), 20)
+
+def of_classes(y: np.ndarray, users: np.ndarray | None = None) -> Dataset:
+    x = np.arange(len(y), dtype=np.float32)[:, None]
+    return Dataset("toy", x, y, x[:0], y[:0], int(y.max()) + 1, users=users)
+
+
+TEN = of_classes(np.repeat(np.arange(10), 20))
+PEOPLE = of_classes(np.arange(12) % 2, np.repeat([4, 5, 6], 4))
+VALUES = Dataset("rain", TEN.x, TEN.x, TEN.x[:0], TEN.x[:0], 1, "value")
 
 
 def assert_split(parts: list[Indices], examples: int) -> None:
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(examples))
-    assert all(np.array_equal(part, np.sort(part)) for part in parts)
 
 
-@given(LABELS, st.integers(1, 9), SEEDS)
-def test_iid_is_a_split_into_equal_parts(y: np.ndarray, agents: int, seed: int) -> None:
-    assume(len(y) >= agents)
-    parts = iid(y, agents, np.random.default_rng(seed))
-    assert_split(parts, len(y))
-    sizes = [len(part) for part in parts]
-    assert len(sizes) == agents
-    assert max(sizes) - min(sizes) <= 1
-
-
-@given(LABELS, st.integers(1, 6), st.floats(0.05, 50), st.integers(0, 5), SEEDS)
-def test_dirichlet_is_a_split_with_its_minimum_or_says_that_it_cannot(y: np.ndarray, agents: int, alpha: float, minimum: int, seed: int) -> None:
-    try:
-        parts = dirichlet(y, agents, alpha, np.random.default_rng(seed), minimum)
-    except DataError:
-        assert minimum > 0
-        return
-    assert_split(parts, len(y))
+@pytest.mark.parametrize(
+    ("text", "agents", "sizes"),
+    [
+        ("iid", 3, [67, 67, 66]),
+        ("iid:0.5", 4, None),
+        ("dirichlet:0.5", 4, None),
+        ("dirichlet:0.5:30", 4, None),
+        ("dirichlet:0.5:balanced", 4, None),
+        ("dirichlet:0.5:30:balanced", 4, None),
+        ("classes:2", 5, [40] * 5),
+        ("classes:20%", 5, [40] * 5),
+        ("skewed:1:0.5", 3, None),
+    ],
+)
+def test_every_form_shares_out_all_examples(text: str, agents: int, sizes: list[int] | None) -> None:
+    parts = parse(text)(TEN, agents, np.random.default_rng(1))
+    assert_split(parts, 200)
     assert len(parts) == agents
-    assert min(len(part) for part in parts) >= minimum
+    assert sizes is None or [len(part) for part in parts] == sizes
+    assert min(len(part) for part in parts) >= (30 if ":30" in text else 2)
 
 
-@given(LABELS, st.integers(1, 8), st.integers(1, 6), SEEDS)
-def test_classes_per_agent_gives_each_agent_exactly_that_many(y: np.ndarray, agents: int, classes: int, seed: int) -> None:
-    present, counts = np.unique(y, return_counts=True)
-    assume(classes <= len(present) <= agents * classes)
-    try:
-        parts = classes_per_agent(y, agents, classes, np.random.default_rng(seed))
-    except DataError:
-        assert counts.min() < -(-agents * classes // len(present))
-        return
-    assert_split(parts, len(y))
-    assert [len(set(y[part].tolist())) for part in parts] == [classes] * agents
-
-
-def test_classes_have_equally_many_holders() -> None:
-    parts = classes_per_agent(TEN, 5, 4, np.random.default_rng(1))
-    holders = np.bincount(np.concatenate([np.unique(TEN[part]) for part in parts]))
-    assert holders.tolist() == [2] * 10
-    assert {len(part) for part in parts} == {40}
-
-
-def test_alpha_sets_the_skew() -> None:
-    def spread(alpha: float) -> float:
-        parts = dirichlet(np.repeat(np.arange(10), 500), 5, alpha, np.random.default_rng(0))
-        y = np.repeat(np.arange(10), 500)
-        return float(np.std([np.bincount(y[part], minlength=10) for part in parts]))
-
-    assert spread(1000) < 10 < 100 < spread(0.1)
-
-
-def test_same_seed_same_parts_other_seed_other_parts() -> None:
-    one, two, other = (dirichlet(TEN, 4, 0.5, np.random.default_rng(seed)) for seed in (3, 3, 4))
+def test_a_share_of_the_classes_is_so_many_of_them() -> None:
+    one, two = (parse(text)(TEN, 5, np.random.default_rng(1)) for text in ("classes:20%", "classes:2"))
     assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_people_are_devices() -> None:
+    assert [part.tolist() for part in parse("users")(PEOPLE, 3, np.random.default_rng(0))] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    with pytest.raises(DataError, match="whom each example is of, toy do not"):
+        parse("users")(TEN, 3, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("text", ["dirichlet:1", "classes:2", "skewed:1:1"])
+def test_data_without_classes_are_told_which_partitions_fit(text: str) -> None:
+    tokens = np.zeros((4, 3), np.int64)
+    text_data = Dataset("text", tokens, tokens, tokens[:0], tokens[:0], 2, "token", users=np.arange(4))
+    with pytest.raises(DataError, match=r"rain: expected a partition that needs no classes, iid, iid:0\.5, since these data teach values"):
+        parse(text)(VALUES, 2, np.random.default_rng(0))
+    with pytest.raises(DataError, match=r"iid, iid:0\.5 or users, since these data teach tokens"):
+        parse(text)(text_data, 2, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("text", ["iid", "iid:0.5"])
+def test_values_are_shared_out_alike(text: str) -> None:
+    parts = parse(text)(VALUES, 4, np.random.default_rng(0))
+    assert_split(parts, 200)
+    assert all(70 < VALUES.y[part].mean() < 130 for part in parts)
+
+
+def test_an_agent_of_one_example_is_named() -> None:
+    with pytest.raises(DataError, match="partition classes:1 of toy over 2 agents: expected at least 2 examples for each, found 1 for agent 1"):
+        parse("classes:1")(of_classes(np.array([0, 0, 0, 1])), 2, np.random.default_rng(1))
+    with pytest.raises(DataError, match="found 1 for agent 0"):
+        parse("users")(of_classes(np.array([0, 1, 1]), np.array([1, 2, 2])), 2, np.random.default_rng(0))
+
+
+def test_counts_are_of_classes_bins_of_values_or_windows() -> None:
+    parts = [np.array([0, 1, 20]), np.array([199])]
+    table = counts(TEN, parts)
+    assert (table.shape, table.dtype) == ((2, 10), np.int64)
+    assert table[0].tolist() == [2, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert counts(VALUES, parts).tolist() == [[2, 1, 0, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 0, 1]]
+    tokens = np.zeros((4, 3), np.int64)
+    assert counts(Dataset("text", tokens, tokens, tokens[:0], tokens[:0], 2, "token"), [np.arange(3), np.arange(1)]).tolist() == [[3], [1]]
+
+
+def test_a_kept_partition_is_read_again_for_the_same_data_only(tmp_path: Path) -> None:
+    path = tmp_path / "partition.json"
+    parts = parse("dirichlet:1")(TEN, 4, np.random.default_rng(7))
+    save(path, TEN, parts, "dirichlet:1", 7)
+    assert [part.tolist() for part in read(path, TEN)] == [part.tolist() for part in parts]
+    record = json.loads(path.read_text())
+    assert (record["data"], record["partition"], record["seed"], record["agents"]) == ("toy", "dirichlet:1", 7, 4)
+    with pytest.raises(DataError, match=r"expected one of toy as it is here .*, found one of toy"):
+        read(path, of_classes(np.repeat(np.arange(10), 20)[::-1].copy()))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "JSONDecodeError"), ("[]", "TypeError"), ('{"data": "toy"}', "KeyError: 'digest'"), (None, "FileNotFoundError")],
+)
+def test_a_damaged_partition_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "partition.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        read(path, TEN)
+
+
+def test_a_partition_of_examples_that_are_not_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "partition.json"
+    save(path, TEN, [np.array([0, 200])], "iid", 0)
+    with pytest.raises(DataError, match="expected lists of examples 0 to 199"):
+        read(path, TEN)
 
 
 @pytest.mark.parametrize(
     ("text", "agents", "message"),
     [
-        ("iid", 201, "200 examples over 201 agents"),
+        ("iid", 101, "200 examples over 101 agents"),
         ("dirichlet:1", 101, "2 examples for each, 202 in all"),
-        ("dirichlet:0.001", 60, "found [01] at best in 200 draws; take a larger alpha or fewer agents"),
+        ("dirichlet:0.001", 60, "found [01] at best, for agent [0-9]+, in 200 draws; take a larger alpha or fewer agents"),
+        ("iid:0.99", 90, "expected the smallest at least 0.99 of the largest"),
+        ("iid:0.5", 60, "expected every class on every agent, found none of class [0-9] on agent [0-9]+"),
+        ("skewed:3:1", 3, "more agents than the 3 strong ones"),
         ("classes:11", 5, "found 11 and 55"),
         ("classes:2", 4, "10 or more in all, found 2 and 8"),
         ("classes:10", 21, "expected at least 21 examples of class 0, found 20"),
@@ -95,11 +144,19 @@ def test_a_partition_that_cannot_be_is_refused(text: str, agents: int, message: 
 
 
 @pytest.mark.parametrize(
-    "text", ["iid:2", "dirichlet", "dirichlet:0", "dirichlet:-1", "dirichlet:nan", "dirichlet:inf", "classes:", "classes:0", "classes:1.5"]
+    ("name", "arguments"),
+    [
+        ("classes", ["", "0", "1.5", "0%", "120%", "nan%"]),
+        ("dirichlet", ["0", "-1", "nan", "inf", "1:1", "1:2:3", "1:balance", "1:balanced:5"]),
+        ("iid", ["2", "0", "1", "nan"]),
+        ("skewed", ["", "1", "0:1", "1:0", "1:1:1"]),
+        ("users", ["2"]),
+    ],
 )
-def test_a_wrong_argument_is_told_by_example(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"partition '{text}': expected a form like '{text.partition(':')[0]}"):
-        parse(text)
+def test_a_wrong_argument_is_told_by_example(name: str, arguments: list[str]) -> None:
+    for argument in arguments:
+        with pytest.raises(ConfigError, match=f"partition '{name}:{argument}': expected a form like '{name}"):
+            parse(f"{name}:{argument}")
 
 
 def test_an_unknown_partition_lists_the_nearest_first() -> None:
@@ -108,7 +165,7 @@ def test_an_unknown_partition_lists_the_nearest_first() -> None:
 
 
 def test_shards_of_one_seed_are_the_parts_of_one_partition() -> None:
-    assert_split([Shard(i, 4, "dirichlet:1.0", 7).of_labels(TEN) for i in range(4)], 200)
+    assert_split([Shard(i, 4, "dirichlet:1.0", 7).of_dataset(TEN) for i in range(4)], 200)
 
 
 @pytest.mark.parametrize("text", ["", "3", "1/", "-1/4", "a/b", "1/4/2", "1.0/4"])
@@ -129,7 +186,13 @@ def test_a_shard_drawn_from_a_name_is_a_quarter_and_skewed() -> None:
     assert len(np.unique(mine)) == 50
     assert np.array_equal(mine, drawn(TEN, "attic-pi"))
     assert not np.array_equal(mine, drawn(TEN, "cellar-pi"))
-    assert np.ptp(np.bincount(TEN[mine], minlength=10)) > 5
+    assert np.ptp(np.bincount(TEN.y[mine], minlength=10)) > 5
+
+
+def test_a_shard_drawn_from_a_name_is_one_person_where_people_are_known() -> None:
+    mine = drawn(PEOPLE, "attic-pi")
+    assert len(mine) == 4
+    assert len(np.unique(PEOPLE.users[mine])) == 1
 
 
 def test_generators_of_words_are_the_same_in_every_process() -> None:

@@ -32,7 +32,7 @@ def cache(loader: str, root: Path) -> None:
 def test_published_pictures_have_the_published_moments(tmp_path: Path, name: str, loader: str, mean: float, std: float) -> None:
     cache(loader, tmp_path)
     whole = central(name, tmp_path)
-    assert (whole.x.shape, whole.x_held.shape, whole.x.dtype, whole.classes) == ((60000, 1, 28, 28), (10000, 1, 28, 28), np.uint8, 10)
+    assert (whole.x.shape, whole.x_held.shape, whole.x.dtype, whole.outputs) == ((60000, 1, 28, 28), (10000, 1, 28, 28), np.uint8, 10)
     card = whole.card()
     assert card.mean[0] / 255 == pytest.approx(mean, abs=1e-4)
     assert card.std[0] / 255 == pytest.approx(std, abs=1e-4)

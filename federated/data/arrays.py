@@ -1,0 +1,111 @@
+"""Arrays that a person gives, in an `.npz` file or by a function, as a Dataset; it says what is wrong with them.
+
+An `.npz` file holds `x` [n, ...] and `y`, and may hold `x_test` and `y_test` (or `x_held` and `y_held`), `outputs` (a number), `target`
+("class", "value" or "token") and `users` [n]. A function takes nothing and gives (x, y), (x, y, x_held, y_held) or a Dataset.
+Whole numbers in y are classes, fractions are values. Images are channel-first, [n, channels, height, width]; [n, height, width] becomes one
+channel. uint8 and float32 are kept, other numbers become float32, tokens int64. Without `outputs`, there are as many classes as the largest
+label plus 1: a device that lacks the last class must say so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from federated.data.dataset import Array, Dataset, Labels, Values
+from federated.errors import DataError
+
+__all__ = ["dataset", "read_function", "read_npz"]
+
+
+def read_npz(path: Path) -> Dataset:
+    """The arrays of a file. Raises DataError."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            found = dict(arrays)
+    except FileNotFoundError:
+        raise DataError(f"data '{path}': no such file") from None
+    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        why = "it holds pickled objects, which are not read" if "allow_pickle" in str(error) else error
+        raise DataError(f"data '{path}': expected an .npz file of plain arrays: {why}") from error
+    return _named(path.name, found)  # a card names its data: the folders of a person do not leave the device
+
+
+def read_function(spec: str) -> Dataset:
+    """What `module:function` gives; the module may lie where the command was called. Raises DataError."""
+    module, _, function = spec.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # a command installed by pip does not look where it was called
+    try:
+        found = getattr(importlib.import_module(module), function)()
+    except Exception as error:
+        raise DataError(f"data '{spec}': {type(error).__name__}: {error}") from error
+    if isinstance(found, Dataset):
+        return found
+    if not isinstance(found, tuple) or len(found) not in (2, 4):
+        raise DataError(f"data '{spec}': expected (x, y), (x, y, x_held, y_held) or a Dataset, found {type(found).__name__}")
+    return dataset(spec, *found)
+
+
+def dataset(name: str, x: Any, y: Any, x_held: Any = None, y_held: Any = None, outputs: Any = None, target: Any = None, users: Any = None) -> Dataset:
+    """Whatever a person gave, as the arrays that a Dataset takes. Raises DataError."""
+    if target is None:
+        target = "value" if np.issubdtype(np.asarray(y).dtype, np.floating) else "class"
+    examples, truth = _examples(name, "x", x, str(target)), _truth(name, "y", y, str(target))
+    held = examples[:0] if x_held is None else _examples(name, "x_held", x_held, str(target))
+    held_truth = truth[:0] if y_held is None else _truth(name, "y_held", y_held, str(target))
+    if outputs is None and target == "value":
+        outputs = truth.shape[1] if truth.ndim > 1 else 1
+    elif outputs is None:
+        tokens = (examples, held) if target == "token" else ()
+        outputs = max(2, *(int(part.max(initial=0)) + 1 for part in (truth, held_truth, *tokens)))
+    elif np.ndim(outputs) or not np.issubdtype(np.asarray(outputs).dtype, np.integer):
+        raise DataError(f"data '{name}': expected outputs as one whole number, found {np.asarray(outputs).dtype} {list(np.shape(outputs))}")
+    people = None if users is None else _whole(name, "users", users)
+    return Dataset(name, examples, truth, held, held_truth, int(outputs), str(target), people)  # type: ignore[arg-type]  # which checks it
+
+
+def _named(name: str, arrays: Mapping[str, Any]) -> Dataset:
+    missing = [key for key in ("x", "y") if key not in arrays]
+    if missing:
+        raise DataError(f"data '{name}': expected arrays x and y, found {', '.join(sorted(arrays)) or 'none'}")
+    given = {key: arrays[key] for key in ("outputs", "target", "users") if key in arrays}
+    for x_held, y_held in (("x_held", "y_held"), ("x_test", "y_test")):
+        if (x_held in arrays) != (y_held in arrays):
+            raise DataError(f"data '{name}': expected {x_held} and {y_held} together, found only one")
+        if x_held in arrays:
+            return dataset(name, arrays["x"], arrays["y"], arrays[x_held], arrays[y_held], **given)
+    return dataset(name, arrays["x"], arrays["y"], **given)
+
+
+def _examples(name: str, key: str, value: Any, target: str) -> Array:
+    if target == "token":
+        return _whole(name, key, value)
+    array = np.asarray(value)
+    if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_) or np.iscomplexobj(array):
+        raise DataError(f"data '{name}': expected numbers in {key}, found {array.dtype}")
+    if array.dtype != np.uint8:
+        array = array.astype(np.float32, copy=False)
+    return array[:, None] if array.ndim == 3 else array
+
+
+def _truth(name: str, key: str, value: Any, target: str) -> Labels | Values:
+    if target != "value":
+        return _whole(name, key, value)
+    array = np.asarray(value)
+    if not np.issubdtype(array.dtype, np.integer) and not np.issubdtype(array.dtype, np.floating):
+        raise DataError(f"data '{name}': expected numbers in {key}, found {array.dtype}")
+    return array.astype(np.float32, copy=False)
+
+
+def _whole(name: str, key: str, value: Any) -> Labels:
+    array = np.asarray(value)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise DataError(f"data '{name}': expected whole numbers in {key}, found {array.dtype}")
+    return array.astype(np.int64, copy=False)

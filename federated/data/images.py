@@ -1,0 +1,123 @@
+"""Folders of pictures, plain or in a `.zip`: `CLASS/FILE`, or `train/CLASS/FILE` with `test/CLASS/FILE`.
+
+Classes are the folders' names, sorted; an empty folder counts, so that devices that lack a class number the others alike. Without `test`, the
+folder `valid` or `val` is held out; with it, they are left out. Hidden files, and files beside the class folders, are passed over.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from federated.data.dataset import Dataset
+from federated.errors import DataError, MissingExtra
+
+__all__ = ["read_folder", "read_zip"]
+
+Pixels = npt.NDArray[np.uint8]
+Place = tuple[str, ...]  # a path within the folder, by its parts
+Open = Callable[[Place], IO[bytes]]
+
+HELD = ("test", "valid", "val")  # the first that is there
+GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # Pillow's names of 8-bit pictures
+
+
+def read_folder(path: Path) -> Dataset:
+    """Pictures of a folder, uint8 [n, 1 or 3, height, width]. Raises DataError, naming the first odd file; MissingExtra without Pillow."""
+    files, folders = list[Place](), list[Place]()
+    for found in path.rglob("*"):
+        (folders if found.is_dir() else files).append(found.relative_to(path).parts)
+    return _read(path.resolve().name, files, folders, lambda place: path.joinpath(*place).open("rb"))
+
+
+def read_zip(path: Path) -> Dataset:
+    """The same of a folder in a `.zip`, which is read in one pass and not unpacked. Raises DataError, MissingExtra."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {tuple(name.strip("/").split("/")): name for name in archive.namelist()}
+            files = [place for place, name in names.items() if not name.endswith("/")]
+            folders = [place for place, name in names.items() if name.endswith("/")]
+            return _read(path.name, files, folders, lambda place: archive.open(names[place]))
+    except FileNotFoundError:
+        raise DataError(f"data '{path}': no such file") from None
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"data '{path}': expected a .zip of a folder of pictures: {error}") from error
+
+
+def _read(name: str, files: Collection[Place], folders: Collection[Place], open_: Open) -> Dataset:
+    files, folders = sorted(filter(_shown, files)), sorted(filter(_shown, folders))
+    found = [_classes(name, part, files, folders) for part in _parts(files)]
+    if not any(found[0].values()):
+        raise DataError(f"data '{name}': expected pictures as CLASS/FILE or train/CLASS/FILE, found none")
+    labels = {label: i for i, label in enumerate(sorted(set[str]().union(*found)))}
+    places = [place for classes in found for inside in classes.values() for place in inside]
+    x, y = _pixels(name, places, open_), np.array([labels[place[-2]] for place in places], np.int64)
+    n = sum(map(len, found[0].values()))
+    return Dataset(name, x[:n], y[:n], x[n:], y[n:], max(2, len(labels)))
+
+
+def _shown(place: Place) -> bool:
+    return not any(part.startswith(".") or part == "__MACOSX" for part in place)
+
+
+def _parts(files: Collection[Place]) -> list[Place]:
+    """Where the class folders are: below the one folder that holds all, if there is one, and in its training and its held-out part."""
+    base: Place = ()
+    while True:
+        tops = {place[len(base)] for place in files if len(place) > len(base) + 1}
+        if "train" in tops and tops <= {"train", *HELD}:
+            return [(*base, "train"), *[(*base, held) for held in HELD if held in tops][:1]]
+        if len(tops) != 1 or all(len(place) <= len(base) + 2 for place in files):
+            return [base]
+        base = (*base, *tops)
+
+
+def _classes(name: str, part: Place, files: Collection[Place], folders: Collection[Place]) -> dict[str, list[Place]]:
+    """Class -> its files, both sorted."""
+    n = len(part)
+    classes: dict[str, list[Place]] = {place[n]: [] for place in folders if place[:n] == part and len(place) == n + 1}
+    for place in files:
+        if place[:n] == part and len(place) > n + 1:
+            if len(place) > n + 2:
+                raise DataError(f"data '{name}': expected {'/'.join((*part, 'CLASS', 'FILE'))}, found {'/'.join(place)}")
+            classes.setdefault(place[n], []).append(place)
+    return dict(sorted(classes.items()))
+
+
+def _pixels(name: str, places: Collection[Place], open_: Open) -> Pixels:
+    """All pictures, [n, channels, height, width]: in colour where one of them is."""
+    x = np.empty((len(places), 0, 0, 0), np.uint8)
+    for i, place in enumerate(places):
+        picture = _decoded(name, place, open_)
+        if i == 0:
+            x, first = np.empty((len(places), *picture.shape), np.uint8), place
+        if picture.shape[1:] != x.shape[2:]:
+            (h, w), (height, width) = x.shape[2:], picture.shape[1:]
+            raise DataError(
+                f"data '{name}': expected pictures of one size, {w}x{h} as {'/'.join(first)}, found {'/'.join(place)} of {width}x{height}"
+            )
+        if len(picture) > x.shape[1]:
+            x = np.repeat(x, len(picture), axis=1)
+        x[i] = picture
+    return x
+
+
+def _decoded(name: str, place: Place, open_: Open) -> Pixels:
+    """One picture, [1 or 3, height, width]; what is transparent is not."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f"reading the pictures of {name}", "data", "pillow") from error
+    try:
+        with open_(place) as file, Image.open(file) as picture:
+            if picture.mode not in GREY + COLOUR:
+                raise DataError(f"data '{name}': expected pictures of 8 bits in grey or colour, found {'/'.join(place)} of mode {picture.mode}")
+            array = np.asarray(picture.convert("L" if picture.mode in GREY else "RGB"))
+    except (OSError, SyntaxError, ValueError, zipfile.BadZipFile, Image.DecompressionBombError) as error:
+        raise DataError(f"data '{name}': expected a picture in {'/'.join(place)}: {error}") from error
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)

@@ -1,0 +1,88 @@
+"""Tables as `.csv` files: a header, one example per line, and one column that the others are to tell.
+
+`FILE.csv` has the target in its last column, `FILE.csv:NAME` in the column of that name. Whole numbers in it are classes as they are; text is
+a class by its place among the file's sorted texts, so that devices with files of their own should write numbers; fractions are values.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from federated.data.dataset import Dataset, Labels, Target, Values
+from federated.errors import DataError
+
+__all__ = ["is_table", "read_table"]
+
+MOST = 10_000  # classes; beyond, whole numbers are rather amounts
+
+
+def is_table(spec: str) -> bool:
+    """Whether `spec` names a table, with or without the column of its target."""
+    return spec.endswith(".csv") or ".csv:" in spec
+
+
+def read_table(spec: str) -> Dataset:
+    """float32 [n, columns] of a file; nothing is held out. Raises DataError, naming column and line where a cell is no number."""
+    path, _, column = (spec, "", "") if spec.endswith(".csv") else spec.rpartition(":")
+    header, rows, lines = _cells(Path(path))
+    name = Path(path).name
+    if column and column not in header:
+        raise DataError(f"data '{name}': expected a column '{column}', found {', '.join(header)}")
+    at = header.index(column) if column else len(header) - 1
+    y, outputs, target = _target(name, header[at], [row[at] for row in rows], lines)
+    others = [i for i in range(len(header)) if i != at]
+    x = np.empty((len(rows), len(others)), np.float32)
+    for place, i in enumerate(others):
+        x[:, place] = _numbers(name, header[i], [row[i] for row in rows], lines)
+    return Dataset(name, x, y, x[:0], y[:0], outputs, target)
+
+
+def _cells(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
+    """Header, cells, and the line of each row."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            header = [cell.strip() for cell in next(reader, [])]
+            found = [(row, reader.line_num) for row in reader if row]
+    except FileNotFoundError:
+        raise DataError(f"data '{path}': no such file") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"data '{path}': expected a table in UTF-8: {error}") from error
+    if len(header) < 2 or not found:
+        raise DataError(f"data '{path}': expected a header of 2 or more names parted by commas, and lines below it, found {header} and {len(found)}")
+    for row, line in found:
+        if len(row) != len(header):
+            raise DataError(f"data '{path}', line {line}: expected {len(header)} cells, found {len(row)}")
+    return header, [row for row, _ in found], [line for _, line in found]
+
+
+def _target(name: str, column: str, cells: Sequence[str], lines: Sequence[int]) -> tuple[Labels | Values, int, Target]:
+    if all(_reads(cell, int) for cell in cells):
+        y = np.array([int(cell) for cell in cells], np.int64)
+        if int(y.max()) >= MOST:
+            raise DataError(f"data '{name}', column {column}: {y.max()} is no class; write amounts with a decimal point ({y.max()}.0)")
+        return y, max(2, int(y.max()) + 1), "class"
+    if any(_reads(cell, float) for cell in cells):
+        return _numbers(name, column, cells, lines)[:, None], 1, "value"
+    texts, labels = np.unique([cell.strip() for cell in cells], return_inverse=True)
+    return labels.astype(np.int64), max(2, len(texts)), "class"
+
+
+def _numbers(name: str, column: str, cells: Sequence[str], lines: Sequence[int]) -> Values:
+    for cell, line in zip(cells, lines, strict=True):
+        if not _reads(cell, float) or not math.isfinite(float(cell)):
+            raise DataError(f"data '{name}', line {line}, column {column}: expected a finite number, found '{cell}'")
+    return np.array([float(cell) for cell in cells], np.float32)
+
+
+def _reads(cell: str, kind: type[int] | type[float]) -> bool:
+    try:
+        kind(cell)
+    except ValueError:
+        return False
+    return True
