@@ -22,7 +22,6 @@ The last `nn.Linear` holds the classes, where it has as many outputs as there ar
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable
@@ -35,6 +34,7 @@ import torch
 from torch import nn
 
 from models.family import Address, Family, check_mask, sectioned
+from models.function import imported
 from models.layers import Standardise
 from models.structure import Structure, cut, structure, with_scalers
 from models.submodel import Network, Submodel
@@ -44,8 +44,6 @@ __all__ = ["own"]
 REMEDY = "let its function obey submodel.width, or set method.widths = [1.0]"
 
 VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-
-Function = Callable[[Submodel], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,14 @@ class Size:
     @property
     def depths(self) -> tuple[int, ...]:
         if obeys(self.network):
-            return tuple(getattr(imported(self.network.family), "depths", ()))
+            return tuple(getattr(function_of(self.network), "depths", ()))
         return tuple(map(len, found(self.network).sections))
 
 
 @lru_cache(maxsize=64)
 def own(made: Network) -> Family:
     """The family of a user's function, for one network. ValueError: there is no such function."""
-    imported(made.family)
+    function_of(made)
     return Family(
         build=build,
         presets=MappingProxyType({"": Size(made)}),
@@ -75,22 +73,17 @@ def own(made: Network) -> Family:
     )
 
 
-def imported(name: str) -> Function:
-    """The function that "module:function" names, made to take a submodel."""
-    module, _, attribute = name.partition(":")
+def function_of(made: Network) -> Callable[..., Any]:
     try:
-        function: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"model '{name}' cannot be imported: {error}") from error
-    if not callable(function):
-        raise ValueError(f"model '{name}' is a {type(function).__name__}; expected a function(submodel) -> nn.Module")
-    return function  # type: ignore[no-any-return]
+        return imported(made.family)
+    except ValueError as error:
+        raise ValueError(f"model {error}") from error
 
 
 def called(submodel: Submodel) -> nn.Module:
     """What the function returns. ValueError: it is no nn.Module, or the function asks for more than the submodel."""
     name = submodel.network.family
-    function: Any = imported(name)
+    function = function_of(submodel.network)
     needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind not in VARIADIC]
     if len(needed) > 1:
         raise ValueError(f"model '{name}' needs {', '.join(needed)}; expected a function of a submodel, or of nothing")
@@ -112,7 +105,7 @@ def first_line(error: Exception) -> str:
 @lru_cache(maxsize=64)
 def obeys(made: Network) -> bool:
     """Whether the function follows what a submodel says by itself."""
-    if hasattr(imported(made.family), "depths"):
+    if hasattr(function_of(made), "depths"):
         return True
     whole, half = (sketched(made, width).state_dict() for width in (1.0, 0.5))
     return {k: v.shape for k, v in whole.items()} != {k: v.shape for k, v in half.items()}

@@ -9,8 +9,6 @@ label plus 1: a device that lacks the last class must say so.
 
 from __future__ import annotations
 
-import importlib
-import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 
 from federated.data.dataset import Array, Dataset, Labels, Values
 from federated.errors import DataError
+from models.function import imported
 
 __all__ = ["dataset", "read_function", "read_npz"]
 
@@ -39,11 +38,8 @@ def read_npz(path: Path) -> Dataset:
 
 def read_function(spec: str) -> Dataset:
     """What `module:function` gives; the module may lie where the command was called. Raises DataError."""
-    module, _, function = spec.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # a command installed by pip does not look where it was called
     try:
-        found = getattr(importlib.import_module(module), function)()
+        found = imported(spec)()
     except Exception as error:
         raise DataError(f"data '{spec}': {type(error).__name__}: {error}") from error
     if isinstance(found, Dataset):
