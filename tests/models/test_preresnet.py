@@ -12,41 +12,55 @@ from models.cost import cost
 from models.families import address, build, full, labelled, menu, network, shapes, statistics
 from models.layers import Scaler, Standardise
 from models.norms import norms
+from tests.support.counts import published
 
 CIFAR, DIGITS = (3, 32, 32), (1, 8, 8)
 
 
+def counts(preset: str, width: float, depths: int | tuple[int, ...]) -> tuple[int, int]:
+    (submodel,) = menu(network(f"preresnet-{preset}", CIFAR, 10), (width,), (depths,))
+    return cost(submodel).parameters, cost(submodel).macs
+
+
 @pytest.mark.parametrize(
-    ("rate", "parameters", "macs"),
+    ("key", "rate", "parameters", "macs"),
     [
-        (1, 11_172_170, 555_422_720),
-        (0.5, 2_796_714, 139_299_328),
-        (0.25, 701_018, 35_046_656),
-        (0.125, 176_178, 8_872_576),
-        (0.0625, 44_510, 2_273_600),
+        ("a(1)", 1, 11_172_170, 555_422_720),
+        ("b(0.5)", 0.5, 2_796_714, 139_299_328),
+        ("c(0.25)", 0.25, 701_018, 35_046_656),
+        ("d(0.125)", 0.125, 176_178, 8_872_576),
+        ("e(0.0625)", 0.0625, 44_510, 2_273_600),
     ],
 )
-def test_counts_of_heterofl(rate, parameters, macs):
+def test_counts_of_heterofl(key, rate, parameters, macs):
     """HeteroFL's five rates have the parameters and multiply-adds of the authors' network."""
-    (submodel,) = menu(network("preresnet-18", CIFAR, 10), (rate,), (2,))
-    assert (cost(submodel).parameters, cost(submodel).macs) == (parameters, macs)
+    assert counts("18", rate, 2) == (parameters, macs)
+    assert counts("18", rate, 2) == published(f"HeteroFL/PreResNet18_{key}")
 
 
 @pytest.mark.parametrize(
-    ("preset", "width", "depth", "parameters", "macs"),
+    ("preset", "width", "depths", "parameters", "macs"),
     [
-        ("small", 0.5, 2, 44_274, 6_775_104),
         ("small", 1, 3, 272_282, 40_813_184),
-        ("small", 1, 4, 369_498, 54_968_960),
-        ("fedfa", 0.5, 2, 2_796_714, 139_299_328),
-        ("fedfa", 0.75, 3, 9_815_098, 482_627_328),
+        ("fedfa", 0.75, (2, 2, 3, 3), 9_607_162, 397_692_672),
         ("fedfa", 1, 4, 23_713_610, 1_159_402_496),
     ],
 )
-def test_counts_of_the_fedfa_presets(preset, width, depth, parameters, macs):
-    """The presets for FedFA have the proposed sizes."""
-    (submodel,) = menu(network(f"preresnet-{preset}", CIFAR, 10), (width,), (depth,))
-    assert (cost(submodel).parameters, cost(submodel).macs) == (parameters, macs)
+def test_counts_of_the_fedfa_presets(preset, width, depths, parameters, macs):
+    assert counts(preset, width, depths) == (parameters, macs)
+
+
+@pytest.mark.parametrize("width", [0.5, 0.75, 1.0])
+@pytest.mark.parametrize("depths", [(2, 2, 2, 2), (2, 2, 3, 3), (3, 3, 3, 3), (4, 4, 4, 4)])
+def test_published_counts_of_fedfa(width, depths):
+    """The presets for FedFA have the proposed sizes, for depths of each section's own too."""
+    assert counts("fedfa", width, depths) == published(f"FedFA-proposal/PreResNet d={depths} w={width}")
+
+
+@pytest.mark.parametrize("width", [0.5, 1.0])
+@pytest.mark.parametrize("depths", [(2, 2, 2), (3, 3, 3), (4, 4, 4)])
+def test_published_counts_of_the_small_preset(width, depths):
+    assert counts("small", width, depths) == published(f"FedFA-proposal/PreResNet-tiny d={depths} w={width}")
 
 
 def test_every_submodel_is_a_corner():

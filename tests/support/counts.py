@@ -6,8 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["published"]
+from models.families import build, example
+from models.submodel import Submodel
+
+__all__ = ["counted", "published"]
 
 NOTES = Path(__file__).resolve().parents[2].parent / "shared" / "design" / "arch_counts.json"
 
@@ -18,3 +23,12 @@ def published(key: str) -> tuple[int, int]:
         pytest.skip("the notes with the sizes of published networks are not beside this checkout")
     found = json.loads(NOTES.read_text())[key]
     return found["params"], found["macs"]
+
+
+def counted(submodel: Submodel) -> tuple[int, int]:
+    """Parameters, and multiply-adds of one example on its way to every exit, as papers count; `models.cost` tells the deepest exit from training."""
+    net = build(submodel, "meta")
+    answers = net.exits if hasattr(net, "exits") else net
+    with FlopCounterMode(display=False) as flops, torch.no_grad():
+        answers(example(submodel.network, 2, "meta"))
+    return sum(p.numel() for p in net.parameters()), flops.get_total_flops() // 4
