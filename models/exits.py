@@ -4,7 +4,7 @@
 "exits-conv": ScaleFL (Ilhan et al., CVPR 2023): three 3x3 convolutions at the block's own channels, linear; not after sections but at 30, 38
     and 46 54ths of all blocks.
 "exits-adapter": RecipFL's network of one section (3x3 convolution, as many strides as sections are left, linear), and NeFL's DepthFL baseline
-    (arXiv 2308.07761, section V-A): a downsampling layer and a linear of its own for each depth.
+    (arXiv 2308.07761, section V-A2): a downsampling layer and a linear of its own for each depth.
 
 Each ends in global average pooling. An exit stands for a range of blocks, those after the exit before it up to its own place; a submodel
 ends at the exit whose range holds its deepest kept block, and owns that one and all before it. After all blocks sits the network's own head.

@@ -7,7 +7,7 @@ has a 3x3 convolution alone, "18-nefl" that and the max-pool. 56 and 110 are He'
 Widths: every section's channels, and a bottleneck's inner ones. Depth: any block may be left out (NeFL, arXiv 2308.07761). Of a section's first
 block the projection stays, relu(projection(x)), since it changes channels and resolution; where there is none, the section passes x on. With
 exits (`models.exits`) a submodel ends where its last exit sits, and nothing is left of the sections after it.
-"steps": what a block adds is multiplied by a learnable number, relu(shortcut(x) + step * F(x)), 1 at first (NeFL, equation 2).
+"steps": what a block adds is multiplied by a learnable number, relu(shortcut(x) + step * F(x)), 1 at first (NeFL, section III).
 
 Initialisation is torchvision's for its stem and for 56 and 110 (He-normal convolutions, by fan out), PyTorch's for the others.
 """
