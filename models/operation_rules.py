@@ -15,7 +15,7 @@ from torch.fx.node import map_aggregate
 
 from models.channels import Groups, Label, Labels
 
-__all__ = ["RUNTIME", "Shape", "Value", "operation_rule", "regrouped", "spatial", "values"]
+__all__ = ["RUNTIME", "Shape", "Value", "joined", "operation_rule", "regrouped", "spatial", "values"]
 
 RUNTIME: Any = object()
 """In the place of an argument that the forward pass computes, such as a size: it follows the width by itself."""

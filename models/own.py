@@ -10,7 +10,7 @@ standardised values. It may take the `Submodel`, for `submodel.network.inputs` a
   and depthwise ones too), batch, instance, group, layer and RMS norm, PReLU, activations, dropout, pooling, padding, what works element by element,
   means over axes, and flatten, view, reshape and permute that leave channels whole. Channels that go into anything else (attention, recurrent
   layers, concatenation of channels, chunks, sizes written down as numbers) stay whole, as do those of a group norm at a width at which its groups do
-  not divide. The forward pass must not branch on its input.
+  not divide. The forward pass must not branch on its input. A device builds the whole network before it cuts it, so it must have room for that.
 - Depth: blocks are modules of one class of the user's, neither a bare layer nor an `nn.Sequential`, that follow each other in an `nn.Sequential` or
   `nn.ModuleList` and keep the shape. A run of them, with the block of that class before it, is a section, whose first block always stays.
 
@@ -36,7 +36,7 @@ from torch import nn
 from models.family import Address, Family, check_mask, sectioned
 from models.function import imported
 from models.layers import Standardise
-from models.structure import Structure, cut, structure, with_scalers
+from models.structure import Structure, cut, first_line, structure, with_scalers
 from models.submodel import Network, Submodel
 
 __all__ = ["own"]
@@ -96,10 +96,6 @@ def called(submodel: Submodel) -> nn.Module:
     if not isinstance(net, nn.Module):
         raise ValueError(f"model '{name}' returned a {type(net).__name__}; expected an nn.Module")
     return net
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @lru_cache(maxsize=64)

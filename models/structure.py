@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from models.layers import Linear, Norm, Scaler
 from models.sections import sections_of
 from models.tracing import named_tensors, read, traced
 
-__all__ = ["Structure", "cut", "structure", "with_scalers"]
+__all__ = ["Structure", "cut", "first_line", "structure", "with_scalers"]
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,8 @@ class Structure:
     sections: names of the blocks of each; all but a section's first can be left out. problem: why nothing can be narrowed, or "".
     """
 
-    axes: Mapping[str, tuple[Axis | int, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    fields: Mapping[tuple[str, str], Axis | int | tuple[Axis | int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    axes: Mapping[str, tuple[Axis | int, ...]] = field(default_factory=dict)
+    fields: Mapping[tuple[str, str], Axis | tuple[Axis | int, ...]] = field(default_factory=dict)
     sections: tuple[tuple[str, ...], ...] = ()
     problem: str = ""
 
@@ -39,7 +38,7 @@ def structure(net: nn.Module, example: Tensor) -> Structure:
             graph, calls = traced(net.train(training))
             found = read(net, graph, example, groups)
     except Exception as error:  # whatever a network of a user's own makes the tracer raise
-        return Structure(problem=f"torch.fx cannot follow its forward pass ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})")
+        return Structure(problem=f"torch.fx cannot follow its forward pass ({first_line(error)})")
     sections = sections_of(net, calls, found)
     groups.place = "a block that may be left out"
     for name in itertools.chain.from_iterable(section[1:] for section in sections):
@@ -62,7 +61,12 @@ def resolved(net: nn.Module, groups: Groups, sections: tuple[tuple[str, ...], ..
     scaling = {name: one for name, one in axes.items() if any(isinstance(n, Axis) for n in one)}
     first = f", first of all because of {groups.obstacles[0]}" if groups.obstacles else ": it has no hidden channels"
     problem = "" if scaling else f"nothing of it can be narrowed{first}"
-    return Structure(MappingProxyType(scaling), MappingProxyType({k: v for k, v in fields.items() if v is not None}), sections, problem)
+    return Structure(scaling, {place: one for place, one in fields.items() if one is not None}, sections, problem)
+
+
+def first_line(error: Exception) -> str:
+    """What a user's network raised, in short."""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
 def cut(net: nn.Module, how: Structure, width: float, mask: Sequence[Sequence[int]]) -> nn.Module:

@@ -11,7 +11,7 @@ from torch.fx.node import map_aggregate
 
 from models.channels import Groups, Labels
 from models.layer_rules import layer_rule
-from models.operation_rules import RUNTIME, Value, operation_rule, values
+from models.operation_rules import RUNTIME, Value, joined, operation_rule, values
 
 __all__ = ["Call", "named_tensors", "read", "traced"]
 
@@ -20,7 +20,7 @@ Call = tuple[fx.Node, fx.Node] | None
 
 
 class Tracer(fx.Tracer):
-    """Follows the forward pass, and notes what goes into each module and comes out. (A class, for so fx is adapted.)"""
+    """Follows the forward pass, and notes what goes into each module and comes out. (Inherits, for that is how fx is adapted.)"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def labels_of(net: nn.Module, node: fx.Node, args: Any, kwargs: Any, shape: tupl
         out = rule(groups, layer, given[0], shape) if rule and len(given) == 1 else None
     elif operation := operation_rule(name_of(node)):
         args = (kwargs["input"], *args) if "input" in kwargs else args
-        out = operation(groups, args, kwargs, shape) if isinstance(args[0], Value) or values(args[:1]) else None
+        out = operation(groups, args, kwargs, shape) if values(args[:1]) or operation is joined else None
     if out is None:
         return unknown(net, node, args, kwargs, groups, len(shape))
     return out

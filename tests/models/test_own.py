@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from export.graph import export, predict
 from export.verify import load
 from models.families import address, build, full, initial, labelled, menu, network, shapes, statistics
-from models.slicing import corners, extract, graft
+from models.slicing import corners, embed, extract, graft
 from models.submodel import Network, Submodel, kept
 from tests.support.federation import Member, digits, federate
 
@@ -213,7 +213,7 @@ class Squeezed(nn.Module):
         x = self.norm(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2) * self.gain  # [N, 8, 6, 6]
         n, channels, _, _ = x.shape
         gate = self.up(F.relu(self.down(x.mean((2, 3))))).sigmoid().view(n, channels, 1, 1)
-        x = (x * gate)[:, :, ::2, ::2]
+        x = (x * (1 - gate))[:, :, ::2, ::2]
         return self.head(x.flatten(2).transpose(1, 2).amax(dim=1))  # type: ignore[no-any-return]
 
 
@@ -295,6 +295,25 @@ def test_a_weight_used_twice_is_cut_once(named: Named) -> None:
     assert list(sizes(made).values()) == [(3, 4), (3, 3), (3, 3)]
     net = build(at(made, 0.5)).net
     assert net[2].weight is net[1].weight
+
+
+def depthwise() -> nn.Module:
+    filters = nn.Sequential(nn.Conv2d(1, 6, 1), nn.Conv2d(6, 12, 3, groups=6), nn.PReLU(12), nn.ConvTranspose2d(12, 4, 2, 2))
+    return nn.Sequential(filters, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4 * 36, 10))
+
+
+@pytest.mark.parametrize("function", [lambda: cnn(), depthwise, Residual, Concatenated, Written], ids=["cnn", "depthwise", "residual", "cat", "view"])
+def test_channels_meet_the_same_weights_in_the_whole_network(named: Named, function: Callable[..., object]) -> None:
+    """The narrow network, put into a whole one of zeros, still says the same: no channel lies where another belongs."""
+    submodel = at(named(function), 0.5, 9)
+    tensors = initial(submodel.network, 0)
+    plan = corners({k: tuple(v.shape) for k, v in tensors.items()}, submodel, shapes(submodel) | statistics(submodel))
+    local = extract(tensors, plan)
+    nets = build(submodel).eval(), build(full(submodel.network)).eval()
+    nets[0].load_state_dict(local, strict=False)
+    nets[1].load_state_dict(embed({}, plan, local), strict=False)
+    x = torch.rand((3, 1, 8, 8), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(nets[0](x), nets[1](x), rtol=1e-4, atol=1e-5)
 
 
 class Recurrent(nn.Module):
