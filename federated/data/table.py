@@ -28,9 +28,10 @@ def is_table(spec: str) -> bool:
 
 def read_table(spec: str) -> Dataset:
     """float32 [n, columns] of a file; nothing is held out. Raises DataError, naming column and line where a cell is no number."""
-    path, _, column = (spec, "", "") if spec.endswith(".csv") else spec.rpartition(":")
-    header, rows, lines = _cells(Path(path))
-    name = Path(path).name
+    stem, _, column = spec.partition(".csv:")
+    path = Path(f"{stem}.csv" if column else spec)
+    header, rows, lines = _cells(path)
+    name = path.name
     if column and column not in header:
         raise DataError(f"data '{name}': expected a column '{column}', found {', '.join(header)}")
     at = header.index(column) if column else len(header) - 1

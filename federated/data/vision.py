@@ -60,7 +60,7 @@ def cinic10(root: Path) -> Dataset:
     folder = root / "CINIC-10"
     if not _unpacked(folder):
         utils = _torchvision("cinic10", "datasets.utils")
-        with _fetching("cinic10", root, folder, "CINIC-10.tar.gz"):
+        with _fetching("cinic10", root, root, "CINIC-10.tar.gz, or its folder CINIC-10,"):
             if not _unpacked(folder):
                 utils.download_url(CINIC, str(root), "CINIC-10.tar.gz", CINIC_MD5)
                 _unpack(root / "CINIC-10.tar.gz", folder)

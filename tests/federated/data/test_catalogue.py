@@ -165,6 +165,42 @@ def test_a_function_beside_the_caller_gives_data(tmp_path: Path, monkeypatch: py
         load("no_such_module_of_mine:two")
 
 
+def test_fractions_in_y_are_values(tmp_path: Path) -> None:
+    path = tmp_path / "rain.npz"
+    np.savez(path, x=np.zeros((10, 3)), y=np.arange(10) / 4, x_test=np.zeros((1, 3)), y_test=[0.5])
+    data = load(str(path))
+    assert (data.target, data.outputs, data.y.shape, data.y_held.tolist()) == ("value", 1, (10, 1), [[0.5]])
+    np.savez(path, x=np.zeros((10, 3)), y=np.arange(20).reshape(10, 2), target="value")
+    data = load(str(path))
+    assert (data.target, data.outputs, data.y.dtype) == ("value", 2, np.float32)
+
+
+def test_a_file_may_hold_tokens_and_people(tmp_path: Path) -> None:
+    path = tmp_path / "notes.npz"
+    words = np.arange(40).reshape(10, 4).astype(np.uint16)
+    np.savez(path, x=words, y=words + 1, target="token", users=np.repeat(np.arange(5), 2))
+    data = central(str(path))
+    assert (data.target, data.outputs, data.x.dtype) == ("token", 41, np.int64)
+    assert (len(data.x_held), len(np.unique(data.users))) == (2, 4)  # a fifth of the people
+    assert len(device(str(path), name="pi", shard=Shard(0, 4, "users")).x) == 1
+    np.savez(path, x=words, y=words + 1, target="tokens")
+    with pytest.raises(DataError, match="expected a target among class, value, token, found 'tokens'"):
+        load(str(path))
+
+
+def test_a_function_may_give_a_data_set_of_its_own_making(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "makers_of_mine.py").write_text(
+        "import numpy as np\n"
+        "from federated.data.dataset import Dataset\n"
+        "def made(): x = np.zeros((4, 6, 100), np.float32); y = np.arange(4) % 2; return Dataset('mine', x, y, x[:0], y[:0], 2)\n"
+        "def fractions(): return np.eye(4), np.arange(4) / 2\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert load("makers_of_mine:made").x.shape == (4, 6, 100)
+    assert load("makers_of_mine:fractions").target == "value"
+
+
 def test_the_data_root_is_set_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESPALIER_DATA", str(tmp_path))
     assert data_root() == tmp_path

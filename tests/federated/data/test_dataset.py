@@ -58,3 +58,52 @@ def test_labels_are_those_of_the_training_part() -> None:
 def test_unusable_data_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         make(**changes)
+
+
+def test_values_have_moments_of_their_own_and_no_labels() -> None:
+    y = np.array([[1.0, 10.0], [3.0, 10.0]], np.float32)
+    data = make(y=y, y_held=y[:0], outputs=2, target="value")
+    card = data.card()
+    assert (data.labels, card.target, card.outputs) == ((), "value", 2)
+    assert (card.shift, card.scale) == ((2.0, 10.0), (1.0, 1.0))  # a value without spread divides by 1
+    assert (card.mean, len(card.std)) == ((3.0, 5.0), 2)
+
+
+def test_a_vector_of_values_becomes_a_column() -> None:
+    y = np.array([0.5, 2.0], np.float32)
+    data = make(y=y, x_held=X[:1], y_held=y[:1], outputs=1, target="value")
+    assert (data.y.tolist(), data.y_held.tolist()) == ([[0.5], [2.0]], [[0.5]])
+
+
+def test_tokens_have_no_moments_and_are_labels() -> None:
+    x, y = np.array([[1, 4], [4, 1]]), np.array([[4, 1], [1, 6]])
+    data = make(x=x, y=y, x_held=x[:1], y_held=y[:1], outputs=9, target="token")
+    card = data.card()
+    assert data.labels == (1, 4, 6)
+    assert (card.inputs, card.dtype, card.outputs, card.mean, card.std, card.target, card.shift) == ((2,), "int64", 9, (0.0,), (1.0,), "token", ())
+
+
+VALUE = {"y": np.zeros((2, 1), np.float32), "y_held": np.zeros((0, 1), np.float32), "outputs": 1, "target": "value"}
+WORDS = np.array([[0, 1], [1, 2]])
+TOKEN = {"x": WORDS, "y": WORDS, "x_held": WORDS[:0], "y_held": WORDS[:0], "outputs": 3, "target": "token"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": "text"}, "expected a target among class, value, token, found 'text'"),
+        (VALUE | {"outputs": 0}, "expected at least 1 values, found 0"),
+        (VALUE | {"outputs": 2}, r"expected y as float32 \[n, 2\], found float32 \[2, 1\]"),
+        (VALUE | {"y": Y}, r"expected y as float32 \[n, 1\], found int64 \[2, 1\]"),
+        (VALUE | {"y": np.array([0.0, np.inf], np.float32)}, "finite numbers in y, found NaN or infinity in example 1"),
+        (TOKEN | {"outputs": 1}, "expected at least 2 tokens, found 1"),
+        (TOKEN | {"outputs": 2}, r"expected labels 0 to 1 in x, found 2 at 1, 1 \(1 such\)"),
+        (TOKEN | {"y": WORDS[:, :1]}, r"the token after each in x .*found int64 \[2, 1\]"),
+        (TOKEN | {"x": WORDS.astype(np.float32)}, "expected x of int64, found float32"),
+        ({"users": np.array([1])}, r"expected users of int64 \[2\], one per example in x, found int64 \[1\]"),
+        ({"sessions": np.array([1.0, 2.0])}, r"expected sessions of int64 \[2\], one per example in x, found float64 \[2\]"),
+    ],
+)
+def test_unusable_values_tokens_and_people_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        make(**changes)
