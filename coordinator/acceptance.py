@@ -6,11 +6,13 @@ Acceptance never depends on who else came, or came first.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 
 from federated.errors import Refused
+from federated.scores import fields
 from federated.task import Profile, Update
 from federated.wire import tensors
 from federated.wire.messages import Run
@@ -20,6 +22,7 @@ from models.slicing import Plan
 __all__ = ["check_profile", "check_scores", "check_statistics", "check_training", "expected"]
 
 OUTSIZE = 1e3  # times the norm that was sent (and a unit per entry, for tensors that start at zero)
+EXITS = 64  # more than any network has
 VAST = 1e18  # of a mean or variance: the square root of float32's range
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -45,8 +48,11 @@ def check_profile(profile: Profile, run: Run) -> None:
     channels = {len(card.mean), len(card.std)}
     if len(channels) != 1 or channels == {0} or not all(map(math.isfinite, (*card.mean, *card.std))) or min(card.std) < 0:
         raise Refused(f"profile of {profile.agent}: expected as many means as deviations, finite, found {card.mean} and {card.std}")
-    if not 1 <= card.examples < 2**40 or not 0 <= card.held_out < 2**40 or not card.inputs or min(card.inputs) < 1 or card.outputs < 2:
-        raise Refused(f"profile of {profile.agent}: expected examples of a shape, of at least 2 classes, found {card}")
+    if not 1 <= card.examples < 2**40 or not 0 <= card.held_out < 2**40 or not card.inputs or min(card.inputs) < 1:
+        raise Refused(f"profile of {profile.agent}: expected examples of a shape, found {card}")
+    values = card.outputs if card.target == "value" else 0
+    if card.outputs < (1 if values else 2) or {len(card.shift), len(card.scale)} != {values} or not all(map(plausible, card.shift, card.scale)):
+        raise Refused(f"profile of {profile.agent}: expected at least 2 classes, or 1 value with its mean and deviation, found {card}")
 
 
 def check_training(update: Update, shapes: Shapes, sent: Mapping[str, float], examples: int) -> None:
@@ -66,6 +72,7 @@ def check_training(update: Update, shapes: Shapes, sent: Mapping[str, float], ex
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < classes for label in labels):
         raise Refused(f"update of {update.agent}: expected labels from 0 to {classes - 1}, found {str(labels)[:100]}")
     finite(update, "loss")
+    check_tallies(update, {"before", "after"})
 
 
 def check_statistics(update: Update) -> None:
@@ -83,19 +90,43 @@ def check_statistics(update: Update) -> None:
 
 
 def check_scores(update: Update) -> None:
-    """Some of the examples right, and a mean loss; no tensors."""
+    """Tallies of the examples held out; no tensors."""
     tensors.check(update.tensors, {})
-    finite(update, "loss")
-    correct = whole(update, "correct", 0)
-    if not 1 <= update.samples < 2**40 or correct > update.samples:
-        raise Refused(f"scores of {update.agent}: {correct} right of {update.samples} examples")
+    exits = (f"exit{i}" for i in range(EXITS))
+    tallies = check_tallies(update, {"all", "labels", *exits})
+    if "all" not in tallies or not 1 <= update.samples < 2**40:
+        raise Refused(f"scores of {update.agent}: expected a tally 'all' of at least 1 example, found {sorted(tallies)} of {update.samples}")
+
+
+def check_tallies(update: Update, views: Collection[str]) -> Mapping[str, Any]:
+    """Sums of the right names and lengths, finite, of at least one example, and with no more right answers than examples."""
+    tallies = update.notes.get("tallies", {})
+    if not isinstance(tallies, dict) or not tallies.keys() <= set(views):
+        raise Refused(f"{update.work} of {update.agent}: expected tallies named among {', '.join(sorted(views))}, found {str(tallies)[:100]}")
+    known = [fields(update.submodel.network, per_class=per_class) for per_class in (False, True)]
+    for view, sums in tallies.items():
+        if not isinstance(sums, dict) or not all(isinstance(values, list) and all(map(number, values)) for values in sums.values()):
+            raise Refused(f"{update.work} of {update.agent}: expected lists of finite numbers in tally '{view}', found {str(sums)[:100]}")
+        if {name: len(values) for name, values in sums.items()} not in known:
+            raise Refused(f"{update.work} of {update.agent}: expected tally '{view}' of {', '.join(known[-1])}, found {', '.join(map(str, sums))}")
+        if not 1 <= sums["count"][0] < 2**53 or not 0 <= sums.get("right", [0])[0] <= sums["count"][0]:
+            raise Refused(f"{update.work} of {update.agent}: tally '{view}' counts {sums.get('right', [0])[0]} right of {sums['count'][0]}")
+    return tallies
+
+
+def plausible(mean: float, deviation: float) -> bool:
+    return math.isfinite(mean) and math.isfinite(deviation) and deviation > 0
+
+
+def number(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
 
 
 def finite(update: Update, note: str) -> float:
     value = update.notes.get(note)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not number(value):
         raise Refused(f"{update.work} of {update.agent}: expected '{note}' to be a finite number, found {value!r}")
-    return float(value)
+    return float(value)  # type: ignore[arg-type]  # a number, as was just seen
 
 
 def whole(update: Update, note: str, least: int) -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 from scipy.optimize import nnls
@@ -85,10 +86,17 @@ def affordable(menu: Sequence[Offer], *, step: float, deadline: float, failed: C
     return quick or tuple(o.submodel for o in fit[:1])
 
 
-def pinned(menu: Sequence[Submodel], wanted: Mapping[str, str]) -> dict[str, Submodel]:
-    """The submodels that a configuration fixes by agent. Raises ConfigError for a name that the menu does not have."""
+def pinned(menu: Sequence[Submodel], wanted: Mapping[str, str]) -> Callable[[str], Submodel | None]:
+    """Which submodel the configuration fixes for an agent, if it does: patterns as a shell has them, the first that fits counts.
+
+    Raises ConfigError for a name that the menu does not have.
+    """
     known = {submodel.name: submodel for submodel in menu}
-    for agent, name in wanted.items():
+    for pattern, name in wanted.items():
         if name not in known:
-            raise ConfigError(f"assign.submodels: {agent}: {Unknown('submodel', name, known)}")
-    return {agent: known[name] for agent, name in wanted.items()}
+            raise ConfigError(f"assign.submodels: {pattern}: {Unknown('submodel', name, known)}")
+
+    def choice(agent: str) -> Submodel | None:
+        return next((known[name] for pattern, name in wanted.items() if fnmatchcase(agent, pattern)), None)
+
+    return choice

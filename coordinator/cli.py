@@ -16,12 +16,13 @@ from federated.console import FORMAT, configure_logging, speaker, speaking_plain
 
 __all__ = ["main"]
 
+INIT = "start from these weights: a run's checkpoint, a file of torchvision's, or torchvision:DEFAULT"
 RUNS = click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, metavar="DIR", help="where runs are kept")
 
 
 def plainly(command: str) -> AbstractContextManager[None]:
     return speaking_plainly(
-        f"coordinator {command}", "coordinator,export", "interrupted" + ("; go on later with --resume" if command == "start" else "")
+        f"coordinator {command}", "coordinator,export", "interrupted" + ("; go on later with --resume" if command in {"start", "simulate"} else "")
     )
 
 
@@ -40,6 +41,7 @@ FLAGS = {  # flag -> key of the configuration
     "name": "name",
     "method": "method.name",
     "model": "model.name",
+    "init": "model.init",
     "data": "data.name",
     "data_root": "data.root",
     "broker": "broker.url",
@@ -66,6 +68,7 @@ FLAGS = {  # flag -> key of the configuration
     "--data", metavar="NAME|PATH|agents", help="held-out data and the shape of examples; 'agents': the coordinator has none  [default: digits]"
 )
 @click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to")
+@click.option("--init", metavar="CHECKPOINT", help=INIT)
 @click.option("--rounds", type=int, help="[default: 20]")
 @click.option("--target-accuracy", type=float, metavar="A", help="stop when the full network is this good")
 @click.option("--min-agents", type=int, metavar="N", help="wait for so many  [default: 2]")
@@ -85,6 +88,44 @@ def start(file: Path | None, settings: tuple[str, ...], resume: bool, runs: Path
 
         given = [(FLAGS[flag], value) for flag, value in flags.items() if value is not None]
         result = start_run(file, os.environ, settings, given, runs, resume=resume, live=form == "text" and sys.stdout.isatty(), say=speaker(form))
+        if form == "json":
+            click.echo(json.dumps(result))
+
+
+# ---- simulate --------------------------------------------------------------------------------------------------------
+
+
+def whole_numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(word) for word in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"expected whole numbers such as 0,1,2, found '{text}'") from None
+
+
+SIMULATED = {"device": "simulate.device", "seeds": "simulate.seeds", "workers": "simulate.workers", "init": "model.init"}
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="EXPERIMENT.toml")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="any key of the experiment, such as train.lr=0.05")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="where devices train  [default: cpu]")
+@click.option("--seeds", callback=whole_numbers, metavar="0,1,2", help="one run each  [default: 0]")
+@click.option("--init", metavar="CHECKPOINT", help=INIT)
+@click.option("--workers", type=int, metavar="N", help="processes that train  [default: one per processor; with cuda 1]")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="where results and pictures go  [default: results/NAME]")
+@click.option("--resume", is_flag=True, help="go on with what is not finished")
+@RUNS
+@FORMAT
+def simulate(file: Path, settings: tuple[str, ...], out: Path | None, resume: bool, runs: Path, form: str, **flags: Any) -> None:
+    """Run an experiment's fleet on this machine: the rounds and methods of `start`, with simulated devices.
+
+    `coordinator start --config EXPERIMENT.toml` starts a real fleet from the same file.
+    """
+    with plainly("simulate"):
+        from coordinator.simulate import simulate as run_simulation
+
+        given = [(SIMULATED[flag], value) for flag, value in flags.items() if value is not None]
+        result = run_simulation(file, os.environ, settings, given, runs, out, resume=resume, say=speaker(form))
         if form == "json":
             click.echo(json.dumps(result))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from coordinator import broker as brokers
 from coordinator import store as stores
 from coordinator.config import Config, load, parse_setting, to_json
 from coordinator.fleet import Agent, Fleet
-from coordinator.progress import Lines, Screen, Watch, closing_table, human_bytes, score_table
+from coordinator.progress import Lines, Say, Screen, Watch, closing_table, human_bytes, score_table
 from coordinator.rounds import Result
+from coordinator.scores import overall
 from coordinator.start import free_name, prepare, run
 from coordinator.store import Store
 from federated.errors import ConfigError
@@ -23,10 +25,17 @@ from federated.wire import topics
 from federated.wire.link import Link, MqttLink
 from models.cost import cost
 
-__all__ = ["report", "start_run"]
+__all__ = ["check_same", "report", "start_run"]
 
-Say = Callable[[str], None]
-FIXED = ("name", "method", "train", "model", "data", "seed")  # what makes a run this run: not to be changed when it is resumed
+FIXED = (
+    "name",
+    "method",
+    "train",
+    "model",
+    "data",
+    "seed",
+    *(f"simulate.{key}" for key in ("agents", "partition", "held", "speeds")),
+)  # what makes a run this run: not to be changed when it is resumed
 
 
 def start_run(
@@ -72,10 +81,16 @@ def resumed(wanted: Config, file: Path | None, environment: Mapping[str, str], g
     finally:
         store.close()
     after = load(file, environment, given, base=to_json(before))
-    for key in FIXED:
-        if getattr(before, key) != getattr(after, key):
-            raise ConfigError(f"run '{name}' cannot go on with another {key}: it has {getattr(before, key)!r}, asked for is {getattr(after, key)!r}")
+    check_same(before, after)
     return after
+
+
+def check_same(before: Config, after: Config) -> None:
+    """ConfigError unless a run that goes on is still the same run."""
+    for key in FIXED:
+        have, want = (attrgetter(key)(config) for config in (before, after))
+        if have != want:
+            raise ConfigError(f"run '{before.name}' cannot go on with another {key}: it has {have!r}, asked for is {want!r}")
 
 
 @contextmanager
@@ -129,8 +144,7 @@ def show(result: Result, *, live: bool, say: Say) -> None:
 
 def report(result: Result, config: Config) -> dict[str, Any]:
     """The result as plain values. accuracy: of the largest evaluated submodel; worst_accuracy: of the worst one."""
-    view = "central" if any(s.view == "central" for s in result.scores) else "devices"
-    scores = [s for s in result.scores if s.view == view]
+    scores = overall(result.scores)
     return {
         "run": config.name,
         "method": config.method_name,

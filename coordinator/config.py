@@ -16,7 +16,7 @@ import msgspec
 
 from federated.errors import ConfigError, Unknown
 
-__all__ = ["Assign", "Broker", "Config", "Data", "Evaluate", "Fleet", "Model", "load", "parse_setting", "to_json"]
+__all__ = ["Assign", "Broker", "Config", "Data", "Evaluate", "Fleet", "Model", "Simulate", "load", "parse_setting", "to_json"]
 
 PREFIX = "ESPALIER_"
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -25,9 +25,10 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """name: as `--model` takes it."""
+    """name: as `--model` takes it. init: a checkpoint to start from, as `models.pretrained.load` takes it; empty: from the seed."""
 
     name: str = "preresnet"
+    init: str = ""
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -35,6 +36,24 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     name: str = "digits"
     root: str | None = None
+
+
+class Simulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What only a simulation needs to be told: a fleet in the field brings its own devices and data.
+
+    agents: how many devices, called d0, d1, ... (with leading zeros where there are more than ten). partition: how the training examples are
+    shared out among them, as `edge-agent join --partition` takes it. held: share of each device's examples that it holds out.
+    speeds: relative speeds of the devices, in equal shares of them, in order; assignment follows unless `assign.submodels` pins it.
+    seeds: one run each, of everything that is random. device: cpu or cuda. workers: processes that train; 0: one per processor.
+    """
+
+    agents: Positive = 10
+    partition: str = "dirichlet:1.0"
+    held: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.2
+    speeds: tuple[Annotated[float, msgspec.Meta(gt=0)], ...] = (1.0,)
+    seeds: tuple[int, ...] = (0,)
+    device: Literal["cpu", "cuda"] = "cpu"
+    workers: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -51,7 +70,9 @@ class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Assign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """submodels: agent -> submodel name, pinned whatever was measured. slack: how much longer than the pace a device may take.
+    """submodels: agent -> submodel name, pinned whatever was measured; `*`, `?` and `[0-4]` stand for many agents, and the first that fits counts.
+
+    slack: how much longer than the pace a device may take.
 
     memory: share of the measured memory that training may fill.
     """
@@ -62,14 +83,18 @@ class Assign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """every: rounds between evaluations of all submodels; in between, those in use and the largest are evaluated.
+    """every: rounds between evaluations of all submodels. between: whether in between those in use and the largest are evaluated.
 
-    calibrate: whose data give the batch norm statistics.
-
-    agents: how many agents calibrate and evaluate one submodel; 0: all that can.
+    calibrate: whose data give the batch norm statistics. agents: how many agents calibrate and evaluate one submodel; 0: all that can.
+    devices: whether devices evaluate on what they hold out. local: whether they also do so before and after each local training.
+    per_class: whether their scores come with sums per class (macro-F1), which tell how often each class occurs among their examples.
     """
 
     every: Positive = 5
+    between: bool = True
+    devices: bool = True
+    local: bool = False
+    per_class: bool = False
     calibrate: Literal["fleet", "selected", "coordinator"] = "fleet"
     agents: Annotated[int, msgspec.Meta(ge=0)] = 0
 
@@ -104,6 +129,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     evaluate: Evaluate = Evaluate()
     broker: Broker = Broker()
     wire: Wire = Wire()
+    simulate: Simulate = Simulate()
     rounds: Positive = 20
     target_accuracy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     seed: int = 0

@@ -19,6 +19,7 @@ from coordinator.acceptance import check_scores, check_statistics
 from coordinator.collection import Settled
 from coordinator.config import Config
 from coordinator.fleet import Agent, Fleet
+from coordinator.scores import of_devices, score
 from coordinator.store import Score
 from coordinator.weights import STATS, Shipment, received, statistics_of
 from federated.aggregate import Total, fold, mean
@@ -57,13 +58,19 @@ def assemble(state: State, method: Method, submodel: Submodel) -> nn.Module:
 
 @dataclass
 class Evaluator:
-    """Evaluates every submodel of a menu. held: the coordinator's own data, or None."""
+    """Evaluates every submodel of a menu.
+
+    held: the coordinator's own data, or None. patience: times the predicted seconds after which a score or statistics are no longer waited
+    for. device: where the coordinator itself computes.
+    """
 
     config: Config
     method: Method
     menu: tuple[Submodel, ...]
     fleet: Fleet
     held: Dataset | None
+    patience: float = PATIENCE
+    device: str = "cpu"
 
     def evaluate(self, state: State, submodels: Sequence[Submodel], selected: Sequence[str]) -> tuple[State, tuple[Score, ...]]:
         """The state with statistics, and the scores of some submodels. selected: the agents of the round, for `calibrate = "selected"`."""
@@ -71,7 +78,8 @@ class Evaluator:
             agents = [a for a in self.fleet.ready() if self.config.evaluate.calibrate == "fleet" or a.name in selected]
             state = self._calibrate(state, submodels, agents)
         known = [s for s in submodels if not statistics(s) or state.settings["norm"] == "tracked" or statistics_of(state, s)]
-        return state, (*self._by_devices(state, known, self.fleet.ready()), *self._centrally(state, known))
+        asked = self.fleet.ready() if self.config.evaluate.devices else ()
+        return state, (*self._by_devices(state, known, asked), *self._centrally(state, known))
 
     # ---- calibration -----------------------------------------------------------------------------------------------
 
@@ -93,8 +101,8 @@ class Evaluator:
         for submodel in submodels:
             net = build(submodel)
             net.load_state_dict(self.method.dispatch(state, self.method.place(state, submodel)), strict=False)
-            stats, _ = calibrate(net, batches)
-            measured |= {f"{STATS}{submodel.name}/{name}": value for name, value in stats.items()}
+            stats, _ = calibrate(net.to(self.device), (batch.to(self.device) for batch in batches))
+            measured |= {f"{STATS}{submodel.name}/{name}": value.cpu() for name, value in stats.items()}
         return with_statistics(state, measured)
 
     # ---- scores ----------------------------------------------------------------------------------------------------
@@ -102,21 +110,18 @@ class Evaluator:
     def _by_devices(self, state: State, submodels: Sequence[Submodel], agents: Sequence[Agent]) -> list[Score]:
         shipment = Shipment(self.fleet, state, self.method, calibrated=True)
         tasks = self._tasks(state, shipment, "evaluate", submodels, [a for a in agents if a.profile is not None and a.profile.data.held_out])
-        sums: dict[Submodel, list[float]] = {}
-
-        for _, update in self._collect(tasks, shipment, check_scores):
-            found = sums.setdefault(update.submodel, [0.0, 0.0, 0.0])
-            for index, value in enumerate((update.notes["correct"], update.notes["loss"] * update.samples, update.samples)):
-                found[index] += value
-        return [Score(s.name, "devices", right / n, loss / n, int(n)) for s, (right, loss, n) in sums.items() if n]
+        found = [(update.submodel, update.agent, update.notes["tallies"]) for _, update in self._collect(tasks, shipment, check_scores)]
+        return of_devices(found)
 
     def _centrally(self, state: State, submodels: Sequence[Submodel]) -> list[Score]:
         if self.held is None or not len(self.held.x_held):
             return []
         scores = []
         for submodel in submodels:
-            loss, correct, n = evaluate_locally(assemble(state, self.method, submodel), self.held.x_held, self.held.y_held, BATCH)
-            scores.append(Score(submodel.name, "central", correct / n, loss / n, n))
+            net = assemble(state, self.method, submodel).to(self.device)
+            recipe = replace(self.method.recipe(state, submodel), batch=BATCH, per_class=True)
+            tallies = evaluate_locally(net, submodel, recipe, self.held.x_held, self.held.y_held)
+            scores += [score(submodel, "central" if view == "all" else f"central/{view}", tally) for view, tally in tallies.items()]
         return scores
 
     # ---- tasks without steps ---------------------------------------------------------------------------------------
@@ -128,13 +133,13 @@ class Evaluator:
         """Each submodel to the agents that can hold it for a forward pass, or to as many of them as the configuration allows."""
         tasks = []
         for submodel in submodels:
-            recipe = self.method.recipe(state, submodel)
+            recipe = replace(self.method.recipe(state, submodel), per_class=self.config.evaluate.per_class)
             holders = [a for a in agents if _holds(a, submodel, self.config.assign.memory)]
             if self.config.evaluate.agents:
                 holders = holders[: self.config.evaluate.agents]
             for agent in holders:
                 seconds = assignment.offers(agent.profile, [submodel], recipe, 1.0)[0].seconds if agent.profile else 0.0
-                limit = self.config.fleet.deadline or max(GRACE, PATIENCE * seconds * len(submodels))
+                limit = self.config.fleet.deadline or max(GRACE, self.patience * seconds * len(submodels))
                 tasks.append(shipment.task(agent.name, work, submodel, recipe, limit, round=state.round, run=self.config.name))
         return tasks
 

@@ -13,15 +13,21 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.scores import best_view, overall
 from coordinator.store import Entry, Round, Score
 from models.submodel import Submodel
 
 if TYPE_CHECKING:
     from coordinator.fleet import Agent
 
-__all__ = ["Lines", "Screen", "Watch", "closing_table", "human_bytes"]
+__all__ = ["Lines", "Say", "Screen", "Watch", "closing_table", "human_bytes"]
 
 log = logging.getLogger("coordinator")
+
+Say = Callable[[str], None]
+"""Where words for people go."""
+
+RECENT = 5  # rounds that the estimate of time left goes by
 
 
 class Watch(Protocol):
@@ -46,16 +52,14 @@ def human_bytes(count: float) -> str:
     raise AssertionError
 
 
-def best_view(scores: Sequence[Score]) -> str:
-    return "central" if any(s.view == "central" for s in scores) else "devices"
-
-
 class Lines:
     """One line per event, for logs and pipes."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Say) -> None:
         self._say = say
         self._waiting = (-1, -1)
+        self._rounds = 0
+        self._ended: list[float] = []  # when rounds ended, by the monotonic clock
 
     def waiting(self, ready: int, wanted: int) -> None:
         if (ready, wanted) != self._waiting:
@@ -63,6 +67,8 @@ class Lines:
             self._say(f"waiting: {ready} of {wanted} agents")
 
     def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
+        self._rounds = rounds
+        self._ended = self._ended or [time.monotonic()]
         self._say(f"round {number} of {rounds}: " + ", ".join(f"{agent} {submodel.name}" for agent, submodel in sorted(chosen.items())))
 
     def folded(self, entry: Entry) -> None:
@@ -76,11 +82,20 @@ class Lines:
         folded = len(done.entries) - len(missing)
         self._say(
             f"round {done.round} took {done.seconds:.1f} s: {folded} of {len(done.entries)} updates, "
-            f"{human_bytes(done.bytes_up)} up, {human_bytes(done.bytes_down)} down" + (f"; {'; '.join(missing)}" if missing else "")
+            f"{human_bytes(done.bytes_up)} up, {human_bytes(done.bytes_down)} down"
+            + (f"; {'; '.join(missing)}" if missing else "")
+            + self._left(self._rounds - done.round)
         )
-        view = best_view(done.scores)
-        if done.scores:
-            self._say(f"  accuracy ({view}): " + ", ".join(f"{s.submodel} {s.accuracy:.3f}" for s in done.scores if s.view == view))
+        if found := overall(done.scores):
+            self._say(f"  accuracy ({found[0].view}): " + ", ".join(f"{s.submodel} {s.accuracy:.3f}" for s in found))
+
+    def _left(self, rounds: int) -> str:
+        """An estimate of the time that so many rounds will take, from the last ones."""
+        self._ended = [*self._ended[-RECENT:], time.monotonic()]
+        if rounds < 1 or len(self._ended) < 2:
+            return ""
+        seconds = rounds * (self._ended[-1] - self._ended[0]) / (len(self._ended) - 1)
+        return f"; about {seconds / 60:.0f} min left" if seconds > 90 else f"; about {seconds:.0f} s left"
 
 
 @dataclass
@@ -146,6 +161,7 @@ class Screen:
 
 def score_table(scores: Sequence[Score]) -> Table:
     """Accuracy per submodel, one column per view."""
+    scores = [s for s in scores if not s.agent]
     views = sorted({s.view for s in scores})
     table = Table("submodel", *(f"accuracy ({view})" for view in views), box=None, pad_edge=False, header_style="dim")
     by_key = {(s.submodel, s.view): s.accuracy for s in scores}
@@ -157,7 +173,7 @@ def score_table(scores: Sequence[Score]) -> Table:
 def closing_table(rows: Sequence[tuple[str, str, int, int]], scores: Sequence[Score]) -> Table:
     """What each agent carried (name, submodel, parameters, MACs), with the accuracy of its submodel."""
     view = best_view(scores)
-    accuracy = {s.submodel: s.accuracy for s in scores if s.view == view}
+    accuracy = {s.submodel: s.accuracy for s in overall(scores)}
     table = Table("agent", "submodel", "parameters", "MACs", f"accuracy ({view})", title="what each agent carried")
     for agent, submodel, parameters, macs in rows:
         table.add_row(agent, submodel, f"{parameters:,}", f"{macs / 1e6:.2f} M", f"{accuracy[submodel]:.3f}" if submodel in accuracy else "-")

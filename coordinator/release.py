@@ -57,7 +57,7 @@ def write_release(run: str, out: Path, wanted: Sequence[str], inputs: Path | Non
         config = load(None, {}, (), base=facts.config)
         if last is None or facts.network is None:
             raise StoreError(f"run '{run}' has no finished round to export")
-        assignment = {e.agent: e.submodel for number in range(1, last.round + 1) for e in store.entries(number)}
+        assignment = store.assigned()
     finally:
         store.close()
     method = method_named(config.method_name)

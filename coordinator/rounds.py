@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -21,15 +21,16 @@ from coordinator.config import Config
 from coordinator.evaluation import Evaluator, without_statistics
 from coordinator.fleet import Agent, Fleet
 from coordinator.progress import Watch
+from coordinator.scores import of_training, overall
 from coordinator.selection import generator, select
 from coordinator.store import Entry, Round, Score, Store
 from coordinator.weights import Shipment, received
 from federated.aggregate import Total, fold
 from federated.errors import FleetError
+from federated.local import Tallies
 from federated.method import Method, State, configure
 from federated.task import Recipe, Task, Update
 from models.cost import cost
-from models.families import initial
 from models.submodel import Network, Submodel
 
 __all__ = ["Result", "Run", "conduct", "wait_for"]
@@ -42,7 +43,11 @@ PATIENCE = 6.0  # and otherwise this many times what the slowest is predicted to
 
 @dataclass
 class Run:
-    """All that a run's rounds need. pinned: submodels fixed by configuration; failed: what an agent could not do."""
+    """All that a run's rounds need.
+
+    tensors: of the whole network before the first round. pinned: submodels fixed by configuration. patience: times the predicted seconds
+    after which a round without a deadline closes. failed: what an agent could not do.
+    """
 
     config: Config
     method: Method
@@ -52,7 +57,9 @@ class Run:
     store: Store
     evaluator: Evaluator
     watch: Watch
-    pinned: Mapping[str, Submodel] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor]
+    pinned: Callable[[str], Submodel | None] = lambda agent: None
+    patience: float = PATIENCE
     failed: dict[str, set[Submodel]] = field(default_factory=dict)
     assigned: dict[str, Submodel] = field(default_factory=dict)
 
@@ -94,7 +101,7 @@ def conduct(run: Run) -> Result:
 
 def begin(run: Run) -> tuple[State, Sequence[Score]]:
     """The state to start from: the last stored one, or the network initialised from the seed."""
-    state = run.method.start(initial(run.network, run.config.seed, run.method.features), run.menu, configure(run.method, run.config.settings))
+    state = run.method.start(run.tensors, run.menu, configure(run.method, run.config.settings))
     last = run.store.last()
     if last is None:
         return state, ()
@@ -106,8 +113,7 @@ def reached(scores: Sequence[Score], menu: Sequence[Submodel], target: float) ->
     """Whether the largest submodel that was evaluated has the wanted accuracy, on the coordinator's data where it has some."""
     if not target or not scores:
         return False
-    view = "central" if any(s.view == "central" for s in scores) else "devices"
-    by_name = {s.submodel: s.accuracy for s in scores if s.view == view}
+    by_name = {s.submodel: s.accuracy for s in overall(scores)}
     largest = [by_name[m.name] for m in menu if m.name in by_name]
     return bool(largest) and largest[-1] >= target
 
@@ -121,7 +127,7 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
     counts = {s: sum(c == s for c in chosen.values()) for s in dict.fromkeys(chosen.values())}
     state = replace(state, fleet=counts)
     run.watch.began(number, run.config.rounds, chosen)
-    total, entries = train(run, state, chosen, number)
+    total, entries, trained = train(run, state, chosen, number)
     if not total.seen:
         raise_if_hopeless(run, entries)
     after = without_statistics(run.method.finish(state, total, generator(run.config.seed, 3, number)))
@@ -129,7 +135,8 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
         log.error("round %d made weights that are not finite; the weights of before stay", number)
         after = replace(without_statistics(state), round=number)
     state = after
-    state, scores = run.evaluator.evaluate(state, to_evaluate(run, chosen, number), sorted(chosen))
+    state, evaluated = run.evaluator.evaluate(state, to_evaluate(run, chosen, number), sorted(chosen))
+    scores = (*evaluated, *trained)
     run.fleet.shelf.clear(keep=Shipment.version(state))
     done = Round(
         number,
@@ -150,6 +157,8 @@ def to_evaluate(run: Run, chosen: Mapping[str, Submodel], number: int) -> list[S
     """The whole menu every so many rounds and at the end; in between, what was trained and the largest."""
     if number % run.config.evaluate.every == 0 or number >= run.config.rounds:
         return list(run.menu)
+    if not run.config.evaluate.between:
+        return []
     return [submodel for submodel in run.menu if submodel in chosen.values() or submodel == run.menu[-1]]
 
 
@@ -201,8 +210,8 @@ def assign(run: Run, state: State, agents: Sequence[Agent], number: int) -> dict
     step = math.inf if deadline else assignment.pace(menus.values(), run.config.assign.slack)
     assigned: dict[str, Submodel] = {}
     for index, agent in enumerate(agents):
-        if agent.name in run.pinned:
-            assigned[agent.name] = run.pinned[agent.name]
+        if (fixed := run.pinned(agent.name)) is not None:
+            assigned[agent.name] = fixed
         elif agent.profile is not None:
             failed = run.failed.get(agent.name, ())
             can = assignment.affordable(menus[agent.name], step=step, deadline=deadline or math.inf, failed=failed)
@@ -213,15 +222,15 @@ def assign(run: Run, state: State, agents: Sequence[Agent], number: int) -> dict
     return assigned
 
 
-def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -> tuple[Total, list[Entry]]:
-    """Sends the tasks, folds the updates as they can be folded, and says what became of each."""
+def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -> tuple[Total, list[Entry], list[Score]]:
+    """Sends the tasks, folds the updates as they can be folded, and says what became of each; the devices' own scores where they were asked for."""
     shipment = Shipment(run.fleet, state, run.method)
-    recipes = {submodel: seeded(run.method.recipe(state, submodel), run.config.seed) for submodel in set(chosen.values())}
+    recipes = {submodel: asked(run.method.recipe(state, submodel), run.config) for submodel in set(chosen.values())}
     limit = closing(run, state, chosen)
     tasks = [
         shipment.task(agent, "train", submodel, recipes[submodel], limit, round=number, run=run.config.name) for agent, submodel in chosen.items()
     ]
-    total, entries = Total(), {}
+    total, entries, found = Total(), {}, list[tuple[Submodel, str, Tallies]]()
     sent = {submodel: norms(run.method.dispatch(state, run.method.place(state, submodel))) for submodel in recipes}
     shapes = {submodel: expected(run.method.place(state, submodel)) for submodel in recipes}
 
@@ -236,11 +245,12 @@ def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -
         entries[update.agent] = Entry(
             update.agent, update.submodel.name, "folded", update.samples, update.steps, float(update.notes.get("loss", math.nan)), settled.seconds
         )
+        found.append((update.submodel, update.agent, update.notes.get("tallies", {})))
         run.watch.folded(entries[update.agent])
     settled_all = list(run.fleet.collection.entries.values())
     learn_from_failures(run, settled_all)
     others = [Entry(s.task.agent, s.task.submodel.name, s.outcome) for s in settled_all if s.task.agent not in entries]
-    return total, sorted([*entries.values(), *others], key=lambda e: e.agent)
+    return total, sorted([*entries.values(), *others], key=lambda e: e.agent), of_training(found)
 
 
 def closing(run: Run, state: State, chosen: Mapping[str, Submodel]) -> float:
@@ -252,11 +262,12 @@ def closing(run: Run, state: State, chosen: Mapping[str, Submodel]) -> float:
         profile = run.fleet.agents[agent].profile
         if profile is not None:
             slowest = max(slowest, assignment.offers(profile, [submodel], run.method.recipe(state, submodel), 1.0)[0].seconds)
-    return max(GRACE, PATIENCE * slowest)
+    return max(GRACE, run.patience * slowest)
 
 
-def seeded(recipe: Recipe, seed: int) -> Recipe:
-    return replace(recipe, seed=seed)
+def asked(recipe: Recipe, config: Config) -> Recipe:
+    """The method's recipe with what the run adds: its seed, and which scores devices take."""
+    return replace(recipe, seed=config.seed, scores=config.evaluate.local, per_class=config.evaluate.per_class)
 
 
 def learn_from_failures(run: Run, settled: Sequence[Settled]) -> None:

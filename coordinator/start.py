@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import Tensor
+
 from coordinator import store as stores
 from coordinator.assignment import pinned
 from coordinator.config import Config, to_json
 from coordinator.evaluation import Evaluator
 from coordinator.fleet import Fleet
 from coordinator.progress import Watch
-from coordinator.rounds import Result, Run, conduct, wait_for
+from coordinator.rounds import PATIENCE, Result, Run, conduct, wait_for
 from coordinator.store import Facts, Store
 from federated.data import catalogue as data
 from federated.data.dataset import Dataset
@@ -27,8 +29,10 @@ from federated.methods.catalogue import method as method_named
 from federated.task import Card
 from federated.wire import messages, topics
 from federated.wire.link import Link
+from models.families import initial
 from models.families import menu as submodels
 from models.families import network as network_named
+from models.pretrained import load
 from models.submodel import Network, Submodel
 
 __all__ = ["AGENTS", "Prepared", "free_name", "network_for", "prepare", "run"]
@@ -36,6 +40,9 @@ __all__ = ["AGENTS", "Prepared", "free_name", "network_for", "prepare", "run"]
 log = logging.getLogger(__name__)
 
 AGENTS = "agents"  # as the name of the coordinator's data: it has none, the devices say what theirs look like
+
+
+OUTPUTS = {"class": "classes", "token": "tokens", "value": "values"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,10 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
     if config.evaluate.calibrate == "coordinator" and held is None:
         raise ConfigError("evaluate.calibrate = 'coordinator' needs data at the coordinator: name some by --data, or let the fleet calibrate")
     if held is not None:
-        method.menu(network_for(config, [held.card()]), configure(method, config.settings))
+        network = network_for(config, [held.card()])
+        pinned(method.menu(network, configure(method, config.settings)), config.assign.submodels)
+        if config.model.init:
+            beginning(config, network, method)
     if resume:
         return Prepared(config, method, held, Store.open(runs, config.name))
     store = Store.create(runs, config.name)
@@ -82,20 +92,31 @@ def network_for(config: Config, cards: Sequence[Card]) -> Network:
     shapes = sorted({card.inputs for card in cards})
     if len(shapes) > 1:
         raise ConfigError(f"the agents' examples are of different shapes: {', '.join(map(str, shapes))}")
-    n = sum(card.examples for card in cards)
-    mean = tuple(sum(c.mean[i] * c.examples for c in cards) / n for i in range(len(cards[0].mean)))
-    square = (sum((c.std[i] ** 2 + c.mean[i] ** 2) * c.examples for c in cards) / n for i in range(len(mean)))
-    std = tuple(max(s - m * m, 1e-12) ** 0.5 for s, m in zip(square, mean, strict=True))
+    if len(targets := {card.target for card in cards}) > 1:
+        raise ConfigError(f"the agents' data teach different things: {', '.join(sorted(targets))}")
+    mean, std = pooled([(c.mean, c.std, c.examples) for c in cards])
+    shift, scale = pooled([(c.shift, c.scale, c.examples) for c in cards])
     try:
-        return network_named(config.model.name, shapes[0], max(card.outputs for card in cards), mean, std)
+        return network_named(config.model.name, shapes[0], max(card.outputs for card in cards), mean, std, cards[0].target, shift=shift, scale=scale)
     except LookupError as error:
         raise Unknown("model", str(error.args[0]), error.args[1]) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
-def run(prepared: Prepared, link: Link, watch: Watch, bind: Callable[[Fleet], None] = lambda fleet: None) -> Result:
-    """Conducts a run over a link: announces it, waits for agents, and goes through its rounds. `bind` is given the fleet, to show it."""
+def pooled(moments: Sequence[tuple[Sequence[float], Sequence[float], int]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per channel of all examples together, from each device's mean, deviation and count."""
+    n = sum(count for *_, count in moments)
+    mean = tuple(sum(m[i] * count for m, _, count in moments) / n for i in range(len(moments[0][0])))
+    square = (sum((s[i] ** 2 + m[i] ** 2) * count for m, s, count in moments) / n for i in range(len(mean)))
+    return mean, tuple(max(q - m * m, 1e-12) ** 0.5 for q, m in zip(square, mean, strict=True))
+
+
+def run(prepared: Prepared, link: Link, watch: Watch, bind: Callable[[Fleet], None] = lambda fleet: None, *, patience: float = PATIENCE) -> Result:
+    """Conducts a run over a link: announces it, waits for agents, and goes through its rounds. `bind` is given the fleet, to show it.
+
+    patience: times the predicted seconds after which a round without a deadline closes.
+    """
     config, method, store = prepared.config, prepared.method, prepared.store
     settings = configure(method, config.settings)
     known = store.read_facts().network or (network_for(config, [prepared.held.card()]) if prepared.held is not None else None)
@@ -112,7 +133,7 @@ def run(prepared: Prepared, link: Link, watch: Watch, bind: Callable[[Fleet], No
     bind(fleet)
     try:
         fleet.announce()
-        return _conduct(prepared, fleet, settings, watch)
+        return _conduct(prepared, fleet, settings, watch, patience)
     except LinkError:
         raise
     except EspalierError as error:
@@ -123,7 +144,7 @@ def run(prepared: Prepared, link: Link, watch: Watch, bind: Callable[[Fleet], No
         raise
 
 
-def _conduct(prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], watch: Watch) -> Result:
+def _conduct(prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], watch: Watch, patience: float) -> Result:
     """The rounds, once the network is known: from the store, the coordinator's data or the agents' cards."""
     config, method, store, known = prepared.config, prepared.method, prepared.store, fleet.run.network
     if known is None:
@@ -134,8 +155,22 @@ def _conduct(prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], w
     fleet.admit(lambda data: misfit(data, network))
     menu = method.menu(network, settings)
     store.write_facts(Facts(to_json(config), network, menu))
-    evaluator = Evaluator(config, method, menu, fleet, prepared.held)
-    return conduct(Run(config, method, network, menu, fleet, store, evaluator, watch, pinned(menu, config.assign.submodels)))
+    evaluator = Evaluator(config, method, menu, fleet, prepared.held, patience, config.simulate.device)
+    tensors = beginning(config, network, method)
+    return conduct(Run(config, method, network, menu, fleet, store, evaluator, watch, tensors, pinned(menu, config.assign.submodels), patience))
+
+
+def beginning(config: Config, network: Network, method: Method) -> dict[str, Tensor]:
+    """The whole network before the first round: from its seed, and from a checkpoint if one is named. Raises ConfigError where that does not fit."""
+    drawn = initial(network, config.seed, method.features)
+    if not config.model.init:
+        return drawn
+    try:
+        tensors, note = load(config.model.init, network, drawn)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"--init {config.model.init}: {error}") from error
+    log.info("%s", note)
+    return tensors
 
 
 def timed(network: Network | None, method: Method, settings: Mapping[str, object]) -> tuple[Submodel, ...]:
@@ -148,8 +183,11 @@ def timed(network: Network | None, method: Method, settings: Mapping[str, object
 
 def misfit(card: Card, network: Network) -> str:
     """Why data do not fit a network; empty where they do."""
+    wanted = "token" if network.objective in {"next", "masked"} else network.objective
+    if card.target != wanted:
+        return f"this run learns from data with a {wanted}, {card.name} has a {card.target}"
     if card.inputs != network.inputs:
         return f"this run learns from examples of shape {network.inputs}, {card.name} has {card.inputs}: join with data of that shape (--data)"
-    if card.outputs > network.outputs:
-        return f"this run has {network.outputs} classes, {card.name} has {card.outputs}"
+    if card.outputs > network.outputs or (wanted == "value" and card.outputs != network.outputs):
+        return f"this run has {network.outputs} {OUTPUTS[wanted]}, {card.name} has {card.outputs}"
     return ""

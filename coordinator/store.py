@@ -39,8 +39,8 @@ CREATE TABLE rounds (round INTEGER PRIMARY KEY, finished TEXT NOT NULL, seconds 
                      bytes_up INTEGER NOT NULL, bytes_down INTEGER NOT NULL);
 CREATE TABLE updates (round INTEGER, agent TEXT, submodel TEXT NOT NULL, outcome TEXT NOT NULL, samples INTEGER, steps INTEGER, loss REAL,
                       seconds REAL, PRIMARY KEY (round, agent));
-CREATE TABLE scores (round INTEGER, submodel TEXT, view TEXT, accuracy REAL NOT NULL, loss REAL, examples INTEGER NOT NULL,
-                     PRIMARY KEY (round, submodel, view));
+CREATE TABLE scores (round INTEGER, submodel TEXT, view TEXT, agent TEXT, accuracy REAL NOT NULL, loss REAL, examples INTEGER NOT NULL,
+                     metrics TEXT NOT NULL, PRIMARY KEY (round, submodel, view, agent));
 """
 
 
@@ -59,13 +59,20 @@ class Entry:
 
 @dataclass(frozen=True)
 class Score:
-    """How a submodel did. view: `central` (the coordinator's held-out data) or `devices` (theirs, weighted by examples)."""
+    """How a submodel did in one view of it; see `federated.scores.metrics` for what the numbers mean.
+
+    view: `central` (the coordinator's held-out data), `devices` (theirs, all together), `labels` (the same, absent classes masked), `before`
+    and `after` (the devices' own, before and after local training); of several exits also each: `central/exit0`, `devices/exit0`.
+    agent: whose data, where the score is of one device. metrics: all numbers by name, accuracy and loss included.
+    """
 
     submodel: str
     view: str
     accuracy: float
     loss: float
     examples: int
+    agent: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,7 @@ class Store:
         database = sqlite3.connect(folder / DATABASE)
         store = cls(folder, database, lock)
         try:
-            database.execute("SELECT round, checkpoint, fleet FROM rounds LIMIT 1")
+            database.execute("SELECT checkpoint, fleet, agent, metrics FROM rounds, scores LIMIT 1")
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{folder / DATABASE} is not a run's history: {error}") from error
         return store
@@ -205,7 +212,15 @@ class Store:
                 (done.round, e.agent, e.submodel, e.outcome, e.samples, e.steps, e.loss, e.seconds),
             )
         for s in done.scores:
-            self._database.execute("INSERT INTO scores VALUES (?, ?, ?, ?, ?, ?)", (done.round, s.submodel, s.view, s.accuracy, s.loss, s.examples))
+            self._database.execute(
+                "INSERT INTO scores VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (done.round, s.submodel, s.view, s.agent, s.accuracy, s.loss, s.examples, json.dumps(s.metrics)),
+            )
+
+    @property
+    def rounds_done(self) -> int:
+        """The number of the last finished round."""
+        return int(self._database.execute("SELECT COALESCE(MAX(round), 0) FROM rounds").fetchone()[0])
 
     def last(self) -> Round | None:
         """The state after the last finished round. Raises StoreError when its checkpoint is missing or damaged."""
@@ -223,8 +238,20 @@ class Store:
         return Round(number, seconds, tensors, counts, scores=self.scores(number), bytes_up=up, bytes_down=down)
 
     def scores(self, number: int) -> list[Score]:
-        rows = self._database.execute("SELECT submodel, view, accuracy, loss, examples FROM scores WHERE round = ?", (number,))
-        return [Score(submodel, view, accuracy, math.nan if loss is None else loss, n) for submodel, view, accuracy, loss, n in rows]
+        rows = self._database.execute("SELECT submodel, view, accuracy, loss, examples, agent, metrics FROM scores WHERE round = ?", (number,))
+        return [
+            Score(submodel, view, accuracy, math.nan if loss is None else loss, n, agent, json.loads(metrics))
+            for submodel, view, accuracy, loss, n, agent, metrics in rows
+        ]
+
+    def all_scores(self) -> list[tuple[int, Score]]:
+        """Every score with its round, in the order of rounds."""
+        numbers = [number for (number,) in self._database.execute("SELECT DISTINCT round FROM scores ORDER BY round")]
+        return [(number, score) for number in numbers for score in self.scores(number)]
+
+    def assigned(self) -> dict[str, str]:
+        """The submodel that each agent had last, by name."""
+        return dict(self._database.execute("SELECT agent, submodel FROM updates ORDER BY round"))
 
     def history(self) -> list[tuple[int, float, int, int]]:
         """Each finished round: its number, seconds, bytes up and bytes down."""

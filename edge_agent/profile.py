@@ -73,12 +73,12 @@ def time_step(submodel: Submodel, batch: int, data: Any, device: str) -> float:
     x, y = data.x[:size], data.y[:size]
     recipe = Recipe(batch=size)
     for _ in range(WARM_UP):
-        train(net, recipe, x, y, labels=data.labels, seed=0)
+        train(net, submodel, recipe, x, y, labels=data.labels, seed=0)
     means = []
     for _ in range(WINDOWS):
         steps, start = 0, time.perf_counter()
         while steps < STEPS or time.perf_counter() - start < WINDOW:
-            train(net, recipe, x, y, labels=data.labels, seed=steps)
+            train(net, submodel, recipe, x, y, labels=data.labels, seed=steps)
             steps += 1
         means.append((time.perf_counter() - start) / steps)
     return min(means)

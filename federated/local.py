@@ -16,22 +16,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
+from federated import objective
 from federated.errors import DataError, Refused
+from federated.scores import add
 from federated.task import Recipe, Task, Update
 from models.families import build, shapes, statistics
 from models.norms import calibrate as measure
 from models.norms import set_norm
 from models.submodel import Submodel
 
-__all__ = ["Diverged", "Examples", "Stopped", "Trained", "calibrate", "evaluate", "masked", "perform", "train"]
+__all__ = ["Diverged", "Examples", "Stopped", "Tallies", "Trained", "calibrate", "evaluate", "perform", "train"]
 
 Array = NDArray[Any]
 Step = Callable[[int, int, float], None]
 """Told after every step: steps taken, steps in all, loss."""
 
-OPTIMISERS = {"sgd": torch.optim.SGD}
+Tallies = dict[str, dict[str, list[float]]]
+"""Sums over examples by view; see `evaluate`."""
+
+OPTIMISERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
 class Stopped(Exception):
@@ -43,7 +47,7 @@ class Diverged(RuntimeError):
 
 
 class Examples(Protocol):
-    """A device's data: raw arrays, examples first; `labels` are the classes of the training part."""
+    """A device's data: raw arrays, examples first; `labels` are the classes (or tokens) of the training part."""
 
     @property
     def x(self) -> Array: ...
@@ -65,15 +69,9 @@ class Trained:
     steps: int
 
 
-def masked(logits: Tensor, labels: Collection[int]) -> Tensor:
-    """Logits with those of absent classes set to 0, not to minus infinity (HeteroFL, section 3; the authors' code)."""
-    held = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-    held[list(labels)] = True
-    return torch.where(held, logits, 0.0)
-
-
 def train(
     net: nn.Module,
+    submodel: Submodel,
     recipe: Recipe,
     x: Array,
     y: Array,
@@ -83,7 +81,7 @@ def train(
     on_step: Step | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Trained:
-    """Trains `net` in place, on the device where it lies, on raw examples x [n, *inputs] with labels y [n].
+    """Trains `net`, which is `submodel`, in place, on the device where it lies, on raw examples x [n, *inputs] with what they teach, y [n, ...].
 
     labels: classes that the data hold, for the masked loss. Raises DataError without an example, Stopped, Diverged.
     """
@@ -91,9 +89,7 @@ def train(
     set_norm(net, recipe.norm)
     net.train()
     device = next(net.parameters()).device
-    optimiser = OPTIMISERS[recipe.optimiser](
-        net.parameters(), lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.decay, fused=device.type in {"cpu", "cuda"}
-    )
+    optimiser = prepared(net, recipe)
     generator = torch.Generator().manual_seed(seed)
     total = recipe.epochs * len(cuts(len(y), recipe.batch))
     steps, loss = 0, 0.0
@@ -102,7 +98,8 @@ def train(
         for chosen in shuffled(len(y), recipe.batch, generator):
             if stop is not None and stop():
                 raise Stopped
-            value = descend(net, optimiser, recipe, moved(x[chosen], device), moved(y[chosen], device), labels)
+            shown, truth = objective.pose(submodel.network, recipe.hide, moved(x[chosen], device), moved(y[chosen], device), generator)
+            value = descend(net, submodel, optimiser, recipe, shown, truth, labels)
             steps += 1
             if not math.isfinite(value):
                 raise Diverged(f"the loss is {value} after {steps} of {total} steps; a smaller learning rate than {recipe.lr:g} may help")
@@ -113,10 +110,21 @@ def train(
     return Trained(loss, steps)
 
 
-def descend(net: nn.Module, optimiser: torch.optim.Optimizer, recipe: Recipe, x: Tensor, y: Tensor, labels: Collection[int]) -> float:
-    """One step; the loss before it."""
-    logits = net(x)
-    loss = F.cross_entropy(masked(logits, labels) if recipe.masked else logits, y)
+def prepared(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimiser over all parameters, without state."""
+    made: Callable[..., torch.optim.Optimizer] = OPTIMISERS[recipe.optimiser]
+    own = {"momentum": recipe.momentum} if recipe.optimiser == "sgd" else {}
+    fused = next(net.parameters()).device.type in {"cpu", "cuda"}
+    return made(net.parameters(), lr=recipe.lr, weight_decay=recipe.decay, fused=fused, **own)
+
+
+def descend(
+    net: nn.Module, submodel: Submodel, optimiser: torch.optim.Optimizer, recipe: Recipe, x: Tensor, truth: Tensor, labels: Collection[int]
+) -> float:
+    """One step; the loss before it: the mean over exits, where there are several."""
+    outs = objective.answers(net, submodel, x)
+    losses = [objective.loss(submodel.network, objective.masked(out, labels) if recipe.masked else out, truth) for out in outs]
+    loss = torch.stack(losses).mean() if len(losses) > 1 else losses[0]
     optimiser.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     if recipe.clip > 0:
@@ -142,19 +150,35 @@ def calibrate(net: nn.Module, x: Array, batch: int, seed: int, stop: Callable[[]
     return measure(net, batches())
 
 
-def evaluate(net: nn.Module, x: Array, y: Array, batch: int, stop: Callable[[], bool] | None = None) -> tuple[float, int, int]:
-    """Sum of the losses, number of right answers, and number of examples; every class may be answered."""
+def evaluate(
+    net: nn.Module,
+    submodel: Submodel,
+    recipe: Recipe,
+    x: Array,
+    y: Array,
+    *,
+    labels: Collection[int] = (),
+    stop: Callable[[], bool] | None = None,
+) -> Tallies:
+    """Tallies of raw examples, in evaluation mode: "all", where every class may be answered; "exit0" and on, where there are several exits;
+    and "labels" where labels are given: with the logits of other classes set to 0 (HeteroFL's local accuracy). Empty of no example."""
     net.eval()
     device = next(net.parameters()).device
-    loss, correct = 0.0, 0
+    network, found = submodel.network, dict[str, list[dict[str, list[float]]]]()
     with torch.inference_mode():
-        for start in range(0, len(y), batch):
+        for start in range(0, len(y), recipe.batch):
             if stop is not None and stop():
                 raise Stopped
-            logits, truth = net(moved(x[start : start + batch], device)), moved(y[start : start + batch], device)
-            loss += float(F.cross_entropy(logits, truth, reduction="sum"))
-            correct += int((logits.argmax(1) == truth).sum())
-    return loss, correct, len(y)
+            there = slice(start, start + recipe.batch)
+            hiding = torch.Generator().manual_seed(start)  # the same tokens are hidden from everyone
+            shown, truth = objective.pose(network, recipe.hide, moved(x[there], device), moved(y[there], device), hiding)
+            outs = objective.answers(net, submodel, shown)
+            views = {"all": outs[-1], **({f"exit{i}": out for i, out in enumerate(outs)} if len(outs) > 1 else {})}
+            if labels:
+                views["labels"] = objective.masked(outs[-1], labels)
+            for view, out in views.items():
+                found.setdefault(view, []).append(objective.tally(network, out, truth, per_class=recipe.per_class))
+    return {view: add(tallies) for view, tallies in found.items()}
 
 
 def perform(
@@ -168,27 +192,48 @@ def perform(
 ) -> Update:
     """Does a task on received weights and gives the update, its tensors as contiguous numpy arrays by local name.
 
-    train: the new weights, and running statistics under tracked norm; notes labels, loss. calibrate: running statistics of the weights as
-    received; notes batches. evaluate: no tensors; notes loss (mean), correct; the examples are those held out.
-    Raises Refused where the tensors are not the submodel's, DataError, Stopped, Diverged.
+    train: the new weights, and running statistics under tracked norm; notes loss, labels, and where the recipe asks for scores, tallies
+    "before" and "after". calibrate: running statistics of the weights as received; notes batches. evaluate: no tensors; notes tallies of
+    the examples held out, by view. Raises Refused where the tensors are not the submodel's, DataError, Stopped, Diverged.
     """
     recipe, seed = task.recipe, mixed(task)
     net = received(task, tensors).to(device)
     out: Mapping[str, Tensor] = {}
     steps, samples, notes = 0, len(data.y), dict[str, Any]()
-    if task.work == "train":
-        done = train(net, recipe, data.x, data.y, labels=data.labels, seed=seed, on_step=on_step, stop=stop)
-        steps, notes = done.steps, {"labels": list(data.labels), "loss": done.loss}
-        out = {name: net.state_dict()[name] for name in travelling(task)}
-    elif task.work == "calibrate":
-        out, batches = calibrate(net, data.x, recipe.batch, seed, stop)
-        notes = {"batches": batches}
-    else:
-        loss, correct, samples = evaluate(net, data.x_held, data.y_held, recipe.batch, stop)
-        notes = {"loss": loss / max(samples, 1), "correct": correct}
+    with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+        torch.manual_seed(seed)  # dropout draws from the global generator
+        if task.work == "train":
+            tallies = named("before", own_scores(net, task, data, seed, stop))
+            done = train(net, task.submodel, recipe, data.x, data.y, labels=data.labels, seed=seed, on_step=on_step, stop=stop)
+            out = {name: net.state_dict()[name].clone() for name in travelling(task)}
+            tallies |= named("after", own_scores(net, task, data, seed, stop))
+            steps, notes = done.steps, {"loss": done.loss, **({"tallies": tallies} if tallies else {})}
+            if recipe.masked or task.submodel.network.objective == "class":
+                notes["labels"] = list(data.labels)
+        elif task.work == "calibrate":
+            out, batches = calibrate(net, data.x, recipe.batch, seed, stop)
+            notes = {"batches": batches}
+        else:
+            labels = data.labels if task.submodel.network.objective == "class" else ()
+            tallies = evaluate(net, task.submodel, recipe, data.x_held, data.y_held, labels=labels, stop=stop)
+            samples, notes = len(data.y_held), {"tallies": tallies}
     arrays = {name: np.ascontiguousarray(value.detach().cpu().numpy()) for name, value in out.items()}
     made = Update(task.run, task.round, task.attempt, task.agent, task.work, task.submodel, task.version, samples, steps)
     return replace(made, tensors=arrays, notes=notes)
+
+
+def own_scores(net: nn.Module, task: Task, data: Examples, seed: int, stop: Callable[[], bool] | None) -> Tallies:
+    """Tallies of the device's held-out examples as the network is now, its static norms measured on the device's own data; none unless asked for."""
+    if not task.recipe.scores or not len(data.y_held):
+        return {}
+    if task.recipe.norm == "static" and statistics(task.submodel):
+        calibrate(net, data.x, task.recipe.batch, seed, stop)
+    return evaluate(net, task.submodel, task.recipe, data.x_held, data.y_held, stop=stop)
+
+
+def named(when: str, tallies: Tallies) -> Tallies:
+    """The one that counts every answer, by when it was taken."""
+    return {when: tallies["all"]} if tallies else {}
 
 
 def travelling(task: Task) -> dict[str, tuple[int, ...]]:

@@ -82,8 +82,13 @@ class Participant:
         *,
         session: str,
         clock: Callable[[], float] = time.monotonic,
+        weights: OrderedDict[str, Path] | None = None,
+        cached: int = CACHED,
     ) -> None:
-        """measure: what this device can do for a run; called at join, and again when the run's network becomes known."""
+        """measure: what this device can do for a run; called at join, and again when the run's network becomes known.
+
+        weights: downloads by digest, the latest last, which participants of one process may share; at most `cached` are kept.
+        """
         self.link, self.run, self.trainer, self.spool = link, run, trainer, spool
         self.name, self.session, self.clock = name, session, clock
         self._measure = measure
@@ -95,7 +100,8 @@ class Participant:
         self._download: tuple[Task, Download, float] | None = None
         self._working: tuple[Task, float] | None = None
         self._sending: dict[str, Sending] = {}
-        self._weights: OrderedDict[str, Path] = OrderedDict()
+        self._weights = OrderedDict[str, Path]() if weights is None else weights
+        self._cached = cached
         self._loss = float("nan")
         self._beaten: tuple[float, str] = (0.0, "")
         spool.mkdir(parents=True, exist_ok=True)
@@ -253,8 +259,11 @@ class Participant:
         self._download = task, Download(self.link, base, task.digest, task.size, path, now), until
 
     def _cache(self, digest: str, path: Path) -> None:
+        if digest in self._weights:  # another participant was quicker
+            path.unlink()
+            return
         self._weights[digest] = path
-        while len(self._weights) > CACHED:
+        while len(self._weights) > self._cached:
             self._weights.popitem(last=False)[1].unlink(missing_ok=True)
 
     def _begin(self, task: Task, until: float) -> None:

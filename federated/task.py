@@ -23,24 +23,30 @@ class Recipe:
 
     epochs: passes over the local training data.
     batch: examples per step.
-    optimiser: "sgd".
+    optimiser: "sgd", "adam" or "adamw" (momentum is SGD's alone).
     lr, momentum, decay: of the optimiser; its state is made anew each round.
     clip: largest L2 norm of the whole gradient; 0 leaves it as it is.
     masked: set the logits of classes that the device does not hold to 0 before cross-entropy (HeteroFL, section 3).
     norm: "static" trains batch norm on batch statistics and sends none (calibrated by the fleet later);
         "tracked" sends running statistics like weights.
+    hide: share of the tokens that a masked network is not shown.
+    scores: evaluate on the device's held-out examples before and after training as well.
+    per_class: scores are sent with their sums per class, which tell how often each class occurs among the held-out examples.
     seed: of the order of examples; mixed with round and agent.
     """
 
     epochs: int = 1
     batch: int = 32
-    optimiser: Literal["sgd"] = "sgd"
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = 0.05
     momentum: float = 0.9
     decay: float = 0.0
     clip: float = 0.0
     masked: bool = False
     norm: Literal["static", "tracked"] = "static"
+    hide: float = 0.15
+    scores: bool = False
+    per_class: bool = False
     seed: int = 0
 
 
@@ -73,7 +79,7 @@ class Update:
 
     samples: examples trained on, calibrated on or evaluated; steps: optimiser steps taken.
     tensors: local name -> array (numpy on the wire, torch tensors in methods, over the same memory).
-    notes: plain values: labels (classes held), batches, loss, correct, seconds.
+    notes: plain values: labels (classes held), batches, loss, tallies (see `federated.scores`) by view.
     """
 
     run: str

@@ -72,7 +72,7 @@ def graft(plan: Plan, whole: Mapping[str, tuple[int, ...]]) -> Plan:
     """
     network, mask = plan.submodel.network, plan.submodel.mask
     own = {address(network, r.local): r for r in plan.rows}
-    last = [max(b for b, keep in enumerate(section) if keep) for section in mask]
+    last = [max((b for b, keep in enumerate(section) if keep), default=-1) for section in mask]
     deeper = replace(plan.submodel, mask=tuple(tuple(int(keep or b > top) for b, keep in enumerate(m)) for m, top in zip(mask, last, strict=True)))
     rows = []
     for name, shape in (shapes(deeper) | statistics(deeper)).items():

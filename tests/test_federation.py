@@ -35,7 +35,7 @@ def test_unequal_agents_learn_one_model(tmp_path: Path) -> None:
     central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}
     assert len(central) == 9
     assert central["w1-d4.4.4"] > 0.9
-    assert {s.view for s in done.result.scores} == {"central", "devices"}
+    assert {s.view for s in done.result.scores} == {"central", "devices", "labels"}
     assert all(m.participant is not None and m.participant.over == "the run is over" for m in fleet)
 
 
@@ -217,7 +217,7 @@ def test_a_coordinator_without_data_learns_their_shape_from_the_agents(tmp_path:
     """It evaluates on the devices' held-out data alone; mean and deviation of the inputs are those of all data together."""
     fleet = members()
     done = federate(tmp_path, fleet, {**SMALL, "data.name": "agents"})
-    assert {s.view for s in done.result.scores} == {"devices"}
+    assert {s.view for s in done.result.scores} == {"devices", "labels"}
     pooled = np.concatenate([m.data.x for m in fleet]).astype(float)
     network = next(iter(done.result.assigned.values())).network
     assert network.mean == pytest.approx((pooled.mean(),), rel=1e-6)

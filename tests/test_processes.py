@@ -250,7 +250,7 @@ def test_a_dry_run_shows_what_would_leave_and_sends_nothing(start: Start) -> Non
     assert set(shown["train"]["header"]["notes"]) == {"labels", "loss"}
     assert shown["calibrate"]["header"]["notes"]["batches"] > 0
     assert all(name.endswith(("running_mean", "running_var")) for name in shown["calibrate"]["tensors"])
-    assert set(shown["evaluate"]["header"]["notes"]) == {"correct", "loss"}
+    assert set(shown["evaluate"]["header"]["notes"]["tallies"]) == {"all", "labels"}
     assert shown["evaluate"]["tensors"] == {}
     assert sum(shown["train"]["tensors"]["sections.0.0.conv1.weight"]) > 0
 

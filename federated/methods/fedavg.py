@@ -38,15 +38,17 @@ DEFAULTS: Settings = MappingProxyType(
         "weighting": "samples",
         "epochs": 1,
         "batch": 32,
+        "optimiser": "sgd",
         "lr": 0.05,
         "momentum": 0.9,
         "decay": 0.0,
         "clip": 0.0,
         "masked": False,
+        "hide": 0.15,
         "norm": "tracked",
     }
 )
-CHOICES = {"weighting": ("samples", "uniform"), "norm": ("static", "tracked")}
+CHOICES = {"weighting": ("samples", "uniform"), "norm": ("static", "tracked"), "optimiser": ("sgd", "adam", "adamw")}
 RECIPE = tuple(f.name for f in fields(Recipe))
 
 

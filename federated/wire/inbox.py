@@ -34,6 +34,10 @@ class Inbox:
         self._held = 0
         self._closed = False
 
+    def __len__(self) -> int:
+        """Deliveries that wait."""
+        return len(self._queue)
+
     def put(self, delivery: Delivery, timeout: float = 0.0, *, force: bool = False) -> bool:
         """Adds a delivery, waiting up to `timeout` seconds for room (`force`: regardless of room); False if there was none."""
         with self._changed:

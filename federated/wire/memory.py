@@ -116,6 +116,11 @@ class MemoryLink:
     def unsubscribe(self, pattern: str) -> None:
         self.patterns.discard(pattern)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether `receive` would give something at once."""
+        return bool(self._inbox)
+
     def receive(self, timeout: float) -> Delivery | None:
         delivery = self._inbox.get(timeout)
         if delivery is None:

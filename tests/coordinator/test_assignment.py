@@ -81,7 +81,9 @@ def test_what_failed_is_not_given_again() -> None:
 
 
 def test_pins_are_checked() -> None:
-    assert pinned(MENU, {"a": "w1-d4.4.4"}) == {"a": MENU[-1]}
+    fixed = pinned(MENU, {"a": "w1-d4.4.4", "d0[0-4]": MENU[0].name, "d*": MENU[-1].name})
+    assert fixed("a") == MENU[-1]
+    assert (fixed("d03"), fixed("d05"), fixed("b")) == (MENU[0], MENU[-1], None)
     with pytest.raises(ConfigError, match=r"assign.submodels: a: unknown submodel 'w1-d4'; known: w1-d4.4.4"):
         pinned(MENU, {"a": "w1-d4"})
 

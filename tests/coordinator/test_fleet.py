@@ -273,8 +273,12 @@ def test_statistics_and_scores_are_checked() -> None:
     ):
         with pytest.raises(Refused):
             check_statistics(wrong)
-    scored = Update("r", 1, 1, "a", "evaluate", SMALL, "r0", 10, 0, {}, {"correct": 7, "loss": 0.5})
+    good = {"count": [10], "loss": [5.0], "right": [7]}
+    scored = Update("r", 1, 1, "a", "evaluate", SMALL, "r0", 10, 0, {}, {"tallies": {"all": good, "labels": good}})
     check_scores(scored)
-    for notes in ({"correct": 11, "loss": 0.5}, {"correct": -1, "loss": 0.5}, {"correct": 7, "loss": math.inf}, {"loss": 0.5}):
+    check_scores(replace(scored, notes={"tallies": {"all": good | dict.fromkeys(("hits", "guessed", "true"), [1.0] * SMALL.network.outputs)}}))
+    wrong_tallies = [{**good, "right": [11]}, {**good, "right": [-1]}, {**good, "loss": [math.inf]}, {"count": [10], "loss": [5.0]}]
+    wrong_tallies += [{**good, "count": [True]}, {**good, "hits": [1.0]}, {**good, "count": 10}, {}, [], {**good, "count": [10, 1]}]
+    for notes in [*({"tallies": {"all": tally}} for tally in wrong_tallies), {"tallies": {"every": good}}, {"tallies": {"labels": good}}, {}]:
         with pytest.raises(Refused):
             check_scores(replace(scored, notes=notes))

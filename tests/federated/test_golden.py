@@ -17,10 +17,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from federated.aggregate import Total, fold, mean
-from federated.local import masked
 from federated.method import Part, configure
 from federated.methods.catalogue import method
 from federated.methods.fedfa import central_norm
+from federated.objective import masked
 from federated.task import Update
 from models.families import FAMILIES, full, shapes
 from models.family import Family, sectioned

@@ -12,13 +12,16 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from federated.errors import DataError, Refused
-from federated.local import Diverged, Stopped, calibrate, evaluate, masked, perform, train
+from federated.local import Diverged, Stopped, calibrate, evaluate, perform, train
+from federated.objective import masked
 from federated.task import Recipe, Task
 from models.families import build, full, menu, network, shapes, statistics
 from models.norms import load_stats
+from models.submodel import Network, Submodel
 
 NET = network("preresnet", (1, 4, 4), 3, (8.0,), (5.0,))
 (SMALL,) = menu(NET, (0.5,), (1,))
+BARE = Submodel(Network("none", "", (1,), 2), 1.0, ())  # of networks made here by hand: classes to learn, and no exits
 PLAIN = Recipe(epochs=1, batch=4, lr=0.1, momentum=0.0)
 
 
@@ -58,7 +61,7 @@ ONE = (np.array([[2.0]], dtype=np.float32), np.array([0]))
 def test_one_step_by_hand():
     """Equal logits: the gradient of weight 0 is (1/2 - 1) x 2 = -1, so it moves to 0.1."""
     net = linear()
-    done = train(net, PLAIN, *ONE, labels=(0, 1), seed=0)
+    done = train(net, BARE, PLAIN, *ONE, labels=(0, 1), seed=0)
     assert net.weight.flatten().tolist() == pytest.approx([0.1, -0.1])
     assert done.steps == 1
     assert done.loss == pytest.approx(np.log(2))
@@ -67,7 +70,7 @@ def test_one_step_by_hand():
 def test_momentum_and_decay_by_hand():
     """Two steps from weights 1: the gradient is (-1, 1) + decay x w, momentum adds half of the first to the second."""
     net = linear(1.0)
-    train(net, replace(PLAIN, epochs=2, momentum=0.5, decay=0.01), *ONE, labels=(0, 1), seed=0)
+    train(net, BARE, replace(PLAIN, epochs=2, momentum=0.5, decay=0.01), *ONE, labels=(0, 1), seed=0)
     first = np.array([-1 + 0.01, 1 + 0.01])
     w = 1 - 0.1 * first
     p = np.exp(2 * w) / np.exp(2 * w).sum()
@@ -78,13 +81,13 @@ def test_momentum_and_decay_by_hand():
 def test_the_gradient_is_clipped_as_a_whole():
     """(-1, 1) has norm sqrt 2; clipped to 0.5 each entry is 0.5 / sqrt 2."""
     net = linear()
-    train(net, replace(PLAIN, clip=0.5), *ONE, labels=(0, 1), seed=0)
+    train(net, BARE, replace(PLAIN, clip=0.5), *ONE, labels=(0, 1), seed=0)
     assert net.weight.flatten().tolist() == pytest.approx([0.05 / 2**0.5, -0.05 / 2**0.5], rel=1e-4)
 
 
 def test_the_masked_loss_has_no_gradient_for_absent_classes():
     net = linear(1.0)
-    train(net, replace(PLAIN, masked=True), *ONE, labels=(0,), seed=0)
+    train(net, BARE, replace(PLAIN, masked=True), *ONE, labels=(0,), seed=0)
     assert net.weight[1].item() == 1.0
     assert net.weight[0].item() > 1.0
 
@@ -103,7 +106,7 @@ def test_a_last_batch_of_one_joins_the_one_before(n, batch, expected):
     net = nn.Linear(1, 2)
     net.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     x = np.zeros((n, 1), dtype=np.float32)
-    assert train(net, replace(PLAIN, batch=batch), x, np.zeros(n, dtype=np.int64), labels=(0,), seed=0).steps == len(expected)
+    assert train(net, BARE, replace(PLAIN, batch=batch), x, np.zeros(n, dtype=np.int64), labels=(0,), seed=0).steps == len(expected)
     assert seen == expected
 
 
@@ -112,7 +115,7 @@ def test_every_epoch_sees_every_example_once_in_another_order():
     net = nn.Linear(1, 2)
     net.register_forward_pre_hook(lambda module, args: seen.append(args[0].flatten().tolist()))
     x = np.arange(8, dtype=np.float32)[:, None]
-    train(net, replace(PLAIN, epochs=2, lr=0.0), x, np.zeros(8, dtype=np.int64), labels=(0,), seed=1)
+    train(net, BARE, replace(PLAIN, epochs=2, lr=0.0), x, np.zeros(8, dtype=np.int64), labels=(0,), seed=1)
     first, second = seen[0] + seen[1], seen[2] + seen[3]
     assert sorted(first) == sorted(second) == list(range(8))
     assert first != second
@@ -122,7 +125,7 @@ def test_every_epoch_sees_every_example_once_in_another_order():
 def test_the_loss_is_that_of_the_last_epoch_by_examples():
     """Rate 0 keeps every loss at log 2 for equal logits, batches of 4 and 2 alike."""
     x = np.zeros((6, 1), dtype=np.float32)
-    assert train(linear(), replace(PLAIN, lr=0.0), x, np.zeros(6, dtype=np.int64), labels=(0,), seed=0).loss == pytest.approx(np.log(2))
+    assert train(linear(), BARE, replace(PLAIN, lr=0.0), x, np.zeros(6, dtype=np.int64), labels=(0,), seed=0).loss == pytest.approx(np.log(2))
 
 
 def test_training_sets_the_mode_and_static_norms_leave_their_statistics():
@@ -132,7 +135,7 @@ def test_training_sets_the_mode_and_static_norms_leave_their_statistics():
         torch.manual_seed(0)
         net = build(SMALL)
         net.train(not evaluating)
-        train(net, replace(PLAIN, norm=norm), data.x, data.y, labels=data.labels, seed=0)
+        train(net, SMALL, replace(PLAIN, norm=norm), data.x, data.y, labels=data.labels, seed=0)
         ends.append(net)
     first, second, third = ends
     assert torch.equal(first.linear.weight, second.linear.weight)
@@ -156,7 +159,7 @@ def test_a_diverging_loss_is_an_error():
 
 def test_no_example_is_an_error():
     with pytest.raises(DataError, match="at least 1 example"):
-        train(linear(), PLAIN, np.zeros((0, 1), dtype=np.float32), np.zeros(0, dtype=np.int64), labels=(), seed=0)
+        train(linear(), BARE, PLAIN, np.zeros((0, 1), dtype=np.float32), np.zeros(0, dtype=np.int64), labels=(), seed=0)
 
 
 # ---- whole tasks ---------------------------------------------------------------------------------------------------
@@ -202,7 +205,7 @@ def test_training_lowers_the_loss_and_learns_the_classes():
     assert trained.notes["loss"] < 0.2
     stats = perform(task("calibrate"), trained.tensors, data)
     scores = perform(task("evaluate"), {**trained.tensors, **stats.tensors}, data)
-    assert scores.notes["correct"] >= 0.9 * scores.samples
+    assert scores.notes["tallies"]["all"]["right"][0] >= 0.9 * scores.samples
 
 
 def test_tracked_statistics_travel_both_ways():
@@ -236,15 +239,17 @@ def test_an_evaluation_counts_the_held_out():
         update = perform(task("evaluate", batch=batch), received, data)
         assert not update.tensors
         assert (update.samples, update.steps) == (6, 0)
-        assert update.notes["correct"] == int((logits.argmax(1) == truth).sum())
-        assert update.notes["loss"] == pytest.approx(cross_entropy(logits, truth).item(), rel=1e-5)
+        found = update.notes["tallies"]["all"]
+        assert found["count"] == [6]
+        assert found["right"] == [int((logits.argmax(1) == truth).sum())]
+        assert found["loss"][0] / 6 == pytest.approx(cross_entropy(logits, truth).item(), rel=1e-5)
 
 
 def test_an_evaluation_without_held_out_examples_is_empty():
     data = examples()
     data.x_held, data.y_held = data.x[:0], data.y[:0]
     update = perform(task("evaluate"), weights(SMALL), data)
-    assert (update.samples, update.notes) == (0, {"loss": 0.0, "correct": 0})
+    assert (update.samples, update.notes) == (0, {"tallies": {}})
 
 
 @pytest.mark.parametrize("work", ["calibrate", "evaluate"])
@@ -275,4 +280,53 @@ def test_calibration_and_evaluation_of_a_network_in_hand():
     other.load_state_dict(net.state_dict())
     load_stats(other, stats)
     assert batches == 4
-    assert evaluate(net, data.x, data.y, 7) == evaluate(other, data.x, data.y, 7)
+    recipe = replace(PLAIN, batch=7)
+    assert evaluate(net, SMALL, recipe, data.x, data.y) == evaluate(other, SMALL, recipe, data.x, data.y)
+
+
+def test_scores_before_and_after_training_are_sent_only_when_asked_for():
+    """Of the held-out examples, with norms measured on the device's own data; training is the same with and without them."""
+    data, received = examples(60), parameters(SMALL)
+    plain = perform(task(epochs=15, batch=15, lr=0.02), received, data)
+    scored = perform(task(epochs=15, batch=15, lr=0.02, scores=True), received, data)
+    assert "tallies" not in plain.notes
+    before, after = (scored.notes["tallies"][when] for when in ("before", "after"))
+    assert before["count"] == after["count"] == [15]
+    assert after["right"][0] > before["right"][0]
+    assert after["loss"][0] < before["loss"][0]
+    assert all(np.array_equal(plain.tensors[name], scored.tensors[name]) for name in plain.tensors)
+
+
+def test_a_device_is_also_scored_on_its_own_classes_alone():
+    """With the logits of absent classes at 0, a device that holds class 0 alone may only be wrong where its own logit is negative."""
+    data = examples()
+    data.y, data.labels = np.zeros_like(data.y), (0,)
+    data.y_held = np.zeros_like(data.y_held)
+    tallies = perform(task("evaluate"), weights(SMALL), data).notes["tallies"]
+    assert tallies.keys() == {"all", "labels"}
+    net = build(SMALL).eval()
+    net.load_state_dict({name: torch.from_numpy(value) for name, value in weights(SMALL).items()}, strict=False)
+    own = net(torch.from_numpy(data.x_held))[:, 0]
+    assert tallies["labels"]["right"] == [int((own >= 0).sum())]
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_the_first_step_of_adam_is_the_rate_in_each_direction(optimiser):
+    """Bias-corrected moments of one gradient g give g / |g|."""
+    net = linear()
+    train(net, BARE, replace(PLAIN, optimiser=optimiser, lr=0.01), *ONE, labels=(0, 1), seed=0)
+    assert net.weight.flatten().tolist() == pytest.approx([0.01, -0.01], rel=1e-4)
+
+
+def test_dropout_repeats_with_the_task_and_leaves_the_global_randomness_alone():
+    transformer = full(network("transformer-small", (6,), 9, target="token"))
+    data = SimpleNamespace(x=np.arange(48).reshape(8, 6) % 9, y=np.arange(1, 49).reshape(8, 6) % 9, labels=tuple(range(9)))
+    data.x_held, data.y_held = data.x[:2], data.y[:2]
+    torch.manual_seed(4)
+    start = torch.random.get_rng_state()
+    first, again = (perform(task(submodel=transformer, scores=True), parameters(transformer), data) for _ in range(2))
+    assert all(np.array_equal(first.tensors[name], again.tensors[name]) for name in first.tensors)
+    torch.manual_seed(4)
+    assert torch.equal(start, torch.random.get_rng_state())
+    assert "labels" not in first.notes
+    assert first.notes["tallies"]["after"]["count"] == [12]

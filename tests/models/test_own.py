@@ -160,6 +160,14 @@ def test_the_first_block_of_a_section_stays(named: Named) -> None:
         build(Submodel(named(Residual), 1.0, ((0, 1, 1), (1, 1))))
 
 
+def test_a_block_that_changes_the_shape_begins_a_section(named: Named) -> None:
+    """Two of 6 channels, two of 8, in one nn.Sequential after a first layer."""
+    blocks = ((6, 6), (6, 6), (6, 8, 2), (8, 8))
+    made = named(lambda: nn.Sequential(nn.Conv2d(1, 6, 1), *(Basic(*block) for block in blocks), nn.Flatten(), nn.Linear(8 * 16, 10)))
+    assert full(made).mask == ((1, 1), (1, 1))
+    assert address(made, "net.3.conv1.weight") == (1, 0, "conv1.weight")
+
+
 def test_chains_of_layers_are_no_blocks(named: Named) -> None:
     """Two alike nn.Sequential in a row have no shortcut to leave them out by."""
     made = named(lambda: nn.Sequential(nn.Flatten(), *(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(2)), nn.Linear(64, 10)))
@@ -261,6 +269,21 @@ class Written(nn.Module):
 
 def test_channels_of_a_written_size_stay_whole(named: Named) -> None:
     assert list(sizes(named(Written)).values()) == [(8, 1, 3, 3), (3, 288), (10, 3)]
+
+
+class Split(nn.Module):
+    """Splits channels in pairs: half of the channels would be half of the pairs, but that is not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paired, self.hidden, self.head = nn.Linear(4, 8), nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.hidden(self.paired(x).view(x.shape[0], -1, 2).sum(2)))  # type: ignore[no-any-return]
+
+
+def test_split_channels_stay_whole(named: Named) -> None:
+    assert list(sizes(named(Split, (4,), 3)).values()) == [(8, 4), (3, 4), (3, 3)]
 
 
 class Training(nn.Module):

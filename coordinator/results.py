@@ -1,0 +1,149 @@
+"""What a simulation leaves for a researcher: one JSON and one CSV per seed, a summary over seeds, and pictures.
+
+FOLDER/seed0.json            config, commit, versions, rounds, scores of all devices together, summary
+FOLDER/seed0.csv             every score, one line each: round, submodel, view, agent, accuracy, loss, ...
+FOLDER/seed0-partition.json  which examples each device held; beside it a picture
+FOLDER/summary.json, .csv    the numbers of `coordinator.scores.summary`, per seed, and their mean and deviation
+FOLDER/accuracy.png          per round and submodel, over all seeds
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import platform
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from coordinator.config import Config, to_json
+from coordinator.devices import Source, names
+from coordinator.progress import Say
+from coordinator.scores import summary
+from coordinator.store import Score, Store
+from federated.data import partitions
+from models.cost import cost
+from models.submodel import Submodel
+
+__all__ = ["write", "write_summary"]
+
+COLUMNS = ("round", "submodel", "view", "agent", "accuracy", "loss", "examples")
+PACKAGES = ("espalier", "numpy", "torch")
+HEADLINE = ("global", "worst", "mean", "macro_f1", "majority_f1", "perplexity", "rmse", "local", "before", "after", "strong", "weak")
+
+
+def write(folder: Path, config: Config, store: Store, source: Source, say: Say) -> dict[str, Any]:
+    """Writes the results of one seed from what its store holds, and gives them as plain values."""
+    facts, scores = store.read_facts(), store.all_scores()
+    by_name = {submodel.name: submodel for submodel in facts.menu}
+    assigned = {agent: by_name[name] for agent, name in store.assigned().items()}
+    final = summary(latest(scores), facts.menu, assigned)
+    found = {
+        "run": config.name,
+        "seed": config.seed,
+        "config": to_json(config),
+        "commit": commit(),
+        "versions": versions(),
+        "seconds": round(sum(seconds for _, seconds, *_ in store.history()), 3),
+        "submodels": [described(submodel, list(assigned.values())) for submodel in facts.menu],
+        "assigned": {agent: submodel.name for agent, submodel in sorted(assigned.items())},
+        "rounds": [{"round": n, "seconds": round(s, 3), "bytes_up": up, "bytes_down": down} for n, s, up, down in store.history()],
+        "scores": [{"round": n, **msgspec.to_builtins(score)} for n, score in scores if not score.agent],
+        "summary": final,
+    }
+    base = folder / f"seed{config.seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    base.with_suffix(".json").write_text(json.dumps(found, indent=1))
+    write_scores(base.with_suffix(".csv"), scores)
+    counts = partitions.counts(source.whole, source.parts)
+    draw(say, "partition", folder / f"seed{config.seed}-partition.png", counts, names(source.agents), f"{config.data.name}, {source.partition}")
+    say(f"seed {config.seed}: " + ", ".join(f"{name} {final[name]:.3f}" for name in HEADLINE if name in final))
+    return found
+
+
+def latest(scores: Sequence[tuple[int, Score]]) -> list[Score]:
+    """The last score of each submodel, view and device."""
+    return list({(s.submodel, s.view, s.agent): s for _, s in scores}.values())
+
+
+def described(submodel: Submodel, assigned: Sequence[Submodel]) -> dict[str, Any]:
+    what = cost(submodel)
+    return {"name": submodel.name, "parameters": what.parameters, "macs": what.macs, "devices": assigned.count(submodel)}
+
+
+def write_scores(path: Path, scores: Sequence[tuple[int, Score]]) -> None:
+    more = sorted({name for _, s in scores for name in s.metrics} - set(COLUMNS))
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow([*COLUMNS, *more])
+        for number, s in scores:
+            lines.writerow(
+                [number, *(getattr(s, column) for column in COLUMNS[1:]), *(s.metrics.get(name, "") for name in more)]  # "" where it has none
+            )
+
+
+def write_summary(folder: Path, name: str, found: Sequence[Mapping[str, Any]], say: Say) -> dict[str, Any]:
+    """Writes the summary over seeds and the picture of accuracies; gives the summary."""
+    numbers = sorted({key for one in found for key in one["summary"]})
+    rows = {key: [one["summary"][key] for one in found if key in one["summary"]] for key in numbers}
+    made = {
+        "experiment": name,
+        "method": found[0]["config"]["method"].get("name", ""),
+        "seeds": [one["seed"] for one in found],
+        "rounds": [len(one["rounds"]) for one in found],
+        "seconds": sum(one["seconds"] for one in found),
+        "commit": found[0]["commit"],
+        "summary": {key: {"mean": statistics.fmean(v), "deviation": statistics.stdev(v) if len(v) > 1 else 0.0} for key, v in rows.items()},
+        "per_seed": {str(one["seed"]): one["summary"] for one in found},
+        "results": str(folder),
+    }
+    (folder / "summary.json").write_text(json.dumps(made, indent=1))
+    with (folder / "summary.csv").open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["metric", "mean", "deviation", *(f"seed{one['seed']}" for one in found)])
+        for key in numbers:
+            lines.writerow([key, *made["summary"][key].values(), *(one["summary"].get(key, "") for one in found)])
+    draw(say, "accuracies", folder / "accuracy.png", [one["scores"] for one in found], [one["name"] for one in found[0]["submodels"]], name)
+    if len(found) > 1:
+        means = made["summary"]
+        say(f"{len(found)} seeds: " + ", ".join(f"{k} {means[k]['mean']:.3f} ± {means[k]['deviation']:.3f}" for k in HEADLINE if k in means))
+    say(f"results are in {folder}")
+    return made
+
+
+def draw(say: Say, what: str, path: Path, *given: Any) -> None:
+    """One of the pictures of `coordinator.pictures`; without matplotlib there is none, and that is said."""
+    try:
+        from coordinator import pictures
+    except ModuleNotFoundError as error:
+        say(f"no picture {path.name}: {error.name} is not installed; pip install 'espalier[simulate]'")
+        return
+    getattr(pictures, what)(path, *given)
+
+
+def commit() -> str:
+    """The commit of this checkout, with `+` where files differ from it; empty outside of one."""
+    here = Path(__file__).resolve().parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603, S607
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = ""
+    return found

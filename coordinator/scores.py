@@ -1,0 +1,96 @@
+"""From tallies to scores: of all devices together, of each one, of a submodel before and after local training; and what they sum up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+from coordinator.store import Score
+from federated.local import Tallies
+from federated.scores import Tally, add, metrics
+from models.submodel import Submodel
+
+__all__ = ["Found", "best_view", "of_devices", "of_training", "overall", "score", "summary"]
+
+Found = Sequence[tuple[Submodel, str, Tallies]]
+"""Submodel, agent, and that agent's tallies by view."""
+
+
+def score(submodel: Submodel, view: str, tally: Tally, agent: str = "") -> Score:
+    """The score that a tally of at least one example says."""
+    found = metrics(tally, submodel.network)
+    return Score(submodel.name, view, found["accuracy"], found["loss"], int(tally["count"][0]), agent, found)
+
+
+def of_devices(found: Found) -> list[Score]:
+    """Scores `devices`, `labels` and `devices/exit0`: of all devices together, and of each."""
+    return named(found, {"all": "devices", "labels": "labels"}, exits="devices/")
+
+
+def of_training(found: Found) -> list[Score]:
+    """Scores `before` and `after` local training: of all devices together, and of each."""
+    return named(found, {"before": "before", "after": "after"}, exits="")
+
+
+def named(found: Found, names: Mapping[str, str], exits: str) -> list[Score]:
+    made = []
+    for submodel, several in groupby(sorted(found, key=lambda f: (f[0].name, f[1])), key=lambda f: f[0]):
+        tallies = [(agent, by_view) for _, agent, by_view in several]
+        for view in dict.fromkeys(view for _, by_view in tallies for view in by_view):
+            name = names.get(view, exits + view)
+            made.append(score(submodel, name, add(by_view[view] for _, by_view in tallies if view in by_view)))
+            if view in names:
+                made += [score(submodel, name, by_view[view], agent) for agent, by_view in tallies if view in by_view]
+    return made
+
+
+def best_view(scores: Iterable[Score]) -> str:
+    """The view that counts: the coordinator's own data where it has some."""
+    return "central" if any(s.view == "central" for s in scores) else "devices"
+
+
+def overall(scores: Sequence[Score], view: str = "") -> list[Score]:
+    """The scores of a view, the one that counts unless named, of all its examples together: one per submodel."""
+    view = view or best_view(scores)
+    return [s for s in scores if s.view == view and not s.agent]
+
+
+def summary(scores: Sequence[Score], menu: Sequence[Submodel], assigned: Mapping[str, Submodel]) -> dict[str, float]:
+    """The numbers that papers print, of those that the scores hold.
+
+    global: the largest submodel's; worst and mean: over submodels (NeFL); local: with absent classes masked (HeteroFL); before and after local
+    training; strong and weak: after it, the mean over devices with the largest submodel in use and over all others (RecipFL); metrics of
+    the largest (macro_f1, perplexity, rmse, ...).
+    """
+    order = {submodel.name: index for index, submodel in enumerate(menu)}
+    main = sorted(overall(scores), key=lambda s: order.get(s.submodel, -1))
+    found: dict[str, float] = {}
+    if main:
+        found = {"global": main[-1].accuracy, "worst": min(s.accuracy for s in main), "mean": mean(s.accuracy for s in main), "loss": main[-1].loss}
+        found |= {name: value for name, value in main[-1].metrics.items() if name not in {"accuracy", "loss"}}
+    for name, view in (("local", "labels"), ("before", "before"), ("after", "after")):
+        if several := [s.accuracy for s in scores if s.view == view and s.agent and s.submodel == own(assigned, s)]:
+            found[name] = mean(several)
+    return found | capacities(scores, order)
+
+
+def own(assigned: Mapping[str, Submodel], one: Score) -> str:
+    """The submodel that the device of a score carries."""
+    return assigned[one.agent].name if one.agent in assigned else ""
+
+
+def capacities(scores: Sequence[Score], order: Mapping[str, int]) -> dict[str, float]:
+    after = [s for s in scores if s.view == "after" and s.agent]
+    used = {s.submodel for s in after}
+    if len(used) < 2:
+        return {}
+    largest = max(used, key=lambda name: order.get(name, -1))
+    return {
+        "strong": mean(s.accuracy for s in after if s.submodel == largest),
+        "weak": mean(s.accuracy for s in after if s.submodel != largest),
+    }
+
+
+def mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
