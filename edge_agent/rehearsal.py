@@ -66,7 +66,7 @@ def _run(broker: str | None, name: str | None, card: Card, job: Job) -> messages
             return found
     from models.families import menu, network  # torch: only the worker and this rehearsal need it
 
-    made = network(job.model or "preresnet", card.inputs, card.outputs, card.mean, card.std)
+    made = network(job.model or "preresnet", card.inputs, card.outputs, card.mean, card.std, card.target, shift=card.shift, scale=card.scale)
     return messages.Run("rehearsal", "fedfa", made.family, made, menu(made, (0.5,), (2,)), 32, secrets.token_hex(8))
 
 
