@@ -1,0 +1,30 @@
+"""A network of the user's own, from a function within a test."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from models.families import network
+from models.submodel import Network
+from tests.support.own import Named
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> Named:
+    """Makes the network of a function, under a name that no other test has: families remember names."""
+    module = ModuleType(f"own_{next(numbers)}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def make(function: Callable[..., object], inputs: tuple[int, ...] = (1, 8, 8), outputs: int = 10, target: str = "class") -> Network:
+        name = f"f{next(numbers)}"
+        setattr(module, name, function)
+        return network(f"{module.__name__}:{name}", inputs, outputs, target=target)
+
+    return make

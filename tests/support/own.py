@@ -1,0 +1,79 @@
+"""Networks that know nothing of submodels, and what tests ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
+
+from models.families import build, initial, menu, shapes, statistics
+from models.slicing import corners, extract
+from models.submodel import Network, Submodel
+
+Named = Callable[..., Network]
+"""The fixture `named`: makes the network of a function."""
+
+
+def at(made: Network, width: float, depth: int = 1) -> Submodel:
+    return menu(made, (width,), (depth,))[0]
+
+
+def sizes(made: Network, width: float = 0.5) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights of a narrow network, biases left out."""
+    return {name.removeprefix("net."): shape for name, shape in shapes(at(made, width)).items() if not name.endswith("bias")}
+
+
+def passes(submodel: Submodel) -> Tensor:
+    """What the network of a submodel gives with the extracted corner of the whole; it also trains."""
+    local = shapes(submodel) | statistics(submodel)
+    tensors = initial(submodel.network, 0)
+    net = build(submodel)
+    missing, unexpected = net.load_state_dict(
+        extract(tensors, corners({k: tuple(v.shape) for k, v in tensors.items()}, submodel, local)), strict=False
+    )
+    assert not unexpected
+    assert not local.keys() & set(missing)
+    x = torch.rand((3, *submodel.network.inputs), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        out = net.eval()(x)
+    net.train()(x).sum().backward()
+    assert all(p.grad is not None for p in net.parameters())
+    return out  # type: ignore[no-any-return]
+
+
+def cnn(width: int = 8) -> nn.Module:
+    body = nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(body, nn.Conv2d(width, 2 * width, 3), nn.GELU(), nn.Flatten(), nn.Linear(2 * width * 4, 10))
+
+
+class Basic(nn.Module):
+    """As torchvision writes its residual blocks."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.conv2, self.norm2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs)) if stride > 1 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm2(self.conv2(self.relu(self.norm1(self.conv1(x)))))
+        out += x if self.shortcut is None else self.shortcut(x)
+        return self.relu(out)  # type: ignore[no-any-return]
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 6, 3, padding=1)
+        self.layer1 = nn.Sequential(*(Basic(6, 6) for _ in range(3)))
+        self.layer2 = nn.ModuleList([Basic(6, 8, 2), Basic(8, 8)])
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer1(self.stem(x))
+        for block in self.layer2:
+            x = block(x)
+        return self.head(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))  # type: ignore[no-any-return]
