@@ -45,7 +45,9 @@ def main(verbose: bool) -> None:
 )
 @click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to")
 @click.option("--shard", metavar="I/N", help="hold only the I-th (from 0) of N parts of a named data set")
-@click.option("--partition", metavar="RULE", help="how the parts of --shard are drawn: iid, dirichlet:ALPHA, classes:K, users, ...  [default: dirichlet:1.0]")
+@click.option(
+    "--partition", metavar="RULE", help="how the parts of --shard are drawn: iid, dirichlet:ALPHA, classes:K, users, ...  [default: dirichlet:1.0]"
+)
 @click.option("--seed", type=int, help="of the partition of --shard  [default: 0]")
 @click.option("--model", metavar="module:function", default="", help="a network of your own, where the run asks for one of that name")
 @click.option("--name", metavar="ID", help="this agent's name  [default: made of the host's, numbered where agents share a host]")
