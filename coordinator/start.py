@@ -29,8 +29,7 @@ from federated.methods.catalogue import method as method_named
 from federated.task import Card
 from federated.wire import messages, topics
 from federated.wire.link import Link
-from models.families import initial
-from models.families import menu as submodels
+from models.families import initial, probes
 from models.families import network as network_named
 from models.pretrained import load
 from models.submodel import Network, Submodel
@@ -174,11 +173,11 @@ def beginning(config: Config, network: Network, method: Method) -> dict[str, Ten
 
 
 def timed(network: Network | None, method: Method, settings: Mapping[str, object]) -> tuple[Submodel, ...]:
-    """The small submodels that agents time, so that none needs to run a large one: quarter and half width at the least and the greatest depth."""
+    """The small submodels that agents time, so that none needs to run a large one, at the least and the greatest depth."""
     if network is None:
         return ()
     depths = [max((sum(section) for section in submodel.mask), default=1) for submodel in method.menu(network, settings)]
-    return submodels(network, (0.25, 0.5), sorted({min(depths), max(depths)}), method.features)
+    return probes(network, sorted({min(depths), max(depths)}), method.features)
 
 
 def misfit(card: Card, network: Network) -> str:

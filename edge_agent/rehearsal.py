@@ -64,10 +64,10 @@ def _run(broker: str | None, name: str | None, card: Card, job: Job) -> messages
             link.close()
         if found.network is not None:
             return found
-    from models.families import menu, network  # torch: only the worker and this rehearsal need it
+    from models.families import network, probes  # torch: only the worker and this rehearsal need it
 
     made = network(job.model or "preresnet", card.inputs, card.outputs, card.mean, card.std, card.target, shift=card.shift, scale=card.scale)
-    return messages.Run("rehearsal", "fedfa", made.family, made, menu(made, (0.5,), (2,)), 32, secrets.token_hex(8))
+    return messages.Run("rehearsal", "fedfa", made.family, made, probes(made, (2,)), 32, secrets.token_hex(8))
 
 
 def _updates(worker: Worker, job: Job, run: messages.Run) -> dict[str, dict[str, Any]]:

@@ -32,7 +32,21 @@ from models.transformer import TRANSFORMER
 from models.vgg import VGG
 from models.vit import VIT
 
-__all__ = ["FAMILIES", "address", "build", "example", "full", "initial", "labelled", "menu", "network", "normalising", "shapes", "statistics"]
+__all__ = [
+    "FAMILIES",
+    "address",
+    "build",
+    "example",
+    "full",
+    "initial",
+    "labelled",
+    "menu",
+    "network",
+    "normalising",
+    "probes",
+    "shapes",
+    "statistics",
+]
 
 FAMILIES: dict[str, Family] = {
     "densenet": DENSENET,
@@ -228,3 +242,12 @@ def menu(made: Network, widths: Iterable[float], depths: Iterable[int | Sequence
         for w, row in itertools.product(widths, rows)
     }
     return tuple(sorted(unique, key=lambda s: (sum(map(math.prod, shapes(s).values())), s.width, s.name)))
+
+
+def probes(made: Network, depths: Iterable[int], features: Iterable[str] = ()) -> tuple[Submodel, ...]:
+    """Submodels that cost little to time, a quarter and a half wide; whole where a network of the user's own cannot be narrowed."""
+    depths, features = tuple(depths), tuple(features)
+    try:
+        return menu(made, (0.25, 0.5), depths, features)
+    except ValueError:
+        return menu(made, (1.0,), depths, features)

@@ -16,16 +16,7 @@ from export.verify import load
 from models.families import address, build, full, labelled, menu, network, shapes
 from models.submodel import Submodel, kept
 from tests.support.federation import Member, digits, federate
-from tests.support.own import Named, at, cnn, passes, sizes
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.memory, self.head = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.memory(x[:, 0])[0][:, -1])  # type: ignore[no-any-return]
+from tests.support.own import Named, Recurrent, at, cnn, passes, sizes
 
 
 class Tied(nn.Module):
@@ -176,3 +167,10 @@ def test_initial_values_are_corners_too(named: Named) -> None:
     torch.manual_seed(5)
     half = build(at(made, 0.5)).state_dict()
     assert all(torch.equal(value, whole[name][tuple(map(slice, value.shape))]) for name, value in half.items())
+
+
+def test_what_cannot_be_narrowed_is_timed_and_trained_whole(tmp_path: Path) -> None:
+    settings = {"model.name": "tests.support.own:Recurrent", "method.name": "fedavg", "rounds": 1}
+    done = federate(tmp_path, [Member("a0", digits(0, 2))], settings)
+    assert [s.name for s in done.fleet.run.calibration] == ["w1-d"]
+    assert done.result.rounds == 1

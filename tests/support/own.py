@@ -77,3 +77,14 @@ class Residual(nn.Module):
         for block in self.layer2:
             x = block(x)
         return self.head(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))  # type: ignore[no-any-return]
+
+
+class Recurrent(nn.Module):
+    """Nothing of it can be narrowed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.head = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.memory(x[:, 0])[0][:, -1])  # type: ignore[no-any-return]
