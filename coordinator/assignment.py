@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -89,12 +89,12 @@ def affordable(menu: Sequence[Offer], *, step: float, deadline: float, failed: C
 def pinned(menu: Sequence[Submodel], wanted: Mapping[str, str]) -> Callable[[str], Submodel | None]:
     """Which submodel the configuration fixes for an agent, if it does: patterns as a shell has them, the first that fits counts.
 
-    Raises ConfigError for a name that the menu does not have.
+    A name may leave out what the method adds to it: `w0.5-d2.2` for `w0.5-d2.2-scaler`. Raises ConfigError for one that the menu does not have.
     """
-    known = {submodel.name: submodel for submodel in menu}
+    known = {replace(submodel, features=()).name: submodel for submodel in menu} | {submodel.name: submodel for submodel in menu}
     for pattern, name in wanted.items():
         if name not in known:
-            raise ConfigError(f"assign.submodels: {pattern}: {Unknown('submodel', name, known)}")
+            raise ConfigError(f"assign.submodels: {pattern}: {Unknown('submodel', name, [s.name for s in menu])}")
 
     def choice(agent: str) -> Submodel | None:
         return next((known[name] for pattern, name in wanted.items() if fnmatchcase(agent, pattern)), None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -27,6 +29,7 @@ log = logging.getLogger("coordinator")
 Say = Callable[[str], None]
 """Where words for people go."""
 
+NAMED = 8  # agents up to which a line names each
 RECENT = 5  # rounds that the estimate of time left goes by
 
 
@@ -57,19 +60,22 @@ class Lines:
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._waiting = (-1, -1)
+        self._waiting = (-1, -math.inf)  # how many agents there were when it was last said, and when that was
         self._rounds = 0
         self._ended: list[float] = []  # when rounds ended, by the monotonic clock
 
     def waiting(self, ready: int, wanted: int) -> None:
-        if (ready, wanted) != self._waiting:
-            self._waiting = ready, wanted
+        if ready != self._waiting[0] and time.monotonic() - self._waiting[1] > 1:
+            self._waiting = ready, time.monotonic()
             self._say(f"waiting: {ready} of {wanted} agents")
 
     def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
         self._rounds = rounds
         self._ended = self._ended or [time.monotonic()]
-        self._say(f"round {number} of {rounds}: " + ", ".join(f"{agent} {submodel.name}" for agent, submodel in sorted(chosen.items())))
+        names = [f"{agent} {submodel.name}" for agent, submodel in sorted(chosen.items())]
+        if len(names) > NAMED:
+            names = [f"{count} x {submodel}" for submodel, count in sorted(Counter(s.name for s in chosen.values()).items())]
+        self._say(f"round {number} of {rounds}: " + ", ".join(names))
 
     def folded(self, entry: Entry) -> None:
         log.info("%s: folded %s, loss %.3f, %.1f s", entry.agent, entry.submodel, entry.loss, entry.seconds)
