@@ -109,7 +109,7 @@ SIMULATED = {"device": "simulate.device", "seeds": "simulate.seeds", "workers": 
 @click.argument("file", type=click.Path(path_type=Path), metavar="EXPERIMENT.toml")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="any key of the experiment, such as train.lr=0.05")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="where devices train  [default: cpu]")
-@click.option("--seeds", callback=whole_numbers, metavar="0,1,2", help="one run each  [default: 0]")
+@click.option("--seeds", callback=whole_numbers, metavar="0,1,2", help="one run each  [default: the experiment's own]")
 @click.option("--init", metavar="CHECKPOINT", help=INIT)
 @click.option("--workers", type=int, metavar="N", help="processes that train  [default: one per processor; with cuda 1]")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="where results and pictures go  [default: results/NAME]")

@@ -44,14 +44,14 @@ class Simulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     agents: how many devices, called d0, d1, ... (with leading zeros where there are more than ten). partition: how the training examples are
     shared out among them, as `edge-agent join --partition` takes it. held: share of each device's examples that it holds out.
     speeds: relative speeds of the devices, in equal shares of them, in order; assignment follows unless `assign.submodels` pins it.
-    seeds: one run each, of everything that is random. device: cpu or cuda. workers: processes that train; 0: one per processor.
+    seeds: one run each, of everything that is random; none: the run's own. device: cpu or cuda. workers: processes that train; 0: one per processor.
     """
 
     agents: Positive = 10
     partition: str = "dirichlet:1.0"
     held: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.2
     speeds: tuple[Annotated[float, msgspec.Meta(gt=0)], ...] = (1.0,)
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[int, ...] = ()
     device: Literal["cpu", "cuda"] = "cpu"
     workers: Annotated[int, msgspec.Meta(ge=0)] = 0
 

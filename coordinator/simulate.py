@@ -53,10 +53,10 @@ def simulate(
         raise ConfigError(f"data.name = '{AGENTS}' is for a fleet whose devices bring data; a simulation shares out data that it has")
     if chosen.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: this PyTorch sees no CUDA device")
-    found = []
-    for index, seed in enumerate(chosen.seeds):
-        if len(chosen.seeds) > 1:
-            say(f"seed {seed}, {index + 1} of {len(chosen.seeds)}")
+    seeds, found = chosen.seeds or (config.seed,), []
+    for index, seed in enumerate(seeds):
+        if len(seeds) > 1:
+            say(f"seed {seed}, {index + 1} of {len(seeds)}")
         one = msgspec.structs.replace(
             config, name=f"{name}-seed{seed}", seed=seed, fleet=msgspec.structs.replace(config.fleet, min_agents=chosen.agents)
         )

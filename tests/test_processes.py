@@ -20,13 +20,11 @@ from safetensors.numpy import load_file
 from coordinator import broker as brokers
 from coordinator.store import Store
 from federated.data import catalogue
-from tests.support.federation import Member, digits, federate
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker]
 COORDINATOR = [sys.executable, "-c", "from coordinator.cli import main; main()"]
 AGENT = [sys.executable, "-c", "from edge_agent.cli import main; main()"]
 QUICK = ["--set", "method.widths=[0.5,1.0]", "--set", "method.depths=[2]", "--set", "train.epochs=1", "--set", "fleet.wait=90"]
-PINNED = {"a0": "w1-d2.2.2", "a1": "w0.5-d2.2.2"}
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -100,21 +98,43 @@ def test_a_coordinator_that_starts_its_own_broker_and_two_agents(tmp_path: Path,
         socket.create_connection(("127.0.0.1", port), 1)
 
 
-def test_memory_and_mqtt_give_the_same_model(tmp_path: Path, start: Start, broker: str) -> None:
-    """The same seed, the same pinned submodels: the transport leaves no trace in the weights."""
-    pins = json.dumps(PINNED).replace(":", "=")
-    run = ["--name", "test", "--rounds", "2", "--min-agents", "2", "--seed", "0", "--set", f"assign.submodels={pins}"]
-    coordinator = start(*COORDINATOR, "start", "--broker", broker, *run, *QUICK, "--format", "json")
-    agents = [agent(start, broker, i, "--limit-cpus", "1") for i in range(2)]  # one thread, as here: sums of floats depend on how many add
-    result(coordinator)
+EXPERIMENT = """
+rounds = 2
+[method]
+name = "fedfa"
+widths = [0.5, 1.0]
+depths = [2]
+[train]
+epochs = 1
+[assign.submodels]
+d0 = "w1-d2.2.2"
+d1 = "w0.5-d2.2.2"
+[fleet]
+min_agents = 2
+wait = 90
+[simulate]
+agents = 2
+partition = "dirichlet:0.5"
+"""
+
+
+def test_one_file_gives_the_same_model_in_simulation_and_on_a_fleet(tmp_path: Path, start: Start, broker: str) -> None:
+    """The same seed, shards and submodels: neither the transport nor the worker processes leave a trace in the weights."""
+    (tmp_path / "small.toml").write_text(EXPERIMENT)
+    simulated = result(start(*COORDINATOR, "simulate", "small.toml", "--format", "json"))
+    assert simulated["seeds"] == [0]
+    coordinator = start(*COORDINATOR, "start", "--config", "small.toml", "--broker", broker, "--name", "fleet", "--format", "json")
+    shard = ["--partition", "dirichlet:0.5", "--seed", "0", "--limit-cpus", "1"]  # one thread, as there: sums of floats depend on how many add
+    join = [*AGENT, "join", "--broker", broker, "--data", "digits", "--format", "json"]
+    agents = [start(*join, "--name", f"d{i}", "--shard", f"{i}/2", *shard) for i in range(2)]
+    told = result(coordinator)
+    assert told["accuracy"] == pytest.approx(simulated["summary"]["global"]["mean"], abs=1e-3)
     for process in agents:
         result(process, 30)
-    members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
-    settings = {"method.widths": [0.5, 1.0], "method.depths": [2], "train.epochs": 1, "rounds": 2, "assign.submodels": PINNED}
-    here = federate(tmp_path / "memory", members, settings).result.state.tensors
-    there = load_file(tmp_path / "runs" / "test" / "round-000002.safetensors")
+    here = load_file(tmp_path / "runs" / "small-seed0" / "round-000002.safetensors")
+    there = load_file(tmp_path / "runs" / "fleet" / "round-000002.safetensors")
     assert here.keys() == there.keys()
-    assert max(float(np.abs(here[home].numpy() - there[home]).max()) for home in there) <= 1e-6
+    assert max(float(np.abs(here[home] - there[home]).max()) for home in there) <= 1e-6
 
 
 def test_kill_minus_9_of_the_coordinator_and_resume(tmp_path: Path, start: Start, broker: str) -> None:
