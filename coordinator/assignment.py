@@ -61,7 +61,8 @@ def _features(submodel: Submodel, batch: int) -> np.ndarray[tuple[int], np.dtype
 
 def offers(profile: Profile, menu: Sequence[Submodel], recipe: Recipe, share: float) -> list[Offer]:
     """What each submodel of the menu would cost this agent in a round; `share` of its memory may be filled."""
-    steps = recipe.epochs * max(1, math.ceil(profile.data.examples / recipe.batch))
+    planned = recipe.epochs * max(1, math.ceil(profile.data.examples / recipe.batch))
+    steps = min(recipe.steps, planned) if recipe.steps else planned
     made = []
     for submodel in menu:
         what = cost(submodel, recipe.batch)

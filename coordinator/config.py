@@ -86,6 +86,7 @@ class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """every: rounds between evaluations of all submodels. between: whether in between those in use and the largest are evaluated.
 
     calibrate: whose data give the batch norm statistics. agents: how many agents calibrate and evaluate one submodel; 0: all that can.
+    examples: at most so many of the coordinator's held-out examples are looked at, spread evenly; 0: all.
     devices: whether devices evaluate on what they hold out. local: whether they also do so before and after each local training.
     per_class: whether their scores come with sums per class (macro-F1), which tell how often each class occurs among their examples.
     """
@@ -97,6 +98,7 @@ class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     per_class: bool = False
     calibrate: Literal["fleet", "selected", "coordinator"] = "fleet"
     agents: Annotated[int, msgspec.Meta(ge=0)] = 0
+    examples: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Broker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

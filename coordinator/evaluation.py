@@ -7,6 +7,7 @@ golden `static_bn`). They live in the state as `stats/SUBMODEL/...` until the ne
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ from models.cost import cost
 from models.families import build, statistics
 from models.norms import calibrate
 from models.slicing import corner
-from models.submodel import Submodel
+from models.submodel import Network, Submodel
 
 if TYPE_CHECKING:
     from federated.data.dataset import Dataset
@@ -41,6 +42,7 @@ __all__ = ["Evaluator", "assemble", "without_statistics"]
 log = logging.getLogger(__name__)
 
 BATCH = 256  # examples at a time on the coordinator
+ROOM = 2**24  # numbers that they may answer with: of a text each place answers for the whole vocabulary
 PATIENCE = 6.0  # times the predicted seconds after which a score or statistics are no longer waited for
 GRACE = 60.0
 
@@ -116,11 +118,13 @@ class Evaluator:
     def _centrally(self, state: State, submodels: Sequence[Submodel]) -> list[Score]:
         if self.held is None or not len(self.held.x_held):
             return []
-        scores = []
+        scores, few = [], self.config.evaluate.examples or len(self.held.x_held)
+        stride = max(1, len(self.held.x_held) // few)
+        x, y = self.held.x_held[::stride][:few], self.held.y_held[::stride][:few]
         for submodel in submodels:
             net = assemble(state, self.method, submodel).to(self.device)
-            recipe = replace(self.method.recipe(state, submodel), batch=BATCH, per_class=True)
-            tallies = evaluate_locally(net, submodel, recipe, self.held.x_held, self.held.y_held)
+            recipe = replace(self.method.recipe(state, submodel), batch=at_once(submodel.network), per_class=True)
+            tallies = evaluate_locally(net, submodel, recipe, x, y)
             scores += [score(submodel, "central" if view == "all" else f"central/{view}", tally) for view, tally in tallies.items()]
         return scores
 
@@ -151,6 +155,12 @@ class Evaluator:
             check=lambda _, update: check(update),
             size=shipment.limit,
         )
+
+
+def at_once(network: Network) -> int:
+    """How many examples the coordinator answers at a time."""
+    places = math.prod(network.inputs) if network.objective in {"next", "masked"} else 1
+    return max(1, min(BATCH, ROOM // (network.outputs * places)))
 
 
 def statistics_parts(update: Update) -> list[Part]:

@@ -63,7 +63,7 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class Trained:
-    """loss: mean over the examples of the last epoch. steps: of the optimiser."""
+    """loss: mean over the examples of the last pass. steps: of the optimiser."""
 
     loss: float
     steps: int
@@ -91,11 +91,12 @@ def train(
     device = next(net.parameters()).device
     optimiser = prepared(net, recipe)
     generator = torch.Generator().manual_seed(seed)
-    total = recipe.epochs * len(cuts(len(y), recipe.batch))
+    planned = recipe.epochs * len(cuts(len(y), recipe.batch))
+    total = min(recipe.steps, planned) if recipe.steps else planned
     steps, loss = 0, 0.0
-    for _ in range(recipe.epochs):
-        summed = 0.0
-        for chosen in shuffled(len(y), recipe.batch, generator):
+    while steps < total:
+        summed, seen = 0.0, 0
+        for chosen in itertools.islice(shuffled(len(y), recipe.batch, generator), total - steps):
             if stop is not None and stop():
                 raise Stopped
             shown, truth = objective.pose(submodel.network, recipe.hide, moved(x[chosen], device), moved(y[chosen], device), generator)
@@ -103,10 +104,10 @@ def train(
             steps += 1
             if not math.isfinite(value):
                 raise Diverged(f"the loss is {value} after {steps} of {total} steps; a smaller learning rate than {recipe.lr:g} may help")
-            summed += value * len(chosen)
+            summed, seen = summed + value * len(chosen), seen + len(chosen)
             if on_step is not None:
                 on_step(steps, total, value)
-        loss = summed / len(y)
+        loss = summed / seen
     return Trained(loss, steps)
 
 

@@ -43,7 +43,12 @@ def masked(logits: Tensor, labels: Collection[int]) -> Tensor:
 
 def loss(network: Network, out: Tensor, truth: Tensor) -> Tensor:
     """Mean over examples (and over tokens, or values): cross-entropy, or the squared error of standardised values."""
-    return F.mse_loss(out, truth) if network.objective == "value" else F.cross_entropy(out, truth)
+    return F.mse_loss(out, truth) if network.objective == "value" else F.cross_entropy(*rows(out, truth))
+
+
+def rows(out: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [N, classes, ...] as [M, classes], and truth as [M]: of a text no copy is made, where the network's last axis was the classes."""
+    return out.movedim(1, -1).reshape(-1, out.shape[1]), truth.reshape(-1)
 
 
 def tally(network: Network, out: Tensor, truth: Tensor, *, per_class: bool) -> dict[str, list[float]]:
@@ -52,6 +57,7 @@ def tally(network: Network, out: Tensor, truth: Tensor, *, per_class: bool) -> d
         errors = (out - truth).square()
         sums = {"errors": errors.sum(0), "sum": truth.sum(0), "squares": truth.square().sum(0)}
         return {"count": [float(len(truth))], "loss": [float(errors.mean(1).sum())], **{name: value.tolist() for name, value in sums.items()}}
+    out, truth = rows(out, truth)
     guess = out.argmax(1)
     found = {
         "count": [float(truth.numel())],

@@ -22,6 +22,7 @@ class Recipe:
     """How a device trains, as data, so that a PyTorch loop and an exported graph can both follow it.
 
     epochs: passes over the local training data.
+    steps: at most so many steps, of fewer passes then; 0: as many as the passes have.
     batch: examples per step.
     optimiser: "sgd", "adam" or "adamw" (momentum is SGD's alone).
     lr, momentum, decay: of the optimiser; its state is made anew each round.
@@ -36,6 +37,7 @@ class Recipe:
     """
 
     epochs: int = 1
+    steps: int = 0
     batch: int = 32
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = 0.05

@@ -37,6 +37,7 @@ DEFAULTS: Settings = MappingProxyType(
         "depths": (),  # every block
         "weighting": "samples",
         "epochs": 1,
+        "steps": 0,
         "batch": 32,
         "optimiser": "sgd",
         "lr": 0.05,
@@ -50,6 +51,7 @@ DEFAULTS: Settings = MappingProxyType(
 )
 CHOICES = {"weighting": ("samples", "uniform"), "norm": ("static", "tracked"), "optimiser": ("sgd", "adam", "adamw")}
 RECIPE = tuple(f.name for f in fields(Recipe))
+CLIP = 1.0  # of gradients of values, where the settings say none
 
 
 def proposal(network: Network, settings: Settings, features: Sequence[str] = ()) -> tuple[Submodel, ...]:
@@ -92,8 +94,10 @@ def dispatch(state: State, plan: Plan) -> dict[str, Tensor]:
 
 
 def recipe(state: State, submodel: Submodel) -> Recipe:
+    """The settings as a recipe. Values know no classes to mask, and the squared error of an untrained network has no bound: its gradient gets one."""
     known: dict[str, Any] = {key: state.settings[key] for key in RECIPE if key in state.settings}
-    return Recipe(**known)
+    made = Recipe(**known)
+    return replace(made, masked=False, clip=made.clip or CLIP) if submodel.network.objective == "value" else made
 
 
 def weight(state: State, update: Update) -> float:

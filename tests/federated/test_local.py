@@ -157,6 +157,19 @@ def test_a_diverging_loss_is_an_error():
         perform(task(lr=1e20, epochs=5), parameters(SMALL), examples())
 
 
+@pytest.mark.parametrize(("steps", "taken", "passes"), [(0, 6, 2), (2, 2, 1), (4, 4, 2), (9, 6, 2)])
+def test_steps_may_be_fewer_than_the_passes_have(steps, taken, passes):
+    """24 examples in batches of 8, twice: 6 steps at most; the loss is that of the last pass, a part of one included."""
+    seen = []
+    net = nn.Linear(1, 2)
+    net.register_forward_pre_hook(lambda module, args: seen.append(args[0].flatten().tolist()))
+    x = np.arange(24, dtype=np.float32)[:, None] / 24
+    done = train(net, BARE, replace(PLAIN, epochs=2, batch=8, steps=steps), x, np.zeros(24, dtype=np.int64), labels=(0, 1), seed=0)
+    assert done.steps == len(seen) == taken
+    assert len({value for batch in seen[:3] for value in batch}) == 8 * min(taken, 3)
+    assert 0 < done.loss < 1
+
+
 def test_no_example_is_an_error():
     with pytest.raises(DataError, match="at least 1 example"):
         train(linear(), BARE, PLAIN, np.zeros((0, 1), dtype=np.float32), np.zeros(0, dtype=np.int64), labels=(), seed=0)
