@@ -10,6 +10,7 @@ label plus 1: a device that lacks the last class must say so.
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from federated.data.dataset import Array, Dataset, Labels, Values
 from federated.errors import DataError
 from models.function import imported
 
-__all__ = ["dataset", "read_function", "read_npz"]
+__all__ = ["UNREADABLE", "dataset", "read_function", "read_npz"]
+
+UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error)  # what numpy makes of a damaged file
 
 
 def read_npz(path: Path) -> Dataset:
@@ -30,7 +33,7 @@ def read_npz(path: Path) -> Dataset:
             found = dict(arrays)
     except FileNotFoundError:
         raise DataError(f"data '{path}': no such file") from None
-    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         why = "it holds pickled objects, which are not read" if "allow_pickle" in str(error) else error
         raise DataError(f"data '{path}': expected an .npz file of plain arrays: {why}") from error
     return _named(path.name, found)  # a card names its data: the folders of a person do not leave the device
@@ -83,25 +86,32 @@ def _named(name: str, arrays: Mapping[str, Any]) -> Dataset:
 def _examples(name: str, key: str, value: Any, target: str) -> Array:
     if target == "token":
         return _whole(name, key, value)
-    array = np.asarray(value)
+    array = np.atleast_1d(value)
     if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_) or np.iscomplexobj(array):
         raise DataError(f"data '{name}': expected numbers in {key}, found {array.dtype}")
     if array.dtype != np.uint8:
-        array = array.astype(np.float32, copy=False)
+        array = _single(array)
     return array[:, None] if array.ndim == 3 else array
 
 
 def _truth(name: str, key: str, value: Any, target: str) -> Labels | Values:
     if target != "value":
         return _whole(name, key, value)
-    array = np.asarray(value)
+    array = np.atleast_1d(value)
     if not np.issubdtype(array.dtype, np.integer) and not np.issubdtype(array.dtype, np.floating):
         raise DataError(f"data '{name}': expected numbers in {key}, found {array.dtype}")
-    return array.astype(np.float32, copy=False)
+    return _single(array)
+
+
+def _single(array: Any) -> Values:
+    """As float32; what is too large for it becomes infinite, which a Dataset refuses."""
+    with np.errstate(over="ignore"):
+        single: Values = array.astype(np.float32, copy=False)
+    return single
 
 
 def _whole(name: str, key: str, value: Any) -> Labels:
-    array = np.asarray(value)
+    array = np.atleast_1d(value)
     if not np.issubdtype(array.dtype, np.integer):
         raise DataError(f"data '{name}': expected whole numbers in {key}, found {array.dtype}")
     return array.astype(np.int64, copy=False)

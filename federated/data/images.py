@@ -6,7 +6,10 @@ folder `valid` or `val` is held out; with it, they are left out. Hidden files, a
 
 from __future__ import annotations
 
+import os
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import IO
@@ -24,14 +27,17 @@ Place = tuple[str, ...]  # a path within the folder, by its parts
 Open = Callable[[Place], IO[bytes]]
 
 HELD = ("test", "valid", "val")  # the first that is there
+UNREADABLE = (OSError, EOFError, RuntimeError, SyntaxError, ValueError, struct.error, zipfile.BadZipFile, zlib.error)  # of damaged files
 GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # Pillow's names of 8-bit pictures
 
 
 def read_folder(path: Path) -> Dataset:
     """Pictures of a folder, uint8 [n, 1 or 3, height, width]. Raises DataError, naming the first odd file; MissingExtra without Pillow."""
     files, folders = list[Place](), list[Place]()
-    for found in path.rglob("*"):
-        (folders if found.is_dir() else files).append(found.relative_to(path).parts)
+    for folder, inside, names in os.walk(path, followlinks=True):
+        at = Path(folder).relative_to(path).parts
+        folders += [(*at, name) for name in inside]
+        files += [(*at, name) for name in names]
     return _read(path.resolve().name, files, folders, lambda place: path.joinpath(*place).open("rb"))
 
 
@@ -39,9 +45,9 @@ def read_zip(path: Path) -> Dataset:
     """The same of a folder in a `.zip`, which is read in one pass and not unpacked. Raises DataError, MissingExtra."""
     try:
         with zipfile.ZipFile(path) as archive:
-            names = {tuple(name.strip("/").split("/")): name for name in archive.namelist()}
-            files = [place for place, name in names.items() if not name.endswith("/")]
-            folders = [place for place, name in names.items() if name.endswith("/")]
+            names = {tuple(name.replace("\\", "/").strip("/").split("/")): name for name in archive.namelist()}  # some of Windows' have backslashes
+            files = [place for place, name in names.items() if not name.endswith(("/", "\\"))]
+            folders = [place for place, name in names.items() if name.endswith(("/", "\\"))]
             return _read(path.name, files, folders, lambda place: archive.open(names[place]))
     except FileNotFoundError:
         raise DataError(f"data '{path}': no such file") from None
@@ -117,7 +123,8 @@ def _decoded(name: str, place: Place, open_: Open) -> Pixels:
         with open_(place) as file, Image.open(file) as picture:
             if picture.mode not in GREY + COLOUR:
                 raise DataError(f"data '{name}': expected pictures of 8 bits in grey or colour, found {'/'.join(place)} of mode {picture.mode}")
+            picture.info.pop("transparency", None)  # of a palette, of which Pillow would warn
             array = np.asarray(picture.convert("L" if picture.mode in GREY else "RGB"))
-    except (OSError, SyntaxError, ValueError, zipfile.BadZipFile, Image.DecompressionBombError) as error:
+    except (*UNREADABLE, Image.DecompressionBombError) as error:
         raise DataError(f"data '{name}': expected a picture in {'/'.join(place)}: {error}") from error
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)

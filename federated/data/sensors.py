@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
+from federated.data.arrays import UNREADABLE
 from federated.data.dataset import Dataset
 from federated.errors import DataError
 
@@ -28,7 +28,7 @@ def har(root: Path) -> Dataset:
             x, y, subject, execution, classes = (arrays[key] for key in KEYS)
     except FileNotFoundError:
         raise DataError(f"har: no file {path}; copy it there, or name its place by --data-root") from None
-    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise DataError(f"har: expected an .npz file of arrays {', '.join(KEYS)} in {path}: {error}") from error
     x, users = np.ascontiguousarray(x.transpose(0, 2, 1)), subject.astype(np.int64)
     y = y.astype(np.int64)

@@ -7,7 +7,6 @@ a class by its place among the file's sorted texts, so that devices with files o
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from federated.errors import DataError
 __all__ = ["is_table", "read_table"]
 
 MOST = 10_000  # classes; beyond, whole numbers are rather amounts
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def is_table(spec: str) -> bool:
@@ -32,8 +32,8 @@ def read_table(spec: str) -> Dataset:
     path = Path(f"{stem}.csv" if column else spec)
     header, rows, lines = _cells(path)
     name = path.name
-    if column and column not in header:
-        raise DataError(f"data '{name}': expected a column '{column}', found {', '.join(header)}")
+    if column and header.count(column) != 1:
+        raise DataError(f"data '{name}': expected one column '{column}', found {', '.join(header)}")
     at = header.index(column) if column else len(header) - 1
     y, outputs, target = _target(name, header[at], [row[at] for row in rows], lines)
     others = [i for i in range(len(header)) if i != at]
@@ -56,6 +56,9 @@ def _cells(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
         raise DataError(f"data '{path}': expected a table in UTF-8: {error}") from error
     if len(header) < 2 or not found:
         raise DataError(f"data '{path}': expected a header of 2 or more names parted by commas, and lines below it, found {header} and {len(found)}")
+    if not all(header) or all(_reads(cell, float) for cell in header):
+        why = "each column needs a name; programs that number the rows may leave that column's out"
+        raise DataError(f"data '{path}', line 1: expected the names of the columns, found {', '.join(map(repr, header))}: {why}")
     for row, line in found:
         if len(row) != len(header):
             raise DataError(f"data '{path}', line {line}: expected {len(header)} cells, found {len(row)}")
@@ -64,19 +67,25 @@ def _cells(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
 
 def _target(name: str, column: str, cells: Sequence[str], lines: Sequence[int]) -> tuple[Labels | Values, int, Target]:
     if all(_reads(cell, int) for cell in cells):
+        for cell, line in zip(cells, lines, strict=True):
+            if not 0 <= int(cell) < MOST:
+                raise DataError(
+                    f"data '{name}', line {line}, column {column}: expected a class from 0 to {MOST - 1}, found {cell}; "
+                    f"write amounts with a decimal point ({cell}.0)"
+                )
         y = np.array([int(cell) for cell in cells], np.int64)
-        if int(y.max()) >= MOST:
-            raise DataError(f"data '{name}', column {column}: {y.max()} is no class; write amounts with a decimal point ({y.max()}.0)")
         return y, max(2, int(y.max()) + 1), "class"
     if any(_reads(cell, float) for cell in cells):
         return _numbers(name, column, cells, lines)[:, None], 1, "value"
     texts, labels = np.unique([cell.strip() for cell in cells], return_inverse=True)
+    if not texts[0]:
+        raise DataError(f"data '{name}', line {lines[int(labels.argmin())]}, column {column}: expected a class, found an empty cell")
     return labels.astype(np.int64), max(2, len(texts)), "class"
 
 
 def _numbers(name: str, column: str, cells: Sequence[str], lines: Sequence[int]) -> Values:
     for cell, line in zip(cells, lines, strict=True):
-        if not _reads(cell, float) or not math.isfinite(float(cell)):
+        if not _reads(cell, float) or not abs(float(cell)) <= LARGEST:
             raise DataError(f"data '{name}', line {line}, column {column}: expected a finite number, found '{cell}'")
     return np.array([float(cell) for cell in cells], np.float32)
 
@@ -86,4 +95,4 @@ def _reads(cell: str, kind: type[int] | type[float]) -> bool:
         kind(cell)
     except ValueError:
         return False
-    return True
+    return "_" not in cell  # which Python allows between digits

@@ -116,6 +116,9 @@ def test_a_test_part_of_a_file_is_the_held_out_part(tmp_path: Path) -> None:
         ({"x": np.zeros((2, 3)), "y": [0, 1], "outputs": 1.5}, "expected outputs as one whole number"),
         ({"x": np.zeros((0, 3)), "y": np.zeros(0, np.int64)}, "at least 1 training example"),
         ({"x": np.array([{}, {}], object), "y": [0, 1]}, "plain arrays"),
+        ({"x": np.full((2, 3), 1e300), "y": [0, 1]}, "finite numbers in x, found NaN or infinity in example 0"),
+        ({"x": np.zeros((2, 3)), "y": np.float32(1)}, "as many labels in y as examples in x, found 1 and 2"),
+        ({"x": np.float32(1), "y": [0, 1]}, r"expected x of shape \[n, features\]"),
     ],
 )
 def test_an_unusable_file_is_told_why(tmp_path: Path, arrays: dict[str, object], message: str) -> None:
@@ -129,6 +132,12 @@ def test_a_missing_a_damaged_and_another_file_are_refused(tmp_path: Path, own: P
     with pytest.raises(DataError, match="no such file"):
         load(str(tmp_path / "none.npz"))
     own.write_bytes(own.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"expected an \.npz file"):
+        load(str(own))
+    np.savez_compressed(own, x=np.arange(3000.0).reshape(-1, 3), y=np.arange(1000) % 2)
+    damaged = bytearray(own.read_bytes())
+    damaged[300:320] = b"\xff" * 20  # within the compressed numbers
+    own.write_bytes(bytes(damaged))
     with pytest.raises(DataError, match=r"expected an \.npz file"):
         load(str(own))
     own.write_bytes(b"")

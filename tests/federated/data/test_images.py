@@ -122,6 +122,42 @@ def test_a_missing_and_a_damaged_zip_are_refused(tmp_path: Path, parted: Path) -
         load(str(path))
 
 
+@pytest.mark.parametrize(("local", "central", "value"), [(6, 8, 1), (8, 10, 99)], ids=["encrypted", "an unknown compression"])
+def test_a_zip_that_cannot_be_unpacked_names_the_picture(parted: Path, local: int, central: int, value: int) -> None:
+    path = zipped(parted, "")
+    raw = path.read_bytes()
+    for mark, at in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):  # the flags, or the method, of every entry's two headers
+        head, *entries = raw.split(mark)
+        raw = mark.join([head, *(entry[: at - 4] + bytes([value]) + entry[at - 3 :] for entry in entries)])
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=r"expected a picture in train/cat/a\.png"):
+        load(str(path))
+
+
+def test_a_zip_with_backslashes_is_read(parted: Path) -> None:
+    path = zipped(parted, "")
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(path.with_name("old.zip"), "w") as other:
+        for name in archive.namelist():
+            other.writestr(name.replace("/", "\\"), archive.read(name))
+    assert load(str(path.with_name("old.zip"))).x.tolist() == read_folder(parted).x.tolist()
+
+
+def test_class_folders_may_be_links(tmp_path: Path, parted: Path) -> None:
+    (tmp_path / "linked").mkdir()
+    for name in ("cat", "dog"):
+        (tmp_path / "linked" / name).symlink_to(parted / "train" / name)
+    assert read_folder(tmp_path / "linked").y.tolist() == [0, 0, 1]
+
+
+def test_a_palette_with_transparency_keeps_its_colours(tmp_path: Path) -> None:
+    paint(tmp_path / "a" / "1.png", 0)
+    (tmp_path / "b").mkdir()
+    picture = Image.new("P", (3, 2), 1)
+    picture.putpalette([0, 0, 0, 10, 20, 30])
+    picture.save(tmp_path / "b" / "2.png", transparency=bytes([0, 128]))
+    assert read_folder(tmp_path).x[1, :, 0, 0].tolist() == [10, 20, 30]
+
+
 def test_cifar_10_as_a_zip_has_the_published_moments() -> None:
     """60,000 WebP pictures: 12 s."""
     if not PUBLISHED.is_file():

@@ -37,8 +37,11 @@ def test_whole_numbers_are_classes_as_they_are_and_any_column_can_be_named(table
     table.write_text("height,leaves,weight\n1.5,3,0.5\n2,4,0.25\n-1e1,0,8\n")
     data = load(f"{table}:leaves")
     assert (data.target, data.outputs, data.y.tolist(), data.x.tolist()) == ("class", 5, [3, 4, 0], [[1.5, 0.5], [2.0, 0.25], [-10.0, 8.0]])
-    with pytest.raises(DataError, match=r"data 'plants\.csv': expected a column 'leafs', found height, leaves, weight"):
+    with pytest.raises(DataError, match=r"data 'plants\.csv': expected one column 'leafs', found height, leaves, weight"):
         load(f"{table}:leafs")
+    table.write_text("a,a,y\n1,0,0\n2,1,1\n")
+    with pytest.raises(DataError, match="expected one column 'a', found a, a, y"):
+        load(f"{table}:a")
 
 
 def test_a_cell_that_is_no_number_is_named_by_column_and_line(table: Path) -> None:
@@ -59,8 +62,17 @@ def test_a_cell_that_is_no_number_is_named_by_column_and_line(table: Path) -> No
         ("a,b\n", r"found \['a', 'b'\] and 0"),
         ("a;b\n1;2\n", r"found \['a;b'\] and 1"),
         ("a,b\n1,2,3\n", "line 2: expected 2 cells, found 3"),
-        ("a,price\n1,250000\n2,100000\n", r"column price: 250000 is no class; write amounts with a decimal point \(250000\.0\)"),
-        ("a,y\n1,-1\n2,1\n", "expected labels 0 to 1 in y, found -1"),
+        (
+            "a,price\n1,250000\n2,100000\n",
+            r"line 2, column price: expected a class from 0 to 9999, found 250000; write amounts with a decimal point \(250000\.0\)",
+        ),
+        ("a,y\n1,-1\n2,1\n", "line 2, column y: expected a class from 0 to 9999, found -1"),
+        ("a,y\n1,99999999999999999999\n2,1\n", "line 2, column y: expected a class from 0 to 9999, found 9"),
+        ("a,y\n1e39,0\n2,1\n", "line 2, column a: expected a finite number, found '1e39'"),
+        ("a,y\n1_0,0\n2,1\n", "line 2, column a: expected a finite number, found '1_0'"),
+        ("a,y\n1,yes\n2,\n3,no\n", "line 3, column y: expected a class, found an empty cell"),
+        ("1,2,0\n3,4,1\n5,6,0\n", "line 1: expected the names of the columns, found '1', '2', '0'"),
+        (",a,y\n0,3,0\n1,4,1\n", "line 1: expected the names of the columns, found '', 'a', 'y'"),
         ("a,y\n1,5\n2,5\n", "at least 2 classes in y, found only class 5"),
     ],
 )
