@@ -280,3 +280,15 @@ def test_tracked_statistics_are_grafted_and_never_scaled():
     second = {n: torch.full(tuple(v.shape), 3.0) for n, v in deep.items()}
     after = played(chosen, state, (small, first, 1, {}), (full(NET), second, 1, {}))
     assert after["sections.0.3.norm1.running_var"].tolist() == [2.0] * 8 + [3.0] * 8
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_values_are_neither_masked_nor_trained_without_bound(name):
+    """Masked, a network of values would say 0 whatever it learned: it holds no classes. The method's own bound is kept."""
+    chosen, net = method(name), network("mlp", (3,), 1, target="value")
+    settings_ = configure(chosen, {})
+    menu = chosen.menu(net, settings_)
+    recipe = chosen.recipe(chosen.start(initial(net, 0, chosen.features), menu, settings_), menu[0])
+    assert not recipe.masked
+    assert recipe.clip == 1.0
+    assert chosen.recipe(chosen.start(initial(net, 0, chosen.features), menu, configure(chosen, {"clip": 5.0})), menu[0]).clip == 5.0
