@@ -6,6 +6,7 @@ Everything that a person may have got wrong is found before the first agent is a
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -78,7 +79,7 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
 
 def free_name(config: Config, runs: Path) -> str:
     """A name for a run that has none: method and data, numbered where that is taken."""
-    base = f"{config.method_name}-{Path(config.data.name).stem.replace(':', '-')}"
+    base = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{config.method_name}-{Path(config.data.name).stem}")[:48].rstrip("-")  # a path may hold anything
     taken = set(stores.names(runs))
     return next(name for name in (base, *(f"{base}-{i}" for i in range(2, 10_000))) if name not in taken)
 
@@ -107,8 +108,9 @@ def pooled(moments: Sequence[tuple[Sequence[float], Sequence[float], int]]) -> t
     """Mean and deviation per channel of all examples together, from each device's mean, deviation and count."""
     n = sum(count for *_, count in moments)
     mean = tuple(sum(m[i] * count for m, _, count in moments) / n for i in range(len(moments[0][0])))
-    square = (sum((s[i] ** 2 + m[i] ** 2) * count for m, s, count in moments) / n for i in range(len(mean)))
-    return mean, tuple(max(q - m * m, 1e-12) ** 0.5 for q, m in zip(square, mean, strict=True))
+    # Within devices plus between them: a difference of squares would lose the digits of a large mean.
+    square = (sum((s[i] ** 2 + (m[i] - mean[i]) ** 2) * count for m, s, count in moments) / n for i in range(len(mean)))
+    return mean, tuple(q**0.5 for q in square)
 
 
 def run(prepared: Prepared, link: Link, watch: Watch, bind: Callable[[Fleet], None] = lambda fleet: None, *, patience: float = PATIENCE) -> Result:

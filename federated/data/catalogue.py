@@ -92,7 +92,7 @@ def central(spec: str, root: Path | str | None = None) -> Dataset:
     dataset = load(spec, root)
     if len(dataset.x_held):
         return dataset
-    rng = generator("central", Path(spec).name)
+    rng = generator("central", dataset.name)  # not its spelling: FILE.csv and FILE.csv:COLUMN are one, on the coordinator and on agents
     if dataset.users is not None and len(np.unique(dataset.users)) > 1:
         return _divided(dataset, *hold_out_users(dataset.users, HELD, rng))
     return _divided(dataset, *hold_out(strata(dataset)[0], HELD, rng))

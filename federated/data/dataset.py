@@ -23,6 +23,7 @@ Indices = npt.NDArray[np.intp]
 Target = Literal["class", "value", "token"]
 
 BLOCK = 4096  # examples whose moments are taken at once: a copy in float64 of a whole data set would not fit a small device
+TINY = 1e-30  # below, float32 divides by what may be 0
 KINDS: dict[Target, tuple[str, ...]] = {"class": ("uint8", "float32"), "value": ("uint8", "float32"), "token": ("int64",)}  # of x
 
 
@@ -151,5 +152,5 @@ def _moments(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _spread(mean: float, std: float) -> float:
-    """A channel without spread divides by 1: a tiny floor would blow up the first example that differs."""
-    return float(std) if std > 1e-6 * max(1.0, math.fabs(mean)) else 1.0
+    """A channel without spread divides by 1: a tiny floor would blow up the first example that differs. Small units are no lack of spread."""
+    return float(std) if std > max(1e-6 * math.fabs(mean), TINY) else 1.0

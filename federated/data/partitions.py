@@ -197,14 +197,15 @@ def read(path: Path, dataset: Dataset) -> list[Indices]:
         name, digest = record["data"], record["digest"]
         parts = [np.array(part, np.intp) for part in record["parts"]]
         whole = bool(parts) and all(part.ndim == 1 and np.all((part >= 0) & (part < len(dataset.x))) for part in parts)
-    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
+        whole = whole and len(np.unique(np.concatenate(parts))) == sum(map(len, parts))
+    except (OSError, UnicodeDecodeError, ValueError, KeyError, OverflowError, TypeError) as error:
         raise DataError(f"partition {path}: expected a partition as this project keeps it: {type(error).__name__}: {error}") from error
     if digest != _digest(dataset):
         raise DataError(
             f"partition {path}: expected one of {dataset.name} as it is here ({_digest(dataset)[:12]}), found one of {name} ({str(digest)[:12]})"
         )
     if not whole:
-        raise DataError(f"partition {path}: expected lists of examples 0 to {len(dataset.x) - 1}, found others")
+        raise DataError(f"partition {path}: expected lists of examples 0 to {len(dataset.x) - 1}, each on one agent, found others")
     return parts
 
 

@@ -57,23 +57,28 @@ def _shares(counts: Indices, fraction: float, rng: np.random.Generator) -> Indic
 def hold_out_last(sessions: Labels, users: Labels, fraction: float) -> tuple[Indices, Indices]:
     """Splits 0 .. n - 1 so that each person's last recordings are held out whole, about `fraction` of the examples, each part ascending.
 
-    A cut inside a recording goes to its nearer end, unless that is where a person begins or ends; who has one example keeps it to train on.
+    A cut inside a recording goes to its nearer end; of a person's only recording the window before the cut is in neither part, since it
+    overlaps the first that is held out. Who has one example keeps it to train on.
     Raises DataError when nobody has 2.
     """
-    held = [_last(np.flatnonzero(users == person), sessions, fraction) for person in np.unique(users)]
-    last = np.sort(np.concatenate(held)) if held else np.zeros(0, np.intp)
+    parts = [_last(np.flatnonzero(users == person), sessions, fraction) for person in np.unique(users)]
+    train, last = (np.sort(np.concatenate(part)) for part in zip(*parts, strict=True)) if parts else (np.zeros(0, np.intp),) * 2
     if not len(last):
         raise DataError(f"holding out {fraction:.0%}: expected at least 2 examples of one person, found {len(sessions)} in all")
-    return np.setdiff1d(np.arange(len(sessions)), last, assume_unique=True), last
+    return train, last
 
 
-def _last(mine: Indices, sessions: Labels, fraction: float) -> Indices:
+def _last(mine: Indices, sessions: Labels, fraction: float) -> tuple[Indices, Indices]:
+    """One person's examples to train on, and those to hold out."""
     order = mine[np.argsort(sessions[mine], kind="stable")]
     if len(order) < 2:
-        return order[:0]
+        return order, order[:0]
     cut = len(order) - max(1, round(fraction * len(order)))
     ends = np.flatnonzero(np.diff(sessions[order])) + 1
-    return order[int(ends[np.argmin(np.abs(ends - cut))]) if len(ends) else cut :]
+    if len(ends):
+        cut = int(ends[np.argmin(np.abs(ends - cut))])
+        return order[:cut], order[cut:]
+    return order[: max(1, cut - 1)], order[cut:]
 
 
 def hold_out_users(users: Labels, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:

@@ -33,6 +33,11 @@ def test_moments_of_a_large_mean_keep_their_digits() -> None:
     assert card.std == (0.5,)
 
 
+def test_small_units_are_no_lack_of_spread() -> None:
+    x = np.array([[0.0, 3e-9, 1e9], [4e-9, 3e-9, 1e9]], np.float32)
+    assert make(x=x, x_held=x[:0]).card().std == (pytest.approx(2e-9), 1.0, 1.0)
+
+
 def test_labels_are_those_of_the_training_part() -> None:
     assert make(x_held=X[:1], y_held=np.array([1])).labels == (0, 2)
 

@@ -122,6 +122,9 @@ def test_a_partition_of_examples_that_are_not_is_refused(tmp_path: Path) -> None
     save(path, TEN, [np.array([0, 200])], "iid", 0)
     with pytest.raises(DataError, match="expected lists of examples 0 to 199"):
         read(path, TEN)
+    save(path, TEN, [np.array([0, 1]), np.array([1, 2])], "iid", 0)
+    with pytest.raises(DataError, match="each on one agent"):
+        read(path, TEN)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,10 @@ def test_each_person_gives_recordings_and_who_has_one_window_none() -> None:
 
 
 def test_of_one_recording_the_last_windows_are_held_out() -> None:
-    assert hold_out_last(np.full(10, 3), np.zeros(10, np.int64), 0.2)[1].tolist() == [8, 9]
+    train, held = hold_out_last(np.full(10, 3), np.zeros(10, np.int64), 0.2)
+    assert (train.tolist(), held.tolist()) == ([0, 1, 2, 3, 4, 5, 6], [8, 9])  # window 7 overlaps window 8
+    train, held = hold_out_last(np.full(2, 3), np.zeros(2, np.int64), 0.2)
+    assert (train.tolist(), held.tolist()) == ([0], [1])  # of two there is none to leave out
     with pytest.raises(DataError, match="2 examples of one person, found 2"):
         hold_out_last(np.array([1, 2]), np.array([1, 2]), 0.5)
 

@@ -102,3 +102,10 @@ def test_values_are_held_out_and_shared_out_alike(tmp_path: Path) -> None:
     assert (card.target, card.outputs, card.inputs) == ("value", 1, (1,))
     assert card.shift == pytest.approx((float(agents[0].y.mean()),))
     assert card.scale == pytest.approx((float(agents[0].y.std()),))
+
+
+def test_the_target_named_or_not_the_same_lines_are_held_out(tmp_path: Path) -> None:
+    """A coordinator and its agents may spell one file in two ways."""
+    path = tmp_path / "rain.csv"
+    path.write_text("day,rain\n" + "".join(f"{i},{i}.5\n" for i in range(40)))
+    assert central(f"{path}:rain").x_held.tolist() == central(str(path)).x_held.tolist()
