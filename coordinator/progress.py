@@ -92,8 +92,9 @@ class Lines:
             + (f"; {'; '.join(missing)}" if missing else "")
             + self._left(self._rounds - done.round)
         )
-        if found := overall(done.scores):
-            self._say(f"  accuracy ({found[0].view}): " + ", ".join(f"{s.submodel} {s.accuracy:.3f}" for s in found))
+        found = overall(done.scores)
+        for key, title in measures(found).items():
+            self._say(f"  {title} ({found[0].view}): " + ", ".join(f"{s.submodel} {told(s.metrics, key)}" for s in found))
 
     def _left(self, rounds: int) -> str:
         """An estimate of the time that so many rounds will take, from the last ones."""
@@ -165,22 +166,37 @@ class Screen:
         return Group(head, table, *([score_table(self._scores)] if self._scores else []))
 
 
+def measures(scores: Sequence[Score]) -> dict[str, str]:
+    """The metrics that people read these scores by, and what people call them: of values accuracy is R2, the share of the variance explained."""
+    found = {name for s in scores for name in s.metrics}
+    first = {"accuracy": "R2" if "rmse" in found else "accuracy"} if "accuracy" in found else {}
+    return first | {name: name for name in ("perplexity", "rmse") if name in found}
+
+
+def told(metrics: Mapping[str, float], name: str) -> str:
+    """Shares to a thousandth; what has no upper end to four digits, and before the point to all."""
+    value = metrics.get(name)
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if name == "accuracy" else f"{value:.4g}" if value < 10_000 else f"{value:,.0f}"
+
+
 def score_table(scores: Sequence[Score]) -> Table:
-    """Accuracy per submodel, one column per view."""
+    """What there is to read of each submodel, one column per view."""
     scores = [s for s in scores if not s.agent]
-    views = sorted({s.view for s in scores})
-    table = Table("submodel", *(f"accuracy ({view})" for view in views), box=None, pad_edge=False, header_style="dim")
-    by_key = {(s.submodel, s.view): s.accuracy for s in scores}
+    columns = [(key, title, view) for key, title in measures(scores).items() for view in sorted({s.view for s in scores})]
+    table = Table("submodel", *(f"{title} ({view})" for _, title, view in columns), box=None, pad_edge=False, header_style="dim")
+    by_key = {(s.submodel, s.view): s.metrics for s in scores}
     for name in dict.fromkeys(s.submodel for s in scores):
-        table.add_row(name, *(f"{by_key[name, view]:.3f}" if (name, view) in by_key else "-" for view in views))
+        table.add_row(name, *(told(by_key.get((name, view), {}), key) for key, _, view in columns))
     return table
 
 
 def closing_table(rows: Sequence[tuple[str, str, int, int]], scores: Sequence[Score]) -> Table:
     """What each agent carried (name, submodel, parameters, MACs), with the accuracy of its submodel."""
-    view = best_view(scores)
-    accuracy = {s.submodel: s.accuracy for s in overall(scores)}
-    table = Table("agent", "submodel", "parameters", "MACs", f"accuracy ({view})", title="what each agent carried")
+    view, title = best_view(scores), measures(scores).get("accuracy", "accuracy")
+    metrics = {s.submodel: s.metrics for s in overall(scores)}
+    table = Table("agent", "submodel", "parameters", "MACs", f"{title} ({view})", title="what each agent carried")
     for agent, submodel, parameters, macs in rows:
-        table.add_row(agent, submodel, f"{parameters:,}", f"{macs / 1e6:.2f} M", f"{accuracy[submodel]:.3f}" if submodel in accuracy else "-")
+        table.add_row(agent, submodel, f"{parameters:,}", f"{macs / 1e6:.2f} M", told(metrics.get(submodel, {}), "accuracy"))
     return table

@@ -137,7 +137,7 @@ def measure(worker: Worker, run: messages.Run, link: Link, name: str, say: Say) 
 
 def describe(job: Job, card: Card, limits: str) -> str:
     """What the agent says of its data and limits before it joins."""
-    what = {"class": "classes", "value": "values", "token": "tokens"}[card.target]
+    what = {"class": "classes", "value": "values" if card.outputs > 1 else "value", "token": "tokens"}[card.target]
     return (
         f"agent {job.name}: {card.examples} examples of {card.name} to learn from, {card.held_out} held out; {card.outputs} {what}, "
         f"shape {'x'.join(map(str, card.inputs))}; limits: {limits}"
