@@ -28,14 +28,6 @@ class GrownNorm(Norm):
         self.running_mean = torch.zeros(layers, growth)
         self.running_var = torch.ones(layers, growth)
 
-    def forward(self, input: Tensor) -> Tensor:
-        momentum = self.momentum
-        if self.training:
-            self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
-            momentum = 1 / float(self.num_batches_tracked) if momentum is None else momentum  # type: ignore[arg-type]  # cumulative, as torch's own
-        mean, var = self.running_mean.flatten(), self.running_var.flatten()  # type: ignore[union-attr]  # views: training writes through them
-        return F.batch_norm(self.scaler(input), mean, var, self.weight.flatten(), self.bias.flatten(), self.training, momentum or 0.0, self.eps)
-
 
 class GrownConv(nn.Module):
     """1x1 convolution of [N, layers * growth, H, W], its weight [outputs, layers, growth]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from torch.nn.modules.batchnorm import _BatchNorm
 
 __all__ = ["Linear", "Norm", "Scaler", "Standardise", "scale"]
@@ -39,23 +40,36 @@ class Scaler(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x / self.rate if self.training else x
 
+    def scaled(self, eps: float) -> float:
+        """The eps by which a batch norm of x is that of self(x): norm(x / rate) with eps is norm(x) with eps * rate^2.
+
+        So a norm's running statistics stay those of x, which is what it meets in evaluation.
+        """
+        return eps * self.rate**2 if self.training else eps
+
 
 class Norm(_BatchNorm):
-    """Batch norm over axis 1 of [N, C, ...], its input scaled where a method asks for it (see `scale`)."""
+    """Batch norm over axis 1 of [N, C, ...], as of a scaled input where a method asks for it (see `scale`).
+
+    Its parameters and statistics may have several axes, of C numbers in all.
+    """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
         super().__init__(channels, eps)
-        self.scaler: nn.Module = nn.Identity()
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        """Any number of axes: images, signals and features alike."""
+        self.scaler = Scaler(1.0)
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(self.scaler(input))
+        momentum = self.momentum
+        if self.training:
+            self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
+            momentum = 1 / float(self.num_batches_tracked) if momentum is None else momentum  # type: ignore[arg-type]  # cumulative, as torch's own
+        mean, var = self.running_mean.flatten(), self.running_var.flatten()  # type: ignore[union-attr]  # views: training writes through them
+        weight, bias, eps = self.weight.flatten(), self.bias.flatten(), self.scaler.scaled(self.eps)
+        return F.batch_norm(input, mean, var, weight, bias, self.training, momentum or 0.0, eps)
 
 
 class Linear(nn.Linear):
-    """A linear layer inside a network without batch norm, its output scaled where a method asks for it (see `scale`)."""
+    """A linear layer that no batch norm follows, its output scaled where a method asks for it (see `scale`)."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -66,7 +80,7 @@ class Linear(nn.Linear):
 
 
 def scale(net: nn.Module, rate: float) -> None:
-    """Puts a Scaler wherever a module of `net` has a place for one, its `scaler`: before each batch norm, after each linear of a network without."""
+    """Puts a Scaler wherever a module of `net` has a place for one, its `scaler`: before each batch norm, after each linear that none follows."""
     for module in list(net.modules()):
         if hasattr(module, "scaler"):
             module.scaler = Scaler(rate)

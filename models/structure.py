@@ -95,14 +95,14 @@ def put(net: nn.Module, name: str, value: nn.Module | Tensor) -> None:
 
 
 def with_scalers(net: nn.Module, how: Structure, rate: float) -> nn.Module:
-    """Puts a Scaler before each batch norm that was cut, or, without any, behind each layer whose outputs were (see `models.layers.scale`)."""
+    """Puts a Scaler in each batch norm that was cut, or, without any, behind each layer whose outputs were (see `models.layers.scale`)."""
     layers = {name: module for name, module in net.named_modules() if not isinstance(module, Norm | Linear)}
     norms = [layers[name] for name, attribute in how.fields if attribute == "num_features" and name in layers]
     outputs = [layers[name] for name, attribute in how.fields if attribute in {"out_channels", "out_features"} and name in layers]
     for layer in norms or outputs:
         layer.add_module("scaler", Scaler(rate))
         if norms:
-            layer.register_forward_pre_hook(lambda layer, args: (layer.scaler(args[0]),))
+            layer.register_forward_pre_hook(lambda layer, args, eps=layer.eps: setattr(layer, "eps", layer.scaler.scaled(eps)))
         else:
             layer.register_forward_hook(lambda layer, args, out: layer.scaler(out))
     return net

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from models.families import build, menu, network
+from models.layers import Norm, scale
 from models.norms import calibrate, load_stats, norms, set_norm
 
 
@@ -50,6 +51,17 @@ def test_calibration_switches_the_scaler_off():
     first, second = (calibrate(n, [x])[0] for n in nets)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_scaled_norm_trains_on_scaled_inputs_and_tracks_them_unscaled():
+    """0 and 2 at a rate of 1/2 are 0 and 4: variance 4, plus eps 3. Their own mean and unbiased variance, 1 and 2, are what evaluation meets."""
+    norm = Norm(1, eps=3.0)
+    norm.momentum = 1.0
+    scale(norm, 0.5)
+    x = torch.tensor([[0.0], [2.0]])
+    torch.testing.assert_close(norm(x), torch.tensor([[-2.0], [2.0]]) / 7**0.5)
+    assert (norm.running_mean.item(), norm.running_var.item()) == (1.0, 2.0)
+    torch.testing.assert_close(norm.eval()(x), torch.tensor([[-1.0], [1.0]]) / 5**0.5)
 
 
 def test_calibration_keeps_the_weights():

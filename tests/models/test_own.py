@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from export.graph import export, predict
 from export.verify import load
 from models.families import address, build, full, labelled, menu, network, shapes
+from models.layers import Scaler
 from models.submodel import Submodel, kept
 from tests.support.federation import Member, digits, federate
 from tests.support.own import Named, Recurrent, at, cnn, passes, sizes
@@ -133,8 +134,11 @@ def test_a_narrow_layer_is_scaled_in_training_where_a_method_asks(named: Named) 
     net = build(Submodel(plain, 0.5, (), ("scaler",)))
     torch.testing.assert_close(net.train()(x), 2 * net.eval()(x))
     net = build(Submodel(normed, 0.5, (), ("scaler",)))
-    net.train()(x)
-    torch.testing.assert_close(net.net[1].running_mean, 2 * net.net[0](x).mean(0))
+    seen = net.train()(x)
+    torch.testing.assert_close(net.net[1].running_mean, net.net[0](x).mean(0))  # what it meets in evaluation
+    net.net[1].scaler = Scaler(1.0)
+    net.net[0].weight.data *= 2
+    torch.testing.assert_close(net(x), seen)  # it trained as on inputs divided by a half
     assert shapes(Submodel(normed, 0.5, (), ("scaler",))) == shapes(Submodel(normed, 0.5, ()))
 
 
