@@ -6,6 +6,7 @@ Where the published files are not at hand, small ones of the same format stand f
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import shutil
 import tarfile
@@ -47,6 +48,20 @@ def test_published_pictures_have_the_published_moments(tmp_path: Path, name: str
     assert card.std[0] / 255 == pytest.approx(std, abs=1e-4)
     agent = device(name, tmp_path, name="pi", shard=Shard(0, 100))
     assert (len(agent.x), len(agent.x_held)) == (480, 120)
+
+
+def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> None:
+    cache("FashionMNIST", tmp_path)
+    central("fashion-mnist", tmp_path)  # unpacks
+    for lock in tmp_path.glob(".*.lock"):
+        lock.unlink()
+    tmp_path.chmod(0o555)
+    try:
+        if os.access(tmp_path, os.W_OK):
+            pytest.skip("this user may write anywhere")
+        assert len(central("fashion-mnist", tmp_path).x) == 60000
+    finally:
+        tmp_path.chmod(0o755)
 
 
 @pytest.fixture
