@@ -23,7 +23,7 @@ from models.lenet import LENET
 from models.mlp import MLP
 from models.mobilenet import MOBILENET
 from models.norms import NORMS
-from models.own import own
+from models.own.family import own
 from models.preresnet import PRERESNET
 from models.resnet import RESNET
 from models.resnet1d import RESNET1D
@@ -77,7 +77,7 @@ def network(
 ) -> Network:
     """The network that `model` names, for raw examples of shape `inputs` and `outputs` classes, values or tokens.
 
-    model: a family ("preresnet": its default preset), a family and a preset ("preresnet-18"), or "module:function" (see `models.own`).
+    model: a family ("preresnet": its default preset), a family and a preset ("preresnet-18"), or "module:function" (see `models.own.family`).
     mean, std: one value or one per channel, in raw units. target: what the data give to learn.
     shift, scale: mean and spread of each raw value, where the target is values.
     LookupError(model, known names), ValueError: see the module.

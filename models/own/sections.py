@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx, nn
 
-from models.operation_rules import Value
-from models.tracing import Call
+from models.own.operation_rules import Value
+from models.own.tracing import Call
 
 __all__ = ["sections_of"]
 

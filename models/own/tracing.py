@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
-from models.channels import Groups, Labels
-from models.layer_rules import layer_rule
-from models.operation_rules import RUNTIME, Value, joined, operation_rule, values
+from models.own.channels import Groups, Labels
+from models.own.layer_rules import layer_rule
+from models.own.operation_rules import RUNTIME, Value, joined, operation_rule, values
 
 __all__ = ["Call", "named_tensors", "read", "traced"]
 

@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 
-from models.channels import Groups, Labels
-from models.operation_rules import Shape, Value, regrouped, spatial
+from models.own.channels import Groups, Labels
+from models.own.operation_rules import Shape, Value, regrouped, spatial
 
 __all__ = ["layer_rule"]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from models.channels import Axis, Groups, length
 from models.layers import Linear, Norm, Scaler
-from models.sections import sections_of
-from models.tracing import named_tensors, read, traced
+from models.own.channels import Axis, Groups, length
+from models.own.sections import sections_of
+from models.own.tracing import named_tensors, read, traced
 
 __all__ = ["Structure", "cut", "first_line", "structure", "with_scalers"]
 

@@ -36,7 +36,7 @@ from torch import nn
 from models.family import Address, Family, check_mask, sectioned
 from models.function import imported
 from models.layers import Standardise
-from models.structure import Structure, cut, first_line, structure, with_scalers
+from models.own.structure import Structure, cut, first_line, structure, with_scalers
 from models.submodel import Network, Submodel
 
 __all__ = ["own"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.fx.node import map_aggregate
 
-from models.channels import Groups, Label, Labels
+from models.own.channels import Groups, Label, Labels
 
 __all__ = ["RUNTIME", "Shape", "Value", "joined", "operation_rule", "regrouped", "spatial", "values"]
 
