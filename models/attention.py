@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.layers import Linear
 
-__all__ = ["Attention", "Axes", "Feed"]
+__all__ = ["Attention", "Feed"]
 
 
 class Axes(Linear):

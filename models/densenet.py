@@ -22,7 +22,7 @@ from models.grown import SeenConv, SeenNorm
 from models.layers import Norm, Standardise
 from models.submodel import Submodel, kept
 
-__all__ = ["DENSENET", "DenseNet"]
+__all__ = ["DENSENET"]
 
 BOTTLENECK = 4  # width of a bottleneck, in growths
 

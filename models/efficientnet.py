@@ -15,7 +15,7 @@ from types import MappingProxyType
 from torch import Tensor, nn
 
 from models.family import Family, Torchvision
-from models.inverted import Inverted, Section, Size, Style, labelled, renamed
+from models.inverted import Inverted, Section, Size, Style, renamed
 from models.submodel import Submodel
 
 __all__ = ["EFFICIENTNET"]
@@ -74,7 +74,6 @@ EFFICIENTNET = Family(
     presets=PRESETS,
     default="v2s-cifar",
     inputs=3,
-    labelled=labelled,
     features=frozenset({"scaler", "steps"}),
     torchvision=Torchvision({"v2s": "efficientnet_v2_s", "v2s-cifar": "efficientnet_v2_s"}, convert),
 )

@@ -206,13 +206,13 @@ def initial(made: Network, seed: int, features: Iterable[str] = ()) -> dict[str,
 
 @lru_cache(maxsize=1024)
 def labelled(submodel: Submodel) -> frozenset[str]:
-    """Names of the tensors whose axis 0 is the classes."""
+    """Names of the tensors whose axis 0 is the classes, or the values."""
     return family(submodel.network).labelled(submodel)
 
 
 @lru_cache(maxsize=1024)
 def normalising(submodel: Submodel) -> frozenset[str]:
-    """Names of the parameters and running statistics of normalising layers: batch, layer and group norm."""
+    """Names of the parameters and running statistics of normalising layers: batch, instance, layer, group and RMS norm."""
     layers = {name: m for name, m in build(submodel, "meta").named_modules() if isinstance(m, NORMS)}
     known = shapes(submodel).keys() | statistics(submodel).keys()
     return frozenset(full_name for name, m in layers.items() for part in m.state_dict() if (full_name := f"{name}.{part}") in known)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from models.submodel import Objective, Submodel, Target
 
-__all__ = ["Address", "Family", "Preset", "check_mask", "plain", "sectioned"]
+__all__ = ["Address", "Family", "Tensors", "Torchvision", "check_mask", "sectioned"]
 
 Address = tuple[int, int, str]
 """Where a tensor sits: its section, its block's index in the largest network, and its name within the block."""
@@ -40,6 +40,11 @@ def plain(preset: str, target: Target) -> Objective:
     return target
 
 
+def last_linear(submodel: Submodel) -> frozenset[str]:
+    """The labelled tensors of a network whose one head is its `linear`."""
+    return frozenset({"linear.weight", "linear.bias"})
+
+
 @dataclass(frozen=True)
 class Family:
     """A kind of network that scales.
@@ -48,7 +53,7 @@ class Family:
         the leading corner of the largest network's tensor of the same name, and blocks are named `sections.SECTION.BLOCK`.
     presets: the sizes by name; default: the one meant when none is named.
     inputs: number of axes of one example (3: channels, height, width); 0 takes any.
-    labelled: names of the tensors whose axis 0 is the classes.
+    labelled: names of the tensors whose axis 0 is the classes, or the values.
     features: what a method may ask of it beyond its plain form: "scaler" (HeteroFL), "steps" (NeFL), "exits" (DepthFL), ...
     objective: what a preset learns from data of a target. ValueError: it cannot.
     address: section, block and rest of a tensor's name; None for what lies outside the sections. Grafting needs it.
@@ -59,7 +64,7 @@ class Family:
     presets: Mapping[str, Preset]
     default: str
     inputs: int
-    labelled: Callable[[Submodel], frozenset[str]]
+    labelled: Callable[[Submodel], frozenset[str]] = last_linear
     features: frozenset[str] = frozenset({"scaler"})
     objective: Callable[[str, Target], Objective] = plain
     address: Callable[[str], Address | None] = sectioned

@@ -25,7 +25,7 @@ from models.family import check_mask
 from models.layers import Linear, Norm, Standardise
 from models.submodel import Submodel, kept
 
-__all__ = ["Inverted", "Section", "Size", "Style", "labelled", "renamed"]
+__all__ = ["Inverted", "Section", "Size", "Style", "renamed"]
 
 DROPOUT = 0.2  # before the classifier, in both of torchvision's networks
 SQUEEZED = 4  # a block's inputs per channel that it squeezes to
@@ -67,10 +67,6 @@ class Style:
     activation: type[nn.Module]
     eps: float = 1e-5
     drop: float = 0.0
-
-
-def labelled(submodel: Submodel) -> frozenset[str]:
-    return frozenset({"linear.weight", "linear.bias"})
 
 
 def renamed(state: Mapping[str, Tensor], modules: Mapping[str, str]) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from models.flat import stack
 from models.layers import Norm, Standardise
 from models.submodel import Submodel, kept
 
-__all__ = ["LENET", "LeNet"]
+__all__ = ["LENET"]
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,6 @@ class Size:
 
 
 PRESETS: Mapping[str, Size] = MappingProxyType({"5": Size((6, 16), (120, 84)), "5-scaled": Size((6, 3), (84,))})
-
-
-def labelled(submodel: Submodel) -> frozenset[str]:
-    return frozenset({"linear.weight", "linear.bias"})
 
 
 def left(side: int) -> int:
@@ -85,4 +81,4 @@ class LeNet(nn.Module):
         return self.linear(x)  # type: ignore[no-any-return]
 
 
-LENET = Family(build=LeNet, presets=PRESETS, default="5", inputs=3, labelled=labelled)
+LENET = Family(build=LeNet, presets=PRESETS, default="5", inputs=3)

@@ -20,7 +20,7 @@ from models.family import Family, check_mask
 from models.layers import Norm, Standardise
 from models.submodel import Submodel, kept
 
-__all__ = ["MLP", "Mlp"]
+__all__ = ["MLP"]
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,6 @@ class Size:
 
 
 PRESETS: Mapping[str, Size] = MappingProxyType({"small": Size(64, (2,)), "large": Size(256, (3,))})
-
-
-def labelled(submodel: Submodel) -> frozenset[str]:
-    return frozenset({"linear.weight", "linear.bias"})
 
 
 class Block(nn.Module):
@@ -76,4 +72,4 @@ class Mlp(nn.Module):
         return self.linear(x)  # type: ignore[no-any-return]
 
 
-MLP = Family(build=Mlp, presets=PRESETS, default="small", inputs=0, labelled=labelled, features=frozenset({"scaler", "steps"}))
+MLP = Family(build=Mlp, presets=PRESETS, default="small", inputs=0, features=frozenset({"scaler", "steps"}))

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from torch import Tensor, nn
 
 from models.family import Family, Torchvision
-from models.inverted import Inverted, Section, Size, Style, labelled, renamed
+from models.inverted import Inverted, Section, Size, Style, renamed
 from models.submodel import Submodel
 
 __all__ = ["MOBILENET"]
@@ -63,7 +63,6 @@ MOBILENET = Family(
     presets=PRESETS,
     default="v2-cifar",
     inputs=3,
-    labelled=labelled,
     features=frozenset({"scaler", "steps"}),
     torchvision=Torchvision({"v2": "mobilenet_v2", "v2-cifar": "mobilenet_v2"}, convert),
 )

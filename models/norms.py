@@ -11,11 +11,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 __all__ = ["NORMS", "calibrate", "load_stats", "norms", "set_norm"]
 
-NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)  # the first: batch and instance norm
 
 MOMENTUM = {"static": 0.0, "tracked": 0.1}
 

@@ -20,7 +20,7 @@ from models.family import Family, check_mask
 from models.layers import Norm, Standardise
 from models.submodel import Submodel, kept
 
-__all__ = ["PRERESNET", "PreResNet"]
+__all__ = ["PRERESNET"]
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,6 @@ PRESETS: Mapping[str, Size] = MappingProxyType(
         "fedfa": Size(FOUR, (4, 4, 4, 4)),
     }
 )
-
-
-def labelled(submodel: Submodel) -> frozenset[str]:
-    return frozenset({"linear.weight", "linear.bias"})
 
 
 class Block(nn.Module):
@@ -102,4 +98,4 @@ class PreResNet(nn.Module):
         return self.linear(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
-PRERESNET = Family(build=PreResNet, presets=PRESETS, default="small", inputs=3, labelled=labelled)
+PRERESNET = Family(build=PreResNet, presets=PRESETS, default="small", inputs=3)

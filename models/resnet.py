@@ -30,7 +30,7 @@ from models.layers import Norm, Standardise
 from models.residual import Block, Projection, Skipped
 from models.submodel import Network, Submodel, kept
 
-__all__ = ["RESNET", "ResNet"]
+__all__ = ["RESNET"]
 
 EXPANSION = 4  # channels that a bottleneck puts out, per plane
 

@@ -19,7 +19,7 @@ from models.family import Family, check_mask
 from models.layers import Norm, Standardise
 from models.submodel import Submodel, kept
 
-__all__ = ["RESNET1D", "ResNet1d"]
+__all__ = ["RESNET1D"]
 
 KERNEL = 5
 
@@ -39,10 +39,6 @@ PRESETS: Mapping[str, Size] = MappingProxyType(
         "wide": Size((64, 128, 256), (3, 3, 3)),
     }
 )
-
-
-def labelled(submodel: Submodel) -> frozenset[str]:
-    return frozenset({"linear.weight", "linear.bias"})
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv1d:
@@ -107,6 +103,5 @@ RESNET1D = Family(
     presets=PRESETS,
     default="small",
     inputs=2,
-    labelled=labelled,
     features=frozenset({"scaler", "steps"}),
 )

@@ -23,7 +23,7 @@ from models.family import Family, check_mask
 from models.layers import Linear
 from models.submodel import Objective, Submodel, Target, kept
 
-__all__ = ["TRANSFORMER", "Transformer"]
+__all__ = ["TRANSFORMER"]
 
 
 @dataclass(frozen=True)

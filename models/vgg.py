@@ -24,7 +24,7 @@ from models.flat import stack
 from models.layers import Norm, Standardise
 from models.submodel import Submodel, kept
 
-__all__ = ["VGG", "Vgg"]
+__all__ = ["VGG"]
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,6 @@ PRESETS: Mapping[str, Size] = MappingProxyType(
     }
 )
 NAMES: Mapping[str, str] = MappingProxyType({depth: f"vgg{depth}_bn" for depth in ("11", "13", "16", "19")})
-
-
-def labelled(submodel: Submodel) -> frozenset[str]:
-    return frozenset({"linear.weight", "linear.bias"})
 
 
 def names(size: Size) -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -138,4 +134,4 @@ class Vgg(nn.Module):
         return self.linear(x)  # type: ignore[no-any-return]
 
 
-VGG = Family(build=Vgg, presets=PRESETS, default="9-small", inputs=3, labelled=labelled, torchvision=Torchvision(NAMES, convert))
+VGG = Family(build=Vgg, presets=PRESETS, default="9-small", inputs=3, torchvision=Torchvision(NAMES, convert))

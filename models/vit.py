@@ -21,7 +21,7 @@ from models.family import Family, Tensors, Torchvision, check_mask
 from models.layers import Standardise
 from models.submodel import Network, Submodel, kept
 
-__all__ = ["VIT", "ViT"]
+__all__ = ["VIT"]
 
 EPS = 1e-6  # of every layer norm
 
@@ -61,10 +61,6 @@ TORCHVISION = (  # our names within a layer, and torchvision's
 )
 
 
-def labelled(submodel: Submodel) -> frozenset[str]:
-    return frozenset({"linear.weight", "linear.bias"})
-
-
 def convert(preset: str, tensors: Tensors) -> dict[str, Tensor]:
     """torchvision's tensors under our names, reshaped where heads are an axis of ours."""
     size = PRESETS[preset]
@@ -94,7 +90,9 @@ def grid(network: Network, patch: int) -> tuple[int, int]:
 def initialise(net: nn.Module) -> None:
     """As torchvision does; what is not named here starts as PyTorch has it, biases at 0."""
     for name, value in net.named_parameters():
-        if name.endswith("bias"):
+        if name.endswith(("linear1.bias", "linear2.bias")):
+            nn.init.normal_(value, std=1e-6)
+        elif name.endswith("bias"):
             nn.init.zeros_(value)
         elif name == "patches.weight":
             nn.init.trunc_normal_(value, std=math.sqrt(1 / value[0].numel()))
@@ -162,7 +160,6 @@ VIT = Family(
     presets=PRESETS,
     default="tiny-32",
     inputs=3,
-    labelled=labelled,
     features=frozenset({"scaler", "steps"}),
     torchvision=Torchvision({"b": "vit_b_16"}, convert),
 )

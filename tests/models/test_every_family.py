@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -27,13 +29,15 @@ def test_every_family_has_a_small_example():
 
 @pytest.mark.parametrize(("family", "preset"), PRESETS, ids=lambda v: v)
 def test_every_submodel_is_a_corner_of_every_preset(family, preset):
-    """Names of a submodel are names of the whole, no axis is longer, and half the width has fewer numbers."""
+    """Names of a submodel are names of the whole and the same at every width, no axis is longer, and half the width has fewer numbers."""
     made = small(family, preset)
     whole = shapes(full(made)) | statistics(full(made))
     deepest = max(map(len, full(made).mask))
     for submodel in menu(made, WIDTHS, {1, 2, deepest}):
         local = shapes(submodel) | statistics(submodel)
         corners(whole, submodel, local)  # raises where a tensor is no corner
+        wide = replace(submodel, width=1.0)
+        assert local.keys() == shapes(wide).keys() | statistics(wide).keys()
         if submodel.width < 1:
             assert sum(torch.Size(s).numel() for s in local.values()) < sum(torch.Size(whole[name]).numel() for name in local)
 

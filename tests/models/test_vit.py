@@ -69,6 +69,15 @@ def test_any_layer_may_be_left_out():
     assert torch.allclose(nets[0](x), nets[1](x), atol=1e-6)
 
 
+def test_it_is_initialised_as_torchvisions():
+    """The feed-forward's biases spread by 1e-6, those of attention and head and the head itself are 0, positions spread by 0.02."""
+    net = build(full(network("vit-tiny-32", CIFAR, 10))).requires_grad_(False)
+    layer = net.sections[0]["0"]
+    assert 0.8e-6 < float(layer.feed.linear1.bias.std()) < 1.2e-6
+    assert 0.019 < float(net.positions.std()) < 0.021
+    assert not any(map(torch.any, (layer.attention.project.bias, layer.attention.out.bias, net.linear.weight, net.linear.bias)))
+
+
 def test_it_says_what_torchvisions_network_says():
     assert_equals_torchvision("vit-b", IMAGENET)
 

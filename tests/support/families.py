@@ -5,7 +5,7 @@ from __future__ import annotations
 from models.families import network
 from models.submodel import Network
 
-WIDTHS = (0.25, 0.3, 0.5, 1.0)
+WIDTHS = (0.07, 0.33, 0.5, 1.0)
 
 # family -> a small model's name, inputs, outputs, target
 SMALL = {

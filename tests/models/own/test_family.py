@@ -13,11 +13,16 @@ from torch import Tensor, nn
 
 from export.graph import export, predict
 from export.verify import load
-from models.families import address, build, full, labelled, menu, network, shapes
+from models.families import address, build, full, labelled, menu, network, normalising, shapes
 from models.layers import Scaler
 from models.submodel import Submodel, kept
 from tests.support.federation import Member, digits, federate
 from tests.support.own import Named, Recurrent, at, cnn, passes, sizes
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
 
 
 class Tied(nn.Module):
@@ -162,6 +167,12 @@ def test_half_of_it_exports_and_the_graph_says_the_same(tmp_path: Path) -> None:
     path = export(net, submodel.network, x[:2], tmp_path / "net.onnx", {"run": "r", "round": 1, "submodel": submodel.name})
     for n in (1, 7):
         np.testing.assert_allclose(load(path).predict(x[:n]), predict(net, submodel.network, x[:n]), atol=1e-5)
+
+
+def test_every_kind_of_norm_is_known_as_one(named: Named) -> None:
+    """A method that keeps norms apart (NeFL) finds them, whichever they are."""
+    made = named(lambda: nn.Sequential(nn.Linear(4, 8), nn.RMSNorm(8), nn.Unflatten(1, (2, 4)), nn.InstanceNorm1d(2, affine=True), Mean()), (4,), 4)
+    assert normalising(full(made)) == {"net.1.weight", "net.3.weight", "net.3.bias"}
 
 
 def test_initial_values_are_corners_too(named: Named) -> None:
