@@ -193,7 +193,7 @@ def perform(
 ) -> Update:
     """Does a task on received weights and gives the update, its tensors as contiguous numpy arrays by local name.
 
-    train: the new weights, and running statistics under tracked norm; notes loss, labels, and where the recipe asks for scores, tallies
+    train: the new weights, and running statistics under tracked norm; notes loss, and where the recipe asks for them labels and tallies
     "before" and "after". calibrate: running statistics of the weights as received; notes batches. evaluate: no tensors; notes tallies of
     the examples held out, by view. Raises Refused where the tensors are not the submodel's, DataError, Stopped, Diverged.
     """
@@ -206,10 +206,11 @@ def perform(
         if task.work == "train":
             tallies = named("before", own_scores(net, task, data, seed, stop))
             done = train(net, task.submodel, recipe, data.x, data.y, labels=data.labels, seed=seed, on_step=on_step, stop=stop)
-            out = {name: net.state_dict()[name].clone() for name in travelling(task)}
+            trained = net.state_dict()
+            out = {name: trained[name].clone() for name in travelling(task)}
             tallies |= named("after", own_scores(net, task, data, seed, stop))
             steps, notes = done.steps, {"loss": done.loss, **({"tallies": tallies} if tallies else {})}
-            if recipe.masked or task.submodel.network.objective == "class":
+            if recipe.labels:
                 notes["labels"] = list(data.labels)
         elif task.work == "calibrate":
             out, batches = calibrate(net, data.x, recipe.batch, seed, stop)

@@ -28,6 +28,7 @@ class Recipe:
     lr, momentum, decay: of the optimiser; its state is made anew each round.
     clip: largest L2 norm of the whole gradient; 0 leaves it as it is.
     masked: set the logits of classes that the device does not hold to 0 before cross-entropy (HeteroFL, section 3).
+    labels: the update says which classes (or tokens) the device holds.
     norm: "static" trains batch norm on batch statistics and sends none (calibrated by the fleet later);
         "tracked" sends running statistics like weights.
     hide: share of the tokens that a masked network is not shown.
@@ -45,6 +46,7 @@ class Recipe:
     decay: float = 0.0
     clip: float = 0.0
     masked: bool = False
+    labels: bool = False
     norm: Literal["static", "tracked"] = "static"
     hide: float = 0.15
     scores: bool = False

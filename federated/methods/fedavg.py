@@ -29,7 +29,7 @@ from models.families import full, menu, shapes, statistics
 from models.slicing import Plan, at, corners, extract
 from models.submodel import Network, Submodel
 
-__all__ = ["DEFAULTS", "choose", "fedavg", "finish", "parts", "proposal", "start", "weight"]
+__all__ = ["DEFAULTS", "choose", "fedavg", "finish", "parts", "proposal", "recipe", "start", "weight"]
 
 DEFAULTS: Settings = MappingProxyType(
     {

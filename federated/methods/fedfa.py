@@ -34,14 +34,14 @@ from torch import Tensor
 
 from federated.aggregate import Sum, Total, added, extra, mean
 from federated.method import Method, Part, Settings, State, Tensors
-from federated.methods.fedavg import DEFAULTS, choose, fedavg, finish, parts, start
+from federated.methods.fedavg import DEFAULTS, choose, fedavg, finish, parts, recipe, start
 from federated.methods.heterofl import own_rows
-from federated.task import Update
-from models.families import labelled
+from federated.task import Recipe, Update
+from models.families import labelled, normalising
 from models.slicing import Plan, graft
 from models.submodel import Submodel
 
-__all__ = ["central_norm", "fedfa", "fedfa_d", "fedfa_w"]
+__all__ = ["central_norm", "fedfa", "fedfa_d", "fedfa_w", "scaled"]
 
 SHARE = 0.95  # of the entries, by size, that count for the norm
 GUESS, SAMPLE, LARGE = 0.93, 1 << 12, 1 << 16  # where the upper entries are taken to begin, from so many entries, in tensors from this size on
@@ -100,20 +100,27 @@ def fair_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
     """Grafts, then brings each layer to norm 1; its norm and a count of 1 travel as extras."""
     settings = state.settings
     grafted = graft(plan, {home: tuple(value.shape) for home, value in state.tensors.items()})
-    norms = {k: central_norm(torch.as_tensor(v), settings["scaling"]) for k, v in update.tensors.items() if scaled(state, k, v)}
+    layers = {k: v for k, v in update.tensors.items() if scaled(state, plan.submodel, k, v)}
+    norms = {k: central_norm(torch.as_tensor(v), settings["scaling"]) for k, v in layers.items()}
     classes, labels = labelled(plan.submodel), update.notes.get("labels")
     for row in grafted.rows:
         for part in parts(state, replace(plan, rows=(row,)), update):
             if settings["label_split_head"] and row.home in classes and labels is not None:
-                part = own_rows(part, list(labels))
+                part = own_rows(part, list(labels), plan.submodel.network.outputs)
             yield levelled(part, norms.get(row.local))
 
 
-def scaled(state: State, name: str, tensor: Tensor) -> bool:
-    """Whether a tensor is a layer to be scaled; running statistics never are."""
+def scaled(state: State, submodel: Submodel, name: str, tensor: Tensor) -> bool:
+    """Whether a tensor is a layer to be scaled; biases and norms, of however many axes, are with `scale_1d` alone, running statistics never."""
     if state.settings["scaling"] == "none" or name.endswith(("running_mean", "running_var")):
         return False
-    return tensor.ndim > 1 or bool(state.settings["scale_1d"])
+    weights = tensor.ndim > 1 and not name.endswith("bias") and name not in normalising(submodel)
+    return weights or bool(state.settings["scale_1d"])
+
+
+def fair_recipe(state: State, submodel: Submodel) -> Recipe:
+    """FedAvg's; updates name the device's classes only where the head is split by them."""
+    return replace(recipe(state, submodel), labels=bool(state.settings["label_split_head"]) and submodel.network.objective != "value")
 
 
 def levelled(part: Part, norm: float | None) -> Part:
@@ -148,15 +155,16 @@ def together(total: Total, home: str) -> Sum:
 def fedfa() -> Method:
     """FedFA-WD: sizes in width and depth."""
     sizes = {"widths": WIDTHS, "depths": DEPTHS, "norm": "static", "scaling": "l2", "scale_1d": False, "label_split_head": False}
-    recipe = {"epochs": 5, "batch": 32, "lr": 0.1, "decay": 5e-4, "clip": 1.0, "masked": True}
+    training = {"epochs": 5, "batch": 32, "lr": 0.1, "decay": 5e-4, "clip": 1.0, "masked": True}
     return replace(
         fedavg(),
         name="fedfa",
         summary="narrower and shallower copies; blocks that a device lacks are grafted, layers brought to one scale",
         paper="Park and Joe-Wong, Federated Learning with Flexible Architectures (arXiv 2406.09877)",
-        defaults=MappingProxyType({**DEFAULTS, **sizes, **recipe}),
+        defaults=MappingProxyType({**DEFAULTS, **sizes, **training}),
         allows=frozenset(),
         start=fair_start,
+        recipe=fair_recipe,
         parts=fair_parts,
         finish=fair_finish,
     )

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from federated.method import Method, Part, Settings, State
-from federated.methods.fedavg import DEFAULTS, fedavg, parts, proposal
-from federated.task import Update
+from federated.methods.fedavg import DEFAULTS, fedavg, parts, proposal, recipe
+from federated.task import Recipe, Update
 from models.families import labelled
 from models.slicing import Plan
 from models.submodel import Network, Submodel
@@ -30,17 +30,22 @@ SIZES: Settings = {"widths": RATES, "weighting": "uniform", "norm": "static"}
 RECIPE: Settings = {"epochs": 5, "batch": 10, "lr": 0.1, "decay": 5e-4, "clip": 1.0, "masked": True}  # the authors', for CIFAR-10
 
 
-def own_rows(part: Part, labels: list[int]) -> Part:
-    """The part with weight only in the rows (axis 0, classes) that a device holds examples of."""
-    first, last = part.where[0]
-    held: Tensor = torch.isin(torch.arange(first, last), torch.tensor(labels, dtype=torch.long))
+def own_rows(part: Part, labels: list[int], outputs: int) -> Part:
+    """The part with weight only in the rows (axis 0, classes) that a device holds examples of, and in those that stand for no class."""
+    rows = torch.arange(*part.where[0])
+    held: Tensor = torch.isin(rows, torch.tensor(labels, dtype=torch.long)) | (rows >= outputs)
     return replace(part, weight=part.weight * held.double())
 
 
 def own_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
     classes, labels = labelled(plan.submodel), update.notes.get("labels")
     for part in parts(state, plan, update):
-        yield part if part.home not in classes or labels is None else own_rows(part, list(labels))
+        yield part if part.home not in classes or labels is None else own_rows(part, list(labels), plan.submodel.network.outputs)
+
+
+def own_recipe(state: State, submodel: Submodel) -> Recipe:
+    """FedAvg's, with the classes of the device in its updates: they say which rows are its own."""
+    return replace(recipe(state, submodel), labels=submodel.network.objective != "value")
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
@@ -57,5 +62,6 @@ def heterofl() -> Method:
         features=FEATURES,
         allows=frozenset({"buffered", "robust"}),
         menu=propose,
+        recipe=own_recipe,
         parts=own_parts,
     )

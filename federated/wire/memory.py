@@ -31,6 +31,8 @@ class MemoryBroker:
         self.tamper = tamper
         self.retained: dict[str, bytes] = {}
         self._links: dict[str, MemoryLink] = {}
+        self._exact: dict[str, dict[MemoryLink, None]] = {}  # who hears a topic: found at once, however many links there are
+        self._wild: dict[str, dict[MemoryLink, None]] = {}
         self._lock = threading.RLock()
 
     def publish(self, topic: str, payload: bytes, *, retain: bool, qos: int = 1) -> None:
@@ -40,9 +42,25 @@ class MemoryBroker:
                 self.retained[topic] = payload
             elif retain:
                 self.retained.pop(topic, None)
-            for link in list(self._links.values()):
-                if any(matches(pattern, topic) for pattern in link.patterns):
-                    self._deliver(link, Delivery(topic, payload), qos)
+            several = [self._exact.get(topic, {}), *(links for pattern, links in self._wild.items() if matches(pattern, topic))]
+            for link in dict.fromkeys(link for links in several for link in links):
+                self._deliver(link, Delivery(topic, payload), qos)
+
+    def hear(self, link: MemoryLink, pattern: str) -> None:
+        """From now on, a link hears a pattern; first what is retained under it."""
+        with self._lock:
+            self._hearing(pattern).setdefault(pattern, {})[link] = None
+            self.repeat(link, pattern)
+
+    def forget(self, link: MemoryLink, pattern: str) -> None:
+        with self._lock:
+            hearing = self._hearing(pattern)
+            hearing.get(pattern, {}).pop(link, None)
+            if not hearing.get(pattern, True):
+                del hearing[pattern]
+
+    def _hearing(self, pattern: str) -> dict[str, dict[MemoryLink, None]]:
+        return self._wild if "+" in pattern or "#" in pattern else self._exact
 
     def attach(self, link: MemoryLink) -> None:
         """Takes a link in; one of the same name is thrown out, as a broker does, and its will published."""
@@ -56,6 +74,8 @@ class MemoryBroker:
         with self._lock:
             if self._links.get(link.client_id) is link:
                 del self._links[link.client_id]
+                for pattern in link.patterns:
+                    self.forget(link, pattern)
                 if abruptly:
                     self.bury(link)
 
@@ -77,10 +97,21 @@ class MemoryBroker:
 
 
 class MemoryLink:
-    """A `Link` to a MemoryBroker. `kill` ends it as a crash would; `drop` and `mend` cut it for a while."""
+    """A `Link` to a MemoryBroker. `kill` ends it as a crash would; `drop` and `mend` cut it for a while.
 
-    def __init__(self, broker: MemoryBroker, client_id: str, will: Will | None = None, *, chunk: int = CHUNK) -> None:
-        self.client_id, self.will = client_id, will
+    arrived: called, by whoever publishes, after each delivery that can be received.
+    """
+
+    def __init__(
+        self,
+        broker: MemoryBroker,
+        client_id: str,
+        will: Will | None = None,
+        *,
+        chunk: int = CHUNK,
+        arrived: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.client_id, self.will, self.arrived = client_id, will, arrived
         self.max_payload, self.max_chunk = broker.max_payload, chunk_within(broker.max_payload, chunk)
         self.sent_bytes = self.received_bytes = 0
         self.patterns: set[str] = set()
@@ -95,6 +126,7 @@ class MemoryLink:
         """Takes a delivery from the broker, which queues it while the link is down (QoS 1)."""
         if not self._down:
             self._inbox.put(delivery, force=True)
+            self.arrived()
         elif qos > 0:
             self._coming.append(delivery)
 
@@ -111,10 +143,11 @@ class MemoryLink:
     def subscribe(self, pattern: str) -> None:
         self._check_open()
         self.patterns.add(pattern)
-        self._broker.repeat(self, pattern)
+        self._broker.hear(self, pattern)
 
     def unsubscribe(self, pattern: str) -> None:
         self.patterns.discard(pattern)
+        self._broker.forget(self, pattern)
 
     @property
     def waiting(self) -> bool:

@@ -199,7 +199,8 @@ def test_a_training_update():
     assert all(value.flags.c_contiguous and value.dtype == np.float32 for value in update.tensors.values())
     assert (update.run, update.round, update.attempt, update.agent, update.work) == ("run", 3, 7, "agent", "train")
     assert (update.samples, update.steps) == (24, 6)
-    assert update.notes["labels"] == [0, 1, 2]
+    assert "labels" not in update.notes
+    assert perform(task(labels=True), parameters(SMALL), data).notes["labels"] == [0, 1, 2]
     assert 0 < update.notes["loss"] < 2
 
 

@@ -12,11 +12,11 @@ from federated.aggregate import Total, fold
 from federated.errors import ConfigError, Unknown
 from federated.method import Part, configure
 from federated.methods.catalogue import METHODS, method
-from federated.methods.fedfa import central_norm
+from federated.methods.fedfa import central_norm, scaled
 from federated.methods.heterofl import own_rows
 from federated.task import Recipe, Update
 from models.cost import cost
-from models.families import full, initial, network, shapes, statistics
+from models.families import full, initial, network, normalising, shapes, statistics
 
 NET = network("preresnet", (1, 8, 8), 10)
 
@@ -109,7 +109,9 @@ def test_a_device_gets_the_largest_it_can_afford(name):
 
 def test_the_recipe_is_made_of_settings():
     chosen, state = start("heterofl", lr=0.1, epochs=5, batch=10)
-    assert chosen.recipe(state, full(NET)) == Recipe(epochs=5, batch=10, lr=0.1, momentum=0.9, decay=5e-4, clip=1.0, masked=True, norm="static")
+    assert chosen.recipe(state, full(NET)) == Recipe(
+        epochs=5, batch=10, lr=0.1, momentum=0.9, decay=5e-4, clip=1.0, masked=True, labels=True, norm="static"
+    )
 
 
 # ---- FedAvg --------------------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ def test_with_a_menu_fedavg_is_the_coverage_mean():
 
 
 def test_only_rows_of_held_classes_weigh():
-    part = own_rows(Part("h", ((1, 4), (0, 2)), (5, 2), torch.zeros(3, 2), 2.0), [0, 2, 3, 99])
+    part = own_rows(Part("h", ((1, 4), (0, 2)), (5, 2), torch.zeros(3, 2), 2.0), [0, 2, 99], 3)
     assert part.weight.tolist() == [0.0, 2.0, 2.0]
 
 
@@ -260,6 +262,19 @@ def test_a_layer_of_almost_only_zeros_keeps_the_rest():
     assert (one[3, 0, 1, 1].item(), one.sum().item()) == (8.0, 8.0)
     both = played(chosen, state, (full(NET), sparse, 1, {}), (full(NET), dense, 1, {}))["stem.weight"]
     assert both[3, 0, 1, 1].item() == pytest.approx((8 + 2 * 0.5) / 2)
+
+
+def test_biases_and_norms_of_several_axes_are_no_layers_to_scale():
+    """Attention's biases are [3, heads, head_dim] and start at zero; a norm of DenseNet's is [layers, growth]."""
+    for model in ("vit-micro", "densenet-small"):
+        made = network(model, (3, 32, 32), 3)
+        chosen = method("fedfa")
+        menu = chosen.menu(made, configure(chosen, {"depths": [1], "widths": [1.0]}))
+        state = chosen.start(initial(made, 0), menu, configure(chosen, {}))
+        tensors = {name: value for name, value in initial(made, 0).items() if scaled(state, full(made), name, value)}
+        odd = [name for name in tensors if name.endswith("bias") or name in normalising(full(made))]
+        assert odd == []
+        assert any(value.ndim > 2 for value in tensors.values())
 
 
 def test_the_head_can_be_split_by_labels():
