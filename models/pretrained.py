@@ -104,12 +104,20 @@ def converted(source: str, made: Network, found: Tensors, base: Tensors) -> dict
     ours = FAMILIES[made.family].torchvision
     assert ours is not None
     try:
-        return ours.convert(made.preset, found)
+        tensors = ours.convert(made.preset, found)
+        if (taken := numbers(tensors)) != numbers(found):
+            raise ValueError(f"it takes {taken:,} of {numbers(found):,} numbers")
+        return tensors
     except (KeyError, RuntimeError, ValueError) as error:
         first = next(name for name in base if name not in found)
         why = f"tensor {error.args[0]} is missing or too many" if isinstance(error, KeyError) else str(error).splitlines()[0]
         expected = f"no tensor {first} of shape {list(base[first].shape)}"
         raise ValueError(f"weights {source}: neither of {title(made)} ({expected}) nor torchvision's {theirs(made)} ({why})") from error
+
+
+def numbers(tensors: Tensors) -> int:
+    """How many there are in all, counters of batches left out: a deeper network has the tensors of a shallower one, and more."""
+    return sum(value.numel() for name, value in tensors.items() if not name.endswith("num_batches_tracked"))
 
 
 # ---- fitting ---------------------------------------------------------------------------------------------------------

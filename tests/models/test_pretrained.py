@@ -117,6 +117,14 @@ def test_weights_of_a_wrong_hash_are_refused(monkeypatch, tmp_path):
         load("torchvision:DEFAULT", made, initial(made, 0))
 
 
+def test_weights_of_a_deeper_network_are_not_taken_in_part(tmp_path):
+    """A ResNet-34 has every tensor of a ResNet-18, of the same shapes, and is another network."""
+    deep, made = network("resnet-34", IMAGES, 10), network("resnet-18", IMAGES, 10)
+    path = saved(weights(deep), tmp_path / "net.pth")
+    with pytest.raises(ValueError, match=r"nor torchvision's resnet18 \(it takes 11,191,242 of 21,306,826 numbers\)"):
+        load(path, made, initial(made, 0))
+
+
 def test_weights_that_torchvision_has_not_are_said():
     made = network("mobilenet-v2", IMAGES, 10)
     with pytest.raises(ValueError, match="expected one of IMAGENET1K_V1, IMAGENET1K_V2, DEFAULT"):
