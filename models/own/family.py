@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from models.family import Address, Family, check_mask, sectioned
 from models.function import imported
@@ -81,7 +82,7 @@ def function_of(made: Network) -> Callable[..., Any]:
 
 
 def called(submodel: Submodel) -> nn.Module:
-    """What the function returns. ValueError: it is no nn.Module, or the function asks for more than the submodel."""
+    """What the function returns. ValueError: it is no nn.Module, has a norm that cannot be measured, or asks for more than the submodel."""
     name = submodel.network.family
     function = function_of(submodel.network)
     needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind not in VARIADIC]
@@ -95,6 +96,10 @@ def called(submodel: Submodel) -> nn.Module:
         raise ValueError(f"model '{name}' computes its sizes with tensors; expected plain numbers ({first_line(error)})") from error
     if not isinstance(net, nn.Module):
         raise ValueError(f"model '{name}' returned a {type(net).__name__}; expected an nn.Module")
+    if odd := [path for path, m in net.named_modules() if isinstance(m, _InstanceNorm) and m.track_running_stats]:
+        raise ValueError(
+            f"model '{name}': instance norm '{odd[0]}' tracks statistics, which no pass measures anew; expected track_running_stats=False"
+        )
     return net
 
 

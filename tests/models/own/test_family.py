@@ -175,6 +175,12 @@ def test_every_kind_of_norm_is_known_as_one(named: Named) -> None:
     assert normalising(full(made)) == {"net.1.weight", "net.3.weight", "net.3.bias"}
 
 
+def test_an_instance_norm_that_tracks_statistics_is_refused(named: Named) -> None:
+    """Calibration measures batch norms alone."""
+    with pytest.raises(ValueError, match=r"instance norm '1' tracks statistics.*expected track_running_stats=False"):
+        named(lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten(), nn.Linear(4, 3)), (4,), 3)
+
+
 def test_initial_values_are_corners_too(named: Named) -> None:
     made = named(lambda: cnn())
     torch.manual_seed(5)
