@@ -6,133 +6,61 @@ claims a speed instead of measuring one. One thread speaks for all devices; as m
 
 from __future__ import annotations
 
-import logging
-import os
+import queue
+import signal
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
-from multiprocessing import get_context
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import msgspec
-import numpy as np
 import torch
 
 from coordinator.config import Config
 from coordinator.fleet import Fleet
-from federated.data import catalogue
-from federated.data.dataset import Dataset, Indices
-from federated.data.partitions import parse
-from federated.local import perform
+from coordinator.source import Source, names
+from coordinator.workers import Workers, outcome
 from federated.participant import Outcome, Participant
 from federated.task import Card, Profile, Task, Timing
-from federated.wire import messages, tensors, topics
+from federated.wire import messages, topics
 from federated.wire.link import CHUNK
 from federated.wire.memory import MemoryBroker, MemoryLink
 from models.cost import cost
 
-__all__ = ["Devices", "Source", "names"]
-
-log = logging.getLogger(__name__)
+__all__ = ["Devices"]
 
 RATE = 1e10  # multiply-adds per second of a device of speed 1
 MEMORY = 2**40  # bytes: nothing that one machine simulates is too large for a device
 SESSION = "simulated"
-SWEEP = 1.0  # seconds between looks at devices that nobody spoke to: their heartbeats are due
+SWEEP = 3.0  # seconds between looks at devices that nothing happened to: their heartbeats are due
 CACHED = 64  # downloads kept for all devices together: more than one round and one evaluation need
-PAUSE = 0.002  # seconds when there is nothing to do
-
-
-def names(agents: int) -> tuple[str, ...]:
-    """d0 to d9, or with as many leading zeros as keep the order of names that of numbers."""
-    digits = len(str(agents - 1))
-    return tuple(f"d{index:0{digits}d}" for index in range(agents))
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where the devices' data come from; each process that needs them loads them once."""
-
-    data: str
-    root: str | None
-    agents: int
-    partition: str
-    seed: int
-    held: float
-
-    @classmethod
-    def of(cls, config: Config) -> Source:
-        chosen = config.simulate
-        return cls(config.data.name, config.data.root, chosen.agents, chosen.partition, config.seed, chosen.held)
-
-    @cached_property
-    def whole(self) -> Dataset:
-        """All that is shared out, with the coordinator's own part held out."""
-        return catalogue.central(self.data, self.root)
-
-    @cached_property
-    def parts(self) -> list[Indices]:
-        """Each device's examples, its own held-out ones included. Raises DataError where one would be left without."""
-        return parse(self.partition)(self.whole, self.agents, np.random.default_rng(self.seed))
-
-    def device(self, index: int) -> Dataset:
-        """What one device holds."""
-        return catalogue.part(self.whole, self.parts[index], name=names(self.agents)[index], held=self.held)
-
-
-# ---- in the workers ----------------------------------------------------------------------------------------------------
-
-
-def settle() -> None:
-    """One thread per process: the processes share the processors, and sums come out as on a device with one."""
-    torch.set_num_threads(1)
-
-
-@lru_cache(maxsize=1)
-def shop(source: Source) -> Source:
-    """The source whose data this process has loaded."""
-    return source
-
-
-@lru_cache(maxsize=64)
-def holding(source: Source, index: int) -> Dataset:
-    return shop(source).device(index)
-
-
-def work(source: Source, index: int, task: Task, weights: Path, result: Path, device: str) -> float:
-    """Does a device's task from file to file; the loss, NaN where the task has none."""
-    _, received = tensors.decode(weights.read_bytes())
-    update = perform(task, received, holding(source, index), device=device)
-    result.write_bytes(tensors.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors))
-    return float(update.notes.get("loss", "nan"))
-
-
-# ---- in the simulation's process ---------------------------------------------------------------------------------------
+NOBODY = -1
 
 
 @dataclass
 class Pooled:
-    """One device's trainer: its tasks wait for a worker."""
+    """One device's trainer: its tasks wait for a worker. call: told when one is done."""
 
-    pool: Executor
+    workers: Workers
     source: Source
     index: int
-    device: str
+    call: Callable[[], None]
     present: tuple[Task, Path, Future[float]] | None = None
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
-        self.present = task, result, self.pool.submit(work, self.source, self.index, task, weights, result, self.device)
+        future = self.workers.begin(self.source, self.index, task, weights, result)
+        self.present = task, result, future
+        future.add_done_callback(lambda _: self.call())
 
     def poll(self) -> Outcome | None:
         if self.present is None or not self.present[2].done():
             return None
         (task, result, future), self.present = self.present, None
-        if (error := future.exception()) is not None:
-            return Outcome(task, None, f"{type(error).__name__}: {error}")
-        return Outcome(task, result, loss=future.result())
+        found = outcome(future)
+        return Outcome(task, None, found) if isinstance(found, str) else Outcome(task, result, loss=found)
 
     def cancel(self) -> None:
         if self.present is not None:
@@ -147,8 +75,9 @@ class Devices:
         self.source, self.config, self.folder = source, config, folder
         self.error: BaseException | None = None
         self._broker = broker
-        self._pool = pool(config.simulate.workers, config.simulate.device)
+        self._workers = Workers(config.simulate.workers, config.simulate.device)
         self._stop = threading.Event()
+        self._calls = queue.SimpleQueue[int]()  # devices to which something happened, by index
         self._thread: threading.Thread | None = None
         self._weights: OrderedDict[str, Path] = OrderedDict()
 
@@ -156,6 +85,7 @@ class Devices:
         """Joins the fleet's run, in a thread of its own; whatever stops it also ends the coordinator's link."""
 
         def live() -> None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the workers inherit it: ctrl-C is not for them
             try:
                 self._live(fleet.run)
             except BaseException as error:
@@ -168,34 +98,38 @@ class Devices:
 
     def close(self) -> None:
         self._stop.set()
+        self._calls.put(NOBODY)
         if self._thread is not None:
             self._thread.join()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._workers.close()
 
     def _live(self, run: messages.Run) -> None:
         """Until each has left the run, or nobody wants them any more."""
-        present = [self._member(run, index, name) for index, name in enumerate(names(self.source.agents))]
-        for participant, _ in present:
+        present = {index: self._member(run, index, name) for index, name in enumerate(names(self.source.agents))}
+        for participant, _ in present.values():
             participant.join()
-        swept = time.monotonic()
+        due = time.monotonic() + SWEEP
         while present and not self._stop.is_set():
-            now = time.monotonic()
-            everyone = now - swept > SWEEP
-            swept = now if everyone else swept
-            for participant, link in present:
-                if everyone or link.waiting or participant.state != "idle":
-                    while participant.turn(0.0) and link.waiting:
-                        pass
-                    if participant.over:
-                        participant.leave()
-            present = [(participant, link) for participant, link in present if not participant.over]
-            if not any(link.waiting for _, link in present):
-                time.sleep(PAUSE)
+            called = self._called(due)
+            if not called:  # nothing happened, or too much to look at the others
+                called, due = tuple(present), time.monotonic() + SWEEP
+            for index in called:
+                if index in present and not attend(*present[index]):
+                    del present[index]
+
+    def _called(self, due: float) -> Sequence[int]:
+        """The device to which something happened next; none when it is time to look at all of them."""
+        try:
+            left = due - time.monotonic()
+            return (self._calls.get(timeout=left),) if left > 0 else ()
+        except queue.Empty:
+            return ()
 
     def _member(self, run: messages.Run, index: int, name: str) -> tuple[Participant, MemoryLink]:
         will = topics.status(run.run, name), messages.encode(messages.Status(name, SESSION, False))
-        trainer = Pooled(self._pool, self.source, index, self.config.simulate.device)
-        link = MemoryLink(self._broker, name, will)
+        call = partial(self._calls.put, index)
+        trainer = Pooled(self._workers, self.source, index, call)
+        link = MemoryLink(self._broker, name, will, arrived=call)
         link.subscribe(topics.run(run.run))
         data = self.source.device(index).card()
         measure = partial(self._claim, index, name, data)
@@ -210,7 +144,10 @@ class Devices:
         return Profile(name, "simulation", f"speed {speed:g}", speed, MEMORY, 1e12, CHUNK, runtime, data, timings)
 
 
-def pool(workers: int, device: str) -> Executor:
-    """Processes that train; with a GPU, one unless more are asked for."""
-    several = workers or (1 if device == "cuda" else len(os.sched_getaffinity(0)))
-    return ProcessPoolExecutor(several, mp_context=get_context("spawn"), initializer=settle)
+def attend(participant: Participant, link: MemoryLink) -> bool:
+    """All that is due at a device; False once it has left the run."""
+    while participant.turn(0.0) and link.waiting:
+        pass
+    if participant.over:
+        participant.leave()
+    return not participant.over

@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 from coordinator.config import Config, to_json
-from coordinator.devices import Source, names
 from coordinator.progress import Say
 from coordinator.scores import summary
+from coordinator.source import Source, names
 from coordinator.store import Score, Store
 from federated.data import partitions
 from models.cost import cost

@@ -17,8 +17,9 @@ import torch
 from coordinator import results
 from coordinator.command import check_same
 from coordinator.config import Config, load, parse_setting
-from coordinator.devices import Devices, Source
+from coordinator.devices import Devices
 from coordinator.progress import Lines, Say
+from coordinator.source import Source
 from coordinator.start import AGENTS, Prepared, prepare, run
 from coordinator.store import Store, names
 from federated.data import partitions

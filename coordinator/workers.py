@@ -1,0 +1,102 @@
+"""The processes of a simulation that train: each does whole tasks, from file to file, with one thread.
+
+They end with the process that started them, however it ends; ctrl-C is that one's business, not theirs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import threading
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from coordinator.source import Source
+from federated.data.dataset import Dataset
+from federated.errors import EspalierError
+from federated.local import perform
+from federated.task import Task
+from federated.wire import tensors
+
+__all__ = ["Workers", "outcome"]
+
+BROKEN = "a worker process was ended from outside, perhaps for want of memory: go on with --resume, and fewer --workers"
+
+
+class Workers:
+    """A pool of them. several: how many; 0: one per processor, or with a GPU one. device: cpu or cuda."""
+
+    def __init__(self, several: int, device: str) -> None:
+        several = several or (1 if device == "cuda" else len(os.sched_getaffinity(0)))
+        context = multiprocessing.get_context("spawn")
+        self.device = device
+        self._stopped = context.RawValue(ctypes.c_bool, False)  # no lock in it, which a worker that is killed could keep
+        self._pool = ProcessPoolExecutor(several, mp_context=context, initializer=settle, initargs=(self._stopped,))
+
+    def begin(self, source: Source, index: int, task: Task, weights: Path, result: Path) -> Future[float]:
+        """Does a device's task as soon as a worker is free; its future loss, NaN where the task has none. Raises EspalierError after a death."""
+        try:
+            return self._pool.submit(work, source, index, task, weights, result, self.device)
+        except BrokenProcessPool:
+            raise EspalierError(BROKEN) from None
+
+    def close(self) -> None:
+        """Stops what is being done, between two steps."""
+        self._stopped.value = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def outcome(done: Future[float]) -> float | str:
+    """The loss, or why there is none. Raises EspalierError where a worker died: that is nothing that a device did."""
+    error = done.exception()
+    if isinstance(error, BrokenProcessPool):
+        raise EspalierError(BROKEN)
+    return done.result() if error is None else f"{type(error).__name__}: {error}"
+
+
+# ---- in the workers ----------------------------------------------------------------------------------------------------
+
+STOPPED: Any = None  # shared with the process that started this one
+
+
+def settle(stopped: Any) -> None:
+    """One thread per process: the processes share the processors, and sums come out as on a device with one."""
+    global STOPPED
+    STOPPED = stopped
+    torch.set_num_threads(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """A parent that was killed cannot say so, and its workers would wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@lru_cache(maxsize=1)
+def shop(source: Source) -> Source:
+    """The source whose data this process has loaded."""
+    return source
+
+
+@lru_cache(maxsize=64)
+def holding(source: Source, index: int) -> Dataset:
+    return shop(source).device(index)
+
+
+def work(source: Source, index: int, task: Task, weights: Path, result: Path, device: str) -> float:
+    """Does a device's task from file to file; the loss, NaN where the task has none."""
+    _, received = tensors.decode(weights.read_bytes())
+    update = perform(task, received, holding(source, index), device=device, stop=lambda: bool(STOPPED.value))
+    result.write_bytes(tensors.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors))
+    return float(update.notes.get("loss", "nan"))
