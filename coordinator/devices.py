@@ -45,13 +45,12 @@ class Pooled:
     """One device's trainer: its tasks wait for a worker. call: told when one is done."""
 
     workers: Workers
-    source: Source
     index: int
     call: Callable[[], None]
     present: tuple[Task, Path, Future[float]] | None = None
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
-        future = self.workers.begin(self.source, self.index, task, weights, result)
+        future = self.workers.begin(self.index, task, weights, result)
         self.present = task, result, future
         future.add_done_callback(lambda _: self.call())
 
@@ -75,7 +74,7 @@ class Devices:
         self.source, self.config, self.folder = source, config, folder
         self.error: BaseException | None = None
         self._broker = broker
-        self._workers = Workers(config.simulate.workers, config.simulate.device)
+        self._workers = Workers(source, config.simulate.workers, config.simulate.device)
         self._stop = threading.Event()
         self._calls = queue.SimpleQueue[int]()  # devices to which something happened, by index
         self._thread: threading.Thread | None = None
@@ -128,7 +127,7 @@ class Devices:
     def _member(self, run: messages.Run, index: int, name: str) -> tuple[Participant, MemoryLink]:
         will = topics.status(run.run, name), messages.encode(messages.Status(name, SESSION, False))
         call = partial(self._calls.put, index)
-        trainer = Pooled(self._workers, self.source, index, call)
+        trainer = Pooled(self._workers, index, call)
         link = MemoryLink(self._broker, name, will, arrived=call)
         link.subscribe(topics.run(run.run))
         data = self.source.device(index).card()

@@ -32,19 +32,19 @@ BROKEN = "a worker process was ended from outside, perhaps for want of memory: g
 
 
 class Workers:
-    """A pool of them. several: how many; 0: one per processor, or with a GPU one. device: cpu or cuda."""
+    """A pool of them. source: of the data that they learn from. several: how many; 0: one per processor, or with a GPU one. device: cpu or cuda."""
 
-    def __init__(self, several: int, device: str) -> None:
+    def __init__(self, source: Source, several: int, device: str) -> None:
         several = several or (1 if device == "cuda" else len(os.sched_getaffinity(0)))
         context = multiprocessing.get_context("spawn")
         self.device = device
         self._stopped = context.RawValue(ctypes.c_bool, False)  # no lock in it, which a worker that is killed could keep
-        self._pool = ProcessPoolExecutor(several, mp_context=context, initializer=settle, initargs=(self._stopped,))
+        self._pool = ProcessPoolExecutor(several, mp_context=context, initializer=settle, initargs=(blank(source), self._stopped))
 
-    def begin(self, source: Source, index: int, task: Task, weights: Path, result: Path) -> Future[float]:
+    def begin(self, index: int, task: Task, weights: Path, result: Path) -> Future[float]:
         """Does a device's task as soon as a worker is free; its future loss, NaN where the task has none. Raises EspalierError after a death."""
         try:
-            return self._pool.submit(work, source, index, task, weights, result, self.device)
+            return self._pool.submit(work, index, task, weights, result, self.device)
         except BrokenProcessPool:
             raise EspalierError(BROKEN) from None
 
@@ -62,15 +62,21 @@ def outcome(done: Future[float]) -> float | str:
     return done.result() if error is None else f"{type(error).__name__}: {error}"
 
 
+def blank(source: Source) -> Source:
+    """The same without what it has loaded: each worker loads that itself, once, instead of being sent it."""
+    return replace(source)
+
+
 # ---- in the workers ----------------------------------------------------------------------------------------------------
 
-STOPPED: Any = None  # shared with the process that started this one
+SOURCE: Source
+STOPPED: Any  # shared with the process that started this one
 
 
-def settle(stopped: Any) -> None:
+def settle(source: Source, stopped: Any) -> None:
     """One thread per process: the processes share the processors, and sums come out as on a device with one."""
-    global STOPPED
-    STOPPED = stopped
+    global SOURCE, STOPPED
+    SOURCE, STOPPED = source, stopped
     torch.set_num_threads(1)
     threading.Thread(target=end_with_parent, daemon=True).start()
 
@@ -83,20 +89,15 @@ def end_with_parent() -> None:
         os._exit(1)
 
 
-@lru_cache(maxsize=1)
-def shop(source: Source) -> Source:
-    """The source whose data this process has loaded."""
-    return source
-
-
 @lru_cache(maxsize=64)
-def holding(source: Source, index: int) -> Dataset:
-    return shop(source).device(index)
+def holding(index: int) -> Dataset:
+    """A device's data, kept for its next task."""
+    return SOURCE.device(index)
 
 
-def work(source: Source, index: int, task: Task, weights: Path, result: Path, device: str) -> float:
+def work(index: int, task: Task, weights: Path, result: Path, device: str) -> float:
     """Does a device's task from file to file; the loss, NaN where the task has none."""
     _, received = tensors.decode(weights.read_bytes())
-    update = perform(task, received, holding(source, index), device=device, stop=lambda: bool(STOPPED.value))
+    update = perform(task, received, holding(index), device=device, stop=lambda: bool(STOPPED.value))
     result.write_bytes(tensors.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors))
     return float(update.notes.get("loss", "nan"))

@@ -87,9 +87,10 @@ class MemoryBroker:
     def repeat(self, link: MemoryLink, pattern: str) -> None:
         """Delivers what is retained under a pattern."""
         with self._lock:
-            for topic, payload in list(self.retained.items()):
-                if matches(pattern, topic):
-                    self._deliver(link, Delivery(topic, payload, retained=True), 1)
+            wild = self._hearing(pattern) is self._wild
+            found = [topic for topic in self.retained if matches(pattern, topic)] if wild else [pattern] if pattern in self.retained else []
+            for topic in found:
+                self._deliver(link, Delivery(topic, self.retained[topic], retained=True), 1)
 
     def _deliver(self, link: MemoryLink, delivery: Delivery, qos: int) -> None:
         for arrived in [delivery] if self.tamper is None else self.tamper(delivery):

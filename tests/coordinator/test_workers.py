@@ -6,6 +6,7 @@ Slow, since each test starts a whole simulation as a person would: signals go to
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,6 +14,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from coordinator.source import Source
+from coordinator.workers import blank
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked at in /proc")
 
@@ -76,6 +80,13 @@ def gone(pid: int, within: float = 10.0) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def test_workers_are_sent_no_data():
+    """Each loads them once: a source that has loaded its own is as small on its way as one that has not."""
+    source = Source("digits", None, 3, "iid", 0, 0.2)
+    assert len(source.parts) == 3
+    assert len(pickle.dumps(blank(source))) < 1000 < len(pickle.dumps(source))
 
 
 def test_a_worker_that_is_killed_ends_the_run_with_a_word(started):
