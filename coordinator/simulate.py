@@ -107,7 +107,7 @@ def carry_out(prepared: Prepared, source: Source, say: Say) -> None:
         devices = Devices(broker, prepared.config, source, Path(spool))
         link = MemoryLink(broker, "coordinator")
         try:
-            run(prepared, link, Lines(say), devices.begin, patience=PATIENCE)
+            run(prepared, link, Lines(say), devices.begin, patience=PATIENCE, device=prepared.config.simulate.device)
         except LinkError:
             if devices.error is None:
                 raise

@@ -113,10 +113,18 @@ def pooled(moments: Sequence[tuple[Sequence[float], Sequence[float], int]]) -> t
     return mean, tuple(q**0.5 for q in square)
 
 
-def run(prepared: Prepared, link: Link, watch: Watch, bind: Callable[[Fleet], None] = lambda fleet: None, *, patience: float = PATIENCE) -> Result:
+def run(
+    prepared: Prepared,
+    link: Link,
+    watch: Watch,
+    bind: Callable[[Fleet], None] = lambda fleet: None,
+    *,
+    patience: float = PATIENCE,
+    device: str = "cpu",
+) -> Result:
     """Conducts a run over a link: announces it, waits for agents, and goes through its rounds. `bind` is given the fleet, to show it.
 
-    patience: times the predicted seconds after which a round without a deadline closes.
+    patience: times the predicted seconds after which a round without a deadline closes. device: where the coordinator itself computes.
     """
     config, method, store = prepared.config, prepared.method, prepared.store
     settings = configure(method, config.settings)
@@ -134,7 +142,7 @@ def run(prepared: Prepared, link: Link, watch: Watch, bind: Callable[[Fleet], No
     bind(fleet)
     try:
         fleet.announce()
-        return _conduct(prepared, fleet, settings, watch, patience)
+        return _conduct(prepared, fleet, settings, watch, patience, device)
     except LinkError:
         raise
     except EspalierError as error:
@@ -145,7 +153,7 @@ def run(prepared: Prepared, link: Link, watch: Watch, bind: Callable[[Fleet], No
         raise
 
 
-def _conduct(prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], watch: Watch, patience: float) -> Result:
+def _conduct(prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], watch: Watch, patience: float, device: str) -> Result:
     """The rounds, once the network is known: from the store, the coordinator's data or the agents' cards."""
     config, method, store, known = prepared.config, prepared.method, prepared.store, fleet.run.network
     if known is None:
@@ -156,7 +164,7 @@ def _conduct(prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], w
     fleet.admit(lambda data: misfit(data, network))
     menu = method.menu(network, settings)
     store.write_facts(Facts(to_json(config), network, menu))
-    evaluator = Evaluator(config, method, menu, fleet, prepared.held, patience, config.simulate.device)
+    evaluator = Evaluator(config, method, menu, fleet, prepared.held, patience, device)
     tensors = beginning(config, network, method)
     return conduct(Run(config, method, network, menu, fleet, store, evaluator, watch, tensors, pinned(menu, config.assign.submodels), patience))
 
