@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from federated.errors import ConfigError, Unknown
+from federated.task import Recipe
 
 __all__ = ["Assign", "Broker", "Config", "Data", "Evaluate", "Fleet", "Model", "Simulate", "load", "parse_setting", "to_json"]
 
@@ -22,6 +23,7 @@ PREFIX = "ESPALIER_"
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Seed = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -51,7 +53,7 @@ class Simulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     partition: str = "dirichlet:1.0"
     held: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.2
     speeds: tuple[Annotated[float, msgspec.Meta(gt=0)], ...] = (1.0,)
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[Seed, ...] = ()
     device: Literal["cpu", "cuda"] = "cpu"
     workers: Annotated[int, msgspec.Meta(ge=0)] = 0
 
@@ -134,7 +136,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     simulate: Simulate = Simulate()
     rounds: Positive = 20
     target_accuracy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    seed: int = 0
+    seed: Seed = 0
 
     @property
     def method_name(self) -> str:
@@ -188,20 +190,27 @@ def _explained(error: str, tree: Mapping[str, Any]) -> str:
     path = where.rstrip(".")
     if unknown := re.fullmatch(r"Object contains unknown field (\S+)", what):
         fields = type(getattr(Config(), path)).__struct_fields__ if path in Config.__struct_fields__ else Config.__struct_fields__
-        return f"{path}: {Unknown('key', unknown[1], fields)}"
+        return f"{path}: {Unknown('key', unknown[1], fields)}{elsewhere(unknown[1])}"
     found: Any = tree
-    for key in path.split("."):
-        found = found.get(key) if isinstance(found, Mapping) else found
+    for key in re.findall(r"[^.\[\]]+", path):
+        found = found.get(key) if isinstance(found, Mapping) else found[int(key)] if isinstance(found, Sequence) and key.isdigit() else found
     return f"{path}: {what[:1].lower()}{what[1:]}, found {found!r}"
+
+
+def elsewhere(key: str) -> str:
+    """Where a key belongs that was written into another table, as the end of a message; empty where it belongs nowhere."""
+    tables = [name for name in Config.__struct_fields__ if key in getattr(getattr(Config(), name), "__struct_fields__", ())]
+    tables += ["train"] if key in Recipe.__dataclass_fields__ else []
+    return f"; did you mean {' or '.join(f'{table}.{key}' for table in tables)}?" if tables else ""
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
     except OSError as error:
-        raise ConfigError(f"--config {file}: {error.strerror}") from error
+        raise ConfigError(f"configuration {file}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {file}: not TOML: {error}") from error
+        raise ConfigError(f"configuration {file}: not TOML: {error}") from error
 
 
 def _value(text: str) -> Any:
@@ -222,7 +231,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, A
 def _put(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
     table, dot, rest = key.partition(".")
     if table not in Config.__struct_fields__:
-        raise ConfigError(f"{where}: {Unknown('key', table, Config.__struct_fields__)}")
+        raise ConfigError(f"{where}: {Unknown('key', table, Config.__struct_fields__)}{elsewhere(table)}")
     if not dot:
         tree[table] = value
         return

@@ -37,7 +37,7 @@ from models.submodel import Network, Submodel
 if TYPE_CHECKING:
     from federated.data.dataset import Dataset
 
-__all__ = ["Evaluator", "assemble", "without_statistics"]
+__all__ = ["ENDLESS", "Evaluator", "assemble", "without_statistics"]
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ BATCH = 256  # examples at a time on the coordinator
 ROOM = 2**24  # numbers that they may answer with: of a text each place answers for the whole vocabulary
 PATIENCE = 6.0  # times the predicted seconds after which a score or statistics are no longer waited for
 GRACE = 60.0
+ENDLESS = 1e9  # the patience of a simulation: its devices wait for a worker as long as it takes, whatever deadline they were chosen by
 
 
 def assemble(state: State, method: Method, submodel: Submodel) -> nn.Module:
@@ -143,7 +144,8 @@ class Evaluator:
                 holders = holders[: self.config.evaluate.agents]
             for agent in holders:
                 seconds = assignment.offers(agent.profile, [submodel], recipe, 1.0)[0].seconds if agent.profile else 0.0
-                limit = self.config.fleet.deadline or max(GRACE, self.patience * seconds * len(submodels))
+                deadline = self.config.fleet.deadline if self.patience < ENDLESS else 0.0
+                limit = deadline or max(GRACE, self.patience * seconds * len(submodels))
                 tasks.append(shipment.task(agent.name, work, submodel, recipe, limit, round=state.round, run=self.config.name))
         return tasks
 

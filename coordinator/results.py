@@ -134,6 +134,7 @@ def commit() -> str:
         return subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603, S607
 
     try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # installed into another project's checkout, its commit is not ours
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
         return ""

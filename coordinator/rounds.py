@@ -18,7 +18,7 @@ from coordinator import assignment
 from coordinator.acceptance import check_training, expected
 from coordinator.collection import Settled
 from coordinator.config import Config
-from coordinator.evaluation import Evaluator, without_statistics
+from coordinator.evaluation import ENDLESS, Evaluator, without_statistics
 from coordinator.fleet import Agent, Fleet
 from coordinator.progress import Watch
 from coordinator.scores import of_training, overall
@@ -255,7 +255,7 @@ def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -
 
 def closing(run: Run, state: State, chosen: Mapping[str, Submodel]) -> float:
     """Seconds after which a round closes: the configured deadline, or generously more than the slowest was predicted to need."""
-    if run.config.fleet.deadline:
+    if run.config.fleet.deadline and run.patience < ENDLESS:
         return run.config.fleet.deadline
     slowest = 0.0
     for agent, submodel in chosen.items():

@@ -60,7 +60,7 @@ def summary(scores: Sequence[Score], menu: Sequence[Submodel], assigned: Mapping
 
     global: the largest submodel's; worst and mean: over submodels (NeFL); local: with absent classes masked (HeteroFL); before and after local
     training; strong and weak: after it, the mean over devices with the largest submodel in use and over all others (RecipFL); metrics of
-    the largest (macro_f1, perplexity, rmse, ...).
+    the largest (macro_f1, perplexity, rmse, ...). Of devices, those of the submodel that each carries (had last) count, as it was last scored.
     """
     order = {submodel.name: index for index, submodel in enumerate(menu)}
     main = sorted(overall(scores), key=lambda s: order.get(s.submodel, -1))
@@ -69,18 +69,17 @@ def summary(scores: Sequence[Score], menu: Sequence[Submodel], assigned: Mapping
         found = {"global": main[-1].accuracy, "worst": min(s.accuracy for s in main), "mean": mean(s.accuracy for s in main), "loss": main[-1].loss}
         found |= {name: value for name, value in main[-1].metrics.items() if name not in {"accuracy", "loss"}}
     for name, view in (("local", "labels"), ("before", "before"), ("after", "after")):
-        if several := [s.accuracy for s in scores if s.view == view and s.agent and s.submodel == own(assigned, s)]:
+        if several := [s.accuracy for s in carried(scores, view, assigned)]:
             found[name] = mean(several)
-    return found | capacities(scores, order)
+    return found | capacities(carried(scores, "after", assigned), order)
 
 
-def own(assigned: Mapping[str, Submodel], one: Score) -> str:
-    """The submodel that the device of a score carries."""
-    return assigned[one.agent].name if one.agent in assigned else ""
+def carried(scores: Sequence[Score], view: str, assigned: Mapping[str, Submodel]) -> list[Score]:
+    """The scores of devices with the submodel that each carries: of one that it had before, there may be old ones."""
+    return [s for s in scores if s.view == view and s.agent in assigned and s.submodel == assigned[s.agent].name]
 
 
-def capacities(scores: Sequence[Score], order: Mapping[str, int]) -> dict[str, float]:
-    after = [s for s in scores if s.view == "after" and s.agent]
+def capacities(after: Sequence[Score], order: Mapping[str, int]) -> dict[str, float]:
     used = {s.submodel for s in after}
     if len(used) < 2:
         return {}

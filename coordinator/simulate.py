@@ -7,7 +7,9 @@ broker are simulated. A fleet whose agents are started as `edge-agent join --nam
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import filter as filter_names
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from coordinator import results
 from coordinator.command import check_same
 from coordinator.config import Config, load, parse_setting
 from coordinator.devices import Devices
+from coordinator.evaluation import ENDLESS
 from coordinator.progress import Lines, Say
 from coordinator.source import Source
+from coordinator.source import names as devices
 from coordinator.start import AGENTS, Prepared, prepare, run
 from coordinator.store import Store, names
 from federated.data import partitions
@@ -27,8 +31,6 @@ from federated.errors import ConfigError, LinkError, StoreError
 from federated.wire.memory import MemoryBroker, MemoryLink
 
 __all__ = ["simulate"]
-
-PATIENCE = 1e9  # a simulated device may wait for a worker as long as it takes
 
 
 def simulate(
@@ -55,14 +57,35 @@ def simulate(
     if chosen.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: this PyTorch sees no CUDA device")
     seeds, found = chosen.seeds or (config.seed,), []
+    check_free(name, seeds, () if resume else names(runs))
+    for pattern in unused(config):
+        say(f"assign.submodels: '{pattern}' fits none of the {chosen.agents} devices, which are called {devices(chosen.agents)[0]} and so on")
     for index, seed in enumerate(seeds):
         if len(seeds) > 1:
             say(f"seed {seed}, {index + 1} of {len(seeds)}")
         one = msgspec.structs.replace(
-            config, name=f"{name}-seed{seed}", seed=seed, fleet=msgspec.structs.replace(config.fleet, min_agents=chosen.agents)
+            config, name=run_name(name, seed), seed=seed, fleet=msgspec.structs.replace(config.fleet, min_agents=chosen.agents)
         )
         found.append(simulate_once(one, runs, folder, resume=resume, say=say))
-    return results.write_summary(folder, name, found, say)
+    with writing(folder):
+        return results.write_summary(folder, name, found, say)
+
+
+def run_name(name: str, seed: int) -> str:
+    return f"{name}-seed{seed}"
+
+
+def check_free(name: str, seeds: Sequence[int], taken: Collection[str]) -> None:
+    """That no seed would meet a run that is there, found before the first one starts. Raises ConfigError, StoreError."""
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"simulate.seeds: expected each seed once, found {', '.join(map(str, seeds))}")
+    if there := [run for run in (run_name(name, seed) for seed in seeds) if run in taken]:
+        raise StoreError(f"{', '.join(there)} ran before: go on with --resume, or take another name with --set name=NAME, or another --runs")
+
+
+def unused(config: Config) -> list[str]:
+    """The pins that fit no simulated device: a slip, or meant for the fleet of the same file."""
+    return [pattern for pattern in config.assign.submodels if not filter_names(devices(config.simulate.agents), pattern)]
 
 
 def simulate_once(config: Config, runs: Path, folder: Path, *, resume: bool, say: Say) -> dict[str, Any]:
@@ -74,21 +97,30 @@ def simulate_once(config: Config, runs: Path, folder: Path, *, resume: bool, say
         check_same(stored(runs, config.name), config)
     prepared = prepare(config, runs, resume=going_on)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        partitions.save(folder / f"seed{config.seed}-partition.json", source.whole, parts, config.simulate.partition, config.seed)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            partitions.save(folder / f"seed{config.seed}-partition.json", source.whole, parts, config.simulate.partition, config.seed)
         say(
             f"run '{config.name}': {config.method_name} on {config.data.name}, {source.agents} devices ({config.simulate.partition}), "
             f"{config.rounds} rounds, kept in {runs / config.name}"
         )
         if prepared.store.rounds_done < config.rounds:
             carry_out(prepared, source, say)
-        return results.write(folder, config, prepared.store, source, say)
-    except OSError as error:
-        raise StoreError(f"the results cannot be written to {folder}: {error}") from error
+        with writing(folder):
+            return results.write(folder, config, prepared.store, source, say)
     finally:
         prepared.store.close()
         if not going_on:
             prepared.store.discard_if_empty()
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raises StoreError for whatever the file system does not allow."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"the results cannot be written to {folder}: {error}") from error
 
 
 def stored(runs: Path, name: str) -> Config:
@@ -107,7 +139,7 @@ def carry_out(prepared: Prepared, source: Source, say: Say) -> None:
         devices = Devices(broker, prepared.config, source, Path(spool))
         link = MemoryLink(broker, "coordinator")
         try:
-            run(prepared, link, Lines(say), devices.begin, patience=PATIENCE, device=prepared.config.simulate.device)
+            run(prepared, link, Lines(say), devices.begin, patience=ENDLESS, device=prepared.config.simulate.device)
         except LinkError:
             if devices.error is None:
                 raise

@@ -124,8 +124,11 @@ class Store:
         folder = root / name
         if (folder / DATABASE).exists():
             raise StoreError(f"run '{name}' exists in {root}: go on with it by --resume, or choose another --name")
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = _lock(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = _lock(folder)
+        except OSError as error:
+            raise StoreError(f"run '{name}' cannot be kept in {root}: {error.strerror}") from error
         database = sqlite3.connect(folder / DATABASE)
         database.execute("PRAGMA journal_mode=WAL")
         with database:

@@ -121,7 +121,7 @@ def test_a_simulation_goes_on_bit_for_bit(done, tmp_path: Path):
     folder, _, _ = done
     common = ("evaluate.local=true", "evaluate.per_class=true", "evaluate.every=1")
     run(tmp_path, *common, "rounds=1")
-    with pytest.raises(StoreError, match="exists"):
+    with pytest.raises(StoreError, match="small-seed0 ran before"):
         run(tmp_path, *common)
     run(tmp_path, *common, resume=True)
     found, expected = weights(tmp_path), weights(folder)
@@ -171,10 +171,14 @@ def mistakes(folder: Path) -> list[tuple[tuple[str, ...], type[Exception], str]]
         (("data.name=agents",), ConfigError, "simulation"),
         (("simulate.device=cuda",), ConfigError, "CUDA"),
         (("simulate.agents=0",), ConfigError, "simulate.agents"),
+        (("simulate.seeds=[0,-1]",), ConfigError, r"simulate.seeds\[1\]: expected int >= 0, found -1"),
+        (("simulate.seeds=[3,3]",), ConfigError, "each seed once, found 3, 3"),
+        (("agents=3",), ConfigError, r"unknown key 'agents'.*did you mean evaluate.agents or simulate.agents"),
+        (("fleet.lr=0.1",), ConfigError, r"unknown key 'lr'.*did you mean train.lr"),
     ]
 
 
-@pytest.mark.parametrize("index", range(11))
+@pytest.mark.parametrize("index", range(15))
 def test_mistakes_are_named_before_the_first_round(index: int, tmp_path: Path):
     settings, error, words = mistakes(tmp_path)[index]
     if settings == ("simulate.device=cuda",) and torch.cuda.is_available():
@@ -190,3 +194,28 @@ def test_a_device_that_cannot_train_does_not_stall_the_others(tmp_path: Path):
     with pytest.raises(Exception, match="no agent can train even the smallest"):
         run(tmp_path, "train.lr=1e30", "method.widths=[0.25]", "method.depths=[1]", "assign.submodels={}", "train.epochs=5", "train.clip=0.0")
     assert threading.active_count() <= before + 1
+
+
+def test_a_deadline_chooses_submodels_but_closes_no_simulated_round(tmp_path: Path):
+    """Devices wait for workers, which would make them late on this machine and not on their own."""
+    said: list[str] = []
+    run(tmp_path, "fleet.deadline=0.01", "rounds=1", said=said)
+    assert any("3 of 3 updates" in line for line in said)
+
+
+def test_a_run_that_is_there_is_found_before_another_seed_runs(done):
+    folder, _, _ = done
+    said: list[str] = []
+    with pytest.raises(StoreError, match=r"small-seed1 ran before: .*--set name=NAME"):
+        run(folder, "simulate.seeds=[7,1]", said=said)
+    assert not said
+
+
+def test_pins_that_fit_no_device_are_told_and_a_place_where_no_run_can_be_kept_is_named(tmp_path: Path):
+    """Such pins may be meant for the fleet of the same file."""
+    said: list[str] = []
+    (tmp_path / "file").touch()
+    pins = 'assign.submodels={"pi*" = "w0.25-d1.1.1"}'
+    with pytest.raises(StoreError, match=r"run 'small-seed0' cannot be kept in .*file/runs: Not a directory"):
+        simulate(experiment(tmp_path), {}, [pins], [], tmp_path / "file" / "runs", tmp_path / "out", resume=False, say=said.append)
+    assert said == ["assign.submodels: 'pi*' fits none of the 3 devices, which are called d0 and so on"]

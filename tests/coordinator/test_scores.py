@@ -1,0 +1,29 @@
+"""What scores sum up to, by hand."""
+
+from __future__ import annotations
+
+from coordinator.scores import summary
+from coordinator.store import Score
+from models.submodel import Network, Submodel
+
+NETWORK = Network("preresnet", "small", (1, 8, 8), 10)
+SMALL, LARGE = (Submodel(NETWORK, width, ((1,),)) for width in (0.5, 1.0))
+
+
+def test_strong_and_weak_count_each_device_with_the_submodel_that_it_carries():
+    """d0 had the large one before: that score of long ago is neither strong nor weak."""
+    assigned = {"d0": SMALL, "d1": LARGE, "d2": SMALL}
+    scores = [
+        Score(LARGE.name, "after", 0.1, 0.0, 10, "d0"),
+        Score(SMALL.name, "after", 0.5, 0.0, 10, "d0"),
+        Score(LARGE.name, "after", 0.9, 0.0, 10, "d1"),
+        Score(SMALL.name, "after", 0.7, 0.0, 90, "d2"),
+    ]
+    found = summary(scores, (SMALL, LARGE), assigned)
+    assert (round(found["strong"], 9), round(found["weak"], 9), round(found["after"], 9)) == (0.9, 0.6, 0.7)
+
+
+def test_worst_and_mean_are_over_submodels_and_global_is_the_largest():
+    scores = [Score(LARGE.name, "central", 0.6, 1.0, 10), Score(SMALL.name, "central", 0.8, 2.0, 10), Score(SMALL.name, "devices", 0.1, 9.0, 10)]
+    found = summary(scores, (SMALL, LARGE), {})
+    assert (found["global"], found["worst"], found["mean"], found["loss"]) == (0.6, 0.6, 0.7, 1.0)
