@@ -93,7 +93,7 @@ def check_scores(update: Update) -> None:
     """Tallies of the examples held out; no tensors."""
     tensors.check(update.tensors, {})
     exits = (f"exit{i}" for i in range(EXITS))
-    tallies = check_tallies(update, {"all", "labels", *exits})
+    tallies = check_tallies(update, {"all", "labels", "ensemble", *exits})
     if "all" not in tallies or not 1 <= update.samples < 2**40:
         raise Refused(f"scores of {update.agent}: expected a tally 'all' of at least 1 example, found {sorted(tallies)} of {update.samples}")
 

@@ -62,7 +62,8 @@ class Score:
     """How a submodel did in one view of it; see `federated.scores.metrics` for what the numbers mean.
 
     view: `central` (the coordinator's held-out data), `devices` (theirs, all together), `labels` (the same, absent classes masked), `before`
-    and `after` (the devices' own, before and after local training); of several exits also each: `central/exit0`, `devices/exit0`.
+    and `after` (the devices' own, before and after local training); of several exits also each, `central/exit0` or
+    `devices/exit0`, and the mean of their logits, `central/ensemble` (DepthFL).
     agent: whose data, where the score is of one device. metrics: all numbers by name, accuracy and loss included.
     """
 

@@ -161,8 +161,8 @@ def evaluate(
     labels: Collection[int] = (),
     stop: Callable[[], bool] | None = None,
 ) -> Tallies:
-    """Tallies of raw examples, in evaluation mode: "all", where every class may be answered; "exit0" and on, where there are several exits;
-    and "labels" where labels are given: with the logits of other classes set to 0 (HeteroFL's local accuracy). Empty of no example."""
+    """Tallies of raw examples, in evaluation mode: "all", where every class may be answered; "exit0" and on, where there are several exits, and
+    "ensemble", the mean of their logits (DepthFL, Kim et al., ICLR 2023); and "labels" where labels are given: with the logits of other classes set to 0 (HeteroFL's local accuracy). Empty of no example."""
     net.eval()
     device = next(net.parameters()).device
     network, found = submodel.network, dict[str, list[dict[str, list[float]]]]()
@@ -174,7 +174,9 @@ def evaluate(
             hiding = torch.Generator().manual_seed(start)  # the same tokens are hidden from everyone
             shown, truth = objective.pose(network, recipe.hide, moved(x[there], device), moved(y[there], device), hiding)
             outs = objective.answers(net, submodel, shown)
-            views = {"all": outs[-1], **({f"exit{i}": out for i, out in enumerate(outs)} if len(outs) > 1 else {})}
+            views = {"all": outs[-1]}
+            if len(outs) > 1:
+                views |= {"ensemble": torch.stack(outs).mean(0), **{f"exit{i}": out for i, out in enumerate(outs)}}
             if labels:
                 views["labels"] = objective.masked(outs[-1], labels)
             for view, out in views.items():
