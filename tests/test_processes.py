@@ -79,7 +79,7 @@ def test_a_coordinator_that_starts_its_own_broker_and_two_agents(tmp_path: Path,
     port = 18_000 + os.getpid() % 2000
     kinds = ["--set", f"broker.kind={kind}", "--port", str(port)]
     coordinator = start(*COORDINATOR, "start", "--method", "fedfa", "--min-agents", "2", "--rounds", "2", *kinds, *QUICK, "--format", "json")
-    time.sleep(3 if kind == "amqtt" else 1)
+    assert follow(coordinator, "agents join by")
     wait = ["--wait", "60"]
     agents = [start(*AGENT, "join", "--broker", f"127.0.0.1:{port}", "--format", "json", *wait) for _ in range(2)]
     told = result(coordinator)
