@@ -6,7 +6,7 @@ broker are simulated. A fleet whose agents are started as `edge-agent join --nam
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import filter as filter_names
@@ -135,8 +135,8 @@ def stored(runs: Path, name: str) -> Config:
 def carry_out(prepared: Prepared, source: Source, say: Say) -> None:
     """The rounds. Whatever stops the devices stops the run, and is what is raised."""
     broker = MemoryBroker()
-    with tempfile.TemporaryDirectory(prefix="espalier-") as spool:
-        devices = Devices(broker, prepared.config, source, Path(spool))
+    with emptied(prepared.store.spool / "devices") as spool:
+        devices = Devices(broker, prepared.config, source, spool)
         link = MemoryLink(broker, "coordinator")
         try:
             run(prepared, link, Lines(say), devices.begin, patience=ENDLESS, device=prepared.config.simulate.device)
@@ -146,3 +146,13 @@ def carry_out(prepared: Prepared, source: Source, say: Say) -> None:
             raise devices.error from None
         finally:
             devices.close()
+
+
+@contextmanager
+def emptied(folder: Path) -> Iterator[Path]:
+    """A folder for what devices hold, below the run's own: what a simulation that was killed left in it goes when it is resumed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -162,7 +162,8 @@ def evaluate(
     stop: Callable[[], bool] | None = None,
 ) -> Tallies:
     """Tallies of raw examples, in evaluation mode: "all", where every class may be answered; "exit0" and on, where there are several exits, and
-    "ensemble", the mean of their logits (DepthFL, Kim et al., ICLR 2023); and "labels" where labels are given: with the logits of other classes set to 0 (HeteroFL's local accuracy). Empty of no example."""
+    "ensemble", the mean of their logits (DepthFL, Kim et al., ICLR 2023); "labels" where labels are given: with the logits of other classes set
+    to 0 (HeteroFL's local accuracy). Empty of no example."""
     net.eval()
     device = next(net.parameters()).device
     network, found = submodel.network, dict[str, list[dict[str, list[float]]]]()

@@ -123,7 +123,11 @@ def test_a_simulation_goes_on_bit_for_bit(done, tmp_path: Path):
     run(tmp_path, *common, "rounds=1")
     with pytest.raises(StoreError, match="small-seed0 ran before"):
         run(tmp_path, *common)
+    left = tmp_path / "runs" / "small-seed0" / "spool" / "devices" / "d0" / "half.weights"
+    left.parent.mkdir(parents=True)
+    left.touch()  # as a simulation that is killed leaves it
     run(tmp_path, *common, resume=True)
+    assert not list((tmp_path / "runs" / "small-seed0" / "spool").iterdir())
     found, expected = weights(tmp_path), weights(folder)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
