@@ -1,4 +1,4 @@
-"""Pictures of a simulation, as PNG: accuracy per round and submodel, and who holds which examples."""
+"""Pictures of a simulation, as PNG: how good each submodel is per round, and who holds which examples."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ NAMED = 40  # rows up to which each is named
 def accuracies(path: Path, seeds: Sequence[Sequence[Mapping[str, Any]]], submodels: Sequence[str], title: str) -> None:
     """One line per submodel, the smallest dark and the largest bright: the mean over seeds, between the least and the greatest of them.
 
-    seeds: per seed, scores as plain values; those of the view that counts are drawn.
+    seeds: per seed, scores as plain values; those of the view that counts are drawn. Of values accuracy is R2; of texts perplexity is drawn.
     """
     view = "central" if any(s["view"] == "central" for scores in seeds for s in scores) else "devices"
+    known = {name for scores in seeds for s in scores for name in s["metrics"]}
+    metric = "perplexity" if "perplexity" in known else "accuracy"
     figure = Figure((7, 4.2), layout="constrained")
     axes = figure.subplots()
     colours = mpl.colormaps["viridis"](np.linspace(0.05, 0.9, len(submodels)))
@@ -33,12 +35,13 @@ def accuracies(path: Path, seeds: Sequence[Sequence[Mapping[str, Any]]], submode
         for scores in seeds:
             for s in scores:
                 if (s["view"], s["submodel"]) == (view, submodel):
-                    found.setdefault(s["round"], []).append(s["accuracy"])
+                    found.setdefault(s["round"], []).append(s["metrics"][metric])
         if found:
             rounds, values = zip(*sorted(found.items()), strict=True)
             axes.plot(rounds, [np.mean(v) for v in values], color=colour, label=submodel, marker="." if len(rounds) < NAMED else "")
             axes.fill_between(rounds, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15, linewidth=0)
-    axes.set(xlabel="round", ylabel=f"accuracy ({view})", title=title)
+    axes.set(xlabel="round", ylabel=f"{'R2' if 'rmse' in known else metric} ({view})", title=title)
+    axes.set_yscale("log" if metric == "perplexity" else "linear")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     axes.legend(title="submodel", fontsize="small", title_fontsize="small")

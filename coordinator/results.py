@@ -10,7 +10,6 @@ FOLDER/accuracy.png          per round and submodel, over all seeds
 from __future__ import annotations
 
 import csv
-import json
 import platform
 import statistics
 import subprocess
@@ -30,7 +29,7 @@ from federated.data import partitions
 from models.cost import cost
 from models.submodel import Submodel
 
-__all__ = ["write", "write_summary"]
+__all__ = ["plain", "write", "write_summary"]
 
 COLUMNS = ("round", "submodel", "view", "agent", "accuracy", "loss", "examples")
 PACKAGES = ("espalier", "numpy", "torch")
@@ -58,7 +57,7 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
     }
     base = folder / f"seed{config.seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    base.with_suffix(".json").write_text(json.dumps(found, indent=1))
+    base.with_suffix(".json").write_text(plain(found))
     write_scores(base.with_suffix(".csv"), scores)
     counts = partitions.counts(source.whole, source.parts)
     draw(say, "partition", folder / f"seed{config.seed}-partition.png", counts, names(source.agents), f"{config.data.name}, {source.partition}")
@@ -102,7 +101,7 @@ def write_summary(folder: Path, name: str, found: Sequence[Mapping[str, Any]], s
         "per_seed": {str(one["seed"]): one["summary"] for one in found},
         "results": str(folder),
     }
-    (folder / "summary.json").write_text(json.dumps(made, indent=1))
+    (folder / "summary.json").write_text(plain(made))
     with (folder / "summary.csv").open("w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(["metric", "mean", "deviation", *(f"seed{one['seed']}" for one in found)])
@@ -114,6 +113,11 @@ def write_summary(folder: Path, name: str, found: Sequence[Mapping[str, Any]], s
         say(f"{len(found)} seeds: " + ", ".join(f"{k} {means[k]['mean']:.3f} ± {means[k]['deviation']:.3f}" for k in HEADLINE if k in means))
     say(f"results are in {folder}")
     return made
+
+
+def plain(found: Mapping[str, Any]) -> str:
+    """As JSON that every reader takes: what is not a finite number becomes null."""
+    return msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
 
 
 def draw(say: Say, what: str, path: Path, *given: Any) -> None:

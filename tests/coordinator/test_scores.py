@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+from coordinator.results import plain
 from coordinator.scores import summary
 from coordinator.store import Score
 from models.submodel import Network, Submodel
@@ -27,3 +30,7 @@ def test_worst_and_mean_are_over_submodels_and_global_is_the_largest():
     scores = [Score(LARGE.name, "central", 0.6, 1.0, 10), Score(SMALL.name, "central", 0.8, 2.0, 10), Score(SMALL.name, "devices", 0.1, 9.0, 10)]
     found = summary(scores, (SMALL, LARGE), {})
     assert (found["global"], found["worst"], found["mean"], found["loss"]) == (0.6, 0.6, 0.7, 1.0)
+
+
+def test_a_loss_that_left_the_numbers_is_null_in_json():
+    assert json.loads(plain({"loss": float("nan"), "rounds": [1]})) == {"loss": None, "rounds": [1]}
