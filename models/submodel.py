@@ -67,10 +67,10 @@ class Submodel:
     def name(self) -> str:
         """Short, unique within a run, and safe in a topic and a file name: `w0.5-d2.2.3`, or `w1-b1011.11` where blocks are skipped."""
         if all(tuple(sorted(m, reverse=True)) == m for m in self.mask):
-            depth = "d" + ".".join(str(sum(m)) for m in self.mask)
+            depth = "d" + ".".join(str(sum(m)) for m in self.mask) if self.mask else ""
         else:
             depth = "b" + ".".join("".join(map(str, m)) for m in self.mask)
-        parts = [f"w{self.width:g}", depth, *self.features]
+        parts = [f"w{self.width:g}", *([depth] if depth else []), *self.features]
         if self.branches > 1:
             parts.append(f"x{self.branches}")
         return "-".join(parts) + (f"@{self.owner}" if self.owner else "")

@@ -193,5 +193,5 @@ def test_initial_values_are_corners_too(named: Named) -> None:
 def test_what_cannot_be_narrowed_is_timed_and_trained_whole(tmp_path: Path) -> None:
     settings = {"model.name": "tests.support.own:Recurrent", "method.name": "fedavg", "rounds": 1}
     done = federate(tmp_path, [Member("a0", digits(0, 2))], settings)
-    assert [s.name for s in done.fleet.run.calibration] == ["w1-d"]
+    assert [s.name for s in done.fleet.run.calibration] == ["w1"]
     assert done.result.rounds == 1
