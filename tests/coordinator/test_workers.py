@@ -38,7 +38,9 @@ def started(tmp_path: Path):
     """A simulation in a session of its own, as soon as its two workers train; killed at the end whatever it did."""
     (tmp_path / "long.toml").write_text(EXPERIMENT)
     command = [sys.executable, "-m", "coordinator.cli", "simulate", "long.toml"]
+    ours = signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests that run in the background ignore it, and so would what they start
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    signal.signal(signal.SIGINT, ours)
     try:
         yield process, training(process.pid)
     finally:
