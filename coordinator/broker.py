@@ -35,6 +35,7 @@ PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # where it ofte
 MAX_PACKET = (16 << 20) + OVERHEAD  # bytes: the largest chunk that can be configured
 QUEUE = 20_000  # messages per link that is down or slow: twice the chunks of 2.6 GB; mosquitto drops at 1000 by default, and says nothing
 QUEUE_BYTES = 1 << 30
+UNGIVEN = range(20_000, 32_000)  # below the ports that Linux and BSD give to outgoing connections
 STARTING = 20.0  # seconds until a broker must answer
 ENDING = 5.0  # seconds that it has to end by itself
 MQTT_3_1_1 = 4  # the protocol's number on the wire
@@ -119,15 +120,17 @@ def _check_exposure(listen: str, passwords: Path | None) -> None:
 
 
 def _free_port(listen: str, port: int) -> int:
-    """`port`, if it can be bound; a free one for 0."""
+    """`port`, if it can be bound; for 0 a free one that no outgoing connection is given before the broker takes it."""
     family = socket.AF_INET6 if ":" in listen else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((listen, port))
-        except OSError as error:
-            raise _unbound(listen, port, error) from None
-        return int(probe.getsockname()[1])
+    for candidate in [port] if port else [secrets.choice(UNGIVEN) for _ in range(20)]:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((listen, candidate))
+                return candidate
+            except OSError as error:
+                failed = _unbound(listen, candidate, error)
+    raise failed
 
 
 def _unbound(listen: str, port: int, error: OSError) -> ConfigError | LinkError:
