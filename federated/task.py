@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from models.submodel import Submodel
+from models.submodel import Submodel, Target
 
 __all__ = ["Card", "Profile", "Recipe", "Task", "Timing", "Update", "Work"]
 
@@ -117,7 +117,7 @@ class Card:
     held_out: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    target: Literal["class", "value", "token"] = "class"
+    target: Target = "class"
     shift: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
 

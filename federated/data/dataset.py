@@ -6,21 +6,20 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from federated.errors import DataError
 from federated.task import Card
+from models.submodel import Target
 
-__all__ = ["Array", "Dataset", "Indices", "Labels", "Target", "Values"]
+__all__ = ["Array", "Dataset", "Indices", "Labels", "Values"]
 
 Array = npt.NDArray[np.uint8] | npt.NDArray[np.float32] | npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
-Target = Literal["class", "value", "token"]
 
 BLOCK = 4096  # examples whose moments are taken at once: a copy in float64 of a whole data set would not fit a small device
 TINY = 1e-30  # below, float32 divides by what may be 0

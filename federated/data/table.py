@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from federated.data.dataset import Dataset, Labels, Target, Values
+from federated.data.dataset import Dataset, Labels, Values
 from federated.errors import DataError
+from models.submodel import Target
 
 __all__ = ["is_table", "read_table"]
 
