@@ -22,7 +22,7 @@ import torch
 from coordinator.config import Config
 from coordinator.fleet import Fleet
 from coordinator.source import Source, names
-from coordinator.workers import Workers, outcome
+from coordinator.workers import VAST, Workers, outcome
 from federated.participant import Outcome, Participant
 from federated.task import Card, Profile, Task, Timing
 from federated.wire import messages, topics
@@ -33,7 +33,6 @@ from models.cost import cost
 __all__ = ["Devices"]
 
 RATE = 1e10  # multiply-adds per second of a device of speed 1
-MEMORY = 2**40  # bytes: nothing that one machine simulates is too large for a device
 SESSION = "simulated"
 SWEEP = 3.0  # seconds between looks at devices that nothing happened to: their heartbeats are due
 CACHED = 64  # downloads kept for all devices together: more than one round and one evaluation need
@@ -140,7 +139,8 @@ class Devices:
         speed = self.config.simulate.speeds[index * len(self.config.simulate.speeds) // self.source.agents]
         timings = tuple(Timing(s, run.batch, cost(s).macs * run.batch / (speed * RATE)) for s in run.calibration)
         runtime = f"torch {torch.__version__} {self.config.simulate.device}"
-        return Profile(name, "simulation", f"speed {speed:g}", speed, MEMORY, 1e12, CHUNK, runtime, data, timings)
+        found = self._workers.survey(index, run) if run.menu else {}
+        return Profile(name, "simulation", f"speed {speed:g}", speed, VAST, 1e12, CHUNK, runtime, data, timings, found)
 
 
 def attend(participant: Participant, link: MemoryLink) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,7 +29,7 @@ from federated.local import evaluate as evaluate_locally
 from federated.method import Method, Part, State
 from federated.task import Task, Update, Work
 from models.cost import cost
-from models.families import build, statistics
+from models.families import build, shapes, statistics
 from models.norms import calibrate
 from models.slicing import corner
 from models.submodel import Network, Submodel
@@ -52,6 +52,8 @@ def assemble(state: State, method: Method, submodel: Submodel) -> nn.Module:
     """A submodel of a state, in evaluation mode: what is scored and what is exported. Raises ExportError where it lacks batch norm statistics."""
     net = build(submodel)
     local = dict(method.dispatch(state, method.place(state, submodel))) | statistics_of(state, submodel)
+    if absent := shapes(submodel).keys() - local.keys():
+        raise ExportError(f"submodel {submodel.name} under {method.name}: {len(absent)} tensors stay on the devices, such as {min(absent)}")
     missing = statistics(submodel).keys() - local.keys()
     if missing:
         raise ExportError(f"submodel {submodel.name} has no batch norm statistics after round {state.round}: no agent calibrated it")
@@ -74,9 +76,17 @@ class Evaluator:
     held: Dataset | None
     patience: float = PATIENCE
     device: str = "cpu"
+    assigned: Mapping[str, Submodel] = field(default_factory=dict)
 
-    def evaluate(self, state: State, submodels: Sequence[Submodel], selected: Sequence[str]) -> tuple[State, tuple[Score, ...]]:
-        """The state with statistics, and the scores of some submodels. selected: the agents of the round, for `calibrate = "selected"`."""
+    def evaluate(
+        self, state: State, submodels: Sequence[Submodel], selected: Collection[str], assigned: Mapping[str, Submodel]
+    ) -> tuple[State, tuple[Score, ...]]:
+        """The state with statistics, and the scores of some submodels.
+
+        selected: the agents of the round, for `calibrate = "selected"`. assigned: what each agent trained last: of a submodel of which devices
+        keep a part to themselves, only those that have it can say how good it is.
+        """
+        self.assigned = assigned
         if state.settings["norm"] == "static":
             agents = [a for a in self.fleet.ready() if self.config.evaluate.calibrate == "fleet" or a.name in selected]
             state = self._calibrate(state, submodels, agents)
@@ -123,8 +133,11 @@ class Evaluator:
         stride = max(1, len(self.held.x_held) // few)
         x, y = self.held.x_held[::stride][:few], self.held.y_held[::stride][:few]
         for submodel in submodels:
+            recipe = self.method.recipe(state, submodel)
+            if recipe.keep:
+                continue  # there is no whole network here
             net = assemble(state, self.method, submodel).to(self.device)
-            recipe = replace(self.method.recipe(state, submodel), batch=at_once(submodel.network), per_class=True)
+            recipe = replace(recipe, batch=at_once(submodel.network), per_class=True)
             tallies = evaluate_locally(net, submodel, recipe, x, y)
             scores += [score(submodel, "central" if view == "all" else f"central/{view}", tally) for view, tally in tallies.items()]
         return scores
@@ -140,6 +153,8 @@ class Evaluator:
         for submodel in submodels:
             recipe = replace(self.method.recipe(state, submodel), per_class=self.config.evaluate.per_class)
             holders = [a for a in agents if _holds(a, submodel, self.config.assign.memory)]
+            if recipe.keep:
+                holders = [a for a in holders if a.name in self.assigned and self.assigned[a.name].plain == submodel]
             if self.config.evaluate.agents:
                 holders = holders[: self.config.evaluate.agents]
             for agent in holders:

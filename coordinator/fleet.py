@@ -19,7 +19,7 @@ from coordinator.inbox import Inbox
 from coordinator.shelf import Shelf
 from federated.errors import Refused, WireError
 from federated.participant import JOINING
-from federated.task import Card, Profile, Task, Update
+from federated.task import Profile, Task, Update
 from federated.wire import messages, topics
 from federated.wire.link import LINK_UP, Delivery, Link
 
@@ -67,7 +67,7 @@ class Fleet:
     ) -> None:
         self.link, self.run, self.attempt, self.notify, self.clock = link, run, attempt, notify, clock
         self.agents: dict[str, Agent] = {}
-        self.accept: Callable[[Card], str] = lambda card: ""  # why an agent's data do not fit, or nothing
+        self.accept: Callable[[Profile], str] = lambda profile: ""  # why an agent cannot take part, or nothing
         self.inbox = Inbox(spool, slots)
         self.shelf = Shelf(link, run.run, spool, chunk)
         self.collection = Collection()
@@ -87,8 +87,8 @@ class Fleet:
             agent.profile = None
         self._publish_card()
 
-    def admit(self, accept: Callable[[Card], str]) -> None:
-        """From now on, agents whose data `accept` finds wrong (it says why) are turned away, those that are here included."""
+    def admit(self, accept: Callable[[Profile], str]) -> None:
+        """From now on, agents that `accept` finds unfit (it says why) are turned away, those that are here included."""
         self.accept = accept
         for agent in list(self.agents.values()):
             if agent.profile is not None:
@@ -241,7 +241,7 @@ class Fleet:
 
     def _admit(self, agent: Agent, profile: Profile) -> None:
         check_profile(profile, self.run)
-        agent.profile, agent.refused = profile, self.accept(profile.data)
+        agent.profile, agent.refused = profile, self.accept(profile)
         if agent.refused:
             log.warning("%s cannot take part: %s", agent.name, agent.refused)
             self._command(agent.name, messages.Refusal(agent.refused, JOINING))

@@ -61,7 +61,9 @@ def write_release(run: str, out: Path, wanted: Sequence[str], inputs: Path | Non
     finally:
         store.close()
     method = method_named(config.method_name)
-    state = method.start(initial(facts.network, config.seed, method.features), facts.menu, configure(method, config.settings))
+    state = method.start(
+        initial(facts.network, config.seed, method.features), facts.menu, configure(method, config.settings, seed=config.seed, rounds=config.rounds)
+    )
     state = State(last.round, last.tensors, state.settings, last.fleet)
     nets = {submodel: assemble(state, method, submodel) for submodel in chosen(run, method, state, facts.menu, wanted)}
     return bundle.write(out, run, last.round, nets, examples(config, inputs)), assignment

@@ -101,7 +101,8 @@ def conduct(run: Run) -> Result:
 
 def begin(run: Run) -> tuple[State, Sequence[Score]]:
     """The state to start from: the last stored one, or the network initialised from the seed."""
-    state = run.method.start(run.tensors, run.menu, configure(run.method, run.config.settings))
+    settings = configure(run.method, run.config.settings, seed=run.config.seed, rounds=run.config.rounds)
+    state = run.method.start(run.tensors, run.menu, settings)
     last = run.store.last()
     if last is None:
         return state, ()
@@ -114,7 +115,7 @@ def reached(scores: Sequence[Score], menu: Sequence[Submodel], target: float) ->
     if not target or not scores:
         return False
     by_name = {s.submodel: s.accuracy for s in overall(scores)}
-    largest = [by_name[m.name] for m in menu if m.name in by_name]
+    largest = [by_name[m.name] for m in unique(menu) if m.name in by_name]
     return bool(largest) and largest[-1] >= target
 
 
@@ -123,8 +124,10 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
     number = state.round + 1
     agents = wait_for(run.fleet, run.config.fleet.min_agents, run.config.fleet.wait, run.watch)
     start, sent, got = time.monotonic(), run.fleet.link.sent_bytes, run.fleet.link.received_bytes
-    chosen = choose(run, state, agents, number)
-    counts = {s: sum(c == s for c in chosen.values()) for s in dict.fromkeys(chosen.values())}
+    state = replace(state, agents={a.name: a.profile.survey for a in agents if a.profile is not None})
+    able = assign(run, state, agents, number)
+    chosen = choose(run, state, agents, able, number)
+    counts = {s: sum(c == s for c in able.values()) for s in dict.fromkeys(able.values())}
     state = replace(state, fleet=counts)
     run.watch.began(number, run.config.rounds, chosen)
     total, entries, trained = train(run, state, chosen, number)
@@ -135,7 +138,7 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
         log.error("round %d made weights that are not finite; the weights of before stay", number)
         after = replace(without_statistics(state), round=number)
     state = after
-    state, evaluated = run.evaluator.evaluate(state, to_evaluate(run, chosen, number), sorted(chosen))
+    state, evaluated = run.evaluator.evaluate(state, to_evaluate(run, chosen, number), chosen, run.assigned)
     scores = (*evaluated, *trained)
     run.fleet.shelf.clear(keep=Shipment.version(state))
     done = Round(
@@ -156,10 +159,16 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
 def to_evaluate(run: Run, chosen: Mapping[str, Submodel], number: int) -> list[Submodel]:
     """The whole menu every so many rounds and at the end; in between, what was trained and the largest."""
     if number % run.config.evaluate.every == 0 or number >= run.config.rounds:
-        return list(run.menu)
+        return unique(run.menu)
     if not run.config.evaluate.between:
         return []
-    return [submodel for submodel in run.menu if submodel in chosen.values() or submodel == run.menu[-1]]
+    used = {submodel.plain for submodel in chosen.values()}
+    return [submodel for submodel in unique(run.menu) if submodel in used or submodel == run.menu[-1].plain]
+
+
+def unique(menu: Sequence[Submodel]) -> list[Submodel]:
+    """Each network of a menu once: branches are merged before anyone evaluates."""
+    return list(dict.fromkeys(submodel.plain for submodel in menu))
 
 
 def wait_for(fleet: Fleet, wanted: int, limit: float, watch: Watch) -> list[Agent]:
@@ -183,9 +192,8 @@ def refusals(fleet: Fleet) -> str:
     return "; ".join(f"{a.name} was refused: {a.refused}" for a in fleet.agents.values() if a.refused)
 
 
-def choose(run: Run, state: State, agents: Sequence[Agent], number: int) -> dict[str, Submodel]:
-    """Which agents train what in this round. Raises FleetError when no agent can hold any submodel."""
-    able = assign(run, state, agents, number)
+def choose(run: Run, state: State, agents: Sequence[Agent], able: Mapping[str, Submodel], number: int) -> dict[str, Submodel]:
+    """Which of the agents that can train do so in this round. Raises FleetError when no agent can hold any submodel."""
     names = select(sorted(able), run.config.fleet.fraction, generator(run.config.seed, 1, number))
     assigned = {name: able[name] for name in names}
     if not assigned:
@@ -210,13 +218,16 @@ def assign(run: Run, state: State, agents: Sequence[Agent], number: int) -> dict
     step = math.inf if deadline else assignment.pace(menus.values(), run.config.assign.slack)
     assigned: dict[str, Submodel] = {}
     for index, agent in enumerate(agents):
-        if (fixed := run.pinned(agent.name)) is not None:
-            assigned[agent.name] = fixed
-        elif agent.profile is not None:
+        if agent.profile is None:
+            continue
+        fixed, rng = run.pinned(agent.name), generator(run.config.seed, 2, number, index)
+        if fixed is not None:
+            assigned[agent.name] = run.method.assign(state, agent.profile, [fixed], rng)
+        else:
             failed = run.failed.get(agent.name, ())
             can = assignment.affordable(menus[agent.name], step=step, deadline=deadline or math.inf, failed=failed)
             if can:
-                assigned[agent.name] = run.method.assign(state, agent.profile, can, generator(run.config.seed, 2, number, index))
+                assigned[agent.name] = run.method.assign(state, agent.profile, can, rng)
             else:
                 log.warning("%s cannot hold any submodel and is left out", agent.name)
     return assigned
@@ -245,7 +256,7 @@ def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -
         entries[update.agent] = Entry(
             update.agent, update.submodel.name, "folded", update.samples, update.steps, float(update.notes.get("loss", math.nan)), settled.seconds
         )
-        found.append((update.submodel, update.agent, update.notes.get("tallies", {})))
+        found.append((update.submodel.plain, update.agent, update.notes.get("tallies", {})))
         run.watch.folded(entries[update.agent])
     settled_all = list(run.fleet.collection.entries.values())
     learn_from_failures(run, settled_all)
@@ -266,15 +277,15 @@ def closing(run: Run, state: State, chosen: Mapping[str, Submodel]) -> float:
 
 
 def asked(recipe: Recipe, config: Config) -> Recipe:
-    """The method's recipe with what the run adds: its seed, and which scores devices take."""
-    return replace(recipe, seed=config.seed, scores=config.evaluate.local, per_class=config.evaluate.per_class)
+    """The method's recipe with what the run adds: which scores devices take."""
+    return replace(recipe, scores=config.evaluate.local, per_class=config.evaluate.per_class)
 
 
 def learn_from_failures(run: Run, settled: Sequence[Settled]) -> None:
     """An agent that failed at a submodel is not given it again."""
     for entry in settled:
         if entry.outcome.startswith("failed"):
-            run.failed.setdefault(entry.task.agent, set()).add(entry.task.submodel)
+            run.failed.setdefault(entry.task.agent, set()).add(replace(entry.task.submodel, owner=""))
 
 
 def raise_if_hopeless(run: Run, entries: Sequence[Entry]) -> None:

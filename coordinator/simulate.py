@@ -28,6 +28,7 @@ from coordinator.start import AGENTS, Prepared, prepare, run
 from coordinator.store import Store, names
 from federated.data import partitions
 from federated.errors import ConfigError, LinkError, StoreError
+from federated.memory import FOLDER
 from federated.wire.memory import MemoryBroker, MemoryLink
 
 __all__ = ["simulate"]
@@ -150,9 +151,9 @@ def carry_out(prepared: Prepared, source: Source, say: Say) -> None:
 
 @contextmanager
 def emptied(folder: Path) -> Iterator[Path]:
-    """A folder for what devices hold, below the run's own: what a simulation that was killed left in it goes when it is resumed."""
+    """A folder for what devices hold, below the run's own. Of a simulation that was stopped their memories stay, for when it is resumed."""
+    for path in folder.glob("*/*"):
+        if path.name != FOLDER:
+            path.unlink()
+    yield folder
     shutil.rmtree(folder, ignore_errors=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

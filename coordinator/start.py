@@ -27,7 +27,7 @@ from federated.data.dataset import Dataset
 from federated.errors import ConfigError, EspalierError, LinkError, Unknown
 from federated.method import Method, configure
 from federated.methods.catalogue import method as method_named
-from federated.task import Card
+from federated.task import Card, Profile
 from federated.wire import messages, topics
 from federated.wire.link import Link
 from models.families import initial, probes
@@ -127,7 +127,7 @@ def run(
     patience: times the predicted seconds after which a round without a deadline closes. device: where the coordinator itself computes.
     """
     config, method, store = prepared.config, prepared.method, prepared.store
-    settings = configure(method, config.settings)
+    settings = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
     known = store.read_facts().network or (network_for(config, [prepared.held.card()]) if prepared.held is not None else None)
     card = messages.Run(
         run=config.name,
@@ -138,6 +138,7 @@ def run(
         batch=int(settings["batch"]),
         session=secrets.token_hex(8),
     )
+    card = asking(card, method, settings)
     fleet = Fleet(link, card, store.spool, attempt=store.next_session(), slots=config.wire.slots, chunk=config.wire.chunk, notify=watch.changed)
     bind(fleet)
     try:
@@ -159,9 +160,9 @@ def _conduct(prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], w
     if known is None:
         ready = wait_for(fleet, config.fleet.min_agents, config.fleet.wait, watch)
         known = network_for(config, [agent.profile.data for agent in ready if agent.profile is not None])
-        fleet.reannounce(replace(fleet.run, network=known, calibration=timed(known, method, settings)))
+        fleet.reannounce(asking(replace(fleet.run, network=known, calibration=timed(known, method, settings)), method, settings))
     network = known
-    fleet.admit(lambda data: misfit(data, network))
+    fleet.admit(lambda profile: misfit(profile.data, network) or unable(profile, method))
     menu = method.menu(network, settings)
     store.write_facts(Facts(to_json(config), network, menu))
     evaluator = Evaluator(config, method, menu, fleet, prepared.held, patience, device)
@@ -188,6 +189,20 @@ def timed(network: Network | None, method: Method, settings: Mapping[str, object
         return ()
     depths = [max((sum(section) for section in submodel.mask), default=1) for submodel in method.menu(network, settings)]
     return probes(network, sorted({min(depths), max(depths)}), method.features)
+
+
+def asking(card: messages.Run, method: Method, settings: Mapping[str, object]) -> messages.Run:
+    """The card with what a device needs for the method's survey, if it has one and the network is known."""
+    if card.network is None or method.hooks is None or method.hooks.survey is None:
+        return card
+    return replace(card, settings=settings, menu=method.menu(card.network, settings))
+
+
+def unable(profile: Profile, method: Method) -> str:
+    """Why a device cannot train by a method; empty where it can."""
+    if method.hooks is None or profile.runtime.startswith("torch"):
+        return ""
+    return f"method {method.name} trains with PyTorch alone, and this device has {profile.runtime}: pip install 'espalier[train]'"
 
 
 def misfit(card: Card, network: Network) -> str:

@@ -38,26 +38,27 @@ def statistics_of(state: State, submodel: Submodel) -> dict[str, torch.Tensor]:
 
 
 class Shipment:
-    """Cuts, encodes and publishes each submodel's weights of one state once, and writes the tasks that name them."""
+    """Cuts, encodes and publishes each submodel's weights of one state once, and writes the tasks that name them; one is for one kind of work."""
 
     def __init__(self, fleet: Fleet, state: State, method: Method, *, calibrated: bool = False) -> None:
         self.fleet, self.state, self.method, self.calibrated = fleet, state, method, calibrated
-        self._sent: dict[Submodel, tuple[str, int]] = {}
+        self._sent: dict[Submodel, tuple[str, str, int]] = {}
 
     @staticmethod
     def version(state: State) -> str:
-        """Names the weights of a state; `s` is added where statistics go with them."""
+        """Names the weights of a state; `s` is added where statistics go with them, `p` where what only training needs was left out."""
         return f"r{state.round}"
 
     def task(self, agent: str, work: Work, submodel: Submodel, recipe: Recipe, deadline: float, *, round: int, run: str) -> Task:
-        version = self.version(self.state) + ("s" if self.calibrated else "")
         if submodel not in self._sent:
             local = dict(self.method.dispatch(self.state, self.method.place(self.state, submodel)))
+            own = {name: value for name, value in local.items() if work == "train" or "/" not in name}  # the rest is for training alone
+            version = self.version(self.state) + ("s" if self.calibrated else "p" if len(own) < len(local) else "")
             if self.calibrated:
-                local |= statistics_of(self.state, submodel)
-            data = tensors.encode({"version": version, "submodel": submodel.name}, local)
-            self._sent[submodel] = self.fleet.shelf.put(version, submodel.name, memoryview(data))
-        digest, size = self._sent[submodel]
+                own |= statistics_of(self.state, submodel)
+            data = tensors.encode({"version": version, "submodel": submodel.name}, own)
+            self._sent[submodel] = version, *self.fleet.shelf.put(version, submodel.name, memoryview(data))
+        version, digest, size = self._sent[submodel]
         return Task(run, round, self.fleet.attempt, agent, work, submodel, version, digest, size, recipe, deadline)
 
     def limit(self, task: Task) -> int:

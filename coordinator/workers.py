@@ -16,18 +16,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from coordinator.source import Source
 from federated.data.dataset import Dataset
 from federated.errors import EspalierError
-from federated.local import perform
+from federated.local import errand, surveyed
 from federated.task import Task
-from federated.wire import tensors
+from federated.wire.messages import Run
 
-__all__ = ["Workers", "outcome"]
+__all__ = ["VAST", "Workers", "outcome"]
 
+VAST = 2**40  # bytes: nothing that one machine simulates is too large for a device
 BROKEN = "a worker process was ended from outside, perhaps for want of memory: go on with --resume, and fewer --workers"
 
 
@@ -45,6 +45,13 @@ class Workers:
         """Does a device's task as soon as a worker is free; its future loss, NaN where the task has none. Raises EspalierError after a death."""
         try:
             return self._pool.submit(work, index, task, weights, result, self.device)
+        except BrokenProcessPool:
+            raise EspalierError(BROKEN) from None
+
+    def survey(self, index: int, run: Run) -> dict[str, Any]:
+        """What the run's method asks of a device that joins; waits for it. Raises EspalierError where a worker died."""
+        try:
+            return self._pool.submit(look, index, run, self.device).result()
         except BrokenProcessPool:
             raise EspalierError(BROKEN) from None
 
@@ -97,7 +104,9 @@ def holding(index: int) -> Dataset:
 
 def work(index: int, task: Task, weights: Path, result: Path, device: str) -> float:
     """Does a device's task from file to file; the loss, NaN where the task has none."""
-    _, received = tensors.decode(weights.read_bytes())
-    update = perform(task, received, holding(index), device=device, stop=lambda: bool(STOPPED.value))
-    result.write_bytes(tensors.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors))
-    return float(update.notes.get("loss", "nan"))
+    return errand(task, weights, result, holding(index), device=device, stop=lambda: bool(STOPPED.value))
+
+
+def look(index: int, run: Run, device: str) -> dict[str, Any]:
+    """A device's survey."""
+    return surveyed(run, holding(index), VAST, device)

@@ -20,6 +20,7 @@ import msgspec
 
 from edge_agent.worker import Job, Worker
 from federated.errors import FleetError, LinkError, WireError
+from federated.memory import FOLDER
 from federated.participant import Participant
 from federated.task import Card, Profile
 from federated.wire import messages, topics
@@ -114,9 +115,11 @@ def _join(
 
 
 def fresh(folder: Path) -> Path:
-    """An empty folder of this agent and run alone: what an earlier life left is of tasks that nobody waits for."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    """A folder of this agent and run alone, with its memory of earlier rounds: what else an earlier life left is of tasks that nobody waits for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        if path.name != FOLDER:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     return folder
 
 

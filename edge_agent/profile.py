@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from edge_agent.limits import Limits, available_cpus, available_memory
-from federated.local import train
+from federated.local import surveyed
 from federated.task import Card, Recipe, Timing
+from federated.training import train
 from federated.wire.messages import Run
 from models.families import build
 from models.submodel import Submodel
@@ -38,6 +40,7 @@ class Measured:
     runtime: str
     data: Card
     timings: tuple[Timing, ...]
+    survey: Mapping[str, Any]
 
 
 def measure(run: Run, data: Any, limits: Limits, device: str) -> Measured:
@@ -54,6 +57,7 @@ def measure(run: Run, data: Any, limits: Limits, device: str) -> Measured:
         runtime=f"torch {torch.__version__} {device}",
         data=data.card(),
         timings=timings,
+        survey=surveyed(run, data, memory, device),
     )
 
 

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import msgspec
 from edge_agent.worker import Channel, Job
 from federated.errors import ConfigError, EspalierError, MissingExtra, Refused, UsageError
 from federated.task import Task
-from federated.wire import messages, tensors
+from federated.wire import messages
 from models.submodel import Submodel
 
 __all__ = ["check_allowed", "main", "serve"]
@@ -86,15 +86,13 @@ def check_allowed(job: Job, submodel: Submodel) -> None:
 
 
 def _perform(job: Job, data: Any, channel: Channel, message: dict[str, Any]) -> dict[str, Any]:
-    from federated.local import Stopped, perform
+    from federated.local import errand
+    from federated.training import Stopped
 
     task = msgspec.convert(message["task"], Task)
     try:
         check_allowed(job, task.submodel)
-        _, weights = tensors.decode(memoryview(Path(message["weights"]).read_bytes()))
-        update = perform(task, weights, data, device=job.device, stop=channel.ready)
-        meta = msgspec.to_builtins(replace(update, tensors={}))
-        Path(message["result"]).write_bytes(tensors.encode(meta, update.tensors))
+        loss = errand(task, Path(message["weights"]), Path(message["result"]), data, device=job.device, stop=channel.ready)
     except Stopped:
         channel.receive()  # the request that stopped it
         return {"failed": "cancelled"}
@@ -103,7 +101,7 @@ def _perform(job: Job, data: Any, channel: Channel, message: dict[str, Any]) -> 
     except (EspalierError, RuntimeError, ValueError) as error:
         log.exception("round %d: %s failed", task.round, task.work)
         return {"failed": f"{type(error).__name__}: {error}"}
-    return {"result": message["result"], "loss": float(update.notes.get("loss", float("nan")))}
+    return {"result": message["result"], "loss": loss}
 
 
 def main() -> None:

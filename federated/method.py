@@ -1,4 +1,4 @@
-"""What a federated method is: a frozen record of plain functions, and the records that they pass around.
+"""What a federated method is: a frozen record of plain functions, its settings and laws, and the records that they pass around.
 
 A method says what an update *contributes* (parts); one engine, `federated.aggregate`, adds them. A new method is made from another by
 `dataclasses.replace` and states only its difference.
@@ -7,13 +7,15 @@ A method says what an update *contributes* (parts); one engine, `federated.aggre
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
 from federated.errors import ConfigError, Unknown
+from federated.hooks import Hooks
 from federated.task import Profile, Recipe, Update
 from models.slicing import Plan, Where
 from models.submodel import Network, Submodel
@@ -21,23 +23,52 @@ from models.submodel import Network, Submodel
 if TYPE_CHECKING:
     from federated.aggregate import Total
 
-__all__ = ["Method", "Part", "Settings", "State", "Tensors", "configure"]
+__all__ = ["LAWS", "Method", "Part", "Setting", "Settings", "State", "Tensors", "configure", "varied"]
 
 Tensors = Mapping[str, Tensor]
 Settings = Mapping[str, Any]
+
+LAWS: Mapping[str, str] = MappingProxyType(
+    {
+        "alone": "one agent alone decides the coordinates that it holds",
+        "fedavg": "whole networks alone combine as in FedAvg",
+        "identity": "what was received and sent back untrained changes nothing",
+        "order": "the order of the agents changes nothing but rounding",
+        "uncovered": "what no agent holds stays bit for bit",
+    }
+)
+"""What holds for the combination of updates under every method, but for those that a method says it `breaks`; the tests try each."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One thing that a method can be told. default: its value, and its type. help: one line. choices: what it may be; none: anything of its type."""
+
+    default: Any
+    help: str
+    choices: tuple[Any, ...] = ()
+
+
+def varied(settings: Mapping[str, Setting], **given: Any) -> Mapping[str, Setting]:
+    """Settings with some added (where a `Setting` is given) and some of another default (where a value is). KeyError: a value for none of them."""
+    made = {key: value if isinstance(value, Setting) else replace(settings[key], default=value) for key, value in given.items()}
+    return MappingProxyType({**settings, **made})
 
 
 @dataclass(frozen=True)
 class State:
     """What a coordinator knows after `round` rounds.
 
-    tensors: home -> tensor. settings: the method's and its recipe's, one flat mapping. fleet: how many agents hold each submodel.
+    tensors: home -> tensor. settings: the method's and its recipe's, one flat mapping, with the run's own `seed` and `rounds`.
+    fleet: how many agents would be given each submodel, all those that are there, whether they train in this round or not.
+    agents: what the survey found at each of them, by name.
     """
 
     round: int
     tensors: Tensors
     settings: Settings
     fleet: Mapping[Submodel, int] = field(default_factory=dict)
+    agents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,19 +93,20 @@ class Method:
     """A federated method.
 
     name: as `--method` takes it. summary: one line. paper: authors, title, identifier.
-    defaults: every setting that it knows, with its value. features: what it asks of the network (see `Submodel.features`).
+    settings: every setting that it knows. features: what it asks of the network (see `Submodel.features`).
     allows: which modes of the engine its parts stand: buffered, robust, private.
     menu: the submodels that it proposes, smallest first. start: from the initial tensors of the whole network, the menu and the settings.
     assign: of the submodels that a device can afford (at least one), the one it gets; the generator is numpy's.
     place: where a submodel's tensors live. dispatch: what a device receives; also the view for evaluation and export.
     recipe: how a device trains. parts: what an update contributes. finish: the next state, the round counted.
-    device: hooks of the PyTorch trainer, for what a recipe cannot say; None where it says everything.
+    hooks: what a device does beyond its recipe, for which it needs PyTorch; None where the recipe says everything.
+    breaks: of the `LAWS` those that do not hold, each with its reason.
     """
 
     name: str
     summary: str
     paper: str
-    defaults: Settings
+    settings: Mapping[str, Setting]
     features: tuple[str, ...]
     allows: frozenset[str]
     menu: Callable[[Network, Settings], tuple[Submodel, ...]]
@@ -85,18 +117,25 @@ class Method:
     recipe: Callable[[State, Submodel], Recipe]
     parts: Callable[[State, Plan, Update], Iterator[Part]]
     finish: Callable[[State, Total, np.random.Generator], State]
-    device: object | None = None
+    hooks: Hooks | None = None
+    breaks: Mapping[str, str] = field(default_factory=dict)
 
 
-def configure(method: Method, given: Settings) -> dict[str, Any]:
-    """The method's settings with those given in place of its defaults. Raises Unknown and ConfigError, naming the setting."""
+def configure(method: Method, given: Settings, *, seed: int = 0, rounds: int = 0) -> dict[str, Any]:
+    """The method's settings, those given in place of its defaults, and the run's `seed` and `rounds` (0: not known).
+
+    Raises Unknown and ConfigError, naming the setting.
+    """
     for key, value in given.items():
-        if key not in method.defaults:
-            raise Unknown(f"setting of {method.name}", key, method.defaults)
-        default = method.defaults[key]
-        if not fits(value, default):
-            raise ConfigError(f"setting '{key}' of {method.name}: expected {type(default).__name__} such as {default!r}, found {value!r}")
-    return {**method.defaults, **given}
+        if key not in method.settings:
+            raise Unknown(f"setting of {method.name}", key, method.settings)
+        known = method.settings[key]
+        if not fits(value, known.default):
+            kind = type(known.default).__name__
+            raise ConfigError(f"setting '{key}' of {method.name}: expected {kind} such as {known.default!r}, found {value!r}")
+        if known.choices and value not in known.choices:
+            raise ConfigError(f"setting '{key}' of {method.name}: expected one of {', '.join(map(str, known.choices))}, found {value!r}")
+    return {**{key: known.default for key, known in method.settings.items()}, **given, "seed": seed, "rounds": rounds}
 
 
 def fits(value: object, default: object) -> bool:

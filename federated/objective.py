@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from federated.scores import fields
 from models.submodel import Network, Submodel
 
-__all__ = ["answers", "loss", "masked", "pose", "tally"]
+__all__ = ["answers", "loss", "masked", "masked_loss", "pose", "tally"]
 
 
 def pose(network: Network, hide: float, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -44,6 +44,11 @@ def masked(logits: Tensor, labels: Collection[int]) -> Tensor:
 def loss(network: Network, out: Tensor, truth: Tensor) -> Tensor:
     """Mean over examples (and over tokens, or values): cross-entropy, or the squared error of standardised values."""
     return F.mse_loss(out, truth) if network.objective == "value" else F.cross_entropy(*rows(out, truth))
+
+
+def masked_loss(network: Network, out: Tensor, truth: Tensor, labels: Collection[int] | None) -> Tensor:
+    """The loss, with the logits of classes that are not among `labels` set to 0, where labels are given."""
+    return loss(network, out if labels is None else masked(out, labels), truth)
 
 
 def rows(out: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:

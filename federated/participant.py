@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from federated import memory
 from federated.errors import Refused, WireError
 from federated.task import Profile, Task
 from federated.wire import messages, topics
@@ -231,7 +232,9 @@ class Participant:
             return
         sending.path.unlink(missing_ok=True)
         if receipt.accepted:
-            self.finished += sending.task.work == "train"
+            if sending.task.work == "train":
+                self.finished += 1
+                memory.confirm(self.spool / memory.FOLDER, sending.task.round)
         else:
             log.warning("round %d: the coordinator refused the update: %s", sending.task.round, receipt.reason)
 

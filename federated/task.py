@@ -34,6 +34,11 @@ class Recipe:
     hide: share of the tokens that a masked network is not shown.
     scores: evaluate on the device's held-out examples before and after training as well.
     per_class: scores are sent with their sums per class, which tell how often each class occurs among the held-out examples.
+    pull: weight of pull/2 * ||w - w_received||^2 in the loss, over parameters (FedProx's mu, FedDyn's alpha).
+    variate: "scaffold" adds c - c_i to each gradient, c received as `c/NAME`, c_i kept by the device, and sends the change of c_i as `c/NAME`;
+        "feddyn" subtracts what the device kept of its last gradient (see `federated.variates`).
+    keep: tensors, by name, that stay on the device: neither received nor sent, and found again in the next round.
+    hook: the method whose `Hooks` the device runs; "": none. options: plain values for them.
     seed: of the order of examples; mixed with round and agent.
     """
 
@@ -51,6 +56,11 @@ class Recipe:
     hide: float = 0.15
     scores: bool = False
     per_class: bool = False
+    pull: float = 0.0
+    variate: Literal["", "feddyn", "scaffold"] = ""
+    keep: tuple[str, ...] = ()
+    hook: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
 
 

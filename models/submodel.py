@@ -7,7 +7,7 @@ mask of blocks. Every tensor of a submodel is the leading corner of the network'
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 __all__ = ["Network", "Objective", "Submodel", "Target", "kept"]
@@ -32,6 +32,7 @@ class Network:
     objective: what is learned. A "class" network gives logits [N, outputs], a "value" network standardised values [N, outputs],
         a network of tokens logits [N, outputs, T].
     shift, scale: per value, in raw units, of a "value" network: raw = value * scale + shift; empty where values are raw as they are.
+    label: begins the names of its submodels, where a run has several networks.
     """
 
     family: str
@@ -43,6 +44,7 @@ class Network:
     objective: Objective = "class"
     shift: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,15 @@ class Submodel:
             depth = "d" + ".".join(str(sum(m)) for m in self.mask) if self.mask else ""
         else:
             depth = "b" + ".".join("".join(map(str, m)) for m in self.mask)
-        parts = [f"w{self.width:g}", *([depth] if depth else []), *self.features]
+        parts = [*([self.network.label] if self.network.label else []), f"w{self.width:g}", *([depth] if depth else []), *self.features]
         if self.branches > 1:
             parts.append(f"x{self.branches}")
         return "-".join(parts) + (f"@{self.owner}" if self.owner else "")
+
+    @property
+    def plain(self) -> Submodel:
+        """The same part of the network without what concerns one device alone: its owner, and its branches, which are merged away."""
+        return replace(self, branches=1, owner="")
 
 
 def kept(ratio: float, channels: int) -> int:

@@ -23,34 +23,36 @@ from torch import Tensor
 
 from federated.aggregate import Total, mean
 from federated.errors import ConfigError
-from federated.method import Method, Part, Settings, State, Tensors
+from federated.method import Method, Part, Setting, Settings, State, Tensors
 from federated.task import Profile, Recipe, Update
 from models.families import full, menu, shapes, statistics
 from models.slicing import Plan, at, corners, extract
 from models.submodel import Network, Submodel
 
-__all__ = ["DEFAULTS", "choose", "fedavg", "finish", "parts", "proposal", "recipe", "start", "weight"]
+__all__ = ["assign", "dispatch", "fedavg", "finish", "parts", "place", "proposal", "rate", "recipe", "start", "weight"]
 
-DEFAULTS: Settings = MappingProxyType(
+SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
-        "widths": (1.0,),
-        "depths": (),  # every block
-        "weighting": "samples",
-        "epochs": 1,
-        "steps": 0,
-        "batch": 32,
-        "optimiser": "sgd",
-        "lr": 0.05,
-        "momentum": 0.9,
-        "decay": 0.0,
-        "clip": 0.0,
-        "masked": False,
-        "hide": 0.15,
-        "norm": "tracked",
+        "widths": Setting((1.0,), "kept shares of every layer's channels, one submodel each"),
+        "depths": Setting((), "kept blocks per section, one number or one per section; none: every block"),
+        "weighting": Setting("samples", "what an update weighs: its examples, or as much as any other", ("samples", "uniform")),
+        "epochs": Setting(1, "passes over a device's data per round"),
+        "steps": Setting(0, "at most so many steps per round; 0: as many as the passes have"),
+        "batch": Setting(32, "examples per step"),
+        "optimiser": Setting("sgd", "made anew each round", ("sgd", "adam", "adamw")),
+        "lr": Setting(0.05, "learning rate"),
+        "lr_decay": Setting(1.0, "factor of the learning rate after each round"),
+        "milestones": Setting((), "rounds from which on the learning rate is a tenth; numbers below 1 are shares of all rounds"),
+        "momentum": Setting(0.9, "of sgd"),
+        "decay": Setting(0.0, "weight decay"),
+        "clip": Setting(0.0, "largest L2 norm of a step's gradient; 0: any"),
+        "masked": Setting(False, "logits of classes that a device does not hold are 0 in training"),
+        "hide": Setting(0.15, "share of the tokens that a masked network is not shown"),
+        "norm": Setting("tracked", "statistics of batch norm travel like weights, or are measured by the fleet", ("static", "tracked")),
     }
 )
-CHOICES = {"weighting": ("samples", "uniform"), "norm": ("static", "tracked"), "optimiser": ("sgd", "adam", "adamw")}
 RECIPE = tuple(f.name for f in fields(Recipe))
+TENTH = 0.1
 CLIP = 1.0  # of gradients of values, where the settings say none
 
 
@@ -65,18 +67,10 @@ def proposal(network: Network, settings: Settings, features: Sequence[str] = ())
 
 def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
     """tensors: parameters and running statistics of the whole network; under static norm the latter are left out."""
-    choose(settings, CHOICES)
     network = submodels[0].network
     whole = full(network, submodels[0].features)
     kept = shapes(whole) | (statistics(whole) if settings["norm"] == "tracked" else {})
     return State(0, {name: tensors[name] for name in kept}, settings)
-
-
-def choose(settings: Settings, choices: Mapping[str, Sequence[str]]) -> None:
-    """ConfigError unless each named setting is one of its choices."""
-    for key, known in choices.items():
-        if settings[key] not in known:
-            raise ConfigError(f"setting '{key}': expected one of {', '.join(known)}, found {settings[key]!r}")
 
 
 def assign(state: State, profile: Profile | None, affordable: Sequence[Submodel], rng: np.random.Generator) -> Submodel:
@@ -96,8 +90,14 @@ def dispatch(state: State, plan: Plan) -> dict[str, Tensor]:
 def recipe(state: State, submodel: Submodel) -> Recipe:
     """The settings as a recipe. Values know no classes to mask, and the squared error of an untrained network has no bound: its gradient gets one."""
     known: dict[str, Any] = {key: state.settings[key] for key in RECIPE if key in state.settings}
-    made = Recipe(**known)
+    made = Recipe(**{**known, "lr": rate(state.settings, state.round + 1)})
     return replace(made, masked=False, clip=made.clip or CLIP) if submodel.network.objective == "value" else made
+
+
+def rate(settings: Settings, number: int) -> float:
+    """The learning rate of a round, from 1."""
+    passed = sum(number >= (at if at >= 1 else round(at * settings["rounds"])) for at in settings["milestones"])
+    return float(settings["lr"] * settings["lr_decay"] ** (number - 1) * TENTH**passed)
 
 
 def weight(state: State, update: Update) -> float:
@@ -127,7 +127,7 @@ def fedavg() -> Method:
         name="fedavg",
         summary="the mean of all devices' weights, by examples; with several sizes, of those that hold a weight",
         paper="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017 (arXiv 1602.05629)",
-        defaults=DEFAULTS,
+        settings=SETTINGS,
         features=(),
         allows=frozenset({"buffered", "private", "robust"}),
         menu=proposal,

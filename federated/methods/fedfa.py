@@ -23,9 +23,8 @@ the whole network gets 0.958 with "l2", 0.924 with "rms" and 0.930 with "none", 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -33,8 +32,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from federated.aggregate import Sum, Total, added, extra, mean
-from federated.method import Method, Part, Settings, State, Tensors
-from federated.methods.fedavg import DEFAULTS, choose, fedavg, finish, parts, recipe, start
+from federated.method import Method, Part, Setting, State, varied
+from federated.methods.fedavg import fedavg, finish, parts, recipe
 from federated.methods.heterofl import own_rows
 from federated.task import Recipe, Update
 from models.families import labelled, normalising
@@ -48,7 +47,6 @@ GUESS, SAMPLE, LARGE = 0.93, 1 << 12, 1 << 16  # where the upper entries are tak
 BLOCK = 1 << 16  # entries summed in float32
 TINY = 1e-30  # a smaller norm is zero: 1/n must stay a float32
 ZERO = "#zero"  # suffix of the home of layers of norm 0, which are not scaled
-CHOICES = {"scaling": ("l2", "rms", "none")}
 WIDTHS, DEPTHS = (0.5, 0.75, 1.0), (2, 3, 4)
 
 
@@ -89,11 +87,6 @@ def energy(values: NDArray[np.float32]) -> float:
     with np.errstate(over="ignore"):
         total = sum(float(np.dot(block, block)) for block in np.array_split(values, 1 + values.size // BLOCK))
     return total if math.isfinite(total) else float(np.square(values, dtype=np.float64).sum())
-
-
-def fair_start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
-    choose(settings, CHOICES)
-    return start(tensors, submodels, settings)
 
 
 def fair_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
@@ -154,16 +147,21 @@ def together(total: Total, home: str) -> Sum:
 
 def fedfa() -> Method:
     """FedFA-WD: sizes in width and depth."""
-    sizes = {"widths": WIDTHS, "depths": DEPTHS, "norm": "static", "scaling": "l2", "scale_1d": False, "label_split_head": False}
+    base = fedavg()
+    sizes = {"widths": WIDTHS, "depths": DEPTHS, "norm": "static"}
     training = {"epochs": 5, "batch": 32, "lr": 0.1, "decay": 5e-4, "clip": 1.0, "masked": True}
+    choices = {
+        "scaling": Setting("l2", "norm by which layers are brought to one scale; rms: per entry", ("l2", "rms", "none")),
+        "scale_1d": Setting(False, "biases and norms are scaled too"),
+        "label_split_head": Setting(False, "a device gives the rows of its own classes only"),
+    }
     return replace(
-        fedavg(),
+        base,
         name="fedfa",
         summary="narrower and shallower copies; blocks that a device lacks are grafted, layers brought to one scale",
         paper="Park and Joe-Wong, Federated Learning with Flexible Architectures (arXiv 2406.09877)",
-        defaults=MappingProxyType({**DEFAULTS, **sizes, **training}),
+        settings=varied(base.settings, **sizes, **training, **choices),
         allows=frozenset(),
-        start=fair_start,
         recipe=fair_recipe,
         parts=fair_parts,
         finish=fair_finish,
@@ -173,10 +171,10 @@ def fedfa() -> Method:
 def fedfa_w() -> Method:
     """FedFA-W: sizes in width at full depth; nothing to graft."""
     base = fedfa()
-    return replace(base, name="fedfa-w", summary="FedFA with narrower copies only", defaults=MappingProxyType({**base.defaults, "depths": ()}))
+    return replace(base, name="fedfa-w", summary="FedFA with narrower copies only", settings=varied(base.settings, depths=()))
 
 
 def fedfa_d() -> Method:
     """FedFA-D: sizes in depth at full width."""
     base = fedfa()
-    return replace(base, name="fedfa-d", summary="FedFA with shallower copies only", defaults=MappingProxyType({**base.defaults, "widths": (1.0,)}))
+    return replace(base, name="fedfa-d", summary="FedFA with shallower copies only", settings=varied(base.settings, widths=(1.0,)))

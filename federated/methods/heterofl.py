@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from federated.method import Method, Part, Settings, State
-from federated.methods.fedavg import DEFAULTS, fedavg, parts, proposal, recipe
+from federated.method import Method, Part, Settings, State, varied
+from federated.methods.fedavg import fedavg, parts, proposal, recipe
 from federated.task import Recipe, Update
 from models.families import labelled
 from models.slicing import Plan
@@ -26,8 +25,6 @@ __all__ = ["heterofl", "own_rows"]
 
 FEATURES = ("scaler",)
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
-SIZES: Settings = {"widths": RATES, "weighting": "uniform", "norm": "static"}
-RECIPE: Settings = {"epochs": 5, "batch": 10, "lr": 0.1, "decay": 5e-4, "clip": 1.0, "masked": True}  # the authors', for CIFAR-10
 
 
 def own_rows(part: Part, labels: list[int], outputs: int) -> Part:
@@ -53,12 +50,14 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
 
 
 def heterofl() -> Method:
+    base = fedavg()
+    recipe = {"epochs": 5, "batch": 10, "lr": 0.1, "decay": 5e-4, "clip": 1.0, "masked": True}  # the authors', for CIFAR-10
     return replace(
-        fedavg(),
+        base,
         name="heterofl",
         summary="narrower copies for smaller devices; each weight is the mean over the devices that hold it",
         paper="Diao, Ding and Tarokh, HeteroFL, ICLR 2021 (arXiv 2010.01264)",
-        defaults=MappingProxyType({**DEFAULTS, **SIZES, **RECIPE}),
+        settings=varied(base.settings, widths=RATES, weighting="uniform", norm="static", **recipe),
         features=FEATURES,
         allows=frozenset({"buffered", "robust"}),
         menu=propose,

@@ -111,6 +111,7 @@ class Run:
 
     session: of the coordinator's process; a new one means that it came back and knows no task of before.
     calibration: submodels to time at `batch` examples; data: what a device's data must look like.
+    settings, menu: of the method, where it surveys the devices that join; empty otherwise.
     """
 
     run: _Name
@@ -122,6 +123,7 @@ class Run:
     session: _Name
     data: Card | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    menu: tuple[Submodel, ...] = ()
 
 
 @dataclass(frozen=True)

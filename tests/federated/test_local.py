@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from federated.errors import DataError, Refused
-from federated.local import Diverged, Stopped, calibrate, evaluate, perform, train
+from federated.local import calibrate, evaluate, perform
 from federated.objective import masked
 from federated.task import Recipe, Task
+from federated.training import Diverged, Stopped, train
 from models.families import build, full, menu, network, shapes, statistics
 from models.norms import load_stats
 from models.submodel import Network, Submodel
@@ -47,6 +48,11 @@ def parameters(submodel, seed=0):
 def task(work="train", submodel=SMALL, **recipe):
     given = {"epochs": 2, "batch": 8, "lr": 0.1, **recipe}
     return Task("run", 3, 7, "agent", work, submodel, "v", "", 0, Recipe(**given), 60.0)
+
+
+def done(*given, **named):
+    """The update of a task; what the device is to keep is another test's."""
+    return perform(*given, **named)[0]
 
 
 def linear(value=0.0):
@@ -182,25 +188,25 @@ def test_a_task_is_the_same_bits_again():
     """For the same seed, round and agent; another agent goes another way. The global random state plays no part and stays."""
     received = parameters(SMALL)
     torch.manual_seed(1)
-    first = perform(task(), received, examples())
+    first = done(task(), received, examples())
     torch.manual_seed(2)
     before = torch.random.get_rng_state()
-    again = perform(task(), received, examples())
+    again = done(task(), received, examples())
     assert torch.equal(before, torch.random.get_rng_state())
-    other = perform(replace(task(), agent="other"), received, examples())
+    other = done(replace(task(), agent="other"), received, examples())
     assert all(np.array_equal(first.tensors[name], again.tensors[name]) for name in first.tensors)
     assert not all(np.array_equal(first.tensors[name], other.tensors[name]) for name in first.tensors)
 
 
 def test_a_training_update():
     data = examples()
-    update = perform(task(), parameters(SMALL), data)
+    update = done(task(), parameters(SMALL), data)
     assert {name: value.shape for name, value in update.tensors.items()} == shapes(SMALL)
     assert all(value.flags.c_contiguous and value.dtype == np.float32 for value in update.tensors.values())
     assert (update.run, update.round, update.attempt, update.agent, update.work) == ("run", 3, 7, "agent", "train")
     assert (update.samples, update.steps) == (24, 6)
     assert "labels" not in update.notes
-    assert perform(task(labels=True), parameters(SMALL), data).notes["labels"] == [0, 1, 2]
+    assert done(task(labels=True), parameters(SMALL), data).notes["labels"] == [0, 1, 2]
     assert 0 < update.notes["loss"] < 2
 
 
@@ -215,16 +221,16 @@ def test_received_arrays_may_be_read_only_and_are_left_alone():
 
 def test_training_lowers_the_loss_and_learns_the_classes():
     data = examples(60)
-    trained = perform(task(epochs=15, batch=15, lr=0.02), parameters(SMALL), data)
+    trained = done(task(epochs=15, batch=15, lr=0.02), parameters(SMALL), data)
     assert trained.notes["loss"] < 0.2
-    stats = perform(task("calibrate"), trained.tensors, data)
-    scores = perform(task("evaluate"), {**trained.tensors, **stats.tensors}, data)
+    stats = done(task("calibrate"), trained.tensors, data)
+    scores = done(task("evaluate"), {**trained.tensors, **stats.tensors}, data)
     assert scores.notes["tallies"]["all"]["right"][0] >= 0.9 * scores.samples
 
 
 def test_tracked_statistics_travel_both_ways():
     received = weights(SMALL)
-    update = perform(task(norm="tracked"), received, examples())
+    update = done(task(norm="tracked"), received, examples())
     assert update.tensors.keys() == (shapes(SMALL) | statistics(SMALL)).keys()
     assert not np.array_equal(update.tensors["norm.running_mean"], received["norm.running_mean"])
 
@@ -232,7 +238,7 @@ def test_tracked_statistics_travel_both_ways():
 def test_a_calibration_measures_the_received_weights():
     """24 examples in batches of 8: three batches, the statistics that one process would find, and no weight in the update."""
     data, received = examples(), parameters(SMALL)
-    update = perform(task("calibrate"), received, data)
+    update = done(task("calibrate"), received, data)
     assert {name: value.shape for name, value in update.tensors.items()} == statistics(SMALL)
     assert (update.samples, update.steps, update.notes["batches"]) == (24, 0, 3)
     net = build(SMALL)
@@ -250,7 +256,7 @@ def test_an_evaluation_counts_the_held_out():
     logits = net(torch.from_numpy(data.x_held)).detach()
     truth = torch.from_numpy(data.y_held)
     for batch in (2, 4, 100):
-        update = perform(task("evaluate", batch=batch), received, data)
+        update = done(task("evaluate", batch=batch), received, data)
         assert not update.tensors
         assert (update.samples, update.steps) == (6, 0)
         found = update.notes["tallies"]["all"]
@@ -262,7 +268,7 @@ def test_an_evaluation_counts_the_held_out():
 def test_an_evaluation_without_held_out_examples_is_empty():
     data = examples()
     data.x_held, data.y_held = data.x[:0], data.y[:0]
-    update = perform(task("evaluate"), weights(SMALL), data)
+    update = done(task("evaluate"), weights(SMALL), data)
     assert (update.samples, update.notes) == (0, {"tallies": {}})
 
 
@@ -301,8 +307,8 @@ def test_calibration_and_evaluation_of_a_network_in_hand():
 def test_scores_before_and_after_training_are_sent_only_when_asked_for():
     """Of the held-out examples, with norms measured on the device's own data; training is the same with and without them."""
     data, received = examples(60), parameters(SMALL)
-    plain = perform(task(epochs=15, batch=15, lr=0.02), received, data)
-    scored = perform(task(epochs=15, batch=15, lr=0.02, scores=True), received, data)
+    plain = done(task(epochs=15, batch=15, lr=0.02), received, data)
+    scored = done(task(epochs=15, batch=15, lr=0.02, scores=True), received, data)
     assert "tallies" not in plain.notes
     before, after = (scored.notes["tallies"][when] for when in ("before", "after"))
     assert before["count"] == after["count"] == [15]
@@ -316,7 +322,7 @@ def test_a_device_is_also_scored_on_its_own_classes_alone():
     data = examples()
     data.y, data.labels = np.zeros_like(data.y), (0,)
     data.y_held = np.zeros_like(data.y_held)
-    tallies = perform(task("evaluate"), weights(SMALL), data).notes["tallies"]
+    tallies = done(task("evaluate"), weights(SMALL), data).notes["tallies"]
     assert tallies.keys() == {"all", "labels"}
     net = build(SMALL).eval()
     net.load_state_dict({name: torch.from_numpy(value) for name, value in weights(SMALL).items()}, strict=False)
@@ -338,7 +344,7 @@ def test_dropout_repeats_with_the_task_and_leaves_the_global_randomness_alone():
     data.x_held, data.y_held = data.x[:2], data.y[:2]
     torch.manual_seed(4)
     start = torch.random.get_rng_state()
-    first, again = (perform(task(submodel=transformer, scores=True), parameters(transformer), data) for _ in range(2))
+    first, again = (done(task(submodel=transformer, scores=True), parameters(transformer), data) for _ in range(2))
     assert all(np.array_equal(first.tensors[name], again.tensors[name]) for name in first.tensors)
     torch.manual_seed(4)
     assert torch.equal(start, torch.random.get_rng_state())

@@ -20,7 +20,7 @@ from coordinator.rounds import Result
 from edge_agent.agent import find_run
 from federated.data import catalogue
 from federated.data.dataset import Dataset
-from federated.local import perform
+from federated.local import errand
 from federated.participant import Outcome, Participant
 from federated.task import Profile, Task, Timing, Update
 from federated.wire import messages, tensors, topics
@@ -38,15 +38,16 @@ class Here:
         self.outcome: Outcome | None = None
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
-        _, received = tensors.decode(weights.read_bytes())
         try:
-            update = self.change(perform(task, received, self.data))
+            loss = errand(task, weights, result, self.data)
         except Exception as error:  # whatever goes wrong in training is a failure of the task
             logging.getLogger(__name__).info("failed", exc_info=error)
             self.outcome = Outcome(task, None, str(error))
             return
+        meta, values = tensors.decode(result.read_bytes())
+        update = self.change(replace(msgspec.convert(meta, Update), tensors=values))
         result.write_bytes(tensors.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors))
-        self.outcome = Outcome(task, result, loss=float(update.notes["loss"]) if "loss" in update.notes else float("nan"))
+        self.outcome = Outcome(task, result, loss=loss)
 
     def poll(self) -> Outcome | None:
         outcome, self.outcome = self.outcome, None

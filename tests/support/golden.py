@@ -1,0 +1,96 @@
+"""What the checks of golden files share: the files, toy networks of any tensors, and one round of a method over given updates."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import nn
+
+from federated.aggregate import Total, fold
+from federated.method import configure
+from federated.task import Update
+from models.families import FAMILIES, full
+from models.family import Family, sectioned
+from models.submodel import Network, Submodel
+
+GOLDEN = Path(__file__).parents[2].parent / "shared" / "golden"
+COUNTER = itertools.count()
+
+
+def golden(name):
+    return json.loads((GOLDEN / f"{name}.json").read_text())
+
+
+def floats(values):
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def close(found, expected):
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(torch.as_tensor(found).double().reshape(expected.shape), expected, rtol=1e-5, atol=1e-5)
+
+
+def holder(tensors):
+    """A module with parameters of these shapes under these dotted names."""
+    root = nn.Module()
+    for name, shape in tensors.items():
+        module = root
+        *path, last = name.split(".")
+        for step in path:
+            if step not in dict(module.named_children()):
+                module.add_module(step, nn.Module())
+            module = dict(module.named_children())[step]
+        module.register_parameter(last, nn.Parameter(torch.zeros(shape)))
+    return root
+
+
+def registered(monkeypatch):
+    """What the fixture `toy` of the tests is: it registers a family of any tensors."""
+
+    def make(function, depths=()):
+        """The whole, as a submodel. function: (submodel) -> shapes of its tensors; depths: blocks per section."""
+        preset = f"p{next(COUNTER)}"  # shapes are cached by submodel, so every toy is another one
+        family = Family(
+            build=lambda submodel: holder(function(submodel)),
+            presets={preset: SimpleNamespace(depths=depths)},
+            default=preset,
+            inputs=0,
+            labelled=lambda submodel: frozenset({"linear.weight", "linear.bias"}),
+            address=sectioned,
+        )
+        monkeypatch.setitem(FAMILIES, "toy", family)
+        return full(Network("toy", preset, (1,), 3))
+
+    return make
+
+
+def owned(whole, owner):
+    """The toy's submodel for one owner, whose tensors the toy's function looks up."""
+    return Submodel(whole.network, 1.0, whole.mask, owner=owner)
+
+
+def shapes_of(tensors):
+    return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
+def played(chosen, before, updates, **given):
+    """The tensors after one round: `before` are the whole's, an update is (submodel, tensors, samples, notes)."""
+    submodels = [u[0] for u in updates]
+    state = chosen.start(before, submodels, configure(chosen, {"norm": "static", **given}))
+    total = Total()
+    for index, (submodel, tensors, samples, notes) in enumerate(updates):
+        update = Update("r", 0, 0, str(index), "train", submodel, "0", samples, 1, tensors, notes)
+        assert fold(total, chosen.parts(state, chosen.place(state, submodel), update), (update.agent,))
+    return chosen.finish(state, total, np.random.default_rng(0)).tensors
+
+
+def by_owner(toy, before, locals_):
+    """A toy whose owner "i" has the tensors of locals_[i]."""
+    table = {"": shapes_of(before), **{str(i): shapes_of(t) for i, t in enumerate(locals_)}}
+    whole = toy(lambda submodel: table[submodel.owner])
+    return [owned(whole, str(i)) for i in range(len(locals_))]
