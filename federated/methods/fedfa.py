@@ -47,6 +47,10 @@ GUESS, SAMPLE, LARGE = 0.93, 1 << 12, 1 << 16  # where the upper entries are tak
 BLOCK = 1 << 16  # entries summed in float32
 TINY = 1e-30  # a smaller norm is zero: 1/n must stay a float32
 ZERO = "#zero"  # suffix of the home of layers of norm 0, which are not scaled
+BREAKS = {
+    "fedavg": "layers are brought to one norm before the mean, of whole networks too",
+    "identity": "layers are brought to one norm, and blocks of one device stand in for deeper ones",
+}
 WIDTHS, DEPTHS = (0.5, 0.75, 1.0), (2, 3, 4)
 
 
@@ -165,13 +169,14 @@ def fedfa() -> Method:
         recipe=fair_recipe,
         parts=fair_parts,
         finish=fair_finish,
+        breaks=BREAKS | {"uncovered": "a device's last block stands in for the deeper ones that it lacks"},
     )
 
 
 def fedfa_w() -> Method:
     """FedFA-W: sizes in width at full depth; nothing to graft."""
     base = fedfa()
-    return replace(base, name="fedfa-w", summary="FedFA with narrower copies only", settings=varied(base.settings, depths=()))
+    return replace(base, name="fedfa-w", summary="FedFA with narrower copies only", settings=varied(base.settings, depths=()), breaks=BREAKS)
 
 
 def fedfa_d() -> Method:

@@ -1,8 +1,8 @@
-"""What holds for a method whatever the updates are: identities, order, coverage. Each method lists those that hold for it."""
+"""What holds for a method whatever the updates are: its laws, each tried on two families, and each exception shown to be one."""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -11,180 +11,283 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federated.aggregate import Total, fold, merge
-from federated.method import configure
+from federated.errors import ConfigError
+from federated.method import LAWS, configure
 from federated.methods.catalogue import METHODS, method
-from federated.task import Update
-from models.families import full, initial, menu, network
-from models.slicing import corners, extract
+from federated.task import Card, Profile, Update
+from federated.variates import PREFIX
+from models.families import initial, menu, network
+from models.slicing import at, corners, extract
 
-NET = network("preresnet", (1, 4, 4), 3)
-MENU = menu(NET, (0.2, 0.5, 1), (2, 3, 4))
-EVERY = {"labels": [0, 1, 2]}
-COMMON = settings(max_examples=12, deadline=None)
+NETS = {
+    "preresnet": partial(network, "preresnet", (1, 4, 4), 3),
+    "mlp": partial(network, "mlp", (6,), 3),
+    "resnet": partial(network, "resnet-small", (1, 8, 8), 3),
+    "vit": partial(network, "vit-micro", (1, 16, 16), 3),
+}
+COMMON = settings(max_examples=3, deadline=None)
+SAME_WEIGHTS = {"norm": "static", "weighting": "samples"}  # under which whole networks combine as in FedAvg
 
 
 @cache
-def start(name, **given):
-    chosen = method(name)
-    return chosen, chosen.start(initial(NET, 0), MENU, configure(chosen, given))
+def families(name):
+    """The first two families that a method serves."""
+    able = []
+    for family, make in NETS.items():
+        try:
+            method(name).menu(make(), configure(method(name), {}))
+        except ConfigError:
+            continue
+        able.append(family)
+    return able[:2]
 
 
-def learned(chosen, state, submodel, seed):
-    """What a device might send: what it received, moved by noise; variances stay positive."""
-    generator = torch.Generator().manual_seed(seed)
-    received = chosen.dispatch(state, chosen.place(state, submodel))
-    return {name: (value + 0.1 * torch.randn(value.shape, generator=generator)).abs() + 0.01 for name, value in received.items()}
+EACH = [(name, index) for name in METHODS for index in range(2)]
+each = pytest.mark.parametrize(("name", "index"), EACH, ids=[f"{name}-{index}" for name, index in EACH])
 
 
-def update(submodel, tensors, agent="a", samples=1, notes=EVERY):
-    return Update("r", 0, 0, agent, "train", submodel, "0", samples, 1, tensors, notes)
+class Trial:
+    """A method on a family after one round in which everything moved, and the updates that its agents might send."""
+
+    def __init__(self, name, index, **changed):
+        self.method, net = method(name), NETS[families(name)[index]]()
+        given = configure(self.method, {key: value for key, value in changed.items() if key in self.method.settings}, rounds=10)
+        self.menu = self.method.menu(net, given)
+        self.state = self.method.start(initial(net, 0, self.method.features), self.menu, given)
+        self.state = self.fleet_of([(s, 3, i) for i, s in enumerate(self.menu)], self.state)
+        self.state = self.combined(self.updates([(s, 3, i) for i, s in enumerate(self.menu)]))
+
+    def fleet_of(self, fleet, state):
+        counts = {s: sum(other == s for other, *_ in fleet) for s, *_ in fleet}
+        return type(state)(state.round, state.tensors, state.settings, counts, {f"a{i}": {} for i in range(len(fleet))})
+
+    def submodel(self, submodel, agent):
+        card = Card("d", submodel.network.inputs, "float32", 3, 9, 0, (0.0,), (1.0,))
+        return self.method.assign(self.state, Profile(agent, "h", "s", 1.0, 1, 1.0, 1, "torch", card, ()), [submodel], np.random.default_rng(0))
+
+    def update(self, submodel, tensors, agent="a0", samples=1):
+        return Update("r", self.state.round + 1, 0, agent, "train", submodel, "0", samples, 4, tensors, {"labels": [0, 1, 2]})
+
+    def received(self, submodel):
+        return self.method.dispatch(self.state, self.method.place(self.state, submodel))
+
+    def learned(self, submodel, seed):
+        """What a device might send: what it received, moved by noise; variances stay positive."""
+        generator = torch.Generator().manual_seed(seed)
+        return {name: (v + 0.1 * torch.randn(v.shape, generator=generator)).abs() + 0.01 for name, v in self.received(submodel).items()}
+
+    def untrained(self, submodel):
+        """What a device sends that took no step: of variates, no change."""
+        return {name: torch.zeros_like(v) if name.startswith(PREFIX) else v for name, v in self.received(submodel).items()}
+
+    def updates(self, fleet, make=None):
+        self.state = self.fleet_of(fleet, self.state)
+        chosen = [(self.submodel(s, f"a{i}"), n, seed) for i, (s, n, seed) in enumerate(fleet)]
+        return [self.update(s, make(s) if make else self.learned(s, seed), f"a{i}", n) for i, (s, n, seed) in enumerate(chosen)]
+
+    def total(self, updates):
+        total = Total()
+        for one in updates:
+            assert fold(total, self.method.parts(self.state, self.method.place(self.state, one.submodel), one), (one.agent,))
+        return total
+
+    def finished(self, total):
+        return self.method.finish(self.state, total, np.random.default_rng(0))
+
+    def combined(self, updates):
+        return self.finished(self.total(updates))
 
 
-def total_of(chosen, state, updates):
-    total = Total()
-    for one in updates:
-        assert fold(total, chosen.parts(state, chosen.place(state, one.submodel), one), (one.agent,))
-    return total
+trial = cache(Trial)
 
 
-def combined(chosen, state, updates):
-    return chosen.finish(state, total_of(chosen, state, updates), np.random.default_rng(0)).tensors
+def fleets(trial, data):
+    """Some agents: submodel, examples, seed of what they learn."""
+    one = st.tuples(st.sampled_from(trial.menu), st.integers(1, 50), st.integers(0, 2**20))
+    return data.draw(st.lists(one, min_size=1, max_size=4))
 
 
-fleets = st.lists(st.tuples(st.sampled_from(MENU), st.integers(1, 50), st.integers(0, 2**20)), min_size=1, max_size=4)
+def held(trial, after, submodel):
+    """A submodel's own tensors in a state, where the round before it placed them."""
+    plan = trial.method.place(trial.state, submodel)
+    return {name: value for name, value in extract(after.tensors, plan).items() if "/" not in name}
 
 
-def updates_of(chosen, state, fleet):
-    return [update(s, learned(chosen, state, s, seed), f"a{i}", n) for i, (s, n, seed) in enumerate(fleet)]
+# ---- the laws ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", METHODS)
-@COMMON
-@given(fleet=fleets, order=st.randoms(use_true_random=False))
-def test_the_order_of_agents_changes_nothing_but_rounding(name, fleet, order):
-    chosen, state = start(name)
-    updates = updates_of(chosen, state, fleet)
-    first = combined(chosen, state, updates)
-    order.shuffle(updates)
-    second = combined(chosen, state, updates)
+def order(trial, fleet):
+    updates = trial.updates(fleet)
+    first, second = trial.combined(updates).tensors, trial.combined(updates[::-1]).tensors
+    assert first.keys() == second.keys()
     for home, value in first.items():
         torch.testing.assert_close(second[home], value, rtol=1e-5, atol=1e-6)
 
 
+def uncovered(trial, fleet):
+    """Outside the union of what the agents hold nothing moves, and inside it all does."""
+    updates = trial.updates(fleet)
+    after = trial.combined(updates).tensors
+    covered = {home: torch.zeros(value.shape, dtype=torch.bool) for home, value in trial.state.tensors.items() if "/" not in home}
+    for one in updates:
+        for row in trial.method.place(trial.state, one.submodel).rows:
+            if row.home in covered:
+                covered[row.home][at(row.there)] = True
+    for home, where in covered.items():
+        value = trial.state.tensors[home]
+        assert torch.equal(after[home][~where], value[~where]), home
+        assert not torch.equal(after[home], value) or not bool(where.any()), "what is covered moved"
+
+
+def alone(trial, fleet):
+    submodel = trial.submodel(fleet[0][0], "a0")
+    trial.state = trial.fleet_of(fleet[:1], trial.state)
+    sent = trial.learned(submodel, fleet[0][2])
+    found = held(trial, trial.combined([trial.update(submodel, sent, samples=17)]), submodel)
+    assert found
+    for local, value in found.items():
+        torch.testing.assert_close(value, sent[local], rtol=1e-5, atol=1e-6)
+
+
+def identity(trial, fleet):
+    """Extract, then fold what was received: the identity, to rounding."""
+    after = trial.combined(trial.updates(fleet, trial.untrained)).tensors
+    for home, value in trial.state.tensors.items():
+        torch.testing.assert_close(after[home], value, rtol=1e-5, atol=1e-6)
+
+
+def fedavg(trial, fleet):
+    """Of agents that all have the largest submodel, the mean by examples."""
+    updates = trial.updates([(trial.menu[-1], n, seed) for _, n, seed in fleet])
+    after, every = trial.combined(updates), sum(u.samples for u in updates)
+    for local, value in held(trial, after, updates[0].submodel).items():
+        expected = sum(u.samples * u.tensors[local].double() for u in updates) / every
+        torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+CHECKS = {"alone": alone, "fedavg": fedavg, "identity": identity, "order": order, "uncovered": uncovered}
+
+
+def under(name, index, law):
+    """The trial on which a law is tried."""
+    return trial(name, index, **(SAME_WEIGHTS if law == "fedavg" else {}))
+
+
+KEPT = [(name, index, law) for name, index in EACH for law in LAWS if law not in method(name).breaks]
+BROKEN = [(name, law) for name in METHODS for law in method(name).breaks]
+
+
+def test_there_is_a_check_of_every_law():
+    assert CHECKS.keys() == LAWS.keys()
+    assert all(law in LAWS and reason for name in METHODS for law, reason in method(name).breaks.items())
+
+
 @pytest.mark.parametrize("name", METHODS)
+def test_every_method_serves_two_families(name):
+    assert len(families(name)) == 2
+
+
+@pytest.mark.parametrize(("name", "index", "law"), KEPT, ids=[f"{name}-{index}-{law}" for name, index, law in KEPT])
 @COMMON
-@given(fleet=fleets, cut=st.integers(0, 4))
-def test_merged_totals_equal_one(name, fleet, cut):
-    chosen, state = start(name)
-    updates = updates_of(chosen, state, fleet)
-    halves = merge(total_of(chosen, state, updates[:cut]), total_of(chosen, state, updates[cut:]))
-    merged, straight = chosen.finish(state, halves, np.random.default_rng(0)).tensors, combined(chosen, state, updates)
+@given(data=st.data())
+def test_the_law_holds(name, index, law, data):
+    chosen = under(name, index, law)
+    CHECKS[law](chosen, fleets(chosen, data))
+
+
+@pytest.mark.parametrize(("name", "law"), BROKEN, ids=[f"{name}-{law}" for name, law in BROKEN])
+def test_the_exception_is_one(name, law):
+    """Agents of all sizes, or two of the largest, with unequal data: enough to see the law fail."""
+    chosen = under(name, 0, law)
+    mixed = [(s, 1 + 7 * i, i) for i, s in enumerate(chosen.menu)]
+    with pytest.raises(AssertionError):
+        for fleet in (mixed, [mixed[0], mixed[0]], [mixed[-1], mixed[-1]], [mixed[-1]]):
+            CHECKS[law](chosen, fleet)
+
+
+# ---- what no method may break ----------------------------------------------------------------------------------------
+
+
+@each
+@COMMON
+@given(data=st.data())
+def test_merged_totals_equal_one(name, index, data):
+    chosen = trial(name, index)
+    updates, cut = chosen.updates(fleets(chosen, data)), data.draw(st.integers(0, 4))
+    halves = merge(chosen.total(updates[:cut]), chosen.total(updates[cut:]))
+    merged, straight = chosen.finished(halves).tensors, chosen.combined(updates).tensors
     for home, value in straight.items():
         torch.testing.assert_close(merged[home], value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", METHODS)
-@COMMON
-@given(fleet=fleets)
-def test_a_duplicate_changes_no_bit(name, fleet):
-    chosen, state = start(name)
-    updates = updates_of(chosen, state, fleet)
-    once, twice = total_of(chosen, state, updates), total_of(chosen, state, updates)
+@each
+def test_a_duplicate_changes_no_bit(name, index):
+    chosen = trial(name, index)
+    updates = chosen.updates([(s, 1 + i, i) for i, s in enumerate(chosen.menu[-2:])])
+    once, twice = chosen.total(updates), chosen.total(updates)
     again = updates[0]
-    assert not fold(twice, chosen.parts(state, chosen.place(state, again.submodel), again), (again.agent,))
-    first, second = (chosen.finish(state, total, np.random.default_rng(0)).tensors for total in (once, twice))
+    assert not fold(twice, chosen.method.parts(chosen.state, chosen.method.place(chosen.state, again.submodel), again), (again.agent,))
+    first, second = chosen.finished(once).tensors, chosen.finished(twice).tensors
     assert all(torch.equal(first[home], second[home]) for home in first)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "heterofl"])
-@COMMON
-@given(fleet=fleets)
-def test_the_uncovered_stays_bit_for_bit(name, fleet):
-    """Outside the union of the corners nothing moves (FedFA covers blocks by grafting: see its own test)."""
-    chosen, state = start(name)
-    after = combined(chosen, state, updates_of(chosen, state, fleet))
-    covered = {home: torch.zeros(value.shape, dtype=torch.bool) for home, value in state.tensors.items()}
-    for submodel, _, _ in fleet:
-        for row in chosen.place(state, submodel).rows:
-            covered[row.home][tuple(slice(a, b) for a, b in row.there)] = True
-    for home, value in state.tensors.items():
-        assert torch.equal(after[home][~covered[home]], value[~covered[home]]), home
-        assert not torch.equal(after[home], value) or not bool(covered[home].any()), "what is covered moved"
+@each
+def test_an_empty_round_only_counts(name, index):
+    chosen = trial(name, index)
+    after = chosen.finished(Total())
+    assert after.round == chosen.state.round + 1
+    assert after.tensors.keys() == chosen.state.tensors.keys()
+    assert all(torch.equal(after.tensors[home], value) for home, value in chosen.state.tensors.items())
+
+
+@each
+def test_the_state_that_went_in_stays_as_it_was(name, index):
+    chosen = trial(name, index)
+    before = {home: value.clone() for home, value in chosen.state.tensors.items()}
+    chosen.combined(chosen.updates([(s, 2, i) for i, s in enumerate(chosen.menu)]))
+    assert all(torch.equal(chosen.state.tensors[home], value) for home, value in before.items())
+
+
+@each
+def test_devices_receive_the_tensors_that_they_send(name, index):
+    """Names and shapes agree, and are finite: what the coordinator accepts is what it sent."""
+    chosen = trial(name, index)
+    for i, submodel in enumerate(chosen.menu):
+        one = chosen.submodel(submodel, f"a{i}")
+        received = chosen.received(one)
+        rows = {row.local: max(stop for _, stop in row.here[:1]) if row.here else 0 for row in chosen.method.place(chosen.state, one).rows}
+        assert rows.keys() == received.keys()
+        assert all(bool(value.isfinite().all()) for value in received.values())
+
+
+# ---- FedFA, whose grafting covers what nobody has --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["fedfa", "fedfa-w", "fedfa-d"])
 @COMMON
-@given(fleet=fleets)
-def test_fedfa_leaves_the_channels_that_nobody_has(name, fleet):
+@given(data=st.data())
+def test_fedfa_leaves_the_channels_that_nobody_has(name, data):
     """Beyond the widest device's channels nothing moves, in any block."""
-    chosen, state = start(name)
-    after = combined(chosen, state, updates_of(chosen, state, fleet))
-    widest = max(s.width for s, _, _ in fleet)
-    (reach,) = menu(NET, (widest,), (4,))
-    for row in corners({home: tuple(value.shape) for home, value in state.tensors.items()}, reach).rows:
+    chosen = trial(name, 0)
+    fleet = fleets(chosen, data)
+    after = chosen.combined(chosen.updates(fleet)).tensors
+    (reach,) = menu(chosen.menu[0].network, (max(s.width for s, _, _ in fleet),), (4,))
+    for row in corners({home: tuple(value.shape) for home, value in chosen.state.tensors.items()}, reach).rows:
         outside = torch.ones(row.shape, dtype=torch.bool)
-        outside[tuple(slice(a, b) for a, b in row.there)] = False
-        assert torch.equal(after[row.home][outside], state.tensors[row.home][outside])
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("submodel", MENU, ids=lambda s: s.name)
-def test_one_agent_alone_decides_its_coordinates(name, submodel):
-    """FedFA as well: a single norm is its own mean."""
-    chosen, state = start(name)
-    sent = learned(chosen, state, submodel, 3)
-    after = combined(chosen, state, [update(submodel, sent, samples=17)])
-    for local, value in extract(after, chosen.place(state, submodel)).items():
-        torch.testing.assert_close(value, sent[local], rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("name", ["fedavg", "heterofl"])
-@COMMON
-@given(fleet=fleets)
-def test_without_training_nothing_changes(name, fleet):
-    """Extract, then fold what was received: the identity, to rounding."""
-    chosen, state = start(name)
-    updates = [update(s, chosen.dispatch(state, chosen.place(state, s)), f"a{i}", n) for i, (s, n, _) in enumerate(fleet)]
-    for home, value in combined(chosen, state, updates).items():
-        torch.testing.assert_close(value, state.tensors[home], rtol=1e-6, atol=1e-7)
+        outside[at(row.there)] = False
+        assert torch.equal(after[row.home][outside], chosen.state.tensors[row.home][outside])
 
 
 @pytest.mark.parametrize("name", ["fedfa", "fedfa-w", "fedfa-d"])
 def test_without_training_fedfa_keeps_the_whole_network(name):
     """Agents with the whole network have equal norms and nothing to graft."""
-    chosen, state = start(name)
-    updates = [update(full(NET), chosen.dispatch(state, chosen.place(state, full(NET))), f"a{i}", n) for i, n in enumerate((3, 8))]
-    for home, value in combined(chosen, state, updates).items():
-        torch.testing.assert_close(value, state.tensors[home], rtol=1e-6, atol=1e-7)
+    chosen = trial(name, 0)
+    identity(chosen, [(chosen.menu[-1], 3, 0), (chosen.menu[-1], 8, 1)])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["fedfa", "fedfa-w", "fedfa-d"])
 @COMMON
-@given(seeds=st.lists(st.tuples(st.integers(1, 50), st.integers(0, 2**20)), min_size=1, max_size=3))
-def test_whole_networks_combine_as_in_fedavg(name, seeds):
-    """Full width and depth, every class, scaling off: each method is FedAvg."""
-    extra = {"scaling": "none"} if name.startswith("fedfa") else {}
-    chosen, state = start(name, weighting="samples", norm="static", **extra)
-    plain, base = start("fedavg", norm="static")
-    updates = updates_of(plain, base, [(full(NET), n, seed) for n, seed in seeds])
-    expected = {h: sum(u.samples * u.tensors[h].double() for u in updates) / sum(u.samples for u in updates) for h in base.tensors}
-    for found in (combined(chosen, state, updates), combined(plain, base, updates)):
-        for home, value in expected.items():
-            torch.testing.assert_close(found[home].double(), value, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_an_empty_round_only_counts(name):
-    chosen, state = start(name)
-    after = chosen.finish(state, Total(), np.random.default_rng(0))
-    assert after.round == state.round + 1
-    assert after.tensors.keys() == state.tensors.keys()
-    assert all(torch.equal(after.tensors[home], value) for home, value in state.tensors.items())
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_the_state_that_went_in_stays_as_it_was(name):
-    chosen, state = start(name)
-    before = {home: value.clone() for home, value in state.tensors.items()}
-    combined(chosen, state, [update(MENU[0], learned(chosen, state, MENU[0], 1))])
-    assert all(torch.equal(state.tensors[home], value) for home, value in before.items())
+@given(data=st.data())
+def test_fedfa_without_scaling_combines_whole_networks_as_fedavg(name, data):
+    chosen = trial(name, 0, **SAME_WEIGHTS, scaling="none")
+    fedavg(chosen, fleets(chosen, data))
