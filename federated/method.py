@@ -50,9 +50,12 @@ class Setting:
 
 
 def varied(settings: Mapping[str, Setting], **given: Any) -> Mapping[str, Setting]:
-    """Settings with some added (where a `Setting` is given) and some of another default (where a value is). KeyError: a value for none of them."""
-    made = {key: value if isinstance(value, Setting) else replace(settings[key], default=value) for key, value in given.items()}
-    return MappingProxyType({**settings, **made})
+    """Settings with some added (where a `Setting` is given), some of another default (where a value is), and some left out (where None is).
+
+    KeyError: a value for none of them.
+    """
+    made = {key: value if isinstance(value, Setting) else replace(settings[key], default=value) for key, value in given.items() if value is not None}
+    return MappingProxyType({key: known for key, known in {**settings, **made}.items() if key not in given or given[key] is not None})
 
 
 @dataclass(frozen=True)

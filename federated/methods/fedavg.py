@@ -4,7 +4,8 @@
 
 over the devices c of a round with n_c examples each. Here the mean is taken per coordinate over the devices that hold it, and a coordinate
 that nobody holds keeps its value: with one size for all this is FedAvg, and with a menu of sizes the coverage mean that InCo calls
-HeteroAvg. Running statistics of batch norm travel and are averaged like weights (`norm = "tracked"`), or stay out (`"static"`).
+HeteroAvg. With `sharing = "architecture"` the mean is taken over the devices of one size only, each size starting from its corner of the
+initial network. Running statistics of batch norm travel and are averaged like weights (`norm = "tracked"`), or stay out (`"static"`).
 
 Every other method is built on this record.
 """
@@ -26,16 +27,19 @@ from federated.errors import ConfigError
 from federated.method import Method, Part, Setting, Settings, State, Tensors
 from federated.task import Profile, Recipe, Update
 from models.families import full, menu, shapes, statistics
-from models.slicing import Plan, at, corners, extract
+from models.slicing import Plan, Row, at, corners, extract
 from models.submodel import Network, Submodel
 
-__all__ = ["assign", "dispatch", "fedavg", "finish", "parts", "place", "proposal", "rate", "recipe", "start", "weight"]
+__all__ = ["apart", "assign", "dispatch", "fedavg", "finish", "parts", "place", "proposal", "rate", "recipe", "start", "weight"]
 
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         "widths": Setting((1.0,), "kept shares of every layer's channels, one submodel each"),
         "depths": Setting((), "kept blocks per section, one number or one per section; none: every block"),
         "weighting": Setting("samples", "what an update weighs: its examples, or as much as any other", ("samples", "uniform")),
+        "sharing": Setting(
+            "coverage", "with whom a weight is averaged: all who hold it, or devices of the same submodel", ("coverage", "architecture")
+        ),
         "epochs": Setting(1, "passes over a device's data per round"),
         "steps": Setting(0, "at most so many steps per round; 0: as many as the passes have"),
         "batch": Setting(32, "examples per step"),
@@ -80,7 +84,15 @@ def assign(state: State, profile: Profile | None, affordable: Sequence[Submodel]
 
 def place(state: State, submodel: Submodel) -> Plan:
     local = shapes(submodel) | (statistics(submodel) if state.settings["norm"] == "tracked" else {})
-    return corners({home: tuple(value.shape) for home, value in state.tensors.items()}, submodel, local)
+    plan = corners({home: tuple(value.shape) for home, value in state.tensors.items()}, submodel, local)
+    if state.settings.get("sharing") == "architecture":
+        return replace(plan, rows=tuple(apart(row, submodel.plain.name) for row in plan.rows))
+    return plan
+
+
+def apart(row: Row, group: str) -> Row:
+    """The row of a corner, in a home of a group's own; until it is written, that reads the corner."""
+    return replace(row, home=f"{row.home}@{group}", shape=tuple(stop for _, stop in row.here))
 
 
 def dispatch(state: State, plan: Plan) -> dict[str, Tensor]:

@@ -164,7 +164,7 @@ def fedfa() -> Method:
         name="fedfa",
         summary="narrower and shallower copies; blocks that a device lacks are grafted, layers brought to one scale",
         paper="Park and Joe-Wong, Federated Learning with Flexible Architectures (arXiv 2406.09877)",
-        settings=varied(base.settings, **sizes, **training, **choices),
+        settings=varied(base.settings, sharing=None, **sizes, **training, **choices),
         allows=frozenset(),
         recipe=fair_recipe,
         parts=fair_parts,

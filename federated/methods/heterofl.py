@@ -57,7 +57,7 @@ def heterofl() -> Method:
         name="heterofl",
         summary="narrower copies for smaller devices; each weight is the mean over the devices that hold it",
         paper="Diao, Ding and Tarokh, HeteroFL, ICLR 2021 (arXiv 2010.01264)",
-        settings=varied(base.settings, widths=RATES, weighting="uniform", norm="static", **recipe),
+        settings=varied(base.settings, widths=RATES, weighting="uniform", norm="static", sharing=None, **recipe),
         features=FEATURES,
         allows=frozenset({"buffered", "robust"}),
         menu=propose,

@@ -1,0 +1,159 @@
+"""FjORD: Horvath et al., Fair and Accurate Federated Learning under heterogeneous targets with Ordered Dropout (arXiv 2102.13451, Algorithm 1).
+
+Against FedAvg, on the device: each batch is passed through a width p drawn uniformly from those of the menu up to the device's own, one p for
+all layers, on the leading ceil(p C) channels of each (ordered dropout). Its gradient falls on that corner of the device's weights, which are
+sent whole: a coordinate is averaged, by examples, over the devices that hold it, whether or not they drew its width.
+
+With `kd` (section 3.4) each batch passes the device's own width too, and the drawn width learns from what that says instead of the labels:
+
+    CE(F_max(x), y) + CE(F_p(x), softmax(F_max(x)))
+
+with the second softmax held constant: the authors' code, which is the paper's mixture at alpha = T = 1. Values are learned by squared error.
+
+Batch norm: the authors keep running statistics per width and one affine, of which a width takes the corner. Under static norm (the default)
+training uses batch statistics and the fleet measures those of each width afterwards, so they are separate as well; under tracked norm each
+width has its own, which travel. `affine = "separate"` gives each width its own weights and biases of the norms too (as NeFL has FjORD). What
+belongs to width p lives in `NAME@wp`; of widths below its own a device gets it as `wp/NAME`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
+
+from federated import objective
+from federated.hooks import Hooks, Session
+from federated.method import Method, Setting, Settings, State, varied
+from federated.methods import fedavg
+from federated.task import Recipe
+from models.families import build, normalising, shapes, statistics
+from models.norms import set_norm
+from models.slicing import Plan, at, corner
+from models.submodel import Network, Submodel
+
+__all__ = ["fjord"]
+
+WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+def narrower(submodel: Submodel, widths: Sequence[float]) -> list[Submodel]:
+    """The same blocks at each smaller width, narrowest first."""
+    return [replace(submodel, width=p) for p in sorted(set(widths)) if p < submodel.width]
+
+
+def group(submodel: Submodel) -> str:
+    return f"w{submodel.width:g}"
+
+
+def separate(submodel: Submodel, settings: Settings) -> frozenset[str]:
+    """The tensors that each width has of its own."""
+    affine = normalising(submodel) & shapes(submodel).keys() if settings["affine"] == "separate" else frozenset()
+    return frozenset(affine | statistics(submodel).keys()) if settings["norm"] == "tracked" else frozenset(affine)
+
+
+# ---- the coordinator -----------------------------------------------------------------------------------------------
+
+
+def place(state: State, submodel: Submodel) -> Plan:
+    own = separate(submodel, state.settings)
+    plan = fedavg.place(state, submodel)
+    rows = [fedavg.apart(row, group(submodel)) if row.local in own else row for row in plan.rows]
+    for small in narrower(submodel, state.settings["widths"]) if own else ():
+        belonging = (row for row in fedavg.place(state, small).rows if row.local in own)
+        rows += [replace(fedavg.apart(row, group(small)), local=f"{group(small)}/{row.local}") for row in belonging]
+    return replace(plan, rows=tuple(rows))
+
+
+def recipe(state: State, submodel: Submodel) -> Recipe:
+    options = {"widths": list(state.settings["widths"]), "kd": state.settings["kd"]}
+    return replace(fedavg.recipe(state, submodel), hook="fjord", options=options)
+
+
+# ---- the device ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Nested:
+    """A narrower network that reads its parameters from the corners of the device's.
+
+    own: names of the tensors that it has of its own. prefix: before the names of these as they travel.
+    """
+
+    net: nn.Module
+    own: frozenset[str]
+    prefix: str
+
+    @classmethod
+    def of(cls, session: Session, small: Submodel) -> Nested:
+        with torch.random.fork_rng(devices=[]):
+            net = build(small)
+        prefix = f"{group(small)}/"
+        own = {name.removeprefix(prefix): value for name, value in session.received.items() if name.startswith(prefix)}
+        net.load_state_dict(own, strict=False)
+        set_norm(net, session.recipe.norm)
+        return cls(net.to(session.device).train(), frozenset(own), prefix)
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [p for name, p in self.net.named_parameters() if name in self.own]
+
+    def answer(self, session: Session, x: Tensor) -> Tensor:
+        wide = dict(session.net.named_parameters())
+        parts = {name: wide[name][at(corner(p.shape))] for name, p in self.net.named_parameters() if name not in self.own}
+        return functional_call(self.net, parts, (x,))  # type: ignore[no-any-return]
+
+
+def open_widths(session: Session) -> None:
+    nested = [Nested.of(session, small) for small in narrower(session.submodel, session.recipe.options["widths"])]
+    session.own = nested
+    session.parameters += [p for one in nested for p in one.parameters()]
+
+
+def close_widths(session: Session) -> None:
+    for one in session.own:
+        tensors = one.net.state_dict()
+        session.sent |= {one.prefix + name: tensors[name] for name in one.own}
+
+
+def loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
+    """Of the drawn width; with kd that of the device's own as well, from which the drawn one learns."""
+    drawn = int(torch.randint(len(session.own) + 1, (), generator=session.generator))  # the last is the device's own
+    narrow = session.own[drawn].answer(session, x) if drawn < len(session.own) else session.net(x)
+    labels = session.labels if session.recipe.masked else None
+    if not session.recipe.options["kd"]:
+        return objective.masked_loss(session.submodel.network, narrow, truth, labels)
+    full = session.net(x)
+    if labels is not None:
+        full, narrow = objective.masked(full, labels), objective.masked(narrow, labels)
+    return objective.loss(session.submodel.network, full, truth) + distilled(session.submodel.network, narrow, full.detach())
+
+
+def distilled(network: Network, out: Tensor, teacher: Tensor) -> Tensor:
+    """Cross-entropy with the teacher's probabilities, at temperature 1; the squared error of values."""
+    return F.mse_loss(out, teacher) if network.objective == "value" else F.cross_entropy(out, teacher.softmax(1))
+
+
+def fjord() -> Method:
+    base = fedavg.fedavg()
+    training = {"epochs": 1, "batch": 32, "lr": 0.1, "momentum": 0.0, "decay": 1e-4, "norm": "static"}
+    return replace(
+        base,
+        name="fjord",
+        summary="each batch trains a width drawn at random, up to the device's own; narrow networks are nested in wide ones",
+        paper="Horvath et al., FjORD, NeurIPS 2021 (arXiv 2102.13451)",
+        settings=varied(
+            base.settings,
+            widths=WIDTHS,
+            sharing=None,
+            affine=Setting("shared", "weights and biases of norms are corners like all others, or every width's own", ("shared", "separate")),
+            kd=Setting(False, "the drawn width learns from what the device's own width says"),
+            **training,
+        ),
+        place=place,
+        recipe=recipe,
+        hooks=Hooks(open=open_widths, loss=loss, close=close_widths),
+    )

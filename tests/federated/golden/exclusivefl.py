@@ -1,0 +1,32 @@
+"""AllSmall and ExclusiveFL."""
+
+from __future__ import annotations
+
+import torch
+
+from federated.method import configure
+from federated.methods.catalogue import method
+from models.submodel import Submodel, kept
+from tests.support.golden import close, golden, played
+
+
+def check_allsmall_exclusivefl(toy):
+    g = golden("allsmall_exclusivefl")
+    whole = toy(lambda submodel: {"w": (kept(submodel.width, 2),)})
+    before, widths = {"w": torch.zeros(2)}, {"weak": 0.5, "strong": 1.0}
+    clients = [(kind, client) for kind, some in g["clients"].items() for client in some]
+
+    def after(name):
+        chosen = method(name)
+        menu = chosen.menu(whole.network, configure(chosen, {"widths": list(widths.values())}))
+        updates = []
+        for kind, client in clients:
+            submodel = chosen.assign(None, None, [s for s in menu if s.width <= widths[kind]], None)
+            updates.append((submodel, {"w": torch.full((kept(submodel.width, 2),), float(client["v"]))}, client["n"], {}))
+        return played(chosen, before, updates)
+
+    close(after("allsmall")["w"], [g["AllSmall"]["expected_small"], 0.0])
+    found, expected = after("exclusivefl"), g["ExclusiveFL"]["per_architecture_fedavg"]
+    for width, key in ((0.5, "small"), (1.0, "large")):
+        value = found[f"w@{Submodel(whole.network, width, whole.mask).name}"]
+        close(value, [expected[key]] * value.numel())
