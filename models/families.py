@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from models.densenet import DENSENET
 from models.efficientnet import EFFICIENTNET
 from models.family import Address, Family
-from models.layers import scale
+from models.layers import project, scale
 from models.lenet import LENET
 from models.mlp import MLP
 from models.mobilenet import MOBILENET
@@ -48,18 +48,24 @@ __all__ = [
     "statistics",
 ]
 
+
+def projecting(known: Family) -> Family:
+    """A family whose head is one `nn.Linear`, its `linear`, before which `build` can put a projection head (MOON)."""
+    return replace(known, features=known.features | {"projection"})
+
+
 FAMILIES: dict[str, Family] = {
     "densenet": DENSENET,
-    "efficientnet": EFFICIENTNET,
-    "lenet": LENET,
-    "mlp": MLP,
-    "mobilenet": MOBILENET,
-    "preresnet": PRERESNET,
-    "resnet": RESNET,
-    "resnet1d": RESNET1D,
+    "efficientnet": projecting(EFFICIENTNET),
+    "lenet": projecting(LENET),
+    "mlp": projecting(MLP),
+    "mobilenet": projecting(MOBILENET),
+    "preresnet": projecting(PRERESNET),
+    "resnet": projecting(RESNET),
+    "resnet1d": projecting(RESNET1D),
     "transformer": TRANSFORMER,
-    "vgg": VGG,
-    "vit": VIT,
+    "vgg": projecting(VGG),
+    "vit": projecting(VIT),
 }
 
 STATISTICS = ("running_mean", "running_var")
@@ -171,8 +177,10 @@ def build(submodel: Submodel, device: str = "cpu") -> nn.Module:
         raise ValueError(f"model '{submodel.network.family}' has no {', '.join(sorted(odd))}; models that have: {able or 'none'}")
     with torch.device(device):
         net = known.build(submodel)
-    if "scaler" in submodel.features:
-        scale(net, submodel.width)
+        if "projection" in submodel.features:
+            project(net, submodel.width)
+    if scalers := {"scaler", "scaler-always"} & set(submodel.features):
+        scale(net, submodel.width, always="scaler-always" in scalers)
     return net
 
 

@@ -7,7 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["Linear", "Norm", "Scaler", "Standardise", "scale"]
+from models.submodel import kept
+
+__all__ = ["Linear", "Norm", "Projected", "Scaler", "Standardise", "project", "scale"]
+
+FEATURES = 256  # of a projection head, at width 1
 
 
 class Standardise(nn.Module):
@@ -31,21 +35,24 @@ class Standardise(nn.Module):
 
 
 class Scaler(nn.Module):
-    """x / rate while training, x otherwise: makes up for the inputs that a narrow layer lacks (HeteroFL, arXiv 2010.01264, section 3)."""
+    """x / rate while training, x otherwise: makes up for the inputs that a narrow layer lacks (HeteroFL, arXiv 2010.01264, section 3).
 
-    def __init__(self, rate: float) -> None:
+    always: in evaluation too (ScaleFL's authors' code).
+    """
+
+    def __init__(self, rate: float, *, always: bool = False) -> None:
         super().__init__()
-        self.rate = rate
+        self.rate, self.always = rate, always
 
     def forward(self, x: Tensor) -> Tensor:
-        return x / self.rate if self.training else x
+        return x / self.rate if self.training or self.always else x
 
     def scaled(self, eps: float) -> float:
         """The eps by which a batch norm of x is that of self(x): norm(x / rate) with eps is norm(x) with eps * rate^2.
 
         So a norm's running statistics stay those of x, which is what it meets in evaluation.
         """
-        return eps * self.rate**2 if self.training else eps
+        return eps * self.rate**2 if self.training or self.always else eps
 
 
 class Norm(_BatchNorm):
@@ -79,8 +86,33 @@ class Linear(nn.Linear):
         return self.scaler(super().forward(input))  # type: ignore[no-any-return]
 
 
-def scale(net: nn.Module, rate: float) -> None:
+def scale(net: nn.Module, rate: float, *, always: bool = False) -> None:
     """Puts a Scaler wherever a module of `net` has a place for one, its `scaler`: before each batch norm, after each linear that none follows."""
     for module in list(net.modules()):
         if hasattr(module, "scaler"):
-            module.scaler = Scaler(rate)
+            module.scaler = Scaler(rate, always=always)
+
+
+class Projected(nn.Linear):
+    """A last linear behind a projection head, linear, relu, linear, whose output is `project`'s (MOON, arXiv 2103.16257, section 3.2); [N, I] -> [N, O].
+
+    Its own weight and bias keep the names of the linear that it stands for, and of that linear the bias.
+    """
+
+    def __init__(self, last: nn.Linear, features: int) -> None:
+        super().__init__(features, last.out_features)
+        self.bias = last.bias
+        self.hidden = nn.Linear(last.in_features, last.in_features)
+        self.project = nn.Linear(last.in_features, features)
+
+    def forward(self, input: Tensor) -> Tensor:
+        z = self.project(F.relu(self.hidden(input)))  # [N, features]
+        return super().forward(z)
+
+
+def project(net: nn.Module, rate: float) -> None:
+    """Puts a projection head before the last linear of `net`, its `linear`. ValueError: that is no `nn.Linear`."""
+    last = getattr(net, "linear", None)
+    if not isinstance(last, nn.Linear):
+        raise ValueError(f"a projection head goes before a last linear, and here that is {type(last).__name__}")
+    net.linear = Projected(last, kept(rate, FEATURES))

@@ -98,7 +98,8 @@ def test_every_declared_feature_builds_and_keeps_the_plain_names(family, feature
     """A feature adds tensors, takes none away, and the network still maps examples to outputs."""
     made = small(family)
     plain, asked = full(made), full(made, (feature,))
-    assert shapes(plain).items() <= shapes(asked).items()
+    changed = {"linear.weight"} if feature == "projection" else set()  # it reads what the projection head puts out
+    assert {name: shape for name, shape in shapes(plain).items() if name not in changed}.items() <= shapes(asked).items()
     half = menu(made, (0.5,), (2,), (feature,))[0]
     corners(shapes(asked), half)
     assert tuple(build(half).eval()(batch(made, 2)).shape[:2]) == (2, made.outputs)
