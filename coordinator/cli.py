@@ -1,4 +1,4 @@
-"""The command `coordinator`: start a run, try the demo, export what was learned."""
+"""The command `coordinator`: start or simulate a run, try the demo, list the methods, export what was learned."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FLAGS = {  # flag -> key of the configuration
 
 
 @main.command()
-@click.option("--method", metavar="NAME", help="how updates are combined: fedavg, heterofl, fedfa, fedfa-w, fedfa-d  [default: fedfa]")
+@click.option("--method", metavar="NAME", help="how devices train and updates are combined; `coordinator methods` lists them  [default: fedfa]")
 @click.option("--broker", metavar="HOST|URL", help="an MQTT broker that runs already; without it one is started")
 @click.option("--listen", metavar="ADDR", help="address that a started broker listens on  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="its port  [default: 1883]")
@@ -90,6 +90,23 @@ def start(file: Path | None, settings: tuple[str, ...], resume: bool, runs: Path
         result = start_run(file, os.environ, settings, given, runs, resume=resume, live=form == "text" and sys.stdout.isatty(), say=speaker(form))
         if form == "json":
             click.echo(json.dumps(result))
+
+
+# ---- methods ---------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("name", required=False)
+@FORMAT
+def methods(name: str | None, form: str) -> None:
+    """List the federated methods, each with its paper; or explain NAME: its settings, their defaults, and which laws hold."""
+    with plainly("methods"):
+        from coordinator.methods import described, listed, one_text, table_text
+
+        if name is None:
+            click.echo(json.dumps(listed()) if form == "json" else table_text(listed()))
+        else:
+            click.echo(json.dumps(described(name)) if form == "json" else one_text(described(name)))
 
 
 # ---- simulate --------------------------------------------------------------------------------------------------------

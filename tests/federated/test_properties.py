@@ -200,9 +200,15 @@ def test_the_exception_is_one(name, law):
     """Agents of all sizes, or two of the largest, with unequal data: enough to see the law fail."""
     chosen = under(name, 0, law)
     mixed = [(s, 1 + 7 * i, i) for i, s in enumerate(chosen.menu)]
-    with pytest.raises(AssertionError):
-        for fleet in (mixed, [mixed[0], mixed[0]], [mixed[-1], mixed[-1]], [mixed[-1]]):
-            CHECKS[law](chosen, fleet)
+    assert any(fails(law, chosen, fleet) for fleet in (mixed, [mixed[0], mixed[0]], [mixed[-1], mixed[-1]], [mixed[-1]]))
+
+
+def fails(law, chosen, fleet):
+    try:
+        CHECKS[law](chosen, fleet)
+    except AssertionError:
+        return True
+    return False
 
 
 # ---- what no method may break ----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from federated.local import errand
 from federated.participant import Outcome, Participant
 from federated.task import Profile, Task, Timing, Update
 from federated.wire import messages, tensors, topics
-from federated.wire.link import Link
+from federated.wire.link import Link, MqttLink
 from federated.wire.memory import MemoryBroker, MemoryLink
 
 RUN = "test"
@@ -85,15 +85,18 @@ class Member:
             self.participant.leave()
         except BaseException as error:
             self.error = error
+        finally:
+            link.close()
 
 
 def digits(index: int, of: int, partition: str = "dirichlet:1.0", seed: int = 0) -> Dataset:
     return catalogue.device("digits", name=f"a{index}", shard=f"{index}/{of}", partition=partition, seed=seed)
 
 
-def link_of(broker: MemoryBroker, member: Member) -> MemoryLink:
+def link_of(broker: MemoryBroker | str, member: Member) -> Link:
+    """An agent's link: in memory, or over MQTT to a broker's address."""
     will = topics.status(RUN, member.name), messages.encode(messages.Status(member.name, "s1", False))
-    return MemoryLink(broker, member.name, will)
+    return MqttLink(broker, member.name, will) if isinstance(broker, str) else MemoryLink(broker, member.name, will)
 
 
 @dataclass
@@ -111,11 +114,11 @@ def federate(
     members: list[Member],
     settings: Mapping[str, Any] | None = None,
     *,
-    broker: MemoryBroker | None = None,
+    broker: MemoryBroker | str | None = None,
     resume: bool = False,
     watch: Callable[[Fleet], None] = lambda fleet: None,
 ) -> Federation:
-    """Runs members and a coordinator to the end of the run; settings are keys of the configuration."""
+    """Runs members and a coordinator to the end of the run; settings are keys of the configuration. broker: one in memory, or an address."""
     torch.set_num_threads(1)
     broker = broker or MemoryBroker()
     given = {"name": RUN, "rounds": 1, "fleet.min_agents": len(members), "fleet.wait": 30.0, **(settings or {})}
@@ -124,12 +127,14 @@ def federate(
     fleets: list[Fleet] = []
     threads = [threading.Thread(target=m.live, args=(link_of(broker, m), folder), daemon=True) for m in members]
     prepared = start.prepare(config, folder / "runs", resume=resume)
+    link = MqttLink(broker, "coordinator") if isinstance(broker, str) else MemoryLink(broker, "coordinator")
     for thread in threads:
         thread.start()
     try:
-        result = start.run(prepared, MemoryLink(broker, "coordinator"), Lines(lines.append), lambda fleet: (fleets.append(fleet), watch(fleet))[0])
+        result = start.run(prepared, link, Lines(lines.append), lambda fleet: (fleets.append(fleet), watch(fleet))[0])
     finally:
         prepared.store.close()
+        link.close()
     for thread in threads:
         thread.join(10)
     return Federation(result, lines, fleets[0], {m.name: m for m in members})

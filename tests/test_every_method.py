@@ -1,0 +1,79 @@
+"""Every method, deployed: three agents of different sizes over a real broker learn what the simulation learns at the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from coordinator import broker as brokers
+from coordinator.simulate import simulate
+from coordinator.store import Store
+from federated.data import catalogue
+from federated.errors import ConfigError
+from federated.method import configure
+from federated.methods.catalogue import METHODS, method
+from models.families import network
+from models.submodel import Submodel
+from tests.support.federation import RUN, Member, federate
+
+pytestmark = [pytest.mark.broker, pytest.mark.processes]
+AGENTS = 3
+PARTITION = "dirichlet:1.0"
+MODELS = ("preresnet", "resnet-small")  # the first that can do what a method asks of a network
+ALIKE = {"allsmall", "fedavg"}  # one size for all, unless more are set
+QUICK = {"rounds": 2, "train.epochs": 1, "train.steps": 4, "evaluate.every": 2, "evaluate.between": False, "evaluate.agents": 1}
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
+        yield started.address
+
+
+def menu(name: str) -> tuple[str, tuple[Submodel, ...]]:
+    """A model, and the submodels of it that a method proposes."""
+    chosen, card = method(name), catalogue.central("digits").card()
+    for model in MODELS:
+        try:
+            made = network(model, card.inputs, card.outputs, card.mean, card.std)
+            return model, chosen.menu(made, configure(chosen, {}, rounds=2))
+        except ConfigError:
+            continue
+    raise AssertionError(f"{name} serves neither {' nor '.join(MODELS)}")
+
+
+def settings(name: str) -> dict[str, Any]:
+    """The smallest submodel, one in the middle, and the largest, for two short rounds."""
+    model, proposed = menu(name)
+    pins = {f"d{i}": proposed[place].name for i, place in enumerate((0, len(proposed) // 2, -1))}
+    return {**QUICK, "method.name": name, "model.name": model, "data.name": "digits", "assign.submodels": pins}
+
+
+def tensors(runs: Path, name: str) -> dict[str, torch.Tensor]:
+    store = Store.open(runs, name, read_only=True)
+    last = store.last()
+    store.close()
+    assert last is not None
+    assert last.round == 2
+    return dict(last.tensors)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_fleet_learns_what_its_simulation_learns(name: str, tmp_path: Path, address: str) -> None:
+    given = settings(name)
+    data = [catalogue.device("digits", name=f"d{i}", shard=f"{i}/{AGENTS}", partition=PARTITION, seed=0) for i in range(AGENTS)]
+    members = [Member(f"d{i}", one) for i, one in enumerate(data)]
+    done = federate(tmp_path, members, given, broker=address)
+    assert {m.error for m in members} == {None}
+    assert len({replace(submodel, owner="").name for submodel in done.result.assigned.values()}) >= (1 if name in ALIKE else 2)
+    (tmp_path / "same.toml").write_text("")
+    flags = [*given.items(), ("simulate.agents", AGENTS), ("simulate.partition", PARTITION)]
+    simulate(tmp_path / "same.toml", {}, [], flags, tmp_path / "simulated", tmp_path / "results", resume=False, say=lambda text: None)
+    there, here = tensors(tmp_path / "runs", RUN), tensors(tmp_path / "simulated", "same-seed0")
+    assert there.keys() == here.keys()
+    assert max(float((there[home] - here[home]).abs().max()) for home in there) <= 1e-6
