@@ -32,6 +32,7 @@ __all__ = [
     "Trained",
     "batches",
     "check",
+    "cuts",
     "descend",
     "moved",
     "open_session",
@@ -72,7 +73,8 @@ def open_session(net: nn.Module, submodel: Submodel, recipe: Recipe, x: Array, y
     planned = recipe.epochs * len(cuts(len(y), recipe.batch))
     steps = min(recipe.steps, planned) if recipe.steps else planned
     generator = torch.Generator().manual_seed(seed)
-    return Session(net, submodel, recipe, x, y, tuple(labels), generator, steps, list(net.parameters()))
+    moving = [p for name, p in net.named_parameters() if name not in recipe.frozen]
+    return Session(net, submodel, recipe, x, y, tuple(labels), generator, steps, moving)
 
 
 def train(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from models.branching import layers
 from models.families import build, example, shapes
 from models.submodel import Submodel
 
@@ -26,7 +27,8 @@ BATCH = 2  # examples in the counted pass; more than one, so that batch norm has
 class Cost:
     """parameters: that travel. macs: multiply-adds of convolutions and linears in one forward pass of one example, to every exit.
 
-    activations: floats kept for the backward pass per example. bytes: of the parameters as float32.
+    Of branches those of all, each run on its own as DynamicFL counts them (merged, as here, they take less); they share the input that backward
+    needs, and do not travel. activations: floats kept for the backward pass per example. bytes: of the parameters as float32.
     memory: estimated peak bytes of a training step at the batch asked for, beyond the process itself.
     """
 
@@ -42,9 +44,21 @@ class Cost:
 def cost(submodel: Submodel, batch: int = 1) -> Cost:
     """The cost of a submodel, for training steps of `batch` examples."""
     parameters = sum(map(math.prod, shapes(submodel).values()))
-    macs, training, saved, largest = counted(submodel)
-    memory = MARGIN * ((saved + 2 * largest) * batch * 4 + 3 * parameters * 4)
-    return Cost(parameters, macs, training, saved, parameters * 4, math.ceil(memory))
+    macs, training, saved, largest = counted(replace(submodel, branches=1))
+    more, more_macs, more_training = branched(submodel)
+    memory = MARGIN * ((saved + 2 * largest) * batch * 4 + 3 * (parameters + more) * 4)
+    return Cost(parameters, macs + more_macs, training + more_training, saved, parameters * 4, math.ceil(memory))
+
+
+@lru_cache(maxsize=1024)
+def branched(submodel: Submodel) -> tuple[int, int, int]:
+    """Floats of the branches beside each layer's own weight, and their multiply-adds, forward and of training, per example."""
+    if submodel.branches == 1:
+        return 0, 0, 0
+    able = layers(replace(submodel, branches=1), submodel.branches - 1).values()
+    floats = [sum(branch.floats for branch in layer.kinds) for layer in able]
+    works = [layer.places * more for layer, more in zip(able, floats, strict=True)]
+    return sum(floats), sum(works), sum(work * layer.passes for work, layer in zip(works, able, strict=True))
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,46 @@
+"""DynamicFL's branches: expansion, merging, one step of training, and the fusion of a norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from models.branches import Branch, fused, join, merge, originals, reduced, split
+from tests.support.golden import close, floats, golden
+
+
+def check_dynamicfl_branch(toy):
+    g = golden("dynamicfl_branch")
+    kernel, values = floats(g["kernel"]), [torch.full((1, 1, 1, 1), v) for v in g["new_branches_1x1"]]
+    points = [Branch("kernel", ((1, 1, 1, 1),))] * len(values)
+    important = reduced(points, kernel, values)
+    close(important, g["expected_important_after_expand"])
+    close(merge(points, important, values), g["expected_merged"])
+    stepped(kernel, points, g["one_step"])
+    linears(g["linear"])
+    q = g["redundant_merge"]
+    close(merge([Branch("kernel", ((2,),))], floats(q["common"]), [floats(q["redundant"])]), q["expected_common"])
+    q = g["bn_fusion"]
+    norm = [floats([q[key]]) for key in ("gamma", "beta", "mean", "var")]
+    weight, bias = fused(kernel, *norm, q["eps"])
+    close(weight[0, 0, 1, 1], q["expected_kernel_center"])
+    close(bias, [q["expected_bias"]])
+
+
+def stepped(kernel, points, q):
+    """A real layer, whose output's gradient at its one place is 1 and whose input is all ones: the kernel's gradient is all ones."""
+    layer = nn.Conv2d(1, 1, 3, bias=False)
+    layer.weight.data = kernel.clone()
+    split(layer, points, "normal", torch.Generator().manual_seed(0))
+    assert len(originals(layer)) == 3
+    layer(torch.ones(1, 1, 3, 3)).sum().backward()
+    torch.optim.SGD(layer.parameters(), lr=q["lr"]).step()
+    join(layer)
+    close(layer.weight, q["expected_equivalent_after_step"])
+
+
+def linears(q):
+    whole, one = floats(q["W"]), floats(q["W1"])
+    copy = [Branch("kernel", ((2, 2),))]
+    close(reduced(copy, whole, [one]), q["expected_important"])
+    close(merge(copy, reduced(copy, whole, [one]), [one]), q["W"])
