@@ -94,7 +94,7 @@ def scale(net: nn.Module, rate: float, *, always: bool = False) -> None:
 
 
 class Projected(nn.Linear):
-    """A last linear behind a projection head, linear, relu, linear, whose output is `project`'s (MOON, arXiv 2103.16257, section 3.2); [N, I] -> [N, O].
+    """A last linear behind a projection head: linear, relu, linear, whose output is `project`'s; [N, I] -> [N, O] (MOON, arXiv 2103.16257).
 
     Its own weight and bias keep the names of the linear that it stands for, and of that linear the bias.
     """

@@ -15,7 +15,7 @@ from torch import Tensor
 from models.families import address, shapes, statistics
 from models.submodel import Submodel
 
-__all__ = ["Plan", "Row", "Where", "at", "corner", "corners", "embed", "extract", "graft"]
+__all__ = ["Plan", "Row", "Where", "at", "corner", "corners", "embed", "extract", "graft", "present"]
 
 Where = tuple[tuple[int, int], ...]
 """A rectangle: (start, stop) per axis."""
@@ -107,6 +107,12 @@ def gather(tensors: Mapping[str, Tensor], rows: list[Row]) -> Tensor:
 def read(tensors: Mapping[str, Tensor], row: Row) -> Tensor:
     source = tensors.get(row.home)
     return (tensors[row.home.partition("@")[0]] if source is None else source)[at(row.there)]
+
+
+def present(tensors: Mapping[str, Tensor], home: str, shape: Sequence[int]) -> Tensor:
+    """A home's tensor, of this shape; of a group's home that is not yet written, the corner of what it reads."""
+    source = tensors.get(home)
+    return tensors[home.partition("@")[0]][at(corner(shape))] if source is None else source
 
 
 def embed(tensors: Mapping[str, Tensor], plan: Plan, local: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -25,7 +25,6 @@ from federated.methods.scaffold import scaffold
 __all__ = ["METHODS", "method"]
 
 METHODS: dict[str, Callable[[], Method]] = {
-    """A method by name, in any case of letters. Raises Unknown, nearest names first."""
     "allsmall": allsmall,
     "dynamicfl": dynamicfl,
     "exclusivefl": exclusivefl,
@@ -50,6 +49,11 @@ METHODS: dict[str, Callable[[], Method]] = {
     "nefl-w": nefl_w,
     "nefl-wd": nefl_wd,
     "scaffold": scaffold,
+}
+
+
+def method(name: str) -> Method:
+    """A method by name, in any case of letters. Raises Unknown, nearest names first."""
     if name.lower() not in METHODS:
         raise Unknown("method", name, METHODS)
     return METHODS[name.lower()]()
