@@ -8,13 +8,15 @@
 
 Each ends in global average pooling. An exit stands for a range of blocks, those after the exit before it up to its own place; a submodel
 ends at the exit whose range holds its deepest kept block, and owns that one and all before it. After all blocks sits the network's own head.
+The families that have exits differ in what happens to a feature before an exit reads it, and share all else here.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, chain, pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, chain, count, pairwise
 from types import MappingProxyType
 
 from torch import Tensor, nn
@@ -23,7 +25,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from models.layers import Norm
 from models.submodel import Submodel
 
-__all__ = ["EXITS", "Exits", "kind", "reached"]
+__all__ = ["EXITS", "Exits", "early", "kind", "labelled", "levels", "passed", "reached"]
 
 SHARES = (30 / 54, 38 / 54, 46 / 54)  # of the blocks of ScaleFL's ResNet110
 
@@ -133,3 +135,41 @@ def reached(submodel: Submodel) -> tuple[int, ...]:
         raise ValueError(f"submodel {submodel.name} keeps no block; a network with exits ends at its deepest one")
     found = places(name, depths)
     return found[: bisect_left(found, kept[-1]) + 1]
+
+
+def levels(whole: Submodel) -> tuple[Submodel, ...]:
+    """One submodel for each exit of a whole network, the shallowest first: every block up to the exit's place."""
+    depths = tuple(map(len, whole.mask))
+    starts = tuple(accumulate(depths, initial=0))[:-1]
+    return tuple(
+        replace(whole, mask=tuple(tuple(int(start + block < place) for block in range(depth)) for start, depth in zip(starts, depths, strict=True)))
+        for place in reached(whole)
+    )
+
+
+def early(submodel: Submodel, widths: Sequence[int], answers: Callable[[Tensor], list[Tensor]]) -> Exits:
+    """The exits that a submodel owns before the network's own head. widths: kept channels of each section; answers: see `Exits`."""
+    ends, heads = tuple(accumulate(map(len, submodel.mask))), dict[str, nn.Module]()
+    for index, place in enumerate(reached(submodel)):
+        if place < ends[-1]:
+            left = widths[bisect_left(ends, place) :]  # channels from the section of the block before the exit to the last
+            heads[str(index)] = EXITS[kind(submodel.features)](left, submodel.network.outputs)
+    return Exits(heads, answers)
+
+
+def labelled(submodel: Submodel) -> frozenset[str]:
+    """The labelled tensors of a network whose heads are its exits and its `linear`."""
+    blocks = sum(map(len, submodel.mask))
+    heads = ["linear" if place == blocks else f"exits.{index}.linear" for index, place in enumerate(reached(submodel))]
+    return frozenset(f"{name}.{part}" for name in heads for part in ("weight", "bias"))
+
+
+def passed(x: Tensor, sections: Iterable[nn.Module], depths: Sequence[int], places: Sequence[int]) -> list[Tensor]:
+    """The feature before each exit, of x [N, w0, H, W] that goes through the blocks, which are named by their indices in the largest network."""
+    features, numbers = [], count(1)
+    for blocks, depth in zip(sections, depths, strict=True):
+        for index in map(str, range(depth)):
+            x = blocks[index](x) if index in blocks else x  # type: ignore[index, operator]  # a ModuleDict, which ModuleList's type forgets
+            if next(numbers) in places:
+                features.append(x)  # [N, ws, H/2^s, W/2^s]
+    return features

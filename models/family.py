@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -83,9 +84,13 @@ class Torchvision:
     convert: Callable[[str, Tensors], dict[str, Tensor]]
 
 
-def check_mask(submodel: Submodel, depths: tuple[int, ...], *, first: bool = True) -> None:
-    """ValueError unless the mask fits the depths and, if `first`, keeps the first block of each section, where channels change."""
+def check_mask(submodel: Submodel, depths: tuple[int, ...], *, first: bool = True, end: int | None = None) -> None:
+    """ValueError unless the mask fits the depths and, if `first`, keeps the first block of each section, where channels change.
+
+    end: blocks of the largest network up to the last exit; the sections after it have nothing to keep.
+    """
     if tuple(map(len, submodel.mask)) != depths:
         raise ValueError(f"mask {submodel.mask} of submodel {submodel.name}: expected blocks per section {depths}")
-    if first and not all(section[0] for section in submodel.mask):
+    begun = [section for start, section in zip(accumulate(depths, initial=0), submodel.mask, strict=False) if end is None or start < end]
+    if first and not all(section[0] for section in begun):
         raise ValueError(f"submodel {submodel.name} drops the first block of a section; the first one changes the channels and must stay")

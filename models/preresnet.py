@@ -4,18 +4,24 @@ He et al., Identity Mappings in Deep Residual Networks (arXiv 1603.05027), two 3
 or resolution projects its shortcut by a 1x1 convolution of the activated input. Every section but the first halves the resolution.
 Initialisation is PyTorch's, batch norm 1 and 0, the linear's bias 0 (HeteroFL).
 
+With exits (`models.exits`) a submodel ends where its last exit sits, and nothing is left of the sections after it. What an exit reads is
+normalised and activated first, by a norm of its own: a block's output is a sum that nothing has activated.
+
 A block keeps the index that it has in the largest network, so `sections.1.3.conv2.weight` names the same block in every submodel.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from types import MappingProxyType
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
+from models.exits import EXITS, early, kind, labelled, passed, reached
 from models.family import Family, check_mask
 from models.layers import Norm, Standardise
 from models.submodel import Submodel, kept
@@ -66,36 +72,68 @@ class Block(nn.Module):
         return out + short  # type: ignore[no-any-return]
 
 
+def sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
+    """The blocks up to a place, by their indices in the largest network."""
+    made, channels, number = nn.ModuleList(), kept(submodel.width, size.widths[0]), 0
+    for section, (width, mask) in enumerate(zip(size.widths, submodel.mask, strict=True)):
+        blocks = nn.ModuleDict()
+        for index, keep in enumerate(mask):
+            number += 1
+            if keep and number <= end:
+                blocks[str(index)] = Block(channels, kept(submodel.width, width), 2 if section and index == 0 else 1)
+                channels = kept(submodel.width, width)
+        made.append(blocks)
+    return made
+
+
 class PreResNet(nn.Module):
-    """Logits [N, classes] of raw images [N, C, H, W], uint8 or float."""
+    """Outputs [N, outputs] of raw images [N, C, H, W], uint8 or float; of the deepest exit, where there are several: `net.exits(x)` gives all.
+
+    ValueError: the mask does not fit, or drops the first block of a section before the last exit; more than one kind of exits, or no block.
+    """
 
     def __init__(self, submodel: Submodel) -> None:
         super().__init__()
-        network, preset = submodel.network, PRESETS[submodel.network.preset]
-        check_mask(submodel, preset.depths)
-        widths = [kept(submodel.width, channels) for channels in preset.widths]
+        network, size = submodel.network, PRESETS[submodel.network.preset]
+        self.places, self.depths = reached(submodel), size.depths
+        check_mask(submodel, size.depths, end=self.places[-1])
+        widths = [kept(submodel.width, channels) for channels in size.widths]
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.stem = nn.Conv2d(network.inputs[0], widths[0], 3, 1, 1, bias=False)
-        self.sections = nn.ModuleList()
-        channels = widths[0]
-        for section, (width, mask) in enumerate(zip(widths, submodel.mask, strict=True)):
-            blocks = nn.ModuleDict()
-            for index, keep in enumerate(mask):
-                if keep:
-                    blocks[str(index)] = Block(channels, width, 2 if section and index == 0 else 1)
-                    channels = width
-            self.sections.append(blocks)
-        self.norm = Norm(channels)
-        self.linear = nn.Linear(channels, network.outputs)
-        nn.init.zeros_(self.linear.bias)
+        self.sections = sections(submodel, size, self.places[-1])
+        if kind(submodel.features):
+            self.exits = early(submodel, widths, self.answers)
+            ends = tuple(accumulate(size.depths))
+            self.norms = nn.ModuleDict({index: Norm(widths[bisect_left(ends, self.places[int(index)])]) for index in self.exits})
+        whole = self.places[-1] == sum(size.depths)
+        self.norm = Norm(widths[-1]) if whole else None
+        self.linear = nn.Linear(widths[-1], network.outputs) if whole else None
+        if self.linear is not None:
+            nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.answer(len(self.places) - 1, self.seen(x)[-1])
+
+    def answers(self, x: Tensor) -> list[Tensor]:
+        """What every exit says, the shallowest first."""
+        return [self.answer(index, feature) for index, feature in enumerate(self.seen(x))]
+
+    def answer(self, index: int, feature: Tensor) -> Tensor:
+        if self.norm is None or self.linear is None or index < len(self.places) - 1:
+            return self.exits[str(index)](F.relu(self.norms[str(index)](feature)))  # type: ignore[no-any-return]
+        return self.linear(F.relu(self.norm(feature)).mean((2, 3)))  # type: ignore[no-any-return]
+
+    def seen(self, x: Tensor) -> list[Tensor]:
+        """The feature before each exit, not activated."""
         x = self.stem(self.standardise(x))  # [N, w0, H, W]
-        for section in self.sections:
-            for block in section.values():  # type: ignore[operator]  # a ModuleDict, which ModuleList's type forgets
-                x = block(x)  # [N, ws, H/2^s, W/2^s]
-        x = F.relu(self.norm(x))
-        return self.linear(x.mean((2, 3)))  # type: ignore[no-any-return]
+        return passed(x, self.sections, self.depths, self.places)
 
 
-PRERESNET = Family(build=PreResNet, presets=PRESETS, default="small", inputs=3)
+PRERESNET = Family(
+    build=PreResNet,
+    presets=PRESETS,
+    default="small",
+    inputs=3,
+    labelled=labelled,
+    features=frozenset({"scaler", "scaler-always", *EXITS}),
+)

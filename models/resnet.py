@@ -14,17 +14,15 @@ Initialisation is torchvision's for its stem and for 56 and 110 (He-normal convo
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.exits import EXITS, Exits, kind, reached
+from models.exits import EXITS, early, kind, labelled, passed, reached
 from models.family import Family, Tensors, Torchvision, check_mask, sectioned
 from models.layers import Norm, Standardise
 from models.residual import Block, Projection, Skipped
@@ -88,12 +86,6 @@ PRESETS: Mapping[str, Size] = MappingProxyType(
 NAMES: Mapping[str, str] = MappingProxyType({"18": "resnet18", "34": "resnet34", "101": "resnet101", "wide-101": "wide_resnet101_2"})
 
 
-def labelled(submodel: Submodel) -> frozenset[str]:
-    blocks = sum(map(len, submodel.mask))
-    heads = ["linear" if place == blocks else f"exits.{index}.linear" for index, place in enumerate(reached(submodel))]
-    return frozenset(f"{name}.{part}" for name in heads for part in ("weight", "bias"))
-
-
 def theirs(name: str) -> str:
     """torchvision's name of a tensor: sections.1.0.shortcut.norm.bias -> layer2.0.downsample.1.bias."""
     if place := sectioned(name):
@@ -139,17 +131,6 @@ def sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
     return made
 
 
-def early(submodel: Submodel, size: Size, answers: Callable[[Tensor], list[Tensor]]) -> Exits:
-    """The exits that a submodel owns before the network's own head."""
-    widths, ends = [kept(submodel.width, width) for width in size.widths], tuple(accumulate(size.depths))
-    heads: dict[str, nn.Module] = {}
-    for index, place in enumerate(reached(submodel)):
-        if place < ends[-1]:
-            left = widths[bisect_left(ends, place) :]  # channels from the section of the block before the exit to the last
-            heads[str(index)] = EXITS[kind(submodel.features)](left, submodel.network.outputs)
-    return Exits(heads, answers)
-
-
 class ResNet(nn.Module):
     """Outputs [N, outputs] of raw images [N, C, H, W], uint8 or float; of the deepest exit, where there are several: `net.exits(x)` gives all.
 
@@ -168,7 +149,7 @@ class ResNet(nn.Module):
         self.pool = nn.MaxPool2d(3, 2, 1) if size.stem.pool else nn.Identity()
         self.sections = sections(submodel, size, self.places[-1])
         if kind(submodel.features):
-            self.exits = early(submodel, size, self.answers)
+            self.exits = early(submodel, [kept(submodel.width, width) for width in size.widths], self.answers)
         self.linear = nn.Linear(last, network.outputs) if self.places[-1] == sum(size.depths) else None
         if size.he:
             initialise(self)
@@ -188,15 +169,7 @@ class ResNet(nn.Module):
     def seen(self, x: Tensor) -> list[Tensor]:
         """The feature before each exit."""
         x = F.relu(self.norm(self.stem(self.standardise(x))))  # [N, w0, H, W], or half of each
-        x = self.pool(x)
-        features, number = [], 0
-        for blocks, depth in zip(self.sections, self.depths, strict=True):
-            for index in map(str, range(depth)):
-                x = blocks[index](x) if index in blocks else x  # type: ignore[index, operator]  # [N, ws, H/2^s, W/2^s]
-                number += 1
-                if number in self.places:
-                    features.append(x)
-        return features
+        return passed(self.pool(x), self.sections, self.depths, self.places)
 
 
 RESNET = Family(
@@ -205,6 +178,6 @@ RESNET = Family(
     default="18-cifar",
     inputs=3,
     labelled=labelled,
-    features=frozenset({"scaler", "steps", *EXITS}),
+    features=frozenset({"scaler", "scaler-always", "steps", *EXITS}),
     torchvision=Torchvision(NAMES, convert),
 )
