@@ -38,6 +38,7 @@ class Recipe:
     variate: "scaffold" adds c - c_i to each gradient, c received as `c/NAME`, c_i kept by the device, and sends the change of c_i as `c/NAME`;
         "feddyn" subtracts what the device kept of its last gradient (see `federated.variates`).
     keep: tensors, by name, that stay on the device: neither received nor sent, and found again in the next round.
+    frozen: parameters, by name, that training leaves as they were received.
     hook: the method whose `Hooks` the device runs; "": none. options: plain values for them.
     seed: of the order of examples; mixed with round and agent.
     """
@@ -59,6 +60,7 @@ class Recipe:
     pull: float = 0.0
     variate: Literal["", "feddyn", "scaffold"] = ""
     keep: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
     hook: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0

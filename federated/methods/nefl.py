@@ -1,0 +1,168 @@
+"""NeFL: Kang, Cha, Shin, Lee and Kang, NeFL: Nested Model Scaling for Federated Learning with System Heterogeneous Clients (arXiv 2308.07761).
+
+Submodels are narrower (nefl-w), lack blocks (nefl-d) or both (nefl-wd); see `nefl_sizes`. Against FedAvg: each residual function has a learnable
+step, y = shortcut(x) + s F(x) (section III), and parameters are of two kinds. The *inconsistent* ones, the steps and all that batch norm learns or
+measures, belong to their submodel and are averaged among the devices that trained it in a round; the others are averaged per coordinate over all
+that hold it (NeFedAvg, Algorithm 2). Every device counts the same. A block that nobody holds keeps its value; the authors' code makes it 0.
+
+A step is 1 at first; under nefl-do 1 + n, n the number of blocks left out right after it, as in the tables of NeFL-D_O: the block does the work of
+those that it stands for. With layer norm (vision transformer) the paper found shared norms better, so there `inconsistent = "auto"` means the steps.
+
+A device draws its submodel anew each round. As in the paper (`tiers = "index"`), device i of N has tier t = min(i // (N / N_s), N_s - 1) of the N_s
+submodels and draws from [t - 2, t + 2]. The default takes what a device can afford instead: t is the largest of that, and it draws from [t - 2, t].
+
+The projection of a section's skipped first block is still executed, so its convolution is averaged over all who train it; the authors' code throws
+away all of that but the norm (`projection_owner = "mask"`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from federated.errors import ConfigError
+from federated.method import Method, Part, Setting, Settings, State, Tensors, varied
+from federated.methods import fedavg as base
+from federated.methods.nefl_sizes import FEATURES, GAMMAS, is_step, sizes
+from federated.task import Profile, Recipe, Update
+from models.families import address, normalising, shapes, statistics
+from models.slicing import Plan, Row, extract
+from models.submodel import Network, Submodel
+
+__all__ = ["nefl_d", "nefl_do", "nefl_w", "nefl_wd"]
+
+SETTINGS: Mapping[str, Setting] = {
+    "gammas": Setting(GAMMAS, "share of the parameters that each submodel keeps"),
+    "widths": Setting((), "kept shares of channels, with `depths`, in place of gammas"),
+    "first_step": Setting("one", "a step at first: 1, or 1 + the blocks left out after it", ("one", "skipped")),
+    "step_sizes": Setting("learnable", "whether steps are learned or stay as they begin", ("learnable", "fixed")),
+    "inconsistent": Setting("auto", "what belongs to its submodel; auto: steps and batch norm", ("auto", "norms+steps", "steps", "none")),
+    "projection_owner": Setting("executes", "who gives a skipped block's projection: who executes it, or who has the block", ("executes", "mask")),
+    "tiers": Setting("measured", "a device's tier: the largest it can afford, or its place among the names", ("measured", "index")),
+    "flex": Setting(2, "tiers that a draw may lie away from the device's own"),
+}
+
+
+def propose(network: Network, settings: Settings, *, scaling: str) -> tuple[Submodel, ...]:
+    gammas = tuple(map(float, settings["gammas"]))
+    if not gammas or not all(0 < gamma <= 1 for gamma in gammas):
+        raise ConfigError(f"gammas {list(gammas)}: expected at least one share of the parameters, above 0 and up to 1")
+    if settings["flex"] < 0:
+        raise ConfigError(f"flex {settings['flex']}: expected a number of tiers, at least 0")
+    if settings["first_step"] == "skipped" and settings["inconsistent"] == "none":
+        raise ConfigError("first_step = 'skipped' makes the submodels' steps differ, and inconsistent = 'none' shares them: change one of the two")
+    try:
+        return base.proposal(network, settings, FEATURES) if settings["widths"] else sizes(network, gammas, scaling)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def inconsistent(settings: Settings, submodel: Submodel) -> frozenset[str]:
+    """Names of the tensors that belong to their submodel."""
+    kind = settings["inconsistent"]
+    if kind == "auto":
+        kind = "norms+steps" if statistics(submodel) else "steps"
+    steps = frozenset(filter(is_step, shapes(submodel))) if kind != "none" else frozenset()
+    return steps | normalising(submodel) if kind == "norms+steps" else steps
+
+
+def place(state: State, submodel: Submodel) -> Plan:
+    """FedAvg's, with homes of their own for what belongs to the submodel."""
+    plan, own = base.place(state, submodel), inconsistent(state.settings, submodel)
+    return replace(plan, rows=tuple(owned(row, submodel) if row.local in own else row for row in plan.rows))
+
+
+def owned(row: Row, submodel: Submodel) -> Row:
+    """The row to a home as large as the tensor itself; both lie at the origin."""
+    return replace(row, home=f"{row.home}@{submodel.plain.name}", shape=tuple(stop for _, stop in row.here))
+
+
+def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
+    """Every submodel has norms from the first: its corner of the whole's; and steps."""
+    state, own = base.start(tensors, submodels, settings), dict[str, Tensor]()
+    for submodel in submodels:
+        rows = tuple(row for row in place(state, submodel).rows if "@" in row.home)
+        steps = carried(submodel) if settings["first_step"] == "skipped" else {}
+        for row, value in zip(rows, extract(state.tensors, Plan(submodel, rows)).values(), strict=True):
+            own[row.home] = torch.full_like(value, steps[row.local]) if row.local in steps else value.clone()
+    return replace(state, tensors={**state.tensors, **own})
+
+
+def carried(submodel: Submodel) -> dict[str, int]:
+    """Each step's beginning under NeFL-D_O: 1 + the blocks left out between its own and the next of its section; kept 1 0 0 1 gives 3 and 1."""
+    found = {}
+    for name in filter(is_step, shapes(submodel)):
+        if (block := address(submodel.network, name)) is not None:
+            behind = submodel.mask[block[0]][block[1] + 1 :]
+            found[name] = 1 + (behind.index(1) if 1 in behind else len(behind))
+    return found
+
+
+def assign(state: State, profile: Profile | None, affordable: Sequence[Submodel], rng: np.random.Generator, *, scaling: str) -> Submodel:
+    """One of the device's tier or near it, uniformly; where it can afford none of these, its largest."""
+    flex, names = state.settings["flex"], sorted(state.agents)
+    if state.settings["tiers"] == "measured" or profile is None or profile.agent not in names:
+        able = affordable[-1 - flex :]
+    else:
+        menu = propose(affordable[0].network, state.settings, scaling=scaling)
+        tier = min(names.index(profile.agent) * len(menu) // len(names), len(menu) - 1)
+        near = menu[max(0, tier - flex) : tier + flex + 1]
+        able = [submodel for submodel in affordable if submodel in near] or affordable[-1:]
+    return able[int(rng.integers(len(able)))]
+
+
+def recipe(state: State, submodel: Submodel) -> Recipe:
+    made = base.recipe(state, submodel)
+    return replace(made, frozen=tuple(filter(is_step, shapes(submodel)))) if state.settings["step_sizes"] == "fixed" else made
+
+
+def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
+    if state.settings["projection_owner"] == "mask":
+        plan = replace(plan, rows=tuple(row for row in plan.rows if "@" in row.home or not skipped(plan.submodel, row.local)))
+    return base.parts(state, plan, update)
+
+
+def skipped(submodel: Submodel, name: str) -> bool:
+    """Whether a tensor is what is left of a block that the submodel lacks."""
+    block = address(submodel.network, name)
+    return block is not None and not submodel.mask[block[0]][block[1]]
+
+
+def nefl_w() -> Method:
+    plain = base.fedavg()
+    training = {"epochs": 5, "batch": 32, "lr": 0.1, "momentum": 0.0, "milestones": (0.5, 0.75)}
+    return replace(
+        plain,
+        name="nefl-w",
+        summary="narrower copies, each with norms and learnable steps of its own",
+        paper="Kang, Cha, Shin, Lee and Kang, NeFL: Nested Model Scaling for Federated Learning with System Heterogeneous Clients (arXiv 2308.07761)",
+        settings=varied(plain.settings, weighting="uniform", **training, **SETTINGS),
+        features=FEATURES,
+        menu=partial(propose, scaling="w"),
+        start=start,
+        assign=partial(assign, scaling="w"),
+        place=place,
+        recipe=recipe,
+        parts=parts,
+    )
+
+
+def nefl_d() -> Method:
+    summary = "copies with fewer blocks, each with norms and learnable steps of its own"
+    return replace(nefl_w(), name="nefl-d", summary=summary, menu=partial(propose, scaling="d"), assign=partial(assign, scaling="d"))
+
+
+def nefl_wd() -> Method:
+    summary = "narrower copies with fewer blocks, each with norms and learnable steps of its own"
+    return replace(nefl_w(), name="nefl-wd", summary=summary, menu=partial(propose, scaling="wd"), assign=partial(assign, scaling="wd"))
+
+
+def nefl_do() -> Method:
+    deep = nefl_d()
+    summary = "nefl-d whose steps begin as large as the blocks left out after them"
+    return replace(deep, name="nefl-do", summary=summary, settings=varied(deep.settings, first_step="skipped"))
