@@ -6,8 +6,9 @@ every weight is trained by small devices too. Of C channels, k kept, round j (fr
     author:  (i - j) mod C,  i < k    (the authors' code, which rolls the list of channels)
     paper:   (i + j) mod C,  i < k
 
-All axes of one group of channels have the same C and k, hence the same window; an axis that width leaves whole stays, and so does one that
-depth alone shortens. A submodel is scored and exported by the window of the round to come.
+All axes of one group of channels have the same C and k, hence the same window; where several entries stand for one channel, as after a
+flatten, they move together. An axis that width leaves whole stays, and so does one that depth alone shortens. A submodel is scored and
+exported by the window of the round to come.
 
 `weighting` is HeteroFL's, uniform. The authors' code multiplies by counts of updates that it accumulates over the rounds, in all layers
 but convolutions; what the paper writes is the mean.
@@ -28,6 +29,8 @@ from models.submodel import Submodel
 
 __all__ = ["fedrolex"]
 
+NARROWEST = 1e-6  # a width that keeps one channel of every group
+
 Arc = tuple[tuple[int, int], tuple[int, int]]
 """Of one axis, (start, stop) in the local tensor and in its home."""
 
@@ -39,20 +42,25 @@ def arcs(kept: int, channels: int, start: int) -> tuple[Arc, ...]:
     return (whole,) if first == kept else (whole, ((first, kept), (0, kept - first)))
 
 
-def rolled(row: Row, wide: tuple[int, ...], turn: int) -> Iterator[Row]:
-    """A row of corners as rows of windows. wide: the tensor's shape at width 1."""
+def rolled(row: Row, wide: tuple[int, ...], unit: tuple[int, ...], turn: int) -> Iterator[Row]:
+    """A row of corners as rows of windows. wide: the tensor's shape at width 1. unit: entries per axis that stand for one channel."""
     kept = tuple(stop for _, stop in row.here)
-    axes = [arcs(k, c, turn % c) if k < c else arcs(k, k, 0) for k, c in zip(kept, wide, strict=True)]
+    axes = [arcs(k, c, turn * u % c) if k < c else arcs(k, k, 0) for k, c, u in zip(kept, wide, unit, strict=True)]
     for pieces in itertools.product(*axes):
         yield replace(row, here=tuple(here for here, _ in pieces), there=tuple(there for _, there in pieces))
 
 
+def tensors(submodel: Submodel, width: float) -> dict[str, tuple[int, ...]]:
+    """Shapes of the same blocks at another width."""
+    other = replace(submodel, width=width)
+    return shapes(other) | statistics(other)
+
+
 def place(state: State, submodel: Submodel) -> Plan:
-    full = replace(submodel, width=1.0)
-    wide = shapes(full) | statistics(full)
+    wide, unit = tensors(submodel, 1.0), tensors(submodel, NARROWEST)
     turn = state.round if state.settings["direction"] == "paper" else -state.round
     plan = fedavg.place(state, submodel)
-    return replace(plan, rows=tuple(piece for row in plan.rows for piece in rolled(row, wide[row.local], turn)))
+    return replace(plan, rows=tuple(piece for row in plan.rows for piece in rolled(row, wide[row.local], unit[row.local], turn)))
 
 
 def fedrolex() -> Method:
