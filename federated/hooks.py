@@ -31,6 +31,7 @@ class Session:
     parameters: what the optimiser moves, the network's unless `open` says otherwise. steps: how many there will be; step: taken so far.
     sent: tensors of the update beside (or, by name, in place of) the network's own. notes: plain values of the update.
     own: whatever the hooks of a method keep for each other.
+    stop: says between two steps whether the work is no longer wanted.
     """
 
     net: nn.Module
@@ -49,6 +50,7 @@ class Session:
     sent: dict[str, Tensor] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
     own: Any = None
+    stop: Callable[[], bool] | None = None
 
     @property
     def device(self) -> torch.device:

@@ -95,7 +95,7 @@ def train(
 
 def descend(session: Session, hooks: Hooks | None = None, *, on_step: Step | None = None, stop: Callable[[], bool] | None = None) -> Trained:
     """Takes all steps of a session. Raises Stopped, Diverged, and whatever hooks raise."""
-    hooks, recipe = hooks or Hooks(), session.recipe
+    hooks, recipe, session.stop = hooks or Hooks(), session.recipe, stop
     set_norm(session.net, recipe.norm)
     session.net.train()
     if hooks.open is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from federated.errors import Unknown
 from federated.method import Method
 from federated.methods.allsmall import allsmall
+from federated.methods.depthfl import depthfl
 from federated.methods.dynamicfl import dynamicfl
 from federated.methods.exclusivefl import exclusivefl
 from federated.methods.fedavg import fedavg
@@ -18,14 +19,18 @@ from federated.methods.fjord import fjord
 from federated.methods.flexifed import flexifed
 from federated.methods.heterofl import heterofl
 from federated.methods.inco import inco_avg, inco_moon, inco_nova, inco_prox, inco_scaffold
+from federated.methods.inclusivefl import inclusivefl
 from federated.methods.moon import moon
 from federated.methods.nefl import nefl_d, nefl_do, nefl_w, nefl_wd
+from federated.methods.recipfl import recipfl
 from federated.methods.scaffold import scaffold
+from federated.methods.scalefl import scalefl
 
 __all__ = ["METHODS", "method"]
 
 METHODS: dict[str, Callable[[], Method]] = {
     "allsmall": allsmall,
+    "depthfl": depthfl,
     "dynamicfl": dynamicfl,
     "exclusivefl": exclusivefl,
     "fedavg": fedavg,
@@ -43,12 +48,15 @@ METHODS: dict[str, Callable[[], Method]] = {
     "inco-nova": inco_nova,
     "inco-prox": inco_prox,
     "inco-scaffold": inco_scaffold,
+    "inclusivefl": inclusivefl,
     "moon": moon,
     "nefl-d": nefl_d,
     "nefl-do": nefl_do,
     "nefl-w": nefl_w,
     "nefl-wd": nefl_wd,
+    "recipfl": recipfl,
     "scaffold": scaffold,
+    "scalefl": scalefl,
 }
 
 

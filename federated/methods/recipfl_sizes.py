@@ -1,0 +1,72 @@
+"""The submodels of RecipFL: networks that are narrower, end after the first section, or are others altogether."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from federated.errors import ConfigError, Unknown
+from federated.hypernetwork.graph import graph
+from federated.method import Settings
+from federated.methods.fedavg import proposal
+from models import families
+from models.families import full, shapes
+from models.submodel import Network, Submodel
+
+__all__ = ["propose"]
+
+
+def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
+    """Smallest first, the whole network last. ConfigError: the network learns no classes, cannot be made smaller so, or cannot be followed."""
+    if network.objective != "class":
+        raise ConfigError(f"recipfl gives each device weights for the classes that it has; model '{network.family}' does not learn classes")
+    if settings["hidden"] < 4 or settings["hidden"] % 4 or settings["cap"] < 1 or not 0 <= settings["dropout"] < 1:
+        found = ", ".join(f"{key} = {settings[key]}" for key in ("hidden", "cap", "dropout"))
+        raise ConfigError(
+            f"recipfl: {found}; expected a hidden size that is a multiple of 4, a cap of at least 1, a dropout of at least 0 and below 1"
+        )
+    try:
+        if settings["models"]:
+            menu = others(network, settings["models"])
+        else:
+            menu = sections(network) if settings["shrink"] == "depth" else proposal(network, settings)
+    except LookupError as error:
+        raise Unknown("model", *error.args) from error
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    for submodel in menu:
+        try:
+            graph(submodel)
+        except Exception as error:  # whatever a network of a user's own raises
+            raise ConfigError(f"recipfl: the graph of {submodel.name} cannot be read ({error}); take another model") from error
+    return menu
+
+
+def sections(network: Network) -> tuple[Submodel, ...]:
+    """The first section with an exit of its own, and the whole network. ValueError: there is one section, or the family has no such exits."""
+    whole = full(network)
+    if len(whole.mask) < 2:
+        raise ValueError(f"model '{network.family}' has no second section to leave out: take shrink = 'width'")
+    mask = (whole.mask[0], *((0,) * len(m) for m in whole.mask[1:]))
+    return ordered([replace(whole, mask=mask, features=("exits-adapter",)), whole])
+
+
+def others(network: Network, models: Sequence[str]) -> tuple[Submodel, ...]:
+    """The networks of these names, each for the run's data, and the run's own, which must be the largest.
+
+    LookupError, ValueError: see `models.families.network`.
+    """
+    made = [full(network)]
+    for model in dict.fromkeys(models):
+        other = families.network(model, network.inputs, network.outputs, network.mean, network.std)
+        made.append(full(replace(other, label=re.sub(r"[^A-Za-z0-9_.-]", "_", model))))
+    menu = ordered(made)
+    if menu[-1].network != network:
+        raise ValueError(f"models {', '.join(models)}: {menu[-1].network.label} is larger than the run's own model; expected smaller ones")
+    return menu
+
+
+def ordered(submodels: Sequence[Submodel]) -> tuple[Submodel, ...]:
+    return tuple(sorted(submodels, key=lambda s: sum(map(math.prod, shapes(s).values()))))
