@@ -1,0 +1,133 @@
+"""DepthFL: Kim, Yu, Kim and Moon, Depthwise Federated Learning for Heterogeneous Clients (ICLR 2023, OpenReview pf8RIZTMU58), on FedDyn.
+
+Against FedAvg: a device of depth n keeps sections 1 to n whole, with an exit after each of them (`models.exits`), and trains all its exits at
+once, each taught by its others (mutual self-distillation, section 3.2; here z_i are logits and p_i their softmax, T = 1):
+
+    sum_i [ CE(z_i) + lambda_t / (n - 1) * sum_(j != i) KL(p_j || p_i) ],    lambda_t = exp(-5 (1 - min(t, ramp) / ramp)^2)
+
+in round t, from 1, with no gradient through p_j. The mean is uniform. On top sits FedDyn (Acar et al., arXiv 2111.04263, Algorithm 1), as in the
+authors' code, and `solver = "fedavg"` leaves it out: a fair comparison gives every method the same solver. Its device half is the recipe's
+(`federated.variates`); of the N agents that are there, count hold a coordinate of this round's mean, and of weights and biases
+
+    h <- h - alpha count / N (mean - w),    w <- mean - h / alpha
+
+Running statistics take the plain mean. Nothing is said of modes such as noise or late updates: h would remember them for ever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
+
+from federated import objective
+from federated.aggregate import Total, bands
+from federated.errors import ConfigError
+from federated.hooks import Hooks, Session
+from federated.method import Method, Part, Setting, Settings, State, varied
+from federated.methods.fedavg import fedavg, finish, parts, recipe
+from federated.methods.levels import endings, ordered
+from federated.task import Recipe, Update
+from models.slicing import Plan, at, present
+from models.submodel import Network, Submodel
+
+__all__ = ["consistency", "depthfl", "distilled_loss"]
+
+FEATURES = ("exits",)
+STATISTICS = ("running_mean", "running_var")
+
+
+def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
+    """Every width with every depth; a depth is a number of sections. Raises ConfigError."""
+    if network.objective == "value":
+        raise ConfigError("depthfl distils probabilities of classes, and these data teach values; fedavg or inclusivefl would do")
+    if settings["solver"] == "feddyn" and settings["alpha"] <= 0:
+        raise ConfigError(f"setting 'alpha' of depthfl: expected a number above 0 for feddyn, found {settings['alpha']}")
+    sizes, widths, depths = endings(network, FEATURES), settings["widths"], settings["depths"]
+    if not widths or not all(0 < width <= 1 for width in widths) or not all(type(d) is int and 1 <= d <= len(sizes) for d in depths):
+        raise ConfigError(f"a menu of widths {widths} and depths {depths}; expected widths above 0 and up to 1, and from 1 to {len(sizes)} sections")
+    chosen = [sizes[depth - 1] for depth in depths] or sizes
+    return ordered(replace(size, width=float(width)) for size in chosen for width in widths)
+
+
+def consistency(number: int, ramp: int) -> float:
+    """lambda_t, of a round's number from 1."""
+    return math.exp(-5 * (1 - min(number, ramp) / ramp) ** 2) if ramp > 0 else 1.0
+
+
+def distilling_recipe(state: State, submodel: Submodel) -> Recipe:
+    settings = state.settings
+    made = replace(recipe(state, submodel), hook="depthfl", options={"weight": consistency(state.round + 1, settings["ramp"])})
+    return replace(made, variate="feddyn", pull=float(settings["alpha"])) if settings["solver"] == "feddyn" else made
+
+
+def distilled_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
+    """Of a batch, the sum over exits of each one's own loss and of what the others teach it."""
+    outs = objective.answers(session.net, session.submodel, x)
+    labels = session.labels if session.recipe.masked else None
+    own = [objective.masked_loss(session.submodel.network, out, truth, labels) for out in outs]
+    logs = [F.log_softmax(out, 1) for out in outs]
+    taught = [
+        F.kl_div(log, other.detach(), reduction="batchmean", log_target=True) for i, log in enumerate(logs) for j, other in enumerate(logs) if i != j
+    ]
+    weight = float(session.recipe.options["weight"]) / max(1, len(outs) - 1)
+    return torch.stack(own + [weight * one for one in taught]).sum()
+
+
+def counted_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
+    """FedAvg's, each with a count of 1 beside its weight."""
+    return (replace(part, extra=(1.0,)) for part in parts(state, plan, update))
+
+
+def dynamic_finish(state: State, total: Total, rng: np.random.Generator) -> State:
+    """The mean, corrected by FedDyn's h where the solver is that."""
+    after = finish(state, total, rng)
+    if state.settings["solver"] != "feddyn":
+        return after
+    alpha, agents, new = state.settings["alpha"], max(sum(state.fleet.values()), len(total.seen)), dict[str, Tensor]()
+    for home, one in total.sums.items():
+        if home.endswith(STATISTICS):
+            continue
+        w, old = after.tensors[home].clone(), present(state.tensors, home, one.value.shape)
+        h = state.tensors.get("h/" + home, torch.zeros_like(old)).clone()
+        for where, count in bands(one, 1):
+            here = at(where)
+            h[here] -= alpha * count / agents * (w[here] - old[here])
+            w[here] -= h[here] / alpha
+        new |= {home: w, "h/" + home: h}
+    return replace(after, tensors={**after.tensors, **new})
+
+
+def depthfl() -> Method:
+    base = fedavg()
+    training = {"epochs": 5, "batch": 50, "lr": 0.1, "lr_decay": 0.998, "momentum": 0.0, "decay": 1e-3}  # the authors', for CIFAR-100
+    choices = {
+        "depths": Setting((), "sections that a submodel keeps, with an exit after each; none: a submodel for each number"),
+        "solver": Setting("feddyn", "feddyn corrects the mean by what devices and coordinator remember", ("feddyn", "fedavg")),
+        "alpha": Setting(0.1, "of feddyn: pull towards the received weights"),
+        "ramp": Setting(300, "rounds until the exits teach each other with full weight"),
+    }
+    return replace(
+        base,
+        name="depthfl",
+        summary="shallower copies with an exit after each section; the exits teach each other",
+        paper="Kim, Yu, Kim and Moon, DepthFL, ICLR 2023 (not on arXiv); Acar et al., FedDyn (arXiv 2111.04263)",
+        settings=varied(base.settings, weighting="uniform", **training, **choices),
+        features=FEATURES,
+        allows=frozenset(),
+        menu=propose,
+        recipe=distilling_recipe,
+        parts=counted_parts,
+        finish=dynamic_finish,
+        hooks=Hooks(loss=distilled_loss),
+        breaks={
+            "alone": "FedDyn corrects the mean by what all have sent so far",
+            "fedavg": "FedDyn corrects the mean by what all have sent so far",
+            "identity": "FedDyn moves on by itself once anything was learned",
+        },
+    )

@@ -1,0 +1,95 @@
+"""ScaleFL: Ilhan, Su and Liu, Resource-Adaptive Federated Learning with Heterogeneous Clients (CVPR 2023; not on arXiv).
+
+Against FedAvg: a level is narrow and shallow at once. Level l keeps a share v_l of all channels and ends at exit h_l (section 3.1; `models.exits`,
+exits-conv), by default v = (.7, .7, .75, 1) and h = (1, 2, 3, 4); a network of fewer exits ends at its last one. A Scaler divides by v before
+each norm, in evaluation too, as in the authors' code. A device trains all its exits z_1 .. z_n, and the last one teaches the others (section 3.3):
+
+    ( sum_(j < n) j (CE(z_j) + gamma T^2 KL(softmax(z_n / T) || softmax(z_j / T))) + n CE(z_n) ) / (n (n + 1) / 2),    T = 3
+
+with gamma 0 until a quarter of the rounds are over, and by default after it: the authors give .05 for BERT. Paper and code leave open or disagree:
+`variant` "code" averages KL over examples and classes and lets its gradient reach the teacher, "clean" averages over examples and does not.
+The mean is uniform over those who hold a weight. The code also asks whether a weight had a gradient, since its levels carry exits that they do not
+train; here a submodel ends at its last exit, and all of it has one. It rounds kept channels down, here they are rounded up (.7 of 16 is 12,
+not 11). It evaluates batch norm by the statistics of the batch; here they are static, measured by the fleet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
+
+from federated import objective
+from federated.errors import ConfigError
+from federated.hooks import Hooks, Session
+from federated.method import Method, Setting, Settings, State, varied
+from federated.methods.fedavg import fedavg, recipe
+from federated.methods.levels import endings, ordered
+from federated.task import Recipe
+from models.submodel import Network, Submodel
+
+__all__ = ["scalefl", "weighted_loss"]
+
+FEATURES = ("exits-conv", "scaler-always")
+WIDTHS, EXITS = (0.7, 0.7, 0.75, 1.0), (1, 2, 3, 4)
+QUIET = 0.25  # of the rounds, without distillation
+
+
+def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
+    """One level for each pair of width and exit. Raises ConfigError."""
+    widths, ends = settings["widths"], settings["depths"]
+    if not widths or len(widths) != len(ends) or not all(0 < v <= 1 for v in widths) or not all(type(h) is int and h >= 1 for h in ends):
+        raise ConfigError(f"levels of widths {widths} and depths {ends}; expected as many of both, widths above 0 and up to 1, exits from 1")
+    if network.objective == "value" and settings["gamma"] > 0:
+        raise ConfigError("setting 'gamma' of scalefl: probabilities of classes are distilled, and these data teach values; expected 0")
+    sizes = endings(network, FEATURES)
+    return ordered(replace(sizes[min(h, len(sizes)) - 1], width=float(v)) for v, h in zip(widths, ends, strict=True))
+
+
+def weighing_recipe(state: State, submodel: Submodel) -> Recipe:
+    settings = state.settings
+    gamma = settings["gamma"] if state.round > QUIET * settings["rounds"] else 0.0
+    options = {"gamma": float(gamma), "temperature": float(settings["temperature"]), "variant": settings["variant"]}
+    return replace(recipe(state, submodel), hook="scalefl", options=options)
+
+
+def weighted_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
+    """Of a batch, the mean over exits, the j-th with weight j; each but the last with what the last one teaches it."""
+    outs = objective.answers(session.net, session.submodel, x)
+    labels, gamma = session.labels if session.recipe.masked else None, session.recipe.options["gamma"]
+    losses = [objective.masked_loss(session.submodel.network, out, truth, labels) for out in outs]
+    if gamma:
+        losses = [own + gamma * taught(out, outs[-1], session) for own, out in zip(losses[:-1], outs[:-1], strict=True)] + losses[-1:]
+    return torch.stack([j * one for j, one in enumerate(losses, 1)]).sum() / (len(outs) * (len(outs) + 1) / 2)
+
+
+def taught(out: Tensor, last: Tensor, session: Session) -> Tensor:
+    """T^2 KL of an exit from the last one."""
+    clean, heat = session.recipe.options["variant"] == "clean", float(session.recipe.options["temperature"])
+    teacher = F.softmax((last.detach() if clean else last) / heat, 1)
+    apart = F.kl_div(F.log_softmax(out / heat, 1), teacher, reduction="sum")
+    return heat**2 * apart / (len(out) if clean else out.numel())
+
+
+def scalefl() -> Method:
+    base = fedavg()
+    training = {"epochs": 5, "batch": 16, "lr": 0.1, "decay": 5e-4, "milestones": (100, 200)}  # the authors', for CIFAR
+    choices = {
+        "depths": Setting(EXITS, "exit that each level ends at, one for each of widths"),
+        "gamma": Setting(0.0, "weight of what the last exit teaches the others, once a quarter of the rounds are over"),
+        "temperature": Setting(3.0, "of that distillation"),
+        "variant": Setting("code", "code: its mean over classes too, gradient to the teacher; clean: neither", ("code", "clean")),
+    }
+    return replace(
+        base,
+        name="scalefl",
+        summary="copies narrower and shallower at once, with exits of which the last teaches the others",
+        paper="Ilhan, Su and Liu, ScaleFL: Resource-Adaptive Federated Learning with Heterogeneous Clients, CVPR 2023 (not on arXiv)",
+        settings=varied(base.settings, widths=WIDTHS, weighting="uniform", norm="static", **training, **choices),
+        features=FEATURES,
+        menu=propose,
+        recipe=weighing_recipe,
+        hooks=Hooks(loss=weighted_loss),
+    )
