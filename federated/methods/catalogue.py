@@ -18,8 +18,8 @@ from federated.methods.fedrolex import fedrolex
 from federated.methods.fjord import fjord
 from federated.methods.flexifed import flexifed
 from federated.methods.heterofl import heterofl
-from federated.methods.inco import inco_avg, inco_moon, inco_nova, inco_prox, inco_scaffold
 from federated.methods.inclusivefl import inclusivefl
+from federated.methods.inco import inco_avg, inco_moon, inco_nova, inco_prox, inco_scaffold
 from federated.methods.moon import moon
 from federated.methods.nefl import nefl_d, nefl_do, nefl_w, nefl_wd
 from federated.methods.recipfl import recipfl
@@ -43,12 +43,12 @@ METHODS: dict[str, Callable[[], Method]] = {
     "fjord": fjord,
     "flexifed": flexifed,
     "heterofl": heterofl,
+    "inclusivefl": inclusivefl,
     "inco-avg": inco_avg,
     "inco-moon": inco_moon,
     "inco-nova": inco_nova,
     "inco-prox": inco_prox,
     "inco-scaffold": inco_scaffold,
-    "inclusivefl": inclusivefl,
     "moon": moon,
     "nefl-d": nefl_d,
     "nefl-do": nefl_do,

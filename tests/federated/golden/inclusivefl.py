@@ -16,9 +16,8 @@ from tests.support.golden import close, floats, golden
 
 def stack(toy, depth):
     """A toy of so many layers of one number each, and a head."""
-    return toy(
-        lambda submodel: {f"sections.0.{i}.weight": (1,) for i, keep in enumerate(submodel.mask[0]) if keep} | {"linear.weight": (1,)}, (depth,)
-    )
+    layers = "sections.0.{}.weight"
+    return toy(lambda submodel: {**{layers.format(i): (1,) for i, keep in enumerate(submodel.mask[0]) if keep}, "linear.weight": (1,)}, (depth,))
 
 
 def of_depth(whole, depth):
