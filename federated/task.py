@@ -35,7 +35,7 @@ class Recipe:
     scores: evaluate on the device's held-out examples before and after training as well.
     per_class: scores are sent with their sums per class, which tell how often each class occurs among the held-out examples.
     pull: weight of pull/2 * ||w - w_received||^2 in the loss, over parameters (FedProx's mu, FedDyn's alpha).
-    variate: "scaffold" adds c - c_i to each gradient, c received as `c/NAME`, c_i kept by the device, and sends the change of c_i as `c/NAME`;
+    variate: "scaffold" adds c - c_i to each step, c received as `c/NAME`, c_i kept by the device, and sends the change of c_i as `c/NAME`;
         "feddyn" subtracts what the device kept of its last gradient (see `federated.variates`).
     keep: tensors, by name, that stay on the device: neither received nor sent, and found again in the next round.
     frozen: parameters, by name, that training leaves as they were received.

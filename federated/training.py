@@ -115,6 +115,7 @@ def descend(session: Session, hooks: Hooks | None = None, *, on_step: Step | Non
             if recipe.clip > 0:
                 nn.utils.clip_grad_norm_(session.parameters, recipe.clip)
             optimiser.step()
+            correction.move(session)
             session.step += 1
             value = float(found.detach())
             if not math.isfinite(value):

@@ -1,8 +1,10 @@
-"""What a device adds to each gradient from what it keeps between rounds: SCAFFOLD's variates and FedDyn's last gradient, which are one thing.
+"""What a device adds to each step from what it keeps between rounds: SCAFFOLD's variates and FedDyn's last gradient, which are one thing.
 
     gradient + pull * (w - w_0) + c - c_i
 
-with w_0 the received weights and c_i of the device. After K steps of rate eta,
+with w_0 the received weights and c_i of the device. FedDyn's goes into the gradient; SCAFFOLD's c - c_i into the step, w - eta (d + c - c_i), as in
+NIID-Bench (arXiv 2102.02079). Under plain SGD that is the same; under momentum, Adam or clipping c_i is the mean of the directions d that were
+taken, which is no gradient: added to one under a momentum of 0.9 it would be ten times too large, and diverge. After K steps of rate eta,
 
     scaffold:  c_i+ = c_i - c + (w_0 - w) / (K eta),  c received (Karimireddy et al., arXiv 1910.06378, Algorithm 1, option II)
     feddyn:    c_i+ = c_i + pull (w_0 - w),           c = 0    (Acar et al., arXiv 2111.04263, Algorithm 1; c_i is their gradient)
@@ -16,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from federated.hooks import Session
 from models.slicing import at, corner
@@ -28,11 +30,12 @@ PREFIX = "c/"
 
 @dataclass
 class Correction:
-    """What is added to the gradients of one training; nothing, where the recipe asks for nothing."""
+    """What is added to the gradients of one training, the constant to its steps if `stepwise`; nothing, where the recipe asks for nothing."""
 
     pull: float = 0.0
     start: Mapping[str, Tensor] = field(default_factory=dict)
     constant: Mapping[str, Tensor] = field(default_factory=dict)
+    stepwise: bool = False
 
     @classmethod
     def of(cls, session: Session) -> Correction:
@@ -44,18 +47,29 @@ class Correction:
         if not recipe.variate:
             return cls(recipe.pull, start)
         ours = {name: fitted(session.memory.get(PREFIX + name), value) for name, value in start.items()}
-        theirs = {name: session.received[PREFIX + name].to(value.device) for name, value in start.items()} if recipe.variate == "scaffold" else {}
-        return cls(recipe.pull, start, {name: theirs[name] - value if theirs else -value for name, value in ours.items()})
+        if recipe.variate == "feddyn":
+            return cls(recipe.pull, start, {name: -value for name, value in ours.items()})
+        theirs = {name: session.received[PREFIX + name].to(value.device) for name, value in start.items()}
+        return cls(recipe.pull, start, {name: theirs[name] - value for name, value in ours.items()}, stepwise=True)
 
     def add(self, session: Session) -> None:
         """To the gradients as they are after a backward pass."""
-        if self.start:
+        with torch.no_grad():
+            for name, p, grad in self.reached(session):
+                grad.add_(p - self.start[name], alpha=self.pull)
+                if self.constant and not self.stepwise:
+                    grad.add_(self.constant[name])
+
+    def move(self, session: Session) -> None:
+        """The weights as they are after the optimiser's step."""
+        if self.stepwise:
             with torch.no_grad():
-                for name, p in session.net.named_parameters():
-                    if p.grad is not None:
-                        p.grad.add_(p - self.start[name], alpha=self.pull)
-                        if name in self.constant:
-                            p.grad.add_(self.constant[name])
+                for name, p, _ in self.reached(session):
+                    p.sub_(self.constant[name], alpha=session.recipe.lr)
+
+    def reached(self, session: Session) -> list[tuple[str, nn.Parameter, Tensor]]:
+        """Of what is corrected, the parameters that the last backward pass reached, with their gradients."""
+        return [(name, p, p.grad) for name, p in session.net.named_parameters() if p.grad is not None] if self.start else []
 
     def close(self, session: Session) -> None:
         """Keeps the new c_i, and has its change sent where it is a variate of the coordinator's."""

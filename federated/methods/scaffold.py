@@ -1,7 +1,7 @@
 """SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning (arXiv 1910.06378, Algorithm 1, option II).
 
 Against FedAvg, the coordinator keeps a control variate c and each device its own c_i, of the shapes of the trainable parameters, all zero at
-first. A device adds c - c_i to every step and sends the change of c_i (`federated.variates`); then
+first. A device adds c - c_i to each of its steps and sends the change of c_i (`federated.variates`); then
 
     w <- w + eta_g (mean_S w_i - w),    c <- c + (1/N) sum_S (c_i+ - c_i)
 
