@@ -10,8 +10,9 @@ branch,
 
     S_b = sum_t || grad_b ||_1 / #parameters(b)    over the steps t of the last local epoch, the lower layer first where scores tie.
 
-A network with attention keeps its plan until its device gets another B. New branches are drawn each round: W and its optimiser start anew, and of
-what is linear in its branches only the sum counts. So weight decay shrinks W as it does without branches (of sgd, and not of low-rank branches).
+A network with attention keeps its plan until its device gets another B. All branches are drawn anew each round, as W and its optimiser start anew:
+of what is linear in its branches sgd moves their sum alone, whatever they are. A layer of n copies so learns n times as fast, and weight decay
+shrinks W as it does without branches. Neither holds of adam and of low-rank branches.
 
 What the paper's text leaves open: the measure of the budget, the scores' average, the spread of new branches (a tenth of the weight's) and the
 weighting by examples are ours; a norm within each branch is not offered, as under batch statistics it would not merge without loss.
@@ -53,11 +54,14 @@ class Growth:
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     """The whole network with 1, 2, ... branches. Raises ConfigError for more than its layers can have."""
-    wanted, whole = settings["branches"], full(network)
-    able = layers(whole, max(wanted - 1, 0), settings["linear"], settings["rank"])
+    whole, wanted = full(network), settings["branches"]
+    for name in ("branches", "rank"):
+        if settings[name] < 1:
+            raise ConfigError(f"setting '{name}' of dynamicfl: expected at least 1, found {settings[name]}")
+    able = layers(whole, wanted - 1, settings["linear"], settings["rank"])
     most = 1 + max((len(layer.kinds) for layer in able.values()), default=0)
-    if not 1 <= wanted <= most:
-        raise ConfigError(f"setting 'branches' of dynamicfl: expected 1 to {most} for {network.family}, found {wanted}")
+    if wanted > most:
+        raise ConfigError(f"setting 'branches' of dynamicfl: {network.family} has layers of at most {most}, found {wanted}")
     return tuple(replace(whole, branches=count) for count in range(1, wanted + 1))
 
 
@@ -90,7 +94,8 @@ def allotted(able: Mapping[str, Layer], count: int, order: Iterable[str]) -> dic
 
 def expand(session: Session) -> None:
     """Puts the branches in place, and has them trained with all other parameters."""
-    options, generator = session.recipe.options, session.generator
+    options = session.recipe.options
+    generator = torch.Generator().manual_seed(session.generator.initial_seed())  # of its own: the order of examples is that of a plain device
     able = layers(session.submodel.plain, options["most"] - 1, options["linear"], options["rank"])
     fixed = any(isinstance(m, Attention | nn.MultiheadAttention) for m in session.net.modules())
     known = {name: float(session.memory[SCORES + name].max()) for name in able if SCORES + name in session.memory and not fixed}
