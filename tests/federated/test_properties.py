@@ -66,7 +66,7 @@ class Trial:
         return self.method.assign(self.state, Profile(agent, "h", "s", 1.0, 1, 1.0, 1, "torch", card, ()), [submodel], np.random.default_rng(0))
 
     def update(self, submodel, tensors, agent="a0", samples=1):
-        return Update("r", self.state.round + 1, 0, agent, "train", submodel, "0", samples, 4, tensors, {"labels": [0, 1, 2]})
+        return Update("r", self.state.round + 1, 0, agent, "train", submodel, "0", samples, 3 + int(agent[1:]), tensors, {"labels": [0, 1, 2]})
 
     def received(self, submodel):
         return self.method.dispatch(self.state, self.method.place(self.state, submodel))
