@@ -25,6 +25,7 @@ from coordinator.store import Facts, Store
 from federated.data import catalogue as data
 from federated.data.dataset import Dataset
 from federated.errors import ConfigError, EspalierError, LinkError, Unknown
+from federated.hooks import Hooks
 from federated.method import Method, configure
 from federated.methods.catalogue import method as method_named
 from federated.task import Card, Profile
@@ -200,7 +201,8 @@ def asking(card: messages.Run, method: Method, settings: Mapping[str, object]) -
 
 def unable(profile: Profile, method: Method) -> str:
     """Why a device cannot train by a method; empty where it can."""
-    if method.hooks is None or profile.runtime.startswith("torch"):
+    trains = method.hooks is not None and replace(method.hooks, survey=None) != Hooks()  # a survey alone is left out where it cannot be made
+    if not trains or profile.runtime.startswith("torch"):
         return ""
     return f"method {method.name} trains with PyTorch alone, and this device has {profile.runtime}: pip install 'espalier[train]'"
 

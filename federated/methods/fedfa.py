@@ -15,6 +15,8 @@ What the paper leaves open: the percentile is of |w|, linearly interpolated and 
 and can always be grafted; what does not fit is left out. Masked cross-entropy, static batch norm and recipe are HeteroFL's: the paper's
 table of rounds and rates was not to be had as text.
 
+`choice` and `mac_budget` say which size a device gets (see `fedfa_choice`).
+
 "l2" is the default though it raises narrow layers merely for being small. Measured: four devices of sizes w1-d4, w0.75-d3, w0.5-d3 and
 w0.5-d2 on skewed handwritten digits (Dirichlet 1), 3 epochs a round, mean accuracy over three seeds and rounds 8 to 10 on held-out digits:
 the whole network gets 0.958 with "l2", 0.924 with "rms" and 0.930 with "none", the smallest 0.949, 0.945 and 0.951.
@@ -32,10 +34,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from federated.aggregate import Sum, Total, added, extra, mean
+from federated.hooks import Hooks
 from federated.method import Method, Part, Setting, State, varied
 from federated.methods.fedavg import fedavg, finish, parts, recipe
+from federated.methods.fedfa_choice import CHOICES, choose
 from federated.methods.heterofl import own_rows
 from federated.task import Recipe, Update
+from federated.zico import survey
 from models.families import labelled, normalising
 from models.slicing import Plan, graft
 from models.submodel import Submodel
@@ -164,11 +169,13 @@ def fedfa() -> Method:
         name="fedfa",
         summary="narrower and shallower copies; blocks that a device lacks are grafted, layers brought to one scale",
         paper="Park and Joe-Wong, Federated Learning with Flexible Architectures (arXiv 2406.09877)",
-        settings=varied(base.settings, sharing=None, **sizes, **training, **choices),
+        settings=varied(base.settings, sharing=None, **sizes, **training, **choices, **CHOICES),
         allows=frozenset(),
+        assign=choose,
         recipe=fair_recipe,
         parts=fair_parts,
         finish=fair_finish,
+        hooks=Hooks(survey=survey),
         breaks=BREAKS | {"uncovered": "a device's last block stands in for the deeper ones that it lacks"},
     )
 

@@ -3,7 +3,7 @@
 Submodels are narrower (nefl-w), lack blocks (nefl-d) or both (nefl-wd); see `nefl_sizes`. Against FedAvg: each residual function has a learnable
 step, y = shortcut(x) + s F(x) (section III), and parameters are of two kinds. The *inconsistent* ones, the steps and all that batch norm learns or
 measures, belong to their submodel and are averaged among the devices that trained it in a round; the others are averaged per coordinate over all
-that hold it (NeFedAvg, Algorithm 2). Every device counts the same. A block that nobody holds keeps its value; the authors' code makes it 0.
+that hold it (NeFedAvg). Every device counts the same. A block that nobody holds keeps its value; the authors' code makes it 0.
 
 A step is 1 at first; under nefl-do 1 + n, n the number of blocks left out right after it, as in the tables of NeFL-D_O: the block does the work of
 those that it stands for. With layer norm (vision transformer) the paper found shared norms better, so there `inconsistent = "auto"` means the steps.
@@ -49,15 +49,15 @@ SETTINGS: Mapping[str, Setting] = {
 
 
 def propose(network: Network, settings: Settings, *, scaling: str) -> tuple[Submodel, ...]:
-    gammas = tuple(map(float, settings["gammas"]))
-    if not gammas or not all(0 < gamma <= 1 for gamma in gammas):
+    gammas = tuple(settings["gammas"])
+    if not gammas or not all(isinstance(gamma, int | float) and 0 < gamma <= 1 for gamma in gammas):
         raise ConfigError(f"gammas {list(gammas)}: expected at least one share of the parameters, above 0 and up to 1")
     if settings["flex"] < 0:
         raise ConfigError(f"flex {settings['flex']}: expected a number of tiers, at least 0")
     if settings["first_step"] == "skipped" and settings["inconsistent"] == "none":
         raise ConfigError("first_step = 'skipped' makes the submodels' steps differ, and inconsistent = 'none' shares them: change one of the two")
     try:
-        return base.proposal(network, settings, FEATURES) if settings["widths"] else sizes(network, gammas, scaling)
+        return base.proposal(network, settings, FEATURES) if settings["widths"] else sizes(network, tuple(map(float, gammas)), scaling)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
@@ -141,7 +141,7 @@ def nefl_w() -> Method:
         name="nefl-w",
         summary="narrower copies, each with norms and learnable steps of its own",
         paper="Kang, Cha, Shin, Lee and Kang, NeFL: Nested Model Scaling for Federated Learning with System Heterogeneous Clients (arXiv 2308.07761)",
-        settings=varied(plain.settings, weighting="uniform", **training, **SETTINGS),
+        settings=varied(plain.settings, weighting="uniform", sharing=None, **training, **SETTINGS),
         features=FEATURES,
         menu=partial(propose, scaling="w"),
         start=start,

@@ -20,7 +20,7 @@ from coordinator.rounds import Result
 from edge_agent.agent import find_run
 from federated.data import catalogue
 from federated.data.dataset import Dataset
-from federated.local import errand
+from federated.local import errand, surveyed
 from federated.participant import Outcome, Participant
 from federated.task import Profile, Task, Timing, Update
 from federated.wire import messages, tensors, topics
@@ -71,7 +71,7 @@ class Member:
 
     def measure(self, run: messages.Run) -> Profile:
         timings = tuple(Timing(s, run.batch, self.speed) for s in run.calibration)
-        facts = {"host": "h", "system": "s", "cpus": 1.0, "runtime": "torch", "survey": {}}
+        facts = {"host": "h", "system": "s", "cpus": 1.0, "runtime": "torch", "survey": surveyed(run, self.data, self.memory, "cpu")}
         return Profile(agent=self.name, memory=self.memory, uplink=1e9, chunk=262_144, data=self.data.card(), timings=timings, **facts)
 
     def live(self, link: Link, folder: Path) -> None:

@@ -118,7 +118,13 @@ def test_a_network_without_steps_is_told_which_have_them(name):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"gammas": ()}, "gammas"), ({"gammas": (0.0, 1.0)}, "above 0"), ({"flex": -1}, "flex -1"), ({"inconsistent": "none"}, "first_step")],
+    [
+        ({"gammas": ()}, "gammas"),
+        ({"gammas": (0.0, 1.0)}, "above 0"),
+        ({"gammas": ("half",)}, "half"),
+        ({"flex": -1}, "flex -1"),
+        ({"inconsistent": "none"}, "first_step"),
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(given, message):
     chosen = method("nefl-do")

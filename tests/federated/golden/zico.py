@@ -1,0 +1,18 @@
+"""ZiCo, and FedFA's count of multiply-adds."""
+
+from __future__ import annotations
+
+from federated.accounting import effort
+from federated.zico import zico
+from tests.support.golden import close, floats, golden
+
+
+def check_zico(toy):
+    g = golden("zico")
+    close(zico({name: floats(values) for name, values in g["grads"].items()}), g["expected_score"])
+
+
+def check_fedfa_mac(toy):
+    g = golden("fedfa_mac")
+    found = effort(g["MACS"], g["N"], participants=g["num_participating"], epochs=g["local_epochs"], rounds=g["rounds_to_target"])
+    assert (found.mean, found.mace, found.tmac) == (g["mean"], g["MACE"], g["TMAC"])
