@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.exits import Attentive, Exits, reached
+from models.exits import Attentive, Exits, levels, reached
 from models.families import build, full, labelled, network, normalising, shapes
 from models.slicing import corners
 from models.submodel import Submodel
@@ -172,3 +172,56 @@ def test_one_kind_of_exits_at_a_time():
 def test_exits_need_a_block():
     with pytest.raises(ValueError, match="keeps no block"):
         build(small("exits", (0, 0), (0, 0), (0, 0)))
+
+
+# ---- both families -------------------------------------------------------------------------------------------------
+
+MODELS = ("preresnet", "resnet-small")
+
+
+def leveled(model: str, kind: str, width: float = 1.0) -> tuple[Submodel, ...]:
+    return levels(replace(full(network(model, DIGITS, 10), (kind,)), width=width))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model", MODELS)
+def test_one_level_for_each_exit(model, kind):
+    """Level n ends at exit n and has n exits; the last is the whole."""
+    whole = full(network(model, DIGITS, 10), (kind,))
+    found = leveled(model, kind)
+    assert [reached(level) for level in found] == [reached(whole)[: n + 1] for n in range(len(reached(whole)))]
+    assert [sum(map(sum, level.mask)) for level in found] == list(reached(whole))
+    assert found[-1] == whole
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model", MODELS)
+def test_each_level_says_what_the_exits_of_the_whole_say(model, kind):
+    torch.manual_seed(0)
+    *shallow, top = leveled(model, kind)
+    whole, x = build(top).eval(), torch.rand(2, *DIGITS)
+    said = whole.exits(x)
+    for number, level in enumerate(shallow, 1):
+        part = build(level).eval()
+        missing, _ = part.load_state_dict(whole.state_dict(), strict=False)
+        assert not missing
+        assert len(found := part.exits(x)) == number
+        assert all(torch.equal(a, b) for a, b in zip(found, said, strict=False))
+        assert torch.equal(part(x), said[number - 1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_tensor_of_a_level_has_a_gradient(model, kind):
+    """So no level sends a tensor that it did not train (ScaleFL's levels carry deeper exits, and leave these out of the mean)."""
+    for level in leveled(model, kind, 0.5):
+        net = build(level).train()
+        sum(out.square().mean() for out in net.exits(torch.rand(4, *DIGITS))).backward()
+        assert [name for name, p in net.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_labelled_tensors_of_exits_have_the_classes_first(model):
+    for level in leveled(model, "exits", 0.5):
+        assert {shapes(level)[name][0] for name in labelled(level)} == {10}
+        assert len(labelled(level)) == 2 * len(reached(level))

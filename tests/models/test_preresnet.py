@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.cost import cost
 from models.families import address, build, full, labelled, menu, network, shapes, statistics
-from models.layers import Standardise
+from models.layers import Scaler, Standardise
 from models.norms import norms
 from tests.support.counts import published
 
@@ -123,6 +124,38 @@ def test_scaler_sits_before_every_norm():
     assert all(layer.scaler.rate == 0.5 for layer in norms(net).values())
     assert {layer.scaler.scaled(layer.eps) for layer in norms(net.train()).values()} == {0.25e-5}
     assert {layer.scaler.scaled(layer.eps) for layer in norms(net.eval()).values()} == {1e-5}
+
+
+def test_a_scaler_that_is_always_on_divides_in_evaluation_too():
+    """Of inputs as small as a norm's eps it makes other outputs, the same in both modes where running statistics are those of the batch."""
+    (scaled,) = menu(network("preresnet", DIGITS, 10), (0.5,), (1,), ("scaler-always",))
+    net = build(scaled)
+    assert {layer.scaler.scaled(layer.eps) for layer in norms(net.eval()).values()} == {0.25e-5}
+    norm, x = net.norm.eval(), torch.tensor([-1.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 32, 1, 1) * 1e-3
+    norm.running_mean.zero_()
+    norm.running_var.fill_(1e-6)
+    torch.testing.assert_close(norm(x), x / (1e-6 + 0.25e-5) ** 0.5)
+    assert torch.equal(Scaler(0.5, always=True).eval()(x), 2 * x)
+    assert torch.equal(Scaler(0.5).eval()(x), x)
+
+
+def test_an_exit_reads_what_a_norm_of_its_own_activates():
+    """A block's output is a sum that nothing has activated: logits are the exit's of relu(norm(sum))."""
+    torch.manual_seed(0)
+    net, x = build(full(network("preresnet", DIGITS, 10), ("exits",))).eval(), torch.rand(2, *DIGITS)
+    assert net.norms.keys() == {"0", "1"}
+    assert [net.norms[index].num_features for index in ("0", "1")] == [16, 32]
+    torch.nn.init.constant_(net.norms["0"].bias, 0.5)
+    feature = net.seen(x)[0]
+    assert feature.min() < 0
+    assert torch.equal(net.exits(x)[0], net.exits["0"](F.relu(net.norms["0"](feature))))
+
+
+def test_a_section_begins_with_its_first_block_up_to_the_last_exit():
+    whole = full(network("preresnet", DIGITS, 10), ("exits",))
+    assert len(build(replace(whole, mask=((1,) * 4, (1, 0, 0, 1), (0,) * 4))).sections[2]) == 0
+    with pytest.raises(ValueError, match="drops the first block"):
+        build(replace(whole, mask=((1,) * 4, (0, 1, 1, 1), (0,) * 4)))
 
 
 def test_initial_values():
