@@ -13,15 +13,13 @@ from federated.method import Settings
 from federated.methods.fedavg import proposal
 from models import families
 from models.families import full, shapes
-from models.submodel import Network, Submodel
+from models.submodel import Network, Submodel, Target
 
 __all__ = ["propose"]
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
-    """Smallest first, the whole network last. ConfigError: the network learns no classes, cannot be made smaller so, or cannot be followed."""
-    if network.objective != "class":
-        raise ConfigError(f"recipfl gives each device weights for the classes that it has; model '{network.family}' does not learn classes")
+    """Smallest first, the whole network last. ConfigError: the network cannot be made smaller so, or cannot be followed."""
     if settings["hidden"] < 4 or settings["hidden"] % 4 or settings["cap"] < 1 or not 0 <= settings["dropout"] < 1:
         found = ", ".join(f"{key} = {settings[key]}" for key in ("hidden", "cap", "dropout"))
         raise ConfigError(
@@ -58,9 +56,10 @@ def others(network: Network, models: Sequence[str]) -> tuple[Submodel, ...]:
 
     LookupError, ValueError: see `models.families.network`.
     """
+    target: Target = "token" if network.objective in {"next", "masked"} else network.objective  # type: ignore[assignment]
     made = [full(network)]
     for model in dict.fromkeys(models):
-        other = families.network(model, network.inputs, network.outputs, network.mean, network.std)
+        other = families.network(model, network.inputs, network.outputs, network.mean, network.std, target, network.shift, network.scale)
         made.append(full(replace(other, label=re.sub(r"[^A-Za-z0-9_.-]", "_", model))))
     menu = ordered(made)
     if menu[-1].network != network:

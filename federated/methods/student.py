@@ -3,7 +3,7 @@
     L_S = CE(f_S(x), y) + CE(f_S(x), softmax f_L(x)) + KL(softmax h_L || softmax h_S)
 
 f are logits and h what enters the classifier, the last term only where both have as many features (poster, Strong-to-Weak Device Knowledge Transfer;
-the authors' code). The teacher is the large network as just trained, in evaluation mode. Since no running statistics travel, the device first
+the authors' code); of values, the squared error takes the place of both cross-entropies. The teacher is the large network as just trained, in evaluation mode. Since no running statistics travel, the device first
 measures the teacher's on its own data; those of the authors' devices are of the same data.
 """
 
@@ -30,30 +30,38 @@ PREFIX = "small/"  # of the small network's tensors on their way to a strong dev
 
 
 def histogram(survey: Survey) -> dict[str, list[float]]:
-    """The share of each class among a device's examples. It leaves the device, in its profile."""
+    """The share of each class among a device's examples, where they have classes. It leaves the device, in its profile."""
+    if survey.network.objective != "class":
+        return {}
     counts = torch.bincount(torch.from_numpy(survey.y.astype("int64")).flatten(), minlength=survey.network.outputs)
     return {"histogram": (counts / counts.sum()).tolist()}
 
 
 def student_loss(logits: Tensor, teacher: Tensor, features: Tensor | None, taught: Tensor | None, y: Tensor) -> Tensor:
-    """L_S of a batch. logits, features: the student's; teacher, taught: the teacher's, without gradient; no features: no last term."""
-    found = F.cross_entropy(logits, y) + F.cross_entropy(logits, teacher.softmax(1))
+    """L_S of a batch. logits, features: the student's; teacher, taught: the teacher's, without gradient; no features: no last term.
+
+    y: classes, or values, which are told by their type.
+    """
+    if y.is_floating_point():
+        found = F.mse_loss(logits, y) + F.mse_loss(logits, teacher)
+    else:
+        found = F.cross_entropy(logits, y) + F.cross_entropy(logits, teacher.softmax(1))
     if features is None or taught is None or features.shape != taught.shape:
         return found
     return found + F.kl_div(features.log_softmax(-1), taught.softmax(-1), reduction="batchmean")
 
 
 def watched(net: nn.Module, submodel: Submodel) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
-    """The network as a function to its logits and to what enters its last classifier; None where that is not to be seen."""
+    """The network as a function to its logits and to what enters its last classifier, [rows, features]; None where that is not to be seen."""
     seen: list[Tensor] = []
     heads = [name.rpartition(".")[0] for name in shapes(submodel) if name in labelled(submodel)]
     if heads:
-        net.get_submodule(heads[-1]).register_forward_pre_hook(lambda module, inputs: seen.extend(x for x in inputs[:1] if isinstance(x, Tensor)))
+        net.get_submodule(heads[-1]).register_forward_pre_hook(lambda module, inputs: seen.extend(x for x in inputs[:1] if x.is_floating_point()))
 
     def both(x: Tensor) -> tuple[Tensor, Tensor | None]:
         seen.clear()
         out = net(x)
-        return out, seen[-1].flatten(1) if seen else None
+        return out, seen[-1].flatten(0, -2) if seen else None
 
     return both
 

@@ -17,7 +17,7 @@ from federated.methods.catalogue import METHODS, method
 from federated.task import Card, Profile, Update
 from federated.variates import PREFIX
 from models.families import initial, menu, network
-from models.slicing import at, corners, extract
+from models.slicing import at, corners
 
 NETS = {
     "preresnet": partial(network, "preresnet", (1, 4, 4), 3),
@@ -108,9 +108,9 @@ def fleets(trial, data):
 
 
 def held(trial, after, submodel):
-    """A submodel's own tensors in a state, where the round before it placed them."""
+    """A submodel's own tensors as a device would receive them of a state, from where the round before it placed them."""
     plan = trial.method.place(trial.state, submodel)
-    return {name: value for name, value in extract(after.tensors, plan).items() if "/" not in name}
+    return {name: value for name, value in trial.method.dispatch(after, plan).items() if "/" not in name}
 
 
 # ---- the laws ------------------------------------------------------------------------------------------------------
