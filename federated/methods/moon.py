@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
+from federated.errors import ConfigError
 from federated.hooks import Hooks, Session
 from federated.method import Method, Setting, Settings, State, varied
 from federated.methods.fedavg import fedavg, proposal, recipe
@@ -104,6 +105,9 @@ def contrasting(state: State, submodel: Submodel) -> Recipe:
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
+    """FedAvg's, with a projection head. Raises ConfigError also for a temperature that is not above 0."""
+    if settings["temperature"] <= 0:
+        raise ConfigError(f"setting 'temperature': expected a number above 0, found {settings['temperature']}")
     return proposal(network, settings, FEATURES)
 
 

@@ -1,0 +1,139 @@
+"""SCAFFOLD: the coordinator's half per coordinate, and the device's under other optimisers than the paper's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from federated.aggregate import Total, fold
+from federated.hooks import Hooks
+from federated.method import configure
+from federated.methods.catalogue import method
+from federated.task import Update
+from federated.training import descend, open_session
+from models.families import build, full, initial, network, shapes, statistics
+from models.submodel import Submodel
+from tests.support.federation import Member, digits, federate
+from tests.support.golden import floats, registered
+
+X, Y = np.zeros((1, 1), np.float32), np.zeros(1, np.int64)
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    return registered(monkeypatch)
+
+
+def begun(toy, **given):
+    """Two sizes of one vector, of four and of two entries; all weights are 1, all variates 0."""
+    whole = toy(lambda submodel: {"w": (4 if submodel.width == 1 else 2,)})
+    half = Submodel(whole.network, 0.5, whole.mask)
+    chosen = method("scaffold")
+    settings = configure(chosen, {"norm": "static", "weighting": "uniform", "epochs": 1, **given})
+    return chosen, chosen.start({"w": torch.ones(4)}, [half, whole], settings), whole, half
+
+
+def finished(chosen, state, *updates):
+    total = Total()
+    for index, (submodel, w, c) in enumerate(updates):
+        update = Update("r", 0, 0, str(index), "train", submodel, "0", 1 + 8 * index, 2, {"w": floats(w), "c/w": floats(c)}, {})
+        assert fold(total, chosen.parts(state, chosen.place(state, submodel), update), (index,))
+    return chosen.finish(state, total, np.random.default_rng(0)).tensors
+
+
+def test_variates_are_divided_by_the_devices_of_the_fleet_that_hold_a_coordinate(toy):
+    """Three small and one whole are there; one of each answers: 2 of 4 hold the first half, 1 of 1 the second."""
+    chosen, state, whole, half = begun(toy)
+    state = replace(state, fleet={half: 3, whole: 1})
+    after = finished(chosen, state, (half, [3, 3], [1, 2]), (whole, [1, 1, 5, 5], [3, 0, 8, 8]))
+    assert after["c/w"].tolist() == [1.0, 0.5, 8.0, 8.0]
+    assert after["w"].tolist() == [2.0, 2.0, 5.0, 5.0]
+
+
+def test_what_nobody_of_a_round_holds_keeps_its_variate(toy):
+    chosen, state, whole, half = begun(toy)
+    state = replace(state, fleet={half: 1, whole: 1}, tensors={**state.tensors, "c/w": floats([0.25, 0.25, 0.1, 0.3])})
+    after = finished(chosen, state, (half, [2, 2], [1, -1]))
+    assert after["c/w"][:2].tolist() == [0.75, -0.25]
+    assert torch.equal(after["c/w"][2:], state.tensors["c/w"][2:])
+    assert torch.equal(after["w"][2:], state.tensors["w"][2:])
+
+
+def test_who_answers_is_counted_even_if_the_fleet_is_not_known(toy):
+    chosen, state, whole, _ = begun(toy)
+    after = finished(chosen, state, (whole, [1] * 4, [1] * 4), (whole, [1] * 4, [3] * 4))
+    assert after["c/w"].tolist() == [2.0] * 4
+
+
+def test_the_coordinator_goes_a_share_of_the_way(toy):
+    chosen, state, whole, _ = begun(toy, server_lr=0.5)
+    after = finished(chosen, state, (whole, [3, 3, 3, 3], [1] * 4))
+    assert after["w"].tolist() == [2.0] * 4
+    assert after["c/w"].tolist() == [1.0] * 4
+
+
+def test_weights_can_be_averaged_by_examples_and_variates_are_not(toy):
+    """Of 1 and 9 examples."""
+    chosen, state, whole, _ = begun(toy, weighting="samples")
+    after = finished(chosen, state, (whole, [11] * 4, [0] * 4), (whole, [1] * 4, [4] * 4))
+    assert after["w"].tolist() == [2.0] * 4
+    assert after["c/w"].tolist() == [2.0] * 4
+
+
+def test_devices_of_one_architecture_can_share_among_themselves_alone(toy):
+    chosen, state, whole, half = begun(toy, sharing="architecture")
+    after = finished(chosen, state, (half, [3, 3], [1, 1]), (whole, [5, 5, 5, 5], [2, 2, 2, 2]))
+    assert (after[f"w@{half.name}"].tolist(), after[f"c/w@{half.name}"].tolist()) == ([3.0, 3.0], [1.0, 1.0])
+    assert (after[f"w@{whole.name}"].tolist(), after[f"c/w@{whole.name}"].tolist()) == ([5.0] * 4, [2.0] * 4)
+
+
+def test_running_statistics_have_no_variate():
+    net = network("mlp", (6,), 3)
+    chosen = method("scaffold")
+    state = chosen.start(initial(net, 0), [full(net)], configure(chosen, {"norm": "tracked"}))
+    sent = chosen.dispatch(state, chosen.place(state, full(net)))
+    assert {name for name in sent if name.startswith("c/")} == {f"c/{name}" for name in shapes(full(net))}
+    assert statistics(full(net)).keys() <= sent.keys()
+
+
+@pytest.mark.parametrize("optimiser", [{"momentum": 0.9}, {"optimiser": "adam"}, {"clip": 0.5}])
+def test_under_any_optimiser_what_a_device_keeps_is_the_mean_of_its_own_directions(toy, optimiser):
+    """A constant gradient of 2: with zero variates and with c = 3, c_i = 7 the kept c_i+ is the same, while the weights differ by K eta (c - c_i)."""
+    chosen, state, whole, _ = begun(toy, lr=0.125, **{"epochs": 4, **optimiser})
+    kept, moved = [], []
+    for c, ours in ((0.0, 0.0), (3.0, 7.0)):
+        session = open_session(build(whole), whole, chosen.recipe(state, whole), X, Y, labels=(), seed=0)
+        session.received, session.memory = {"w": torch.zeros(4), "c/w": torch.full((4,), c)}, {"c/w": torch.full((4,), ours)}
+        assert descend(session, Hooks(loss=lambda s, x, truth: 2 * s.net.w.sum())).steps == 4
+        kept.append(session.memory["c/w"])
+        moved.append(session.net.w.detach())
+        torch.testing.assert_close(session.sent["c/w"], kept[-1] - ours)
+    torch.testing.assert_close(kept[1], kept[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(kept[0], -moved[0] / (4 * 0.125))
+    torch.testing.assert_close(moved[1] - moved[0], torch.full((4,), 4 * 0.125 * 4.0))
+
+
+def test_another_submodels_variate_is_taken_over_where_it_fits(toy):
+    """A device that had two entries gets four: the new ones start at 0."""
+    chosen, state, whole, _ = begun(toy, lr=1.0)
+    session = open_session(build(whole), whole, chosen.recipe(state, whole), X, Y, labels=(), seed=0)
+    session.received, session.memory = {"c/w": torch.zeros(4)}, {"c/w": floats([1, 2])}
+    descend(session, Hooks(loss=lambda s, x, truth: 0 * s.net.w.sum()))
+    assert session.net.w.tolist() == [1.0, 2.0, 0.0, 0.0]
+    assert session.memory["c/w"].tolist() == [0.0] * 4
+    assert session.sent["c/w"].tolist() == [-1.0, -2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_unequal_devices_of_skewed_data_learn_digits(tmp_path, momentum):
+    fleet = [Member(f"a{i}", digits(i, 3, "dirichlet:0.3"), speed) for i, speed in enumerate((0.01, 0.018, 0.5))]
+    sizes = {"method.widths": [0.5, 1.0], "method.depths": [1, 2], "method.momentum": momentum}
+    done = federate(tmp_path, fleet, {"method.name": "scaffold", "model.name": "mlp", "rounds": 4, "train.epochs": 3, "evaluate.every": 4, **sizes})
+    central = [s for s in done.result.scores if s.view == "central"]
+    assert len({s.name for s in done.result.assigned.values()}) > 1
+    assert all(np.isfinite(s.loss) for s in done.result.scores)
+    assert max(s.accuracy for s in central) > 0.6
+    assert any(bool(value.any()) for home, value in done.result.state.tensors.items() if home.startswith("c/"))
