@@ -80,7 +80,7 @@ BREAKS = {
 
 def small(state: State, submodel: Submodel) -> Submodel | None:
     """The submodel that a device trains after this one, if it does."""
-    sizes: Sequence[Submodel] = state.settings["sizes"]
+    sizes: Sequence[Submodel] = state.settings.get("sizes", ())
     if not state.settings["transfer"] or len(sizes) < 2 or submodel.plain != sizes[-1]:
         return None
     return replace(sizes[0], owner=submodel.owner)

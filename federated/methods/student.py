@@ -3,8 +3,8 @@
     L_S = CE(f_S(x), y) + CE(f_S(x), softmax f_L(x)) + KL(softmax h_L || softmax h_S)
 
 f are logits and h what enters the classifier, the last term only where both have as many features (poster, Strong-to-Weak Device Knowledge Transfer;
-the authors' code); of values, the squared error takes the place of both cross-entropies. The teacher is the large network as just trained, in evaluation mode. Since no running statistics travel, the device first
-measures the teacher's on its own data; those of the authors' devices are of the same data.
+the authors' code); of values, squared errors take the place of the cross-entropies. The teacher is the large network as just trained, in evaluation
+mode. Since no running statistics travel, the device first measures the teacher's on its own data; those of the authors' devices are of the same data.
 """
 
 from __future__ import annotations
