@@ -3,6 +3,7 @@
 `iid`                        equal parts                `iid:RATIO`               sizes between RATIO and 1 of the largest, of all classes
 `dirichlet:ALPHA[:MIN][:balanced]`  skewed classes      `classes:COUNT` or `classes:PERCENT%`  so many classes for each
 `skewed:STRONG:ALPHA`        half for a few, the rest by Dirichlet                `users`  one person is one device
+`RULE@N`                     at most N examples of each agent's part, drawn at random
 """
 
 from __future__ import annotations
@@ -110,10 +111,13 @@ def parse(text: str) -> Partition:
 
     The function raises DataError for data that it cannot share out so that every agent has at least 2 examples.
     """
-    name, _, argument = text.partition(":")
+    rule, at, most = text.partition("@")
+    name, _, argument = rule.partition(":")
     if name not in PARTITIONS:
         raise Unknown("partition", name, PARTITIONS)
     make, example = PARTITIONS[name]
+    if at and not (most.isdecimal() and int(most) >= splits.LEAST):
+        raise ConfigError(f"partition '{text}': expected at least {splits.LEAST} examples for each after '@', found '{most}'")
     try:
         split = make(argument)
     except ValueError:
@@ -121,6 +125,8 @@ def parse(text: str) -> Partition:
 
     def checked(dataset: Dataset, agents: int, rng: np.random.Generator) -> list[Indices]:
         parts = split(dataset, agents, rng)
+        if at:
+            parts = [np.sort(rng.choice(part, int(most), replace=False)) if len(part) > int(most) else part for part in parts]
         for agent, part in enumerate(parts):
             if len(part) < splits.LEAST:
                 raise DataError(

@@ -60,6 +60,16 @@ def test_people_are_devices() -> None:
         parse("users")(TEN, 3, np.random.default_rng(0))
 
 
+def test_parts_can_be_bounded() -> None:
+    """The same parts, of which each agent keeps so many at random, and a smaller one all."""
+    whole, few = (parse(rule)(TEN, 3, np.random.default_rng(5)) for rule in ("dirichlet:0.5", "dirichlet:0.5@40"))
+    assert [len(part) for part in few] == [min(40, len(part)) for part in whole]
+    assert all(set(a) <= set(b) for a, b in zip(few, whole, strict=True))
+    for wrong in ("iid@", "iid@1", "iid@many"):
+        with pytest.raises(ConfigError, match="after '@'"):
+            parse(wrong)
+
+
 @pytest.mark.parametrize("text", ["dirichlet:1", "classes:2", "skewed:1:1"])
 def test_data_without_classes_are_told_which_partitions_fit(text: str) -> None:
     tokens = np.zeros((4, 3), np.int64)
