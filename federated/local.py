@@ -29,8 +29,6 @@ from models.submodel import Submodel
 
 __all__ = ["Examples", "Tallies", "calibrate", "errand", "evaluate", "perform", "surveyed"]
 
-OWN = "own/"  # in a device's memory: tensors of the network that it keeps
-
 Tallies = dict[str, dict[str, list[float]]]
 """Sums over examples by view; see `evaluate`."""
 
@@ -152,7 +150,7 @@ def perform(
             done = descend(session, method(recipe.hook).hooks if recipe.hook else None, on_step=on_step, stop=stop)
             trained = net.state_dict()
             out = {name: trained[name].clone() for name in travelling(task) if name not in recipe.keep} | session.sent
-            remembered = session.memory | {OWN + name: trained[name].clone() for name in recipe.keep}
+            remembered = session.memory | {own_home(task, name): trained[name].clone() for name in recipe.keep}
             tallies |= named("after", own_scores(net, task, data, seed, stop))
             steps, notes = done.steps, {**session.notes, "loss": done.loss, **({"tallies": tallies} if tallies else {})}
             if recipe.labels:
@@ -215,13 +213,18 @@ def received(task: Task, tensors: Mapping[str, Array], kept: Mapping[str, Array]
     state = net.state_dict(keep_vars=True)
     with torch.no_grad():
         for name in recipe.keep:
-            if (value := kept.get(OWN + name)) is not None and tuple(value.shape) == allowed[name]:  # else of another submodel that it had
+            if (value := kept.get(own_home(task, name))) is not None:
                 state[name].copy_(torch.from_numpy(np.array(value)))
         for name, value in own.items():
             if tuple(value.shape) != allowed[name]:
                 raise Refused(f"tensor {name} of {task.submodel.name}: expected shape {allowed[name]}, found {tuple(value.shape)}")
             state[name].copy_(torch.from_numpy(np.array(value)))  # a copy: what was received may be read-only
     return net
+
+
+def own_home(task: Task, name: str) -> str:
+    """Where, in a device's memory, a tensor of its network lies that it keeps; each submodel that it ever had has its own."""
+    return f"own/{task.submodel.plain.name}/{name}"
 
 
 def mixed(task: Task) -> int:
