@@ -135,7 +135,7 @@ def dynamicfl() -> Method:
         "linear": Setting("copy", "branches of a linear layer: as large as it, or products of two thin ones", ("copy", "low-rank")),
         "rank": Setting(8, "of low-rank branches"),
     }
-    settings = varied(plain.settings, **own)
+    settings = varied(plain.settings, sharing=None, **own)
     return replace(
         plain,
         name="dynamicfl",

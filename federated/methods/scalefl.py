@@ -87,7 +87,7 @@ def scalefl() -> Method:
         name="scalefl",
         summary="copies narrower and shallower at once, with exits of which the last teaches the others",
         paper="Ilhan, Su and Liu, ScaleFL: Resource-Adaptive Federated Learning with Heterogeneous Clients, CVPR 2023 (not on arXiv)",
-        settings=varied(base.settings, widths=WIDTHS, weighting="uniform", norm="static", **training, **choices),
+        settings=varied(base.settings, widths=WIDTHS, weighting="uniform", norm="static", sharing=None, **training, **choices),
         features=FEATURES,
         menu=propose,
         recipe=weighing_recipe,

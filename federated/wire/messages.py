@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from federated.errors import Malformed, ProtocolMismatch
-from federated.task import Card, Profile, Task, Work
+from federated.task import Card, Profile, Task, Update, Work
 from federated.wire import topics
 from models.submodel import Network, Submodel
 
@@ -229,6 +229,9 @@ MESSAGES: dict[str, type[Message]] = {
     "status": Status,
     "task": Task,
 }
+
+for _type in (*MESSAGES.values(), Update):
+    msgspec.msgpack.Decoder(_type)  # msgspec learns a type when it first converts one, and crashes where two threads do so at once (0.22)
 
 _KINDS: dict[type[Message], str] = {type_: kind for kind, type_ in MESSAGES.items()}
 # The largest of each msgpack type that a message may hold; a length beyond it is refused before anything is allocated.

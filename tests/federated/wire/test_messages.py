@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import subprocess
+import sys
 from typing import Any
 
 import msgpack
@@ -170,3 +172,28 @@ def test_a_damaged_message_is_a_message_or_refused_and_nothing_else(kind: str, d
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(Malformed, ProtocolMismatch):
         assert type(m.decode(bytes(raw))) in m.MESSAGES.values()
+
+
+FIRST = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+import msgspec
+from federated.wire.messages import MESSAGES
+ready = threading.Barrier(6)
+def convert():
+    ready.wait()
+    for known in MESSAGES.values():
+        try:
+            msgspec.convert({}, known)
+        except msgspec.ValidationError:
+            pass
+threads = [threading.Thread(target=convert) for _ in range(6)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_threads_may_be_the_first_to_decode():
+    """A race in msgspec, which learns a type when it first converts one: a fifth of such processes crashed."""
+    racing = [subprocess.Popen([sys.executable, "-c", FIRST]) for _ in range(8)]
+    assert [process.wait(60) for process in racing] == [0] * 8
