@@ -14,6 +14,7 @@ import platform
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ from coordinator.progress import Say
 from coordinator.scores import summary
 from coordinator.source import Source, names
 from coordinator.store import Score, Store
+from federated.accounting import effort
 from federated.data import partitions
+from federated.method import configure
+from federated.methods.catalogue import method
 from models.cost import cost
 from models.submodel import Submodel
 
@@ -53,6 +57,7 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
         "assigned": {agent: submodel.name for agent, submodel in sorted(assigned.items())},
         "rounds": [{"round": n, "seconds": round(s, 3), "bytes_up": up, "bytes_down": down} for n, s, up, down in store.history()],
         "scores": [{"round": n, **msgspec.to_builtins(score)} for n, score in scores if not score.agent],
+        "effort": spent(config, store, assigned),
         "summary": final,
     }
     base = folder / f"seed{config.seed}"
@@ -73,6 +78,17 @@ def latest(scores: Sequence[tuple[int, Score]]) -> list[Score]:
 def described(submodel: Submodel, assigned: Sequence[Submodel]) -> dict[str, Any]:
     what = cost(submodel)
     return {"name": submodel.name, "parameters": what.parameters, "macs": what.macs, "devices": assigned.count(submodel)}
+
+
+def spent(config: Config, store: Store, assigned: Mapping[str, Submodel]) -> dict[str, float]:
+    """Multiply-adds of training (see `federated.accounting`), of the devices' last sizes; empty where nobody trained or rounds end by steps."""
+    rounds = [store.entries(number) for number, *_ in store.history()]
+    trained = {e.agent: cost(assigned[e.agent]).macs * e.samples for entries in rounds for e in entries if e.outcome == "folded"}
+    settings = configure(method(config.method_name), config.settings)
+    if not trained or settings.get("steps"):
+        return {}
+    participants = statistics.fmean(map(len, rounds))
+    return asdict(effort(trained, dict.fromkeys(trained, 1), participants=participants, epochs=settings["epochs"], rounds=len(rounds)))
 
 
 def write_scores(path: Path, scores: Sequence[tuple[int, Score]]) -> None:

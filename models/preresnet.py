@@ -6,6 +6,7 @@ Initialisation is PyTorch's, batch norm 1 and 0, the linear's bias 0 (HeteroFL).
 
 With exits (`models.exits`) a submodel ends where its last exit sits, and nothing is left of the sections after it. What an exit reads is
 normalised and activated first, by a norm of its own: a block's output is a sum that nothing has activated.
+"steps": what a block adds is multiplied by a learnable number, 1 at first (NeFL, arXiv 2308.07761, section III).
 
 A block keeps the index that it has in the largest network, so `sections.1.3.conv2.weight` names the same block in every submodel.
 """
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from types import MappingProxyType
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
@@ -53,9 +55,9 @@ PRESETS: Mapping[str, Size] = MappingProxyType(
 
 
 class Block(nn.Module):
-    """norm, relu, conv, norm, relu, conv, plus a shortcut; [N, I, H, W] -> [N, O, H/stride, W/stride]."""
+    """norm, relu, conv, norm, relu, conv, plus a shortcut; [N, I, H, W] -> [N, O, H/stride, W/stride]. step: learnable, of what is added."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, *, step: bool) -> None:
         super().__init__()
         self.norm1 = Norm(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
@@ -63,24 +65,26 @@ class Block(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         # The stride alone decides, never the kept channels: they may agree by chance in a narrow submodel, and names must not change.
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride != 1 else None
+        self.step = nn.Parameter(torch.ones(1)) if step else None
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.norm1(x))  # [N, I, H, W]
         short = x if self.shortcut is None else self.shortcut(out)
         out = self.conv1(out)  # [N, O, H/stride, W/stride]
         out = self.conv2(F.relu(self.norm2(out)))
-        return out + short  # type: ignore[no-any-return]
+        return short + (out if self.step is None else self.step * out)  # type: ignore[no-any-return]
 
 
 def sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
     """The blocks up to a place, by their indices in the largest network."""
     made, channels, number = nn.ModuleList(), kept(submodel.width, size.widths[0]), 0
+    step = "steps" in submodel.features
     for section, (width, mask) in enumerate(zip(size.widths, submodel.mask, strict=True)):
         blocks = nn.ModuleDict()
         for index, keep in enumerate(mask):
             number += 1
             if keep and number <= end:
-                blocks[str(index)] = Block(channels, kept(submodel.width, width), 2 if section and index == 0 else 1)
+                blocks[str(index)] = Block(channels, kept(submodel.width, width), 2 if section and index == 0 else 1, step=step)
                 channels = kept(submodel.width, width)
         made.append(blocks)
     return made
@@ -135,5 +139,5 @@ PRERESNET = Family(
     default="small",
     inputs=3,
     labelled=labelled,
-    features=frozenset({"scaler", "scaler-always", *EXITS}),
+    features=frozenset({"scaler", "scaler-always", "steps", *EXITS}),
 )

@@ -28,7 +28,7 @@ from torch import Tensor
 from federated.errors import ConfigError
 from federated.method import Method, Part, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
-from federated.methods.nefl_sizes import FEATURES, GAMMAS, is_step, sizes
+from federated.methods.nefl_sizes import FEATURES, GAMMAS, is_step, parameters, sizes
 from federated.task import Profile, Recipe, Update
 from models.families import address, normalising, shapes, statistics
 from models.slicing import Plan, Row, extract
@@ -107,12 +107,12 @@ def assign(state: State, profile: Profile | None, affordable: Sequence[Submodel]
     """One of the device's tier or near it, uniformly; where it can afford none of these, its largest."""
     flex, names = state.settings["flex"], sorted(state.agents)
     if state.settings["tiers"] == "measured" or profile is None or profile.agent not in names:
-        able = affordable[-1 - flex :]
+        able = sorted(affordable, key=lambda s: (parameters(s), s.name))[-1 - flex :]
     else:
         menu = propose(affordable[0].network, state.settings, scaling=scaling)
         tier = min(names.index(profile.agent) * len(menu) // len(names), len(menu) - 1)
         near = menu[max(0, tier - flex) : tier + flex + 1]
-        able = [submodel for submodel in affordable if submodel in near] or affordable[-1:]
+        able = [submodel for submodel in affordable if submodel in near] or [max(affordable, key=parameters)]
     return able[int(rng.integers(len(able)))]
 
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from models.families import address, full, shapes
 from models.submodel import Network, Submodel
 
-__all__ = ["FEATURES", "GAMMAS", "is_step", "sizes"]
+__all__ = ["FEATURES", "GAMMAS", "is_step", "parameters", "sizes"]
 
 FEATURES = ("steps",)
 GAMMAS = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the tables, whose last row is the whole
@@ -119,4 +119,5 @@ def bare(whole: Submodel) -> Submodel:
 
 
 def parameters(submodel: Submodel) -> int:
+    """How many travel."""
     return sum(map(math.prod, shapes(submodel).values()))

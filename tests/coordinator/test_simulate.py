@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from coordinator.simulate import simulate
-from coordinator.store import names
+from coordinator.store import Store, names
 from federated.data import catalogue
 from federated.errors import ConfigError, DataError, StoreError, Unknown
 from tests.support.federation import Member, federate
@@ -73,6 +73,17 @@ def test_results_name_their_config_seed_commit_and_versions(done):
         "w0.5-d1.1.1": 0,
         "w0.5-d2.2.2": 2,
     }
+
+
+def test_results_count_multiply_adds(done):
+    """Three devices take part in two rounds of five passes (FedFA's default); each device's examples times its size's multiply-adds."""
+    folder, _, _ = done
+    one = json.loads((folder / "out" / "seed0.json").read_text())
+    macs = {s["name"]: s["macs"] for s in one["submodels"]}
+    store = Store.open(folder / "runs", "small-seed0", read_only=True)
+    passed = sum(macs[entry.submodel] * entry.samples for entry in store.entries(1))
+    store.close()
+    assert one["effort"] == pytest.approx({"mean": passed / 3, "mace": passed, "tmac": 2 * 5 * passed})
 
 
 def test_every_score_is_a_line_of_csv(done):

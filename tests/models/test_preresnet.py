@@ -183,3 +183,23 @@ def test_parameters_of_a_conv_by_hand():
     assert shapes(submodel)["sections.1.0.conv1.weight"] == (16, 8, 3, 3)
     assert shapes(submodel)["sections.1.0.shortcut.weight"] == (16, 8, 1, 1)
     assert cost(submodel).bytes == 4 * sum(map(math.prod, shapes(submodel).values()))
+
+
+def test_a_step_multiplies_what_the_convolutions_of_a_block_add():
+    """At 1 the network is as without steps; at 0 a block is its shortcut."""
+    made = network("preresnet", DIGITS, 10)
+    plain, stepped = build(full(made)).eval(), build(full(made, ("steps",))).eval()
+    own = stepped.load_state_dict(plain.state_dict(), strict=False)
+    assert len(own.missing_keys) == 12
+    assert all(name.endswith(".step") for name in own.missing_keys)
+    x = torch.rand(2, *DIGITS)
+    assert torch.equal(stepped(x), plain(x))
+    first, second = stepped.sections[1]["0"], stepped.sections[1]["1"]
+    x = torch.rand(2, 16, 8, 8)
+    added = first(x) - first.shortcut(F.relu(first.norm1(x)))
+    with torch.no_grad():
+        first.step.fill_(2.0)
+        second.step.fill_(0.0)
+    torch.testing.assert_close(first(x) - first.shortcut(F.relu(first.norm1(x))), 2 * added)
+    h = first(x)
+    assert torch.equal(second(h), h)
