@@ -47,13 +47,13 @@ def table_text(methods: Sequence[Mapping[str, str]]) -> str:
     wide = max(len(one["name"]) for one in methods)
     lines = []
     for one in methods:
-        lines += [f"{one['name']:<{wide}}  {one['summary']}", f"{'':<{wide}}  {one['paper']}"]
+        lines += [f"{one['name']:<{wide}}  {one['summary']}", *(f"{'':<{wide}}  {line}" for line in textwrap.wrap(one["paper"], WIDTH))]
     return "\n".join(lines)
 
 
 def one_text(one: Mapping[str, Any]) -> str:
     """A method explained to a person."""
-    lines = [f"{one['name']}: {one['summary']}", one["paper"], "", f"Devices train {one['trains']}."]
+    lines = [f"{one['name']}: {one['summary']}", *textwrap.wrap(one["paper"], WIDTH), "", f"Devices train {one['trains']}."]
     if one["network"]:
         lines.append(f"The network is asked for: {', '.join(one['network'])}.")
     lines += ["", "Settings (--set method.KEY=VALUE):"]
