@@ -1,0 +1,203 @@
+"""DepthFL: depths by sections, exits that teach each other, and FedDyn on both sides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import softmax
+
+from federated.aggregate import Total, fold
+from federated.errors import ConfigError
+from federated.hooks import Hooks
+from federated.method import configure
+from federated.methods.catalogue import method
+from federated.methods.depthfl import distilled_loss
+from federated.task import Recipe, Update
+from federated.training import descend, open_session
+from models.families import full, initial, network, shapes
+from models.submodel import Submodel
+from tests.support.federation import Member, digits, federate
+from tests.support.golden import owned, registered
+
+NET = network("resnet-small", (1, 8, 8), 10)
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    return registered(monkeypatch)
+
+
+def menu(net=NET, **given):
+    chosen = method("depthfl")
+    return chosen.menu(net, configure(chosen, given))
+
+
+class Told(nn.Module):
+    """Says the same logits [exits, N, classes] of every example."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor(logits))
+
+    def exits(self, x):
+        return list(self.logits)
+
+
+def session_of(logits, weight):
+    submodel = Submodel(network("resnet-small", (1, 8, 8), 2), 1.0, ((1, 1), (1, 1), (0, 0)), ("exits",))
+    recipe = Recipe(hook="depthfl", options={"weight": weight})
+    return open_session(Told(logits), submodel, recipe, np.zeros((1, 1)), np.array([0]), labels=[0], seed=0)
+
+
+# ---- sizes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("model", "blocks"), [("resnet-small", 2), ("preresnet", 4)])
+def test_depth_n_keeps_sections_and_exits_1_to_n(model, blocks):
+    found = menu(network(model, (1, 8, 8), 10))
+    assert [s.mask for s in found] == [tuple((int(section < n),) * blocks for section in range(3)) for n in (1, 2, 3)]
+    for n, submodel in enumerate(found, 1):
+        assert {name.split(".")[1] for name in shapes(submodel) if name.startswith("sections.")} == set(map(str, range(n)))
+        assert {name.split(".")[1] for name in shapes(submodel) if name.startswith("exits.")} == set(map(str, range(min(n, 2))))
+        assert ("linear.weight" in shapes(submodel)) == (n == 3)
+
+
+def test_depths_and_widths_choose_the_sizes():
+    assert [s.name for s in menu(depths=[3, 1], widths=[1, 0.5])] == ["w0.5-d2.0.0-exits", "w1-d2.0.0-exits", "w0.5-d2.2.2-exits", "w1-d2.2.2-exits"]
+
+
+@pytest.mark.parametrize(
+    ("net", "given", "said"),
+    [
+        (network("mlp", (64,), 10), {}, "model 'mlp' has no exits; models that have: preresnet, resnet"),
+        (network("resnet-small", (1, 8, 8), 1, target="value"), {}, "distils probabilities of classes, and these data teach values; fedavg"),
+        (NET, {"alpha": 0.0}, "'alpha' of depthfl: expected a number above 0"),
+        (NET, {"depths": [4]}, "from 1 to 3 sections"),
+        (NET, {"widths": [2.0]}, "widths above 0 and up to 1"),
+    ],
+)
+def test_what_cannot_be_served_is_said(net, given, said):
+    with pytest.raises(ConfigError, match=said):
+        menu(net, **given)
+
+
+def test_without_feddyn_no_alpha_is_needed():
+    assert len(menu(alpha=0.0, solver="fedavg")) == 3
+
+
+# ---- the device's half ---------------------------------------------------------------------------------------------
+
+
+def test_one_exit_learns_by_cross_entropy_alone():
+    """Logits 0 and 0 of two classes: log 2, however much distillation weighs."""
+    session = session_of([[[0.0, 0.0]]], 5.0)
+    assert distilled_loss(session, torch.zeros(1, 1), torch.tensor([0])).item() == pytest.approx(np.log(2))
+
+
+def test_each_exit_is_taught_by_the_mean_of_the_others_who_feel_nothing_of_it():
+    """d loss / d z_i is p_i - truth + lambda/(n - 1) sum_j (p_i - p_j): no term in which i is a teacher."""
+    logits, truth, weight = torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]], [[0.5, -1.0]]]), torch.tensor([1.0, 0.0]), 0.6
+    session = session_of(logits.tolist(), weight)
+    distilled_loss(session, torch.zeros(1, 1), torch.tensor([0])).backward()
+    p = softmax(logits, 2)
+    expected = p - truth + weight / 2 * (3 * p - p.sum(0))
+    torch.testing.assert_close(session.net.logits.grad, expected)
+
+
+def test_the_recipe_carries_the_weight_of_its_round_and_feddyn():
+    chosen = method("depthfl")
+    settings = configure(chosen, {"ramp": 4})
+    state = chosen.start(initial(NET, 0, chosen.features), menu(), settings)
+    found = [chosen.recipe(replace(state, round=n), menu()[0]) for n in (0, 1, 3, 9)]
+    assert [r.options["weight"] for r in found] == pytest.approx([np.exp(-5 * 0.75**2), np.exp(-5 * 0.5**2), 1.0, 1.0])
+    assert {(r.hook, r.variate, r.pull, r.momentum) for r in found} == {("depthfl", "feddyn", 0.1, 0.0)}
+    plain = chosen.recipe(replace(state, settings={**settings, "solver": "fedavg"}), menu()[0])
+    assert (plain.hook, plain.variate, plain.pull) == ("depthfl", "", 0.0)
+
+
+# ---- the coordinator's half ----------------------------------------------------------------------------------------
+
+
+def one_round(chosen, state, given):
+    total = Total()
+    for index, (submodel, tensors) in enumerate(given):
+        update = Update("r", 0, 0, str(index), "train", submodel, "0", 1 + 7 * index, 1, tensors)
+        fold(total, chosen.parts(state, chosen.place(state, submodel), update), (index,))
+    return chosen.finish(state, total, np.random.default_rng(0))
+
+
+def test_h_remembers_over_rounds_and_only_where_somebody_was(toy):
+    """Of 4 agents 2 answer: w 10 -> mean 12, h = -.5 * 2/4 * 2 = -.5, w = 12 + 1. Then 1: w 13 -> 14, h = -.5 - .5 * 1/4 * 1 = -.625, w = 15.25."""
+    whole = toy(lambda submodel: {"w": (2,), "bn.running_mean": (1,)} if not submodel.owner else {"w": (1,), "bn.running_mean": (1,)})
+    part, chosen = owned(whole, "a"), method("depthfl")
+    before = {"w": torch.tensor([10.0, 10.0]), "bn.running_mean": torch.tensor([1.0])}
+    state = replace(chosen.start(before, [whole], configure(chosen, {"alpha": 0.5, "norm": "static"})), fleet={part: 3, whole: 1})
+    state = one_round(chosen, state, [(part, {"w": torch.tensor([value]), "bn.running_mean": torch.tensor([value])}) for value in (11.0, 13.0)])
+    assert state.tensors["w"].tolist() == [13.0, 10.0]
+    assert state.tensors["h/w"].tolist() == [-0.5, 0.0]
+    assert state.tensors["bn.running_mean"].tolist() == [12.0]
+    assert "h/bn.running_mean" not in state.tensors
+    state = one_round(chosen, state, [(part, {"w": torch.tensor([14.0])})])
+    assert state.tensors["w"].tolist() == [15.25, 10.0]
+    assert state.tensors["h/w"].tolist() == [-0.625, 0.0]
+
+
+@pytest.mark.parametrize(("solver", "reached"), [("feddyn", 3.0), ("fedavg", 2.0)])
+def test_both_halves_find_the_least_sum_of_unequal_losses(toy, solver, reached):
+    """Losses w^2 / 2 and 3 (w - 4)^2 / 2 are least together at 3; devices that go to their own ends meet at the mean of these, 2."""
+    whole, chosen = toy(lambda submodel: {"w": (1,)}), method("depthfl")
+    given = configure(chosen, {"solver": solver, "alpha": 0.5, "norm": "static", "lr": 0.3, "lr_decay": 1.0, "decay": 0.0, "steps": 25, "epochs": 25})
+    state = replace(chosen.start({"w": torch.zeros(1)}, [whole], given), fleet={whole: 2})
+    memories = [{}, {}]
+    for _ in range(30):
+        sent = []
+        for (bend, end), memory in zip(((1.0, 0.0), (3.0, 4.0)), memories, strict=True):
+            net = nn.Module()
+            net.w = nn.Parameter(state.tensors["w"].clone())
+            session = open_session(net, whole, chosen.recipe(state, whole), np.zeros((1, 1)), np.zeros(1), labels=[], seed=0)
+            session.memory = memory
+            descend(session, Hooks(loss=lambda s, x, y, bend=bend, end=end: (bend / 2 * (s.net.w - end) ** 2).sum()))
+            sent.append((whole, {"w": net.w.detach()}))
+        state = one_round(chosen, state, sent)
+    assert float(state.tensors["w"]) == pytest.approx(reached, abs=1e-3)
+
+
+# ---- runs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("model", "blocks"), [("resnet-small", 2), ("preresnet", 4)])
+def test_two_rounds_of_three_depths_end_with_finite_scores_of_every_exit(tmp_path, model, blocks):
+    names = [f"w1-d{d}" for d in (f"{blocks}.0.0", f"{blocks}.{blocks}.0", f"{blocks}.{blocks}.{blocks}")]
+    pins = {f"a{i}": name for i, name in enumerate(names)}
+    given = {"method.name": "depthfl", "model.name": model, "rounds": 2, "evaluate.every": 2, "train.steps": 1, "assign.submodels": pins}
+    done = federate(tmp_path, [Member(f"a{i}", digits(i, 30)) for i in range(3)], given)
+    found = {(s.submodel, s.view) for s in done.result.scores}
+    views = ["central", "central/ensemble", "central/exit0", "central/exit1", "central/exit2"]
+    assert {(f"{names[2]}-exits", view) for view in views} <= found
+    assert {name for name, view in found if view == "central"} == {f"{name}-exits" for name in names}
+    assert all(np.isfinite(s.loss) for s in done.result.scores)
+    assert any(home.startswith("h/sections.2.") for home in done.result.state.tensors)
+    assert sorted(s.name for s in done.result.assigned.values()) == sorted(f"{name}-exits" for name in names)
+
+
+def test_it_learns_digits(tmp_path):
+    fleet = [Member(f"a{i}", digits(i, 3, "iid")) for i in range(2)]
+    pins = {"a0": "w0.5-d2.2.0", "a1": "w0.5-d2.2.2"}
+    given = {"method.name": "depthfl", "model.name": "resnet-small", "method.widths": [0.5], "method.ramp": 3, "assign.submodels": pins}
+    done = federate(tmp_path, fleet, {**given, "rounds": 3, "train.epochs": 2, "evaluate.every": 3, "evaluate.devices": False})
+    central = {(s.submodel, s.view): s.accuracy for s in done.result.scores}
+    assert min(central["w0.5-d2.2.2-exits", view] for view in ("central", "central/ensemble")) > 0.4  # chance is a tenth
+
+
+def test_the_network_of_a_depth_is_the_whole_ones_corner():
+    """What a device of depth 1 receives is what the whole has, nothing beside."""
+    chosen = method("depthfl")
+    state = chosen.start(initial(NET, 0, chosen.features), menu(), configure(chosen, {"norm": "static"}))
+    sent = chosen.dispatch(state, chosen.place(state, menu()[0]))
+    assert sent.keys() == shapes(menu()[0]).keys()
+    assert all(torch.equal(value, state.tensors[name]) for name, value in sent.items())
+    assert state.tensors.keys() == shapes(full(NET, ("exits",))).keys()
