@@ -36,9 +36,9 @@ def calibrate(net: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, Tens
 
     Returns running_mean and running_var of every layer by name, and the number of batches: the means, over batches, of the batch means and
     of the unbiased batch variances (PyTorch's cumulative average, momentum=None). Every batch counts the same. All but the norms behaves
-    as in evaluation; no weight changes. ValueError: no batch.
+    as in evaluation; no weight changes. Of a network with exits every one answers, since each has norms of its own. ValueError: no batch.
     """
-    layers, count = norms(net), 0
+    layers, count, answers = norms(net), 0, getattr(net, "exits", net)
     momenta = {name: layer.momentum for name, layer in layers.items()}
     training = net.training
     net.eval()
@@ -48,7 +48,7 @@ def calibrate(net: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, Tens
         layer.training = True  # not train(): what lies inside a norm stays as in evaluation
     with torch.no_grad():
         for x in batches:
-            net(x)
+            answers(x)
             count += 1
     for name, layer in layers.items():
         layer.momentum = momenta[name]

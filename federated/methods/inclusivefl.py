@@ -6,9 +6,9 @@ A size is a submodel of the menu, a layer one of its blocks, and a section a sta
 network has more. The head is all that follows the last section (classifier, pooler, last norm). Against FedAvg, on the coordinator:
 
 1. Within each size the mean over its devices, by examples (homogeneous aggregation). Its gradient is g = received weights - mean.
-2. Momentum distillation: the top layer of a size takes g <- beta m + (1 - beta) g, where m is the mean of the gradients of layers L_s .. L_l of the
-   next larger size, and L_s and L_l are how many layers the two keep in that section. Of those layers only tensors of the top layer's shape count
-   (a section's first block differs). Without devices of either size in a round nothing is distilled.
+2. Momentum distillation: the top layer of a size takes g <- beta m + (1 - beta) g, where m is the mean of this round's gradients of layers L_s .. L_l
+   of the next larger size, and L_s and L_l are how many layers the two keep in that section. Of those layers only tensors of the top layer's shape
+   count (a section's first block differs). Without devices of either size in a round nothing is distilled.
 3. A step of each size: w <- w - g, which is the mean (`server = "average"`), or AdamW's with a state for each size, as in the authors' code.
 4. Sizes share (heterogeneous aggregation): the mean over the sizes of a round by their examples, of all but top layers and heads. These belong to
    their size and live in `NAME@SIZE`; those of the whole network, which is nobody's smaller size, in `NAME`.
@@ -48,7 +48,7 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     sections = full(network).mask
     if not sections or max(map(len, sections)) < 2:
         raise ConfigError(
-            f"model '{network.family}' has no layers to leave out; inclusivefl needs sections of blocks, as preresnet, resnet or vit has"
+            f"model '{network.family}' has no layers to leave out; inclusivefl needs sections of blocks, as preresnet, resnet or vit have"
         )
     thirds = tuple(tuple(kept(share, len(section)) for section in sections) for share in THIRDS)
     return base.proposal(network, {**settings, "depths": settings["depths"] or thirds})

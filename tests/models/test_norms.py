@@ -41,6 +41,14 @@ def test_static_training_leaves_the_statistics_and_tracked_moves_them():
         assert bool(net[0].running_mean.any()) is moved
 
 
+def test_calibration_measures_the_norms_of_every_exit():
+    """After one batch there is no norm that is as it was made, mean 0 and variance 1."""
+    (submodel,) = menu(network("resnet-small", (1, 8, 8), 10), (0.5,), (2,), ("exits-conv",))
+    stats, _ = calibrate(build(submodel), [torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))])
+    assert any(name.startswith("exits.0.") for name in stats)
+    assert all(bool((value != name.endswith("var")).all()) for name, value in stats.items())
+
+
 def test_calibration_switches_the_scaler_off():
     """Statistics are those of the network as it is evaluated: with and without the scaler they are equal."""
     net = network("preresnet", (1, 8, 8), 10)
