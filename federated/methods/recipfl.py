@@ -75,9 +75,6 @@ BREAKS = {
 }
 
 
-# ---- who gets what --------------------------------------------------------------------------------------------------
-
-
 def small(state: State, submodel: Submodel) -> Submodel | None:
     """The submodel that a device trains after this one, if it does."""
     sizes: Sequence[Submodel] = state.settings.get("sizes", ())
@@ -110,9 +107,6 @@ def theta(state: State, submodel: Submodel, name: str) -> str:
 def own_recipe(state: State, submodel: Submodel) -> Recipe:
     made, along = base.recipe(state, submodel), small(state, submodel)
     return replace(made, hook="recipfl", options={"small": msgspec.to_builtins(replace(along, owner=""))}) if along else made
-
-
-# ---- the hypernetwork ----------------------------------------------------------------------------------------------
 
 
 def own_start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
@@ -183,7 +177,7 @@ def recipfl_with(generate: Generate) -> Method:
         name="recipfl",
         summary="a hypernetwork makes each device's weights, so that networks of any form learn from each other",
         paper="Zhang et al., How Few Davids Improve One Goliath, WWW 2024; its hypernetwork: GHN-2, Knyazev et al. (arXiv 2110.13100)",
-        settings=varied(fedavg.settings, **RECIPE, **SETTINGS, norm=STATIC),
+        settings=varied(fedavg.settings, **RECIPE, **SETTINGS, norm=STATIC, sharing=None),
         allows=frozenset(),
         menu=propose,
         start=own_start,

@@ -1,0 +1,347 @@
+"""RecipFL: who gets which networks, what an update does to the hypernetwork, and what a strong device does for the weak."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from federated.aggregate import Total, fold
+from federated.errors import ConfigError, Refused, Unknown
+from federated.hooks import Survey
+from federated.hypernetwork import network as hyper
+from federated.local import perform
+from federated.method import configure
+from federated.methods.catalogue import method
+from federated.methods.student import histogram, student_loss, teach
+from federated.task import Card, Profile, Task, Update
+from federated.training import Stopped, open_session
+from federated.wire.topics import SUBMODEL
+from models.families import build, network, shapes
+from tests.support.federation import Member, digits, federate
+
+METHOD = method("recipfl")
+NET = network("mlp", (6,), 3)
+PHI = "phi/"
+
+
+def begun(net=NET, **given):
+    """The menu, and the state before the first round."""
+    settings = configure(METHOD, {"hidden": 8, "batch": 8, **given})
+    menu = METHOD.menu(net, settings)
+    return menu, METHOD.start({}, menu, settings)
+
+
+def sent(state, submodel):
+    return METHOD.dispatch(state, METHOD.place(state, submodel))
+
+
+def update(submodel, tensors, agent="a0", samples=1):
+    return Update("r", 0, 0, agent, "train", submodel, "0", samples, 1, tensors)
+
+
+def finished(state, *updates):
+    total = Total()
+    for one in updates:
+        fold(total, METHOD.parts(state, METHOD.place(state, one.submodel), one), (one.agent,))
+    return METHOD.finish(state, total, np.random.default_rng(0))
+
+
+def changed(before, after):
+    """The step of phi, by name."""
+    return {home.removeprefix(PHI): value - after.tensors[home] for home, value in before.tensors.items() if home.startswith(PHI)}
+
+
+def profile(agent):
+    return Profile(agent, "h", "s", 1.0, 1, 1.0, 1, "torch", Card("d", (6,), "float32", 3, 9, 0, (0.0,), (1.0,)), ())
+
+
+def examples(n=24):
+    rng = np.random.default_rng(0)
+    y = np.arange(n, dtype=np.int64) % 3
+    x = (rng.standard_normal((n, 6)) + 3 * np.eye(3, 6)[y]).astype(np.float32)
+    return SimpleNamespace(x=x, y=y, x_held=x[:6], y_held=y[:6], labels=(0, 1, 2))
+
+
+def trained(state, submodel):
+    """What a device sends after a round."""
+    received = {name: value.numpy() for name, value in sent(state, submodel).items()}
+    task = Task("r", 1, 0, "a0", "train", submodel, "v", "", 0, METHOD.recipe(state, submodel), 60.0)
+    return perform(task, received, examples())[0].tensors
+
+
+# ---- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_menu_is_a_narrow_network_and_the_whole():
+    assert [s.name for s in begun()[0]] == ["w0.2-d2", "w1-d2"]
+
+
+def test_cut_in_depth_the_small_network_is_the_first_section_with_an_exit():
+    menu, _ = begun(network("resnet-small", (1, 8, 8), 10), shrink="depth")
+    assert [s.name for s in menu] == ["w1-d2.0.0-exits-adapter", "w1-d2.2.2"]
+
+
+def test_other_networks_are_named_apart_smallest_first():
+    menu, state = begun(network("resnet-18-cifar", (1, 16, 16), 10), models=["vgg", "lenet-5", "vgg"])
+    assert [s.name for s in menu] == ["lenet-5-w1-d1.1", "vgg-w1-d2.2.2", "w1-d2.2.2.2"]
+    assert all(re.match(SUBMODEL, s.name) for s in menu)
+    assert {name: tuple(value.shape) for name, value in sent(state, menu[1]).items()} == shapes(menu[1])
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"models": ["mlp-large"]}, "mlp-large is larger than the run's own model"),
+        ({"models": ["lenet"]}, "cannot take examples of shape"),
+        ({"shrink": "depth"}, "no second section"),
+        ({"widths": [2.0]}, "a menu of widths"),
+        ({"hidden": 6}, "hidden = 6"),
+        ({"dropout": 1.0}, "dropout = 1.0"),
+        ({"cap": 0}, "cap = 0"),
+    ],
+)
+def test_what_cannot_be_served_is_named(given, found):
+    with pytest.raises(ConfigError, match=found):
+        begun(**given)
+
+
+def test_a_family_without_exits_cannot_be_cut_in_depth():
+    with pytest.raises(ConfigError, match=r"no exits-adapter; models that have: .*resnet"):
+        begun(network("vgg", (1, 8, 8), 10), shrink="depth")
+
+
+def test_an_unknown_network_lists_the_known():
+    with pytest.raises(Unknown, match="unknown model 'mlpp'; known: mlp"):
+        begun(models=["mlpp"])
+
+
+# ---- who gets what -------------------------------------------------------------------------------------------------
+
+
+def test_a_submodel_is_made_for_its_agent():
+    menu, state = begun()
+    chosen = METHOD.assign(state, profile("a7"), menu, np.random.default_rng(0))
+    assert (chosen.plain, chosen.owner) == (menu[-1], "a7")
+    assert METHOD.assign(state, profile("a7"), menu[:1], np.random.default_rng(0)).name == "w0.2-d2@a7"
+
+
+def test_the_largest_travels_with_the_smallest_and_the_others_alone():
+    menu, state = begun(widths=[0.2, 0.5, 1.0])
+    along = [{name for name in sent(state, submodel) if "/" in name} for submodel in menu]
+    assert along == [set(), set(), {f"small/{name}" for name in shapes(menu[0])}]
+    assert [METHOD.recipe(state, submodel).hook for submodel in menu] == ["", "", "recipfl"]
+    small, alone = sent(state, menu[0]), sent(state, menu[2])
+    assert all(torch.equal(alone[f"small/{name}"], value) for name, value in small.items())
+
+
+def test_without_transfer_all_travel_alone():
+    menu, state = begun(transfer=False)
+    assert not any("/" in name for name in sent(state, menu[-1]))
+    assert METHOD.recipe(state, menu[-1]).hook == ""
+
+
+def test_classes_of_an_agent_shape_its_classifier():
+    menu, state = begun()
+    state = replace(state, agents={"a0": {"histogram": [1.0, 0.0, 0.0]}, "a1": {"histogram": [0.0, 0.0, 1.0]}, "a2": {"histogram": "forged"}})
+    found = {owner: sent(state, replace(menu[0], owner=owner)) for owner in ("a0", "a1", "a2", "")}
+    assert not torch.equal(found["a0"]["linear.weight"], found["a1"]["linear.weight"])
+    assert torch.equal(found["a0"]["stem.weight"], found["a1"]["stem.weight"])
+    assert torch.equal(found["a2"]["linear.weight"], found[""]["linear.weight"])
+
+
+# ---- updates -------------------------------------------------------------------------------------------------------
+
+
+def test_an_update_moves_phi_by_the_gradient_of_what_was_made_times_its_change():
+    """The step of a large and of a small device together is autograd's of <theta(phi), theta - theta'>, small network included."""
+    menu, state = begun(server="sgd", server_lr=1.0, server_clip=0.0)
+    state = replace(state, agents={"a0": {"histogram": [0.5, 0.5, 0.0]}})
+    generator, leaves = torch.Generator().manual_seed(0), {n.removeprefix(PHI): v.clone().requires_grad_() for n, v in state.tensors.items()}
+    updates, product = [], torch.zeros(())
+    for submodel, agent in ((menu[0], "a1"), (menu[1], "a0")):
+        own = replace(submodel, owner=agent)
+        change = {name: 0.01 * torch.randn(value.shape, generator=generator) for name, value in sent(state, own).items()}
+        updates.append(update(own, {name: value - change[name] for name, value in sent(state, own).items()}, agent))
+        classes = hyper.shares([0.5, 0.5, 0.0] if agent == "a0" else None, 3)
+        for name, value in hyper.generate(leaves, submodel, {}, classes).items():
+            product = product + (value * change[name]).sum()
+        if submodel == menu[1]:
+            for name, value in hyper.generate(leaves, menu[0], {}, classes).items():
+                product = product + (value * change[f"small/{name}"]).sum()
+    gradient = torch.autograd.grad(product, list(leaves.values()), materialize_grads=True)
+    step = changed(state, finished(state, *updates))
+    assert max(float(value.abs().max()) for value in step.values()) > 1e-3
+    for name, expected in zip(leaves, gradient, strict=True):
+        torch.testing.assert_close(step[name], expected, rtol=1e-3, atol=2e-6)
+
+
+def test_a_step_brings_what_is_made_nearer_to_what_came_back():
+    menu, state = begun(encode="none")
+    target = {name: value + 0.05 for name, value in sent(state, menu[0]).items()}
+
+    def distance(one):
+        return sum(float((sent(one, menu[0])[name] - value).square().sum()) for name, value in target.items())
+
+    first = distance(state)
+    for _ in range(5):
+        state = finished(state, update(menu[0], target))
+    assert distance(state) < 0.8 * first
+
+
+@pytest.mark.parametrize(("weighting", "expected"), [("sum", 2.0), ("samples", 1.0), ("uniform", 1.0)])
+def test_equal_updates_add_up_or_average(weighting, expected):
+    menu, state = begun(server="sgd", server_lr=1.0, server_clip=0.0, weighting=weighting)
+    moved = {name: value + 0.01 for name, value in sent(state, menu[0]).items()}
+    once = changed(state, finished(state, update(menu[0], moved, "a0", 3)))
+    twice = changed(state, finished(state, update(menu[0], moved, "a0", 3), update(menu[0], moved, "a1", 3)))
+    for name, value in once.items():
+        torch.testing.assert_close(twice[name], expected * value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_is_clipped_as_a_whole():
+    menu, state = begun(server="sgd", server_lr=1.0, server_clip=0.5)
+    step = changed(state, finished(state, update(menu[0], {name: value + 10 for name, value in sent(state, menu[0]).items()})))
+    assert float(torch.cat([value.flatten() for value in step.values()]).norm()) == pytest.approx(0.5, rel=1e-4)
+
+
+def test_what_is_made_again_is_the_same_and_untrained_moves_nothing():
+    """With dropout: the seed is that of round and agent, and of another agent it is another."""
+    menu, state = begun(dropout=0.5)
+    state = finished(state, update(menu[0], sent(state, menu[0])))
+    one, other = (replace(menu[0], owner=owner) for owner in ("a0", "a1"))
+    assert all(torch.equal(value, sent(state, one)[name]) for name, value in sent(state, one).items())
+    assert not torch.equal(sent(state, one)["linear.weight"], sent(state, other)["linear.weight"])
+    for part in METHOD.parts(state, METHOD.place(state, one), update(one, sent(state, one))):
+        assert not part.home.startswith(PHI) or not part.value.any()
+
+
+@pytest.mark.parametrize(("encode", "homes"), [("none", set()), ("size", {"w0.2-d2"}), ("agent", {"w0.2-d2@a0", "w0.2-d2@a1"})])
+def test_last_weights_are_kept_by_size_by_agent_or_not_at_all(encode, homes):
+    menu, state = begun(encode=encode)
+    ones = [replace(menu[0], owner=owner) for owner in ("a0", "a1")]
+    after = finished(state, *(update(s, {n: v + i for n, v in sent(state, s).items()}, s.owner) for i, s in enumerate(ones)))
+    kept = {home: value for home, value in after.tensors.items() if home.startswith("theta/")}
+    assert {home.partition("@")[2] for home in kept} == homes
+    if encode == "size":
+        torch.testing.assert_close(kept["theta/linear.bias@w0.2-d2"], sent(state, menu[0])["linear.bias"] + 0.5)
+
+
+# ---- the strong device ---------------------------------------------------------------------------------------------
+
+
+def test_a_device_tells_its_share_of_each_class():
+    y = np.array([0, 0, 1, 3])
+    assert histogram(Survey(network("mlp", (6,), 4), (), {}, y, y, (0, 1, 3), 1, torch.device("cpu"))) == {"histogram": [0.5, 0.25, 0.0, 0.25]}
+
+
+def test_a_device_with_values_tells_nothing():
+    y = np.zeros((3, 1), np.float32)
+    assert histogram(Survey(network("mlp", (6,), 1, target="value"), (), {}, y, y, (), 1, torch.device("cpu"))) == {}
+
+
+def test_of_values_the_student_has_squared_errors():
+    """(2 - 0)^2 + (2 - 3)^2, and no last term without features."""
+    assert student_loss(torch.tensor([[2.0]]), torch.tensor([[3.0]]), None, None, torch.tensor([[0.0]])).item() == 5.0
+
+
+def test_a_strong_device_returns_both_networks_and_a_weak_one_its_own():
+    menu, state = begun(lr=0.05)
+    weak, strong = (trained(state, replace(submodel, owner="a0")) for submodel in menu)
+    assert weak.keys() == shapes(menu[0]).keys()
+    assert strong.keys() == {*shapes(menu[1]), *(f"small/{name}" for name in shapes(menu[0]))}
+    before = sent(state, replace(menu[1], owner="a0"))
+    assert not any(np.array_equal(value, before[name].numpy()) for name, value in strong.items())
+
+
+@pytest.mark.parametrize(
+    "net", [network("resnet-small", (1, 8, 8), 10), network("transformer-small", (8,), 12, target="token")], ids=["exit", "tokens"]
+)
+def test_any_small_network_is_taught(net):
+    """An exit with as many features as the teacher's own head; a text, where features are of each place."""
+    menu, state = begun(net, steps=1, **({"shrink": "depth"} if net.family == "resnet" else {"widths": [0.25, 1.0]}))
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, net.outputs, (6, *net.inputs)).astype(np.int64 if net.family == "transformer" else np.uint8)
+    y = x if net.family == "transformer" else np.arange(6, dtype=np.int64)
+    data = SimpleNamespace(x=x, y=y, x_held=x, y_held=y, labels=tuple(range(6)))
+    task = Task("r", 1, 0, "a0", "train", menu[-1], "v", "", 0, METHOD.recipe(state, menu[-1]), 60.0)
+    found = perform(task, {name: value.numpy() for name, value in sent(state, menu[-1]).items()}, data)[0].tensors
+    assert {f"small/{name}" for name in shapes(menu[0])} < found.keys()
+    assert all(np.isfinite(value).all() for value in found.values())
+
+
+def taught(state, submodel, **options):
+    """A session of a strong device whose own training is over."""
+    recipe, data = METHOD.recipe(state, submodel), examples()
+    recipe = replace(recipe, options={**recipe.options, **options})
+    session = open_session(build(submodel), submodel, recipe, data.x, data.y, labels=data.labels, seed=0)
+    session.received = sent(state, submodel)
+    return session
+
+
+def test_a_student_follows_its_teacher():
+    """All labels say 0. A teacher that says 2 gets half of it: the sum of both cross-entropies is least at one half each."""
+    menu, state = begun(lr=0.1, epochs=30)
+    session = taught(state, menu[-1])
+    session.y = np.zeros_like(session.y)
+    answers = {}
+    for says in (0, 2):
+        with torch.no_grad():
+            for value in session.net.linear.parameters():
+                value.zero_()
+            session.net.linear.bias[says] = 50.0
+        teach(session)
+        net = build(menu[0])
+        net.load_state_dict({name.removeprefix("small/"): value for name, value in session.sent.items()}, strict=False)
+        answers[says] = net.train()(torch.from_numpy(session.x)).softmax(1).mean(0).tolist()
+    assert answers[0][0] > 0.9
+    assert answers[2][2] == pytest.approx(0.5, abs=0.1)
+
+
+def test_teaching_ends_when_it_is_no_longer_wanted():
+    menu, state = begun()
+    session = taught(state, menu[-1])
+    session.stop = lambda: True
+    with pytest.raises(Stopped):
+        teach(session)
+
+
+def test_no_code_of_anothers_choice_is_run():
+    menu, state = begun()
+    small = METHOD.recipe(state, menu[-1]).options["small"]
+    session = taught(state, menu[-1], small={**small, "network": {**small["network"], "family": "os:getcwd", "preset": ""}})
+    with pytest.raises(Refused, match="os:getcwd"):
+        teach(session)
+
+
+# ---- whole runs ----------------------------------------------------------------------------------------------------
+
+
+def members(count=3):
+    return [Member(f"a{i}", digits(i, count)) for i in range(count)]
+
+
+def test_networks_that_share_nothing_learn_together(tmp_path):
+    settings = {"method.name": "recipfl", "method.models": ["mlp", "vgg"], "model.name": "resnet-small", "rounds": 2, "train.steps": 2}
+    pins = {"a0": "mlp-w1-d2", "a1": "vgg-w1-d2.2.2", "a2": "w1-d2.2.2"}
+    done = federate(tmp_path, members(), {**settings, "assign.submodels": pins, "evaluate.every": 2, "evaluate.local": True, "evaluate.agents": 1})
+    assert {name: s.name for name, s in done.result.assigned.items()} == {name: f"{size}@{name}" for name, size in pins.items()}
+    assert {s.submodel for s in done.result.scores if s.view == "central"} == set(pins.values())
+    assert {s.view for s in done.result.scores} >= {"before", "after", "devices"}
+    assert all(0 <= s.accuracy <= 1 and np.isfinite(s.loss) for s in done.result.scores)
+    assert not any(member.error for member in done.members.values())
+
+
+def test_what_the_hypernetwork_makes_for_nobody_in_particular_knows_digits(tmp_path):
+    """No device trained these weights: after three rounds both sizes are far above the chance of a tenth."""
+    settings = {"method.name": "recipfl", "method.server_lr": 0.01, "model.name": "mlp", "rounds": 3}
+    training = {"train.batch": 32, "train.lr": 0.05, "train.epochs": 2, "assign.submodels": {"a0": "w0.2-d2", "a*": "w1-d2"}}
+    looks = {"evaluate.every": 3, "evaluate.between": False, "evaluate.devices": False}
+    done = federate(tmp_path, members(), {**settings, **training, **looks})
+    central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}
+    assert central["w0.2-d2"] > 0.5
+    assert central["w1-d2"] > 0.7
