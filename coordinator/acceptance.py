@@ -55,14 +55,16 @@ def check_profile(profile: Profile, run: Run) -> None:
         raise Refused(f"profile of {profile.agent}: expected at least 2 classes, or 1 value with its mean and deviation, found {card}")
 
 
-def check_training(update: Update, shapes: Shapes, sent: Mapping[str, float], examples: int) -> None:
-    """New weights of these shapes, from at least one and at most `examples` examples, not out of all proportion to what was sent.
+def check_training(update: Update, shapes: Shapes, sent: Mapping[str, float], examples: int, steps: int) -> None:
+    """New weights of these shapes, from 1 to `examples` examples and 1 to `steps` steps, not out of all proportion to what was sent.
 
     sent: the L2 norm of each tensor that the device received; a bound, known before anyone answers, that no honest training meets.
     """
     tensors.check(update.tensors, shapes)
-    if not 1 <= update.samples <= examples or not 1 <= update.steps < 2**40:
-        raise Refused(f"update of {update.agent}: expected 1 to {examples} samples and at least 1 step, found {update.samples} and {update.steps}")
+    if not 1 <= update.samples <= examples or not 1 <= update.steps <= steps:
+        raise Refused(
+            f"update of {update.agent}: expected 1 to {examples} samples and 1 to {steps} steps, found {update.samples} and {update.steps}"
+        )
     for name, value in update.tensors.items():
         bound = OUTSIZE * (sent.get(name, 0.0) + math.sqrt(value.size))
         norm = float(np.linalg.norm(value.astype(np.float64)))

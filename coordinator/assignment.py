@@ -20,7 +20,7 @@ from federated.task import Profile, Recipe
 from models.cost import cost
 from models.submodel import Submodel
 
-__all__ = ["Offer", "affordable", "offers", "pace", "pinned", "step_seconds"]
+__all__ = ["Offer", "affordable", "offers", "pace", "pinned", "planned", "step_seconds"]
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +61,7 @@ def _features(submodel: Submodel, batch: int) -> np.ndarray[tuple[int], np.dtype
 
 def offers(profile: Profile, menu: Sequence[Submodel], recipe: Recipe, share: float) -> list[Offer]:
     """What each submodel of the menu would cost this agent in a round; `share` of its memory may be filled."""
-    planned = recipe.epochs * max(1, math.ceil(profile.data.examples / recipe.batch))
-    steps = min(recipe.steps, planned) if recipe.steps else planned
+    steps = planned(recipe, profile.data.examples)
     made = []
     for submodel in menu:
         what = cost(submodel, recipe.batch)
@@ -70,6 +69,12 @@ def offers(profile: Profile, menu: Sequence[Submodel], recipe: Recipe, share: fl
         step = step_seconds(profile, submodel, recipe.batch)
         made.append(Offer(submodel, step, steps * step + transfer, what.memory, what.memory <= share * profile.memory))
     return made
+
+
+def planned(recipe: Recipe, examples: int) -> int:
+    """How many steps a device with so many examples takes in a round, at most."""
+    passes = recipe.epochs * max(1, math.ceil(examples / recipe.batch))
+    return min(recipe.steps, passes) if recipe.steps else passes
 
 
 def pace(fleet: Iterable[Sequence[Offer]], slack: float) -> float:

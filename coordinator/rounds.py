@@ -247,7 +247,8 @@ def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -
 
     def check(task: Task, update: Update) -> None:
         profile = run.fleet.agents[task.agent].profile
-        check_training(update, shapes[task.submodel], sent[task.submodel], profile.data.examples if profile is not None else 0)
+        examples = profile.data.examples if profile is not None else 0
+        check_training(update, shapes[task.submodel], sent[task.submodel], examples, assignment.planned(task.recipe, examples))
 
     quorum = max(1, math.ceil(round(run.config.fleet.quorum * len(tasks), 9)))
     for settled, update in run.fleet.collect(tasks, quorum=quorum, deadline=limit, check=check, size=shipment.limit):

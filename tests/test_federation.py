@@ -98,6 +98,8 @@ def spoil(what: str) -> Member:
                 return replace(update, tensors={k: v for k, v in update.tensors.items() if k != name})
             case "samples":
                 return replace(update, samples=-5)
+            case "steps":
+                return replace(update, steps=10**6)
             case "labels":
                 return replace(update, notes={**update.notes, "labels": ["seven"]})
             case "round":
@@ -116,6 +118,7 @@ def spoil(what: str) -> Member:
         ("name", "foreign"),
         ("missing", "missing"),
         ("samples", "sample"),
+        ("steps", "steps, found"),
         ("labels", "labels"),
         ("round", "expected round 1, found 99"),
     ],

@@ -248,7 +248,7 @@ def test_an_accepted_update_cannot_be_overwritten_by_another_of_its_name(fleet: 
 def test_updates_out_of_all_proportion_are_refused() -> None:
     made = Update("r", 1, 1, "a", "train", SMALL, "r0", 10, 1, weights(1.0), {"labels": [1], "loss": 1.0})
     norms = {name: float(np.sqrt(np.prod(shape))) for name, shape in shapes(SMALL).items()}
-    check_training(made, shapes(SMALL), norms, 10)
+    check_training(made, shapes(SMALL), norms, 10, 5)
     for wrong, words in (
         (replace(made, tensors=weights(3e38)), "norm"),
         (replace(made, samples=11), "samples"),
@@ -258,7 +258,7 @@ def test_updates_out_of_all_proportion_are_refused() -> None:
         (replace(made, notes={"labels": [10], "loss": 1.0}), "labels"),
     ):
         with pytest.raises(Refused, match=words):
-            check_training(wrong, shapes(SMALL), norms, 10)
+            check_training(wrong, shapes(SMALL), norms, 10, 5)
 
 
 def test_statistics_and_scores_are_checked() -> None:
