@@ -11,7 +11,7 @@ authors' code, and `solver = "fedavg"` leaves it out: a fair comparison gives ev
 
     h <- h - alpha count / N (mean - w),    w <- mean - h / alpha
 
-Running statistics take the plain mean. Nothing is said of modes such as noise or late updates: h would remember them for ever.
+Running statistics take the plain mean. Neither noise nor late updates are allowed: h would remember them for ever.
 """
 
 from __future__ import annotations
