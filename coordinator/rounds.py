@@ -255,13 +255,19 @@ def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -
         plan = run.method.place(state, update.submodel)
         fold(total, run.method.parts(state, plan, received(update)), (update.agent, update.attempt))
         entries[update.agent] = Entry(
-            update.agent, update.submodel.name, "folded", update.samples, update.steps, float(update.notes.get("loss", math.nan)), settled.seconds
+            update.agent,
+            replace(update.submodel, owner="").name,
+            "folded",
+            update.samples,
+            update.steps,
+            float(update.notes.get("loss", math.nan)),
+            settled.seconds,
         )
         found.append((update.submodel.plain, update.agent, update.notes.get("tallies", {})))
         run.watch.folded(entries[update.agent])
     settled_all = list(run.fleet.collection.entries.values())
     learn_from_failures(run, settled_all)
-    others = [Entry(s.task.agent, s.task.submodel.name, s.outcome) for s in settled_all if s.task.agent not in entries]
+    others = [Entry(s.task.agent, replace(s.task.submodel, owner="").name, s.outcome) for s in settled_all if s.task.agent not in entries]
     return total, sorted([*entries.values(), *others], key=lambda e: e.agent), of_training(found)
 
 

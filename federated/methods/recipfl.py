@@ -12,11 +12,15 @@ the same seed when it arrives. A device with the largest submodel also trains th
 
 A device that joins tells the share of each class among its examples, which FedAvg's do not. Scores and exports are of a device with as many examples
 of every class; what a device gets from its own network are the scores after training. Batch norm is static, its scales and shifts are made too.
+Predicted times are of a device's own network, so where a strong device's deadline is close it should be twice as far.
 
 Where the authors differ, or leave it open: they encode each device's own last weights, here the mean of its size's unless `encode = "agent"`, whose
 state grows with the fleet; the hidden size is 32 for 128, and tensors beyond `cap` numbers are tiled, so that a CPU makes a small ResNet in a third
 of a second; there is no dropout for 0.5; a bias shares the node of its weight; every classifier knows the device's classes, theirs of a network cut
 in depth does not; they sum updates on MNIST and CIFAR-100 and take the mean by examples on CIFAR-10 (`weighting`).
+
+Measured: three devices with skewed digits (Dirichlet 1), one with w0.2-d2 and two with w1-d2 of `mlp`, 8 rounds, batch 32, lr 0.05, one seed: what is
+made for nobody in particular gets 0.585 and 0.841 of held-out digits right at server_lr 0.001, the authors', and 0.925 and 0.969 at 0.005.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         "encode": Setting("size", "whose last weights the hypernetwork reads: of all of a size, an agent's own, nobody's", ("size", "agent", "none")),
         "dropout": Setting(0.0, "of the encoding of weights that are to be trained; the authors' is 0.5"),
         "server": Setting("adam", "the coordinator's optimiser", ("adam", "sgd")),
-        "server_lr": Setting(1e-3, "its learning rate"),
+        "server_lr": Setting(1e-3, "its learning rate; runs of few rounds do better with 0.005"),
         "server_clip": Setting(50.0, "largest L2 norm of an update of phi; 0: any"),
     }
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from coordinator.store import Store
 from federated.aggregate import Total, fold
 from federated.errors import ConfigError, Refused, Unknown
 from federated.hooks import Survey
@@ -22,7 +23,7 @@ from federated.task import Card, Profile, Task, Update
 from federated.training import Stopped, open_session
 from federated.wire.topics import SUBMODEL
 from models.families import build, network, shapes
-from tests.support.federation import Member, digits, federate
+from tests.support.federation import RUN, Member, digits, federate
 
 METHOD = method("recipfl")
 NET = network("mlp", (6,), 3)
@@ -330,6 +331,9 @@ def test_networks_that_share_nothing_learn_together(tmp_path):
     pins = {"a0": "mlp-w1-d2", "a1": "vgg-w1-d2.2.2", "a2": "w1-d2.2.2"}
     done = federate(tmp_path, members(), {**settings, "assign.submodels": pins, "evaluate.every": 2, "evaluate.local": True, "evaluate.agents": 1})
     assert {name: s.name for name, s in done.result.assigned.items()} == {name: f"{size}@{name}" for name, size in pins.items()}
+    store = Store.open(tmp_path / "runs", RUN, read_only=True)
+    assert store.assigned() == pins, "as the menu names them: so are they released"
+    store.close()
     assert {s.submodel for s in done.result.scores if s.view == "central"} == set(pins.values())
     assert {s.view for s in done.result.scores} >= {"before", "after", "devices"}
     assert all(0 <= s.accuracy <= 1 and np.isfinite(s.loss) for s in done.result.scores)
