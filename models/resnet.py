@@ -2,7 +2,8 @@
 
 Presets are named by their layers: 10, 14, 18, 22, 26, 34 (two 3x3 convolutions per block), 101 and wide-101 (bottlenecks; Wide-ResNet-101-2,
 arXiv 1605.07146, has twice the channels inside), each with one of three stems: "18" is torchvision's (7x7 of stride 2 and max-pool), "18-cifar"
-has a 3x3 convolution alone, "18-nefl" that and the max-pool. 56 and 110 are He's for CIFAR with projected shortcuts; "small" and "tiny" are for a CPU.
+has a 3x3 convolution alone, "18-nefl" that and the max-pool. 56 and 110 are He's for CIFAR with projected shortcuts; "small" and "tiny" are
+for a CPU.
 
 Widths: every section's channels, and a bottleneck's inner ones. Depth: any block may be left out (NeFL, arXiv 2308.07761). Of a section's first
 block the projection stays, relu(projection(x)), since it changes channels and resolution; where there is none, the section passes x on. With
