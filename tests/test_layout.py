@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from federated.methods.catalogue import METHODS
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("models", "federated", "export", "edge_agent", "coordinator", "benchmarks")
@@ -100,3 +103,11 @@ def test_a_device_without_torch_can_import(module: str) -> None:
 def test_files_stay_small() -> None:
     long = {name_of(p): n for p in FILES if (n := len(p.read_text().splitlines())) > 420}
     assert not long, f"split by noun: {long}"
+
+
+def test_every_method_has_a_small_file_of_its_name_and_nothing_else_is_there() -> None:
+    lines = {p.stem: len(p.read_text().splitlines()) for p in (ROOT / "federated/methods").glob("*.py") if p.stem not in ("__init__", "catalogue")}
+    assert lines.keys() == {name.replace("-", "_") for name in METHODS}
+    assert {METHODS[stem.replace("_", "-")].__module__ for stem in lines} == {f"federated.methods.{stem}" for stem in lines}
+    assert max(lines.values()) <= 200, f"long: {max(lines, key=lambda stem: lines[stem])}"
+    assert statistics.median(lines.values()) <= 60

@@ -27,11 +27,11 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated import objective
 from federated.aggregate import Total, bands
+from federated.common.endings import endings, ordered
 from federated.errors import ConfigError
 from federated.hooks import Hooks, Session
 from federated.method import Method, Part, Setting, Settings, State, varied
 from federated.methods.fedavg import fedavg, finish, parts, recipe
-from federated.methods.levels import endings, ordered
 from federated.task import Recipe, Update
 from models.slicing import Plan, at, present
 from models.submodel import Network, Submodel

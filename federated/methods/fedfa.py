@@ -15,7 +15,7 @@ What the paper leaves open: the percentile is of |w|, linearly interpolated and 
 and can always be grafted; what does not fit is left out. Masked cross-entropy, static batch norm and recipe are HeteroFL's: the paper's
 table of rounds and rates was not to be had as text.
 
-`choice` and `mac_budget` say which size a device gets (see `fedfa_choice`).
+`choice` and `mac_budget` say which size a device gets (see `federated.common.choice`).
 
 "l2" is the default though it raises narrow layers merely for being small. Measured: four devices of sizes w1-d4, w0.75-d3, w0.5-d3 and
 w0.5-d2 on skewed handwritten digits (Dirichlet 1), 3 epochs a round, mean accuracy over three seeds and rounds 8 to 10 on held-out digits:
@@ -24,20 +24,19 @@ the whole network gets 0.958 with "l2", 0.924 with "rms" and 0.930 with "none", 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from federated.aggregate import Sum, Total, added, extra, mean
+from federated.common.central import central_norm
+from federated.common.choice import CHOICES, choose
 from federated.hooks import Hooks
 from federated.method import Method, Part, Setting, State, varied
 from federated.methods.fedavg import fedavg, finish, parts, recipe
-from federated.methods.fedfa_choice import CHOICES, choose
 from federated.methods.heterofl import own_rows
 from federated.task import Recipe, Update
 from federated.zico import survey
@@ -45,11 +44,8 @@ from models.families import labelled, normalising
 from models.slicing import Plan, graft
 from models.submodel import Submodel
 
-__all__ = ["central_norm", "fedfa", "fedfa_d", "fedfa_w", "scaled"]
+__all__ = ["BREAKS", "fedfa", "scaled"]
 
-SHARE = 0.95  # of the entries, by size, that count for the norm
-GUESS, SAMPLE, LARGE = 0.93, 1 << 12, 1 << 16  # where the upper entries are taken to begin, from so many entries, in tensors from this size on
-BLOCK = 1 << 16  # entries summed in float32
 TINY = 1e-30  # a smaller norm is zero: 1/n must stay a float32
 ZERO = "#zero"  # suffix of the home of layers of norm 0, which are not scaled
 BREAKS = {
@@ -57,45 +53,6 @@ BREAKS = {
     "identity": "layers are brought to one norm, and blocks of one device stand in for deeper ones",
 }
 WIDTHS, DEPTHS = (0.5, 0.75, 1.0), (2, 3, 4)
-
-
-def central_norm(tensor: Tensor, scaling: str) -> float:
-    """Norm of the entries up to the 95th percentile of the absolute values, linearly interpolated, inclusive.
-
-    scaling: "l2", or "rms" to divide by the square root of the number of entries. The value at the percentile's lower rank decides: above it
-    the percentile takes in ties of that value only, so that one partition does and nothing need be interpolated.
-    """
-    sizes: NDArray[np.float32] = np.abs(tensor.detach().numpy().reshape(-1))
-    rank = math.floor(round(SHARE * (sizes.size - 1), 9))
-    top, sure = split(sizes, rank)
-    rank -= sizes.size - top.size
-    top.partition(rank)
-    ties = int(np.count_nonzero(top[rank + 1 :] == top[rank]))
-    square = sure + energy(top[: rank + 1]) + ties * float(top[rank]) ** 2
-    return math.sqrt(square / (sizes.size - top.size + rank + 1 + ties)) if scaling == "rms" else math.sqrt(square)
-
-
-def split(sizes: NDArray[np.float32], rank: int) -> tuple[NDArray[np.float32], float]:
-    """The upper entries, among them surely that of this rank, and the energy of those below; writes over `sizes`.
-
-    A regular sample guesses where the upper ones begin, which spares the partition nine tenths of a large tensor; a wrong guess spares nothing.
-    """
-    if sizes.size >= LARGE:
-        sample = sizes[:: sizes.size // SAMPLE]
-        floor = np.partition(sample, int(GUESS * sample.size))[int(GUESS * sample.size)]
-        upper = sizes >= floor
-        if sizes.size - np.count_nonzero(upper) <= rank:
-            top = sizes[upper]
-            sizes[upper] = 0
-            return top, energy(sizes)
-    return sizes, 0.0
-
-
-def energy(values: NDArray[np.float32]) -> float:
-    """Sum of squares, by blocks in float32 and over blocks in float64; in float64 throughout where a block would overflow."""
-    with np.errstate(over="ignore"):
-        total = sum(float(np.dot(block, block)) for block in np.array_split(values, 1 + values.size // BLOCK))
-    return total if math.isfinite(total) else float(np.square(values, dtype=np.float64).sum())
 
 
 def fair_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
@@ -178,15 +135,3 @@ def fedfa() -> Method:
         hooks=Hooks(survey=survey),
         breaks=BREAKS | {"uncovered": "a device's last block stands in for the deeper ones that it lacks"},
     )
-
-
-def fedfa_w() -> Method:
-    """FedFA-W: sizes in width at full depth; nothing to graft."""
-    base = fedfa()
-    return replace(base, name="fedfa-w", summary="FedFA with narrower copies only", settings=varied(base.settings, depths=()), breaks=BREAKS)
-
-
-def fedfa_d() -> Method:
-    """FedFA-D: sizes in depth at full width."""
-    base = fedfa()
-    return replace(base, name="fedfa-d", summary="FedFA with shallower copies only", settings=varied(base.settings, widths=(1.0,)))

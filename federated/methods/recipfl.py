@@ -8,7 +8,7 @@ what they are given; for theta_m that was made and theta_m' that came back,
 
 (poster, Federated Training), the sum clipped to a norm of 50 and taken by Adam (the authors' code). What was made for an update is made again from
 the same seed when it arrives. A device with the largest submodel also trains the smallest, taught by its own, and returns both
-(`federated.methods.student`).
+(`federated.common.student`).
 
 A device that joins tells the share of each class among its examples, which FedAvg's do not. Scores and exports are of a device with as many examples
 of every class; what a device gets from its own network are the scores after training. Batch norm is static, its scales and shifts are made too.
@@ -37,12 +37,12 @@ import torch
 from torch import Tensor
 
 from federated.aggregate import Total, mean
+from federated.common.student import HOOKS, PREFIX
 from federated.hypernetwork import network as hyper
 from federated.hypernetwork.moments import adam
+from federated.hypernetwork.sizes import propose
 from federated.method import Method, Part, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
-from federated.methods.recipfl_sizes import propose
-from federated.methods.student import HOOKS, PREFIX
 from federated.task import Profile, Recipe, Update
 from models.families import shapes
 from models.slicing import Plan, Row, corner

@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated import objective
+from federated.common.endings import endings, ordered
 from federated.errors import ConfigError
 from federated.hooks import Hooks, Session
 from federated.method import Method, Setting, Settings, State, varied
 from federated.methods.fedavg import fedavg, recipe
-from federated.methods.levels import endings, ordered
 from federated.task import Recipe
 from models.submodel import Network, Submodel
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from federated.common.central import central_norm
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.fedfa import central_norm
 from models.families import shapes
 from models.slicing import graft
 from models.submodel import Submodel

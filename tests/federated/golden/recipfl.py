@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from federated.aggregate import Total, fold
+from federated.common.student import student_loss
 from federated.hypernetwork.decoder import normalised, tile
 from federated.hypernetwork.graph import factor
 from federated.method import State, configure
 from federated.methods.recipfl import recipfl_with
-from federated.methods.student import student_loss
 from federated.task import Update
 from tests.support.golden import by_owner, close, floats, golden
 

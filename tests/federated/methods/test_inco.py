@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from federated.aggregate import Total, fold
+from federated.common.crosslayer import crossed, references
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.inco import crossed, references
 from federated.task import Update
 from models.families import initial, network
 from tests.support.federation import Member, digits, federate

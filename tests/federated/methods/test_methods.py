@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federated.aggregate import Total, fold
+from federated.common.central import central_norm
 from federated.errors import ConfigError, Unknown
 from federated.method import Part, configure
 from federated.methods.catalogue import METHODS, method
 from federated.methods.fedavg import assign, proposal
-from federated.methods.fedfa import central_norm, scaled
+from federated.methods.fedfa import scaled
 from federated.methods.heterofl import own_rows
 from federated.task import Recipe, Update
 from models.cost import cost

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from federated.aggregate import Total, fold
+from federated.common.nested_sizes import GAMMAS
 from federated.errors import ConfigError
 from federated.method import State, configure
 from federated.methods.catalogue import method
-from federated.methods.nefl_sizes import GAMMAS
 from federated.task import Card, Profile, Update
 from federated.training import train
 from models.families import build, full, initial, network, shapes, statistics

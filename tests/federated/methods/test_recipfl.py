@@ -12,13 +12,13 @@ import torch
 
 from coordinator.store import Store
 from federated.aggregate import Total, fold
+from federated.common.student import histogram, student_loss, teach
 from federated.errors import ConfigError, Refused, Unknown
 from federated.hooks import Survey
 from federated.hypernetwork import network as hyper
 from federated.local import perform
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.student import histogram, student_loss, teach
 from federated.task import Card, Profile, Task, Update
 from federated.training import Stopped, open_session
 from federated.wire.topics import SUBMODEL

@@ -18,7 +18,7 @@ Which layers, as in the code: of a residual network, conv1 and conv2 of every bl
 attention, norm2's weight by norm1's. Elsewhere, and for convolutions that those rules leave out: a weight of two axes or more that is no norm's, by
 that of the same name and shape in the shallowest block of its section. The rest is the base's: stem, shortcuts, norms, head, variates.
 
-The authors publish the wrapper of FedAvg alone. The others are read from the paper: the base's devices and fold, then this step.
+The authors publish the code of the wrapper of FedAvg alone. The others are read from the paper: the base's devices and fold, then this step.
 """
 
 from __future__ import annotations
@@ -34,16 +34,11 @@ from torch import Tensor
 from federated.aggregate import Sum, Total, bands
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, Tensors, varied
-from federated.methods.fedavg import fedavg
-from federated.methods.fednova import fednova
-from federated.methods.fedprox import fedprox
-from federated.methods.moon import moon
-from federated.methods.scaffold import scaffold
 from models.families import address, full, normalising, shapes
 from models.slicing import at
 from models.submodel import Network, Submodel
 
-__all__ = ["crossed", "inco", "inco_avg", "inco_moon", "inco_nova", "inco_prox", "inco_scaffold", "references"]
+__all__ = ["crossed", "inco", "references"]
 
 REFERENCES = "references"  # in a state's settings: layer -> the one whose step it takes up
 VARIANTS = ("code", "no_norm", "no_opt", "paper", "paper_cond", "unnormalised")
@@ -143,24 +138,3 @@ def inco(base: Method, name: str, **given: object) -> Method:
             "fedavg": "a deep layer takes up the step of a shallow one",
         },
     )
-
-
-def inco_avg() -> Method:
-    return inco(fedavg(), "inco-avg")
-
-
-def inco_moon() -> Method:
-    return inco(moon(), "inco-moon")
-
-
-def inco_nova() -> Method:
-    return inco(fednova(), "inco-nova")
-
-
-def inco_prox() -> Method:
-    """mu / 2 = 0.05 in the paper."""
-    return inco(fedprox(), "inco-prox", mu=0.1)
-
-
-def inco_scaffold() -> Method:
-    return inco(scaffold(), "inco-scaffold")

@@ -1,6 +1,6 @@
 """NeFL: Kang, Cha, Shin, Lee and Kang, NeFL: Nested Model Scaling for Federated Learning with System Heterogeneous Clients (arXiv 2308.07761).
 
-Submodels are narrower (nefl-w), lack blocks (nefl-d) or both (nefl-wd); see `nefl_sizes`. Against FedAvg: each residual function has a learnable
+Submodels are narrower (nefl-w), lack blocks (nefl-d) or both (nefl-wd); see `nested_sizes`. Against FedAvg: each residual function has a learnable
 step, y = shortcut(x) + s F(x) (section III), and parameters are of two kinds. The *inconsistent* ones, the steps and all that batch norm learns or
 measures, belong to their submodel and are averaged among the devices that trained it in a round; the others are averaged per coordinate over all
 that hold it (NeFedAvg). Every device counts the same. A block that nobody holds keeps its value; the authors' code makes it 0.
@@ -25,16 +25,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from federated.common.nested_sizes import FEATURES, GAMMAS, is_step, parameters, sizes
 from federated.errors import ConfigError
 from federated.method import Method, Part, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
-from federated.methods.nefl_sizes import FEATURES, GAMMAS, is_step, parameters, sizes
 from federated.task import Profile, Recipe, Update
 from models.families import address, normalising, shapes, statistics
 from models.slicing import Plan, Row, extract
 from models.submodel import Network, Submodel
 
-__all__ = ["nefl_d", "nefl_do", "nefl_w", "nefl_wd"]
+__all__ = ["nefl"]
 
 SETTINGS: Mapping[str, Setting] = {
     "gammas": Setting(GAMMAS, "share of the parameters that each submodel keeps"),
@@ -133,36 +133,21 @@ def skipped(submodel: Submodel, name: str) -> bool:
     return block is not None and not submodel.mask[block[0]][block[1]]
 
 
-def nefl_w() -> Method:
+def nefl(name: str, summary: str, scaling: str) -> Method:
+    """A NeFL of this name. scaling: "w", "d" or "wd", by what its submodels are smaller."""
     plain = base.fedavg()
     training = {"epochs": 5, "batch": 32, "lr": 0.1, "momentum": 0.0, "milestones": (0.5, 0.75)}
     return replace(
         plain,
-        name="nefl-w",
-        summary="narrower copies, each with norms and learnable steps of its own",
+        name=name,
+        summary=summary,
         paper="Kang, Cha, Shin, Lee and Kang, NeFL: Nested Model Scaling for Federated Learning with System Heterogeneous Clients (arXiv 2308.07761)",
         settings=varied(plain.settings, weighting="uniform", sharing=None, **training, **SETTINGS),
         features=FEATURES,
-        menu=partial(propose, scaling="w"),
+        menu=partial(propose, scaling=scaling),
         start=start,
-        assign=partial(assign, scaling="w"),
+        assign=partial(assign, scaling=scaling),
         place=place,
         recipe=recipe,
         parts=parts,
     )
-
-
-def nefl_d() -> Method:
-    summary = "copies with fewer blocks, each with norms and learnable steps of its own"
-    return replace(nefl_w(), name="nefl-d", summary=summary, menu=partial(propose, scaling="d"), assign=partial(assign, scaling="d"))
-
-
-def nefl_wd() -> Method:
-    summary = "narrower copies with fewer blocks, each with norms and learnable steps of its own"
-    return replace(nefl_w(), name="nefl-wd", summary=summary, menu=partial(propose, scaling="wd"), assign=partial(assign, scaling="wd"))
-
-
-def nefl_do() -> Method:
-    deep = nefl_d()
-    summary = "nefl-d whose steps begin as large as the blocks left out after them"
-    return replace(deep, name="nefl-do", summary=summary, settings=varied(deep.settings, first_step="skipped"))

@@ -1,0 +1,16 @@
+"""NeFL-W: Kang, Cha, Shin, Lee and Kang, NeFL: Nested Model Scaling for Federated Learning with System Heterogeneous Clients (arXiv 2308.07761).
+
+Submodels keep every block and sqrt(gamma) of the channels of each layer, so about a share gamma of the parameters (section III). Norms and the
+learnable steps of residual functions belong to their submodel, the rest to all: see `federated.common.nested`.
+"""
+
+from __future__ import annotations
+
+from federated.common.nested import nefl
+from federated.method import Method
+
+__all__ = ["nefl_w"]
+
+
+def nefl_w() -> Method:
+    return nefl("nefl-w", "narrower copies, each with norms and learnable steps of its own", "w")
