@@ -22,8 +22,14 @@ help:
 demo: $(VENV)/installed
 	$(BIN)/coordinator demo
 
+# Side by side where nothing is timed; then, one by one, what starts brokers and processes.
 test: $(VENV)/installed-dev
+ifeq ($(strip $(TESTS)),)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not broker and not processes"
+	$(BIN)/python -m pytest -m "broker or processes"
+else
 	$(BIN)/python -m pytest $(TESTS)
+endif
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
