@@ -27,6 +27,7 @@ __all__ = ["Result", "command", "compare", "lines", "pairs"]
 
 EXPERIMENT = Path(__file__).parent / "experiments" / "methods.toml"
 SIZES = 5
+WIDTHS = [0.2, 0.4, 0.6, 0.8, 1.0]  # for methods that have one size unless more are set
 TOLD = ("global", "worst", "mean", "before", "after")
 
 
@@ -63,16 +64,20 @@ def compare(names: Sequence[str], settings: Sequence[tuple[str, Any]], folder: P
 
 def run(name: str, settings: Sequence[tuple[str, Any]], folder: Path) -> tuple[int, dict[str, float]]:
     """The experiment by one method: how many submodels were in use, and the scores."""
-    chosen, extra = method(name), [*settings, ("method.name", name), *SPECIAL.get(name, ())]
-    config = load(EXPERIMENT, os.environ, extra)
-    network = network_for(config, [catalogue.central(config.data.name, config.data.root).card()])
-    pins = pairs(chosen.menu(network, configure(chosen, config.settings, rounds=config.rounds)), config.simulate.agents)
+    extra = [*settings, ("method.name", name)]
+    if len(menu := proposed(name, extra)) == 1:
+        menu = proposed(name, extra := [*extra, ("method.widths", WIDTHS)])
+    pins = pairs(menu, load(EXPERIMENT, os.environ, extra).simulate.agents)
     given = [*extra, ("assign.submodels", pins)]
     made = simulate(EXPERIMENT, os.environ, [], given, folder / "runs", folder / "results", resume=False, say=lambda text: None)
     return len(set(pins.values())), {key: made["summary"][key]["mean"] for key in TOLD if key in made["summary"]}
 
 
-SPECIAL: dict[str, tuple[tuple[str, Any], ...]] = {"fedavg": (("method.widths", [0.2, 0.4, 0.6, 0.8, 1.0]),)}  # whose own menu is one size
+def proposed(name: str, settings: Sequence[tuple[str, Any]]) -> tuple[Submodel, ...]:
+    """A method's menu in this experiment."""
+    config, chosen = load(EXPERIMENT, os.environ, settings), method(name)
+    network = network_for(config, [catalogue.central(config.data.name, config.data.root).card()])
+    return chosen.menu(network, configure(chosen, config.settings, rounds=config.rounds))
 
 
 def lines(results: Sequence[Result]) -> list[str]:
