@@ -154,7 +154,7 @@ class Evaluator:
             recipe = replace(self.method.recipe(state, submodel), per_class=self.config.evaluate.per_class)
             holders = [a for a in agents if _holds(a, submodel, self.config.assign.memory)]
             if recipe.keep:
-                holders = [a for a in holders if a.name in self.assigned and self.assigned[a.name].plain == submodel]
+                holders = [a for a in holders if a.name in self.fleet.folded and self.assigned[a.name].plain == submodel]
             if self.config.evaluate.agents:
                 holders = holders[: self.config.evaluate.agents]
             for agent in holders:

@@ -67,6 +67,7 @@ class Fleet:
     ) -> None:
         self.link, self.run, self.attempt, self.notify, self.clock = link, run, attempt, notify, clock
         self.agents: dict[str, Agent] = {}
+        self.folded: dict[str, int] = {}  # the last round of which each agent's update was folded
         self.accept: Callable[[Profile], str] = lambda profile: ""  # why an agent cannot take part, or nothing
         self.inbox = Inbox(spool, slots)
         self.shelf = Shelf(link, run.run, spool, chunk)

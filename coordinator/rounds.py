@@ -107,6 +107,9 @@ def begin(run: Run) -> tuple[State, Sequence[Score]]:
     if last is None:
         return state, ()
     log.info("going on after round %d", last.round)
+    known = {submodel.name: submodel for submodel in run.menu}
+    run.assigned.update({agent: known[name] for agent, name in run.store.assigned().items() if name in known})
+    run.fleet.folded = run.store.folded()
     return replace(state, round=last.round, tensors=dict(last.tensors), fleet=dict(last.fleet)), last.scores
 
 
@@ -263,6 +266,7 @@ def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -
             float(update.notes.get("loss", math.nan)),
             settled.seconds,
         )
+        run.fleet.folded[update.agent] = number
         found.append((update.submodel.plain, update.agent, update.notes.get("tallies", {})))
         run.watch.folded(entries[update.agent])
     settled_all = list(run.fleet.collection.entries.values())

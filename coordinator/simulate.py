@@ -6,7 +6,6 @@ broker are simulated. A fleet whose agents are started as `edge-agent join --nam
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import filter as filter_names
@@ -26,9 +25,9 @@ from coordinator.source import Source
 from coordinator.source import names as devices
 from coordinator.start import AGENTS, Prepared, prepare, run
 from coordinator.store import Store, names
+from federated import memory
 from federated.data import partitions
 from federated.errors import ConfigError, LinkError, StoreError
-from federated.memory import FOLDER
 from federated.wire.memory import MemoryBroker, MemoryLink
 
 __all__ = ["simulate"]
@@ -136,7 +135,7 @@ def stored(runs: Path, name: str) -> Config:
 def carry_out(prepared: Prepared, source: Source, say: Say) -> None:
     """The rounds. Whatever stops the devices stops the run, and is what is raised."""
     broker = MemoryBroker()
-    with emptied(prepared.store.spool / "devices") as spool:
+    with emptied(prepared.store.spool / "devices", prepared.store) as spool:
         devices = Devices(broker, prepared.config, source, spool)
         link = MemoryLink(broker, "coordinator")
         try:
@@ -150,10 +149,20 @@ def carry_out(prepared: Prepared, source: Source, say: Say) -> None:
 
 
 @contextmanager
-def emptied(folder: Path) -> Iterator[Path]:
-    """A folder for what devices hold, below the run's own. Of a simulation that was stopped their memories stay, for when it is resumed."""
+def emptied(folder: Path, store: Store) -> Iterator[Path]:
+    """A folder for what devices hold, below the run's own. Their memories stay, for when the simulation is resumed, with more rounds perhaps."""
     for path in folder.glob("*/*"):
-        if path.name != FOLDER:
+        if path.name != memory.FOLDER:
             path.unlink()
     yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    since = store.folded()
+    for device in folder.iterdir():
+        memory.prune(device / memory.FOLDER, since.get(device.name, 0))
+        for path in device.iterdir():
+            if path.name != memory.FOLDER:
+                path.unlink()
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+    if not any(folder.iterdir()):
+        folder.rmdir()

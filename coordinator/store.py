@@ -257,6 +257,10 @@ class Store:
         """The submodel that each agent had last, by name."""
         return dict(self._database.execute("SELECT agent, submodel FROM updates ORDER BY round"))
 
+    def folded(self) -> dict[str, int]:
+        """The last round of which each agent's update was folded."""
+        return dict(self._database.execute("SELECT agent, MAX(round) FROM updates WHERE outcome = 'folded' GROUP BY agent"))
+
     def history(self) -> list[tuple[int, float, int, int]]:
         """Each finished round: its number, seconds, bytes up and bytes down."""
         return list(self._database.execute("SELECT round, seconds, bytes_up, bytes_down FROM rounds ORDER BY round"))

@@ -59,7 +59,7 @@ class Shipment:
             data = tensors.encode({"version": version, "submodel": submodel.name}, own)
             self._sent[submodel] = version, *self.fleet.shelf.put(version, submodel.name, memoryview(data))
         version, digest, size = self._sent[submodel]
-        return Task(run, round, self.fleet.attempt, agent, work, submodel, version, digest, size, recipe, deadline)
+        return Task(run, round, self.fleet.attempt, agent, work, submodel, version, digest, size, recipe, deadline, self.fleet.folded.get(agent, 0))
 
     def limit(self, task: Task) -> int:
         """Largest acceptable encoding of an update to this task, bytes: no device sends more than it received, but for the header."""

@@ -22,7 +22,6 @@ from edge_agent.worker import Channel, Job
 from federated.errors import ConfigError, EspalierError, MissingExtra, Refused, UsageError
 from federated.task import Task
 from federated.wire import messages
-from models.submodel import Submodel
 
 __all__ = ["check_allowed", "main", "serve"]
 
@@ -72,17 +71,22 @@ def _load(job: Job) -> Any:
 def _measure(job: Job, data: Any, run: dict[str, Any]) -> dict[str, Any]:
     from edge_agent.profile import measure
 
+    check_allowed(job, run)
     card = msgspec.convert(run, messages.Run)
-    for submodel in card.calibration:
-        check_allowed(job, submodel)
     return asdict(measure(card, data, job.limits, job.device))
 
 
-def check_allowed(job: Job, submodel: Submodel) -> None:
-    """A network of `module:function` runs code of this device, so only the one that its owner named is built. Raises Refused."""
-    family = submodel.network.family
-    if ":" in family and family != job.model:
+def check_allowed(job: Job, message: Any) -> None:
+    """A network of `module:function` runs code of this device, so only the one that its owner named is built, wherever a message has it.
+
+    message: a run or a task as plain values; a menu and a recipe's options name networks too. Raises Refused.
+    """
+    inner = message.values() if isinstance(message, dict) else message if isinstance(message, list | tuple) else ()
+    family = message.get("family", "") if isinstance(message, dict) else ""
+    if isinstance(family, str) and ":" in family and family != job.model:
         raise Refused(f"this run trains the network '{family}': join with --model {family} if you trust that function of yours")
+    for value in inner:
+        check_allowed(job, value)
 
 
 def _perform(job: Job, data: Any, channel: Channel, message: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +95,7 @@ def _perform(job: Job, data: Any, channel: Channel, message: dict[str, Any]) -> 
 
     task = msgspec.convert(message["task"], Task)
     try:
-        check_allowed(job, task.submodel)
+        check_allowed(job, message["task"])
         loss = errand(task, Path(message["weights"]), Path(message["result"]), data, device=job.device, stop=channel.ready)
     except Stopped:
         channel.receive()  # the request that stopped it

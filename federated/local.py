@@ -112,10 +112,10 @@ def evaluate(
 def errand(task: Task, weights: Path, result: Path, data: Examples, *, device: str = "cpu", stop: Callable[[], bool] | None = None) -> float:
     """`perform` from file to file: encoded weights in, the encoded update out, the device's memory beside it; the loss, NaN where there is none."""
     kept = result.parent / memory.FOLDER
-    known = memory.read(kept, task.round + (task.work != "train"))
+    known = memory.read(kept, task.since)
     update, remembered = perform(task, codec.decode(weights.read_bytes())[1], data, kept=known, device=device, stop=stop)
     if remembered:
-        memory.write(kept, task.round, remembered)
+        memory.write(kept, task.round, remembered, since=task.since)
     result.write_bytes(codec.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors))
     return float(update.notes.get("loss", math.nan))
 

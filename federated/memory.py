@@ -1,7 +1,8 @@
 """What a device keeps between rounds of a run (a variate, its last network, layers of its own), on its own disk, without PyTorch.
 
-One file per round that was trained. Work on round r reads the newest of an earlier round, so a round that is done again starts from the same;
-what a round leaves is taken up once the coordinator has the update, and forgotten with an update that nobody wanted.
+One file per round that was trained. A task says of which round the coordinator took this device's last update, and what that round left is what
+counts: not what an update left that was lost, refused or late, nor a round that a coordinator which came back knows nothing of. So neither side
+need be told that the other one was killed, and a round that is done again starts from the same.
 """
 
 from __future__ import annotations
@@ -14,32 +15,31 @@ from numpy.typing import NDArray
 
 from federated.wire import tensors
 
-__all__ = ["FOLDER", "confirm", "read", "write"]
+__all__ = ["FOLDER", "prune", "read", "write"]
 
 FOLDER = "memory"  # beside a device's spooled updates
-KEPT = 2  # the last round may have to be done again
+SUFFIX = ".kept"
 
 
-def read(folder: Path, round: int) -> dict[str, NDArray[Any]]:
-    """What is known to work on a round; nothing, at first."""
-    earlier = [path for path in folder.glob("*.kept") if int(path.stem) < round]
-    return dict(tensors.decode(max(earlier, key=number).read_bytes())[1]) if earlier else {}
+def read(folder: Path, since: int) -> dict[str, NDArray[Any]]:
+    """What round `since` left; nothing where that is 0, or where this disk knows nothing of it."""
+    path = folder / f"{since}{SUFFIX}"
+    return dict(tensors.decode(path.read_bytes())[1]) if since and path.exists() else {}
 
 
-def write(folder: Path, round: int, values: Mapping[str, NDArray[Any]]) -> None:
-    """What a round leaves, until it is confirmed of no effect."""
+def write(folder: Path, round: int, values: Mapping[str, NDArray[Any]], *, since: int) -> None:
+    """What a round leaves, beside what it started from: no other will be asked for again."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{round}.new").write_bytes(tensors.encode({}, values))
+    path = folder / f"{round}{SUFFIX}"
+    part = path.with_suffix(".part")
+    part.write_bytes(tensors.encode({}, values))
+    part.replace(path)
+    prune(folder, since, round)
 
 
-def confirm(folder: Path, round: int) -> None:
-    """The coordinator took the round's update: from now on what it left counts."""
-    new = folder / f"{round}.new"
-    if new.exists():
-        new.replace(folder / f"{round}.kept")
-        for old in sorted(folder.glob("*.kept"), key=number)[:-KEPT]:
-            old.unlink()
-
-
-def number(path: Path) -> int:
-    return int(path.stem)
+def prune(folder: Path, *rounds: int) -> None:
+    """Forgets all but what these rounds left."""
+    known = {f"{round}{SUFFIX}" for round in rounds}
+    for path in folder.glob("*"):
+        if path.name not in known:
+            path.unlink()

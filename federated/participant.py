@@ -10,11 +10,10 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from federated import memory
 from federated.errors import Refused, WireError
 from federated.task import Profile, Task
 from federated.wire import messages, topics
@@ -195,7 +194,7 @@ class Participant:
         known, self.run = self.run, run
         if run.session != known.session or run.network != known.network:
             self._drop(lambda task: True, "the coordinator came back")
-            if (run.network, run.calibration, run.batch) != (known.network, known.calibration, known.batch):
+            if replace(run, session="") != replace(known, session=""):  # another network to time, or another method's survey
                 self.profile = self._measure(run)
             self._introduce()
 
@@ -234,7 +233,6 @@ class Participant:
         if receipt.accepted:
             if sending.task.work == "train":
                 self.finished += 1
-                memory.confirm(self.spool / memory.FOLDER, sending.task.round)
         else:
             log.warning("round %d: the coordinator refused the update: %s", sending.task.round, receipt.reason)
 

@@ -74,6 +74,7 @@ class Task:
     version: which weights, as the topic of their download spells it.
     digest: sha256 of the encoded weights, hexadecimal; size: their bytes.
     deadline: seconds from receipt after which the update is no longer wanted.
+    since: the last round of which the coordinator took an update of this agent, 0 if none: what the device kept then is what it goes on with.
     """
 
     run: str
@@ -87,6 +88,7 @@ class Task:
     size: int
     recipe: Recipe
     deadline: float
+    since: int = 0
 
 
 @dataclass(frozen=True)

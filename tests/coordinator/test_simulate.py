@@ -149,6 +149,38 @@ def test_a_simulation_goes_on_bit_for_bit(done, tmp_path: Path):
         run(tmp_path, *common, "simulate.partition=iid", resume=True)
 
 
+class Killed(Exception):
+    """Ends a simulation between two rounds."""
+
+
+@pytest.mark.parametrize(("method", "how"), [("scaffold", "stopped"), ("moon", "finished"), ("flexifed", "finished")])
+def test_what_devices_keep_goes_on_bit_for_bit_too(tmp_path: Path, method: str, how: str):
+    """Variates, networks of before and layers of their own, of devices that take part in some rounds only; scores are the same as well."""
+    text = EXPERIMENT.replace("fedfa", method).replace("batch = 16", "epochs = 1\nsteps = 2\nbatch = 16").replace("agents = 3", "agents = 4")
+    own = {"scaffold": [], "moon": [], "flexifed": ["method.strategy=basic"]}[method]
+    common = [*own, "evaluate.every=1", "fleet.fraction=0.5", "simulate.workers=1"]
+    whole, split = tmp_path / "whole", tmp_path / "split"
+    whole.mkdir()
+    split.mkdir()
+    run(whole, *common, "rounds=4", text=text)
+
+    def kill(line: str) -> None:
+        if line.startswith("round 2"):
+            raise Killed
+
+    if how == "finished":
+        run(split, *common, "rounds=2", text=text)
+    else:
+        with pytest.raises(Killed):
+            simulate(experiment(split, text), {}, [*common, "rounds=4"], [], split / "runs", split / "out", resume=False, say=kill)
+    run(split, *common, "rounds=4", text=text, resume=True)
+    expected, found = weights(whole, rounds=4), weights(split, rounds=4)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    tables = [(folder / "out" / "seed0.csv").read_text() for folder in (whole, split)]
+    assert tables[0] == tables[1]
+
+
 def test_the_simulation_is_the_fleet(done, tmp_path: Path):
     """Agents named and given shards as the simulated devices are learn the same weights over another link."""
     folder, _, _ = done

@@ -1,4 +1,4 @@
-"""What a device keeps between rounds: taken up with an accepted update, found again by a round that is done again, and never sent."""
+"""What a device keeps between rounds: taken up where the coordinator took the update, found again by a round that is done again, never sent."""
 
 from __future__ import annotations
 
@@ -25,28 +25,27 @@ def values(number):
     return {"w": np.full(2, number, dtype=np.float32)}
 
 
-def test_a_round_finds_what_the_last_accepted_one_left(tmp_path):
-    assert memory.read(tmp_path, 1) == {}
-    memory.write(tmp_path, 1, values(1))
-    assert memory.read(tmp_path, 2) == {}, "nobody has taken it yet"
-    memory.confirm(tmp_path, 1)
-    assert memory.read(tmp_path, 2)["w"].tolist() == [1, 1]
-    memory.write(tmp_path, 2, values(2))
-    assert memory.read(tmp_path, 3)["w"].tolist() == [1, 1], "round 2 was lost"
+def test_a_round_goes_on_from_the_one_that_was_taken(tmp_path):
+    assert memory.read(tmp_path, 0) == {}
+    memory.write(tmp_path, 1, values(1), since=0)
+    assert memory.read(tmp_path, 0) == {}, "nobody has taken round 1"
+    assert memory.read(tmp_path, 1)["w"].tolist() == [1, 1]
+    memory.write(tmp_path, 2, values(2), since=1)
+    assert memory.read(tmp_path, 1)["w"].tolist() == [1, 1], "round 2 was lost, or is done again"
 
 
-def test_a_round_that_is_done_again_starts_from_the_same(tmp_path):
-    for number in (1, 2, 11):
-        memory.write(tmp_path, number, values(number))
-        memory.confirm(tmp_path, number)
-    assert memory.read(tmp_path, 11)["w"].tolist() == [2, 2]
-    assert memory.read(tmp_path, 12)["w"].tolist() == [11, 11]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["11.kept", "2.kept"]
+def test_what_nobody_will_ask_for_again_takes_no_room(tmp_path):
+    """Rounds whose updates nobody took, of this run or of an older one of its name, are gone with the next that is trained."""
+    memory.write(tmp_path, 40, values(40), since=0)
+    memory.write(tmp_path, 1, values(1), since=0)
+    for number in (2, 3, 11):
+        memory.write(tmp_path, number, values(number), since=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.kept", "11.kept"]
+    assert memory.read(tmp_path, 40) == {}
 
 
-def test_what_left_nothing_needs_no_confirmation(tmp_path):
-    memory.confirm(tmp_path, 4)
-    assert not list(tmp_path.iterdir())
+def test_a_device_without_its_disk_starts_anew(tmp_path):
+    assert memory.read(tmp_path / "none", 7) == {}
 
 
 # ---- layers that stay on a device ------------------------------------------------------------------------------------
@@ -112,12 +111,11 @@ def test_scores_after_a_round_are_of_the_layers_that_it_left(tmp_path):
     loss = errand(task(norm="static"), weights, result, data())
     assert 0 < loss < 5
     folder = tmp_path / memory.FOLDER
-    assert memory.read(folder, 2) == {}
-    memory.confirm(folder, 1)
-    assert memory.read(folder, 2).keys() == {f"own/{SMALL.name}/{name}" for name in HEAD}
+    assert memory.read(folder, 1).keys() == {f"own/{SMALL.name}/{name}" for name in HEAD}
     measured = {name: np.ones(shape, np.float32) for name, shape in statistics(SMALL).items()}
     weights.write_bytes(tensors.encode({}, {**sent(SMALL), **measured}))
+    bare = replace(bare, since=1)
     assert np.isnan(errand(bare, weights, result, data()))
     here, _ = tensors.decode(result.read_bytes())
-    expected, _ = perform(bare, {**sent(SMALL), **measured}, data(), kept=memory.read(folder, 2))
+    expected, _ = perform(bare, {**sent(SMALL), **measured}, data(), kept=memory.read(folder, 1))
     assert here["notes"]["tallies"] == expected.notes["tallies"]

@@ -205,7 +205,8 @@ def test_three_devices_of_two_depths_learn_digits(tmp_path: Path, strategy: str)
 
 def kept(folder: Path, submodel: str) -> dict[str, np.ndarray]:
     """What a device keeps of a submodel after its last round."""
-    whole, own = memory.read(next(folder.rglob(memory.FOLDER)), 100), f"own/{submodel}/"
+    folder, own = next(folder.rglob(memory.FOLDER)), f"own/{submodel}/"
+    whole = memory.read(folder, max(int(path.stem) for path in folder.iterdir()))
     assert all(name.startswith(own) for name in whole)
     return {name.removeprefix(own): value for name, value in whole.items()}
 
