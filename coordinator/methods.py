@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from federated.method import LAWS, Method
+from federated.method import LAWS, Method, Setting
 from federated.methods.catalogue import METHODS, method
 
 __all__ = ["described", "listed", "one_text", "table_text"]
@@ -28,13 +28,16 @@ def described(name: str) -> dict[str, Any]:
         "paper": made.paper,
         "network": list(made.features),
         "trains": "with PyTorch alone" if made.hooks is not None else "by a recipe",
-        "settings": {
-            key: {"default": known.default, "help": known.help, **({"choices": list(known.choices)} if known.choices else {})}
-            for key, known in made.settings.items()
-        },
+        "settings": {key: told(known) for key, known in made.settings.items()},
         "laws": {law: broken(made, law) for law in LAWS},
         "allows": sorted(made.allows),
     }
+
+
+def told(known: Setting) -> dict[str, Any]:
+    """One setting: default and help, and what bounds it."""
+    bounds = {"choices": list(known.choices), "range": known.range}
+    return {"default": known.default, "help": known.help, **{key: value for key, value in bounds.items() if value}}
 
 
 def broken(made: Method, law: str) -> str:
@@ -59,7 +62,7 @@ def one_text(one: Mapping[str, Any]) -> str:
     lines += ["", "Settings (--set method.KEY=VALUE):"]
     for key, known in one["settings"].items():
         choices = f" ({', '.join(map(str, known['choices']))})" if "choices" in known else ""
-        lines += folded(f"{key} = {spelled(known['default'])}", known["help"] + choices, 30)
+        lines += folded(f"{key} = {spelled(known['default'])}", known["help"] + choices + (f" ({known['range']})" if "range" in known else ""), 30)
     lines += ["", "Laws of the combination:"]
     for law, why in one["laws"].items():
         lines += folded(law, LAWS[law] if not why else f"does not hold: {why}", 13)

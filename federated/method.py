@@ -6,6 +6,7 @@ A method says what an update *contributes* (parts); one engine, `federated.aggre
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -42,11 +43,24 @@ LAWS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing that a method can be told. default: its value, and its type. help: one line. choices: what it may be; none: anything of its type."""
+    """One thing that a method can be told.
+
+    default: its value, and its type. help: one line. choices: what it may be; none: anything of its type.
+    least, above, most: of a number, what it may be at the least, must lie above, and may be at the most.
+    """
 
     default: Any
     help: str
     choices: tuple[Any, ...] = ()
+    least: float = -math.inf
+    above: float = -math.inf
+    most: float = math.inf
+
+    @property
+    def range(self) -> str:
+        """The bounds in words; empty where there are none."""
+        told = ((self.least, "at least"), (self.above, "above"), (self.most, "at most"))
+        return " and ".join(f"{word} {bound:g}" for bound, word in told if math.isfinite(bound))
 
 
 def varied(settings: Mapping[str, Setting], **given: Any) -> Mapping[str, Setting]:
@@ -138,6 +152,8 @@ def configure(method: Method, given: Settings, *, seed: int = 0, rounds: int = 0
             raise ConfigError(f"setting '{key}' of {method.name}: expected {kind} such as {known.default!r}, found {value!r}")
         if known.choices and value not in known.choices:
             raise ConfigError(f"setting '{key}' of {method.name}: expected one of {', '.join(map(str, known.choices))}, found {value!r}")
+        if known.range and not (known.above < value and known.least <= value <= known.most):
+            raise ConfigError(f"setting '{key}' of {method.name}: expected a number {known.range}, found {value}")
     return {**{key: known.default for key, known in method.settings.items()}, **given, "seed": seed, "rounds": rounds}
 
 

@@ -109,8 +109,8 @@ def depthfl() -> Method:
     choices = {
         "depths": Setting((), "sections that a submodel keeps, with an exit after each; none: a submodel for each number"),
         "solver": Setting("feddyn", "feddyn corrects the mean by what devices and coordinator remember", ("feddyn", "fedavg")),
-        "alpha": Setting(0.1, "of feddyn: pull towards the received weights"),
-        "ramp": Setting(300, "rounds until the exits teach each other with full weight"),
+        "alpha": Setting(0.1, "of feddyn: pull towards the received weights", least=0),
+        "ramp": Setting(300, "rounds until the exits teach each other with full weight", least=0),
     }
     return replace(
         base,

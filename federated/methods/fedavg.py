@@ -40,18 +40,18 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         "sharing": Setting(
             "coverage", "with whom a weight is averaged: all who hold it, or devices of the same submodel", ("coverage", "architecture")
         ),
-        "epochs": Setting(1, "passes over a device's data per round"),
-        "steps": Setting(0, "at most so many steps per round; 0: as many as the passes have"),
-        "batch": Setting(32, "examples per step"),
+        "epochs": Setting(1, "passes over a device's data per round", least=1),
+        "steps": Setting(0, "at most so many steps per round; 0: as many as the passes have", least=0),
+        "batch": Setting(32, "examples per step", least=1),
         "optimiser": Setting("sgd", "made anew each round", ("sgd", "adam", "adamw")),
-        "lr": Setting(0.05, "learning rate"),
-        "lr_decay": Setting(1.0, "factor of the learning rate after each round"),
+        "lr": Setting(0.05, "learning rate", above=0),
+        "lr_decay": Setting(1.0, "factor of the learning rate after each round", above=0),
         "milestones": Setting((), "rounds from which on the learning rate is a tenth; numbers below 1 are shares of all rounds"),
-        "momentum": Setting(0.9, "of sgd"),
-        "decay": Setting(0.0, "weight decay"),
-        "clip": Setting(0.0, "largest L2 norm of a step's gradient; 0: any"),
+        "momentum": Setting(0.9, "of sgd", least=0, most=1),
+        "decay": Setting(0.0, "weight decay", least=0),
+        "clip": Setting(0.0, "largest L2 norm of a step's gradient; 0: any", least=0),
         "masked": Setting(False, "logits of classes that a device does not hold are 0 in training"),
-        "hide": Setting(0.15, "share of the tokens that a masked network is not shown"),
+        "hide": Setting(0.15, "share of the tokens that a masked network is not shown", least=0, most=1),
         "norm": Setting("tracked", "statistics of batch norm travel like weights, or are measured by the fleet", ("static", "tracked")),
     }
 )

@@ -31,6 +31,6 @@ def fedprox() -> Method:
         name="fedprox",
         summary="FedAvg whose devices are pulled back to the weights that they received",
         paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020 (arXiv 1812.06127)",
-        settings=varied(base.settings, mu=Setting(0.01, "strength of the pull to the received weights")),
+        settings=varied(base.settings, mu=Setting(0.01, "strength of the pull to the received weights", least=0)),
         recipe=pulled,
     )

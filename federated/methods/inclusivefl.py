@@ -149,10 +149,10 @@ def inclusivefl() -> Method:
     method = base.fedavg()
     choices = {
         "depths": Setting((), "kept blocks per section, one number or one per section; none: a third, two thirds and all"),
-        "beta": Setting(0.2, "share of the larger size's momentum in the gradient of a smaller one's top layer"),
+        "beta": Setting(0.2, "share of the larger size's momentum in the gradient of a smaller one's top layer", least=0, most=1),
         "server": Setting("average", "how a size moves by its devices' mean gradient: to their mean, or by AdamW", ("average", "adamw")),
-        "server_lr": Setting(0.001, "learning rate of the coordinator's adamw"),
-        "server_decay": Setting(0.0, "weight decay of the coordinator's adamw"),
+        "server_lr": Setting(0.001, "learning rate of the coordinator's adamw", above=0),
+        "server_decay": Setting(0.0, "weight decay of the coordinator's adamw", least=0),
     }
     return replace(
         method,

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from federated.errors import ConfigError
 from federated.hooks import Hooks, Session
 from federated.method import Method, Setting, Settings, State, varied
 from federated.methods.fedavg import fedavg, proposal, recipe
@@ -105,15 +104,13 @@ def contrasting(state: State, submodel: Submodel) -> Recipe:
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
-    """FedAvg's, with a projection head. Raises ConfigError also for a temperature that is not above 0."""
-    if settings["temperature"] <= 0:
-        raise ConfigError(f"setting 'temperature': expected a number above 0, found {settings['temperature']}")
+    """FedAvg's, with a projection head."""
     return proposal(network, settings, FEATURES)
 
 
 def moon() -> Method:
     base = fedavg()
-    own = {"mu": Setting(1.0, "weight of the contrast"), "temperature": Setting(0.5, "by which similarities are divided")}
+    own = {"mu": Setting(1.0, "weight of the contrast", least=0), "temperature": Setting(0.5, "by which similarities are divided", above=0)}
     return replace(
         base,
         name="moon",

@@ -103,7 +103,7 @@ def scaffold() -> Method:
         summary="FedAvg with control variates that take out where each device drifts",
         paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020 (arXiv 1910.06378)",
         settings=varied(
-            plain.settings, momentum=0.0, server_lr=Setting(1.0, "how far the coordinator goes to the mean of the weights; 1: all the way")
+            plain.settings, momentum=0.0, server_lr=Setting(1.0, "how far the coordinator goes to the mean of the weights; 1: all the way", above=0)
         ),
         allows=frozenset({"private", "robust"}),
         start=start,

@@ -53,6 +53,30 @@ def test_an_unknown_method_lists_the_nearest_first():
         method("fedav")
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value", "wanted"),
+    [
+        ("scaffold", "lr", 0.0, "above 0"),
+        ("scaffold", "server_lr", -1, "above 0"),
+        ("fedavg", "epochs", 0, "at least 1"),
+        ("fedavg", "batch", 0, "at least 1"),
+        ("fednova", "momentum", 1.5, "at least 0 and at most 1"),
+        ("fedprox", "mu", -0.1, "at least 0"),
+        ("inclusivefl", "beta", 2, "at least 0 and at most 1"),
+        ("scalefl", "temperature", 0, "above 0"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_before_anyone_trains(name, key, value, wanted):
+    with pytest.raises(ConfigError, match=f"setting '{key}' of {name}: expected a number {wanted}, found {value}"):
+        configure(method(name), {key: value})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_defaults_are_within_their_own_ranges(name):
+    chosen = method(name)
+    assert configure(chosen, {key: known.default for key, known in chosen.settings.items()}) == configure(chosen, {})
+
+
 def test_settings_replace_defaults():
     chosen = method("fedfa")
     found = configure(chosen, {"lr": 1, "depths": [2]})

@@ -126,9 +126,8 @@ def test_a_network_without_a_last_linear_is_refused():
 
 
 def test_a_temperature_of_zero_is_refused():
-    chosen = method("moon")
-    with pytest.raises(ConfigError, match="'temperature': expected a number above 0, found 0"):
-        chosen.menu(NET, configure(chosen, {"temperature": 0}))
+    with pytest.raises(ConfigError, match="'temperature' of moon: expected a number above 0, found 0"):
+        configure(method("moon"), {"temperature": 0})
 
 
 @pytest.mark.parametrize("norm", ["static", "tracked"])
