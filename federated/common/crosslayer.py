@@ -18,6 +18,7 @@ Which layers, as in the code: of a residual network, conv1 and conv2 of every bl
 attention, norm2's weight by norm1's. Elsewhere, and for convolutions that those rules leave out: a weight of two axes or more that is no norm's, by
 that of the same name and shape in the shallowest block of its section. The rest is the base's: stem, shortcuts, norms, head, variates.
 
+For vision transformers their code also divides every step by the number of epochs, of which the paper says nothing; it is left out here.
 The authors publish the code of the wrapper of FedAvg alone. The others are read from the paper: the base's devices and fold, then this step.
 """
 
@@ -43,6 +44,7 @@ __all__ = ["crossed", "inco", "references"]
 REFERENCES = "references"  # in a state's settings: layer -> the one whose step it takes up
 VARIANTS = ("code", "no_norm", "no_opt", "paper", "paper_cond", "unnormalised")
 KERNELS = VARIANTS[:3]  # per kernel, clipped
+STEPS = 4  # from the smallest size to the largest
 LARGEST, STEEPEST, EPS = 0.1, 5.0, 1e-7  # of a step's entry, of t; against division by 0
 
 
@@ -102,12 +104,23 @@ def matched(network: Network) -> None:
         )
 
 
+def depths(network: Network) -> tuple[tuple[int, ...], ...]:
+    """Blocks per section of five sizes, in equal steps from one block to all; what lies between two numbers is the lower one in the first half of
+    the sections and the higher one in the others. Of ResNet26 these are the paper's ResNet10, 14, 18, 22 and 26."""
+    sections = [len(mask) for mask in full(network).mask]
+    early = (len(sections) + 1) // 2
+    return tuple(
+        tuple(1 + ((blocks - 1) * step + (0 if place < early else STEPS - 1)) // STEPS for place, blocks in enumerate(sections))
+        for step in range(STEPS + 1)
+    )
+
+
 def inco(base: Method, name: str, **given: object) -> Method:
     """A method whose deep layers take up their section's shallow step after each round of the base. given: settings of another default."""
 
     def menu(network: Network, settings: Settings) -> tuple[Submodel, ...]:
         matched(network)
-        return base.menu(network, settings)
+        return base.menu(network, {**settings, "depths": settings["depths"] or depths(network)})
 
     def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
         state = base.start(tensors, submodels, settings)
@@ -121,14 +134,15 @@ def inco(base: Method, name: str, **given: object) -> Method:
         taken = {home: taken_up(old[home], new[home], new[other] - old[other], total.sums[home], variant) for home, other in pairs.items()}
         return replace(after, tensors={**new, **taken})
 
-    authors = {"optimiser": "adam", "lr": 0.001, "batch": 64, "epochs": 5, "weighting": "uniform", "depths": (1, 2, 3)}
+    authors = {"optimiser": "adam", "lr": 0.001, "batch": 64, "epochs": 5, "weighting": "uniform"}
+    blocks = Setting((), "kept blocks per section, one number or one per section; none: five sizes, from one block of each section to all")
     choice = Setting("code", "how a deep layer's step takes up a shallow one's", VARIANTS)
     return replace(
         base,
         name=name,
         summary=f"{base.name} with shallower copies; deep layers take up the steps of shallow ones",
         paper="Chan et al., Internal Cross-layer Gradients for Extending Homogeneity to Heterogeneity in FL, ICLR 2024 (arXiv 2308.11464)",
-        settings=varied(base.settings, sharing=None, **authors, **given, variant=choice),
+        settings=varied(base.settings, sharing=None, **authors, **given, depths=blocks, variant=choice),
         menu=menu,
         start=start,
         finish=finish,

@@ -11,13 +11,14 @@ authors' code, and `solver = "fedavg"` leaves it out: a fair comparison gives ev
 
     h <- h - alpha count / N (mean - w),    w <- mean - h / alpha
 
-Running statistics take the plain mean. Neither noise nor late updates are allowed: h would remember them for ever.
+`distillation = 0` leaves each exit to itself, and `exit = "adapter"` makes exits small: so is the DepthFL that NeFL compares itself to (arXiv
+2308.07761, section V-A2). Running statistics take the plain mean. Neither noise nor late updates are allowed: h would remember them for ever.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,29 +31,38 @@ from federated.aggregate import Total, bands
 from federated.common.endings import endings, ordered
 from federated.errors import ConfigError
 from federated.hooks import Hooks, Session
-from federated.method import Method, Part, Setting, Settings, State, varied
-from federated.methods.fedavg import fedavg, finish, parts, recipe
+from federated.method import Method, Part, Setting, Settings, State, Tensors, varied
+from federated.methods import fedavg as base
 from federated.task import Recipe, Update
+from models.families import initial
 from models.slicing import Plan, at, present
 from models.submodel import Network, Submodel
 
 __all__ = ["consistency", "depthfl", "distilled_loss"]
 
 FEATURES = ("exits",)
+EXITS = {"attention": "exits", "adapter": "exits-adapter"}  # as features of the network
 STATISTICS = ("running_mean", "running_var")
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     """Every width with every depth; a depth is a number of sections. Raises ConfigError."""
-    if network.objective == "value":
-        raise ConfigError("depthfl distils probabilities of classes, and these data teach values; fedavg or inclusivefl would do")
+    if network.objective == "value" and settings["distillation"] > 0:
+        raise ConfigError("depthfl distils probabilities of classes, and these data teach values; with distillation = 0 it serves them")
     if settings["solver"] == "feddyn" and settings["alpha"] <= 0:
         raise ConfigError(f"setting 'alpha' of depthfl: expected a number above 0 for feddyn, found {settings['alpha']}")
-    sizes, widths, depths = endings(network, FEATURES), settings["widths"], settings["depths"]
+    sizes, widths, depths = endings(network, (EXITS[settings["exit"]],)), settings["widths"], settings["depths"]
     if not widths or not all(0 < width <= 1 for width in widths) or not all(type(d) is int and 1 <= d <= len(sizes) for d in depths):
         raise ConfigError(f"a menu of widths {widths} and depths {depths}; expected widths above 0 and up to 1, and from 1 to {len(sizes)} sections")
     chosen = [sizes[depth - 1] for depth in depths] or sizes
     return ordered(replace(size, width=float(width)) for size in chosen for width in widths)
+
+
+def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
+    """FedAvg's; exits that the initial network lacks are drawn from the seed."""
+    drawn = initial(submodels[0].network, settings["seed"], submodels[0].features)
+    fitting = {name: tensors[name] for name, value in drawn.items() if name in tensors and tensors[name].shape == value.shape}
+    return base.start({**drawn, **fitting}, submodels, settings)
 
 
 def consistency(number: int, ramp: int) -> float:
@@ -62,7 +72,8 @@ def consistency(number: int, ramp: int) -> float:
 
 def distilling_recipe(state: State, submodel: Submodel) -> Recipe:
     settings = state.settings
-    made = replace(recipe(state, submodel), hook="depthfl", options={"weight": consistency(state.round + 1, settings["ramp"])})
+    weight = settings["distillation"] * consistency(state.round + 1, settings["ramp"])
+    made = replace(base.recipe(state, submodel), hook="depthfl", options={"weight": weight})
     return replace(made, variate="feddyn", pull=float(settings["alpha"])) if settings["solver"] == "feddyn" else made
 
 
@@ -71,22 +82,22 @@ def distilled_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
     outs = objective.answers(session.net, session.submodel, x)
     labels = session.labels if session.recipe.masked else None
     own = [objective.masked_loss(session.submodel.network, out, truth, labels) for out in outs]
-    logs = [F.log_softmax(out, 1) for out in outs]
+    weight = float(session.recipe.options["weight"]) / max(1, len(outs) - 1)
+    logs = [F.log_softmax(out, 1) for out in outs] if weight else []
     taught = [
         F.kl_div(log, other.detach(), reduction="batchmean", log_target=True) for i, log in enumerate(logs) for j, other in enumerate(logs) if i != j
     ]
-    weight = float(session.recipe.options["weight"]) / max(1, len(outs) - 1)
     return torch.stack(own + [weight * one for one in taught]).sum()
 
 
 def counted_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
     """FedAvg's, each with a count of 1 beside its weight."""
-    return (replace(part, extra=(1.0,)) for part in parts(state, plan, update))
+    return (replace(part, extra=(1.0,)) for part in base.parts(state, plan, update))
 
 
 def dynamic_finish(state: State, total: Total, rng: np.random.Generator) -> State:
     """The mean, corrected by FedDyn's h where the solver is that."""
-    after = finish(state, total, rng)
+    after = base.finish(state, total, rng)
     if state.settings["solver"] != "feddyn":
         return after
     alpha, agents, new = state.settings["alpha"], max(sum(state.fleet.values()), len(total.seen)), dict[str, Tensor]()
@@ -104,23 +115,26 @@ def dynamic_finish(state: State, total: Total, rng: np.random.Generator) -> Stat
 
 
 def depthfl() -> Method:
-    base = fedavg()
+    fedavg = base.fedavg()
     training = {"epochs": 5, "batch": 50, "lr": 0.1, "lr_decay": 0.998, "momentum": 0.0, "decay": 1e-3}  # the authors', for CIFAR-100
     choices = {
         "depths": Setting((), "sections that a submodel keeps, with an exit after each; none: a submodel for each number"),
         "solver": Setting("feddyn", "feddyn corrects the mean by what devices and coordinator remember", ("feddyn", "fedavg")),
         "alpha": Setting(0.1, "of feddyn: pull towards the received weights", least=0),
+        "distillation": Setting(1.0, "full weight of what the exits teach each other; 0: nothing", least=0),
+        "exit": Setting("attention", "the authors' exits, or a convolution and a linear each", tuple(EXITS)),
         "ramp": Setting(300, "rounds until the exits teach each other with full weight", least=0),
     }
     return replace(
-        base,
+        fedavg,
         name="depthfl",
         summary="shallower copies with an exit after each section; the exits teach each other",
         paper="Kim, Yu, Kim and Moon, DepthFL, ICLR 2023 (not on arXiv); Acar et al., FedDyn (arXiv 2111.04263)",
-        settings=varied(base.settings, weighting="uniform", **training, **choices),
+        settings=varied(fedavg.settings, weighting="uniform", sharing=None, **training, **choices),
         features=FEATURES,
         allows=frozenset(),
         menu=propose,
+        start=start,
         recipe=distilling_recipe,
         parts=counted_parts,
         finish=dynamic_finish,

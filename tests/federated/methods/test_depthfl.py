@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import softmax
 
 from federated.aggregate import Total, fold
-from federated.errors import ConfigError
+from federated.errors import ConfigError, Unknown
 from federated.hooks import Hooks
 from federated.method import configure
 from federated.methods.catalogue import method
@@ -74,7 +74,11 @@ def test_depths_and_widths_choose_the_sizes():
     ("net", "given", "said"),
     [
         (network("mlp", (64,), 10), {}, "model 'mlp' has no exits; models that have: preresnet, resnet"),
-        (network("resnet-small", (1, 8, 8), 1, target="value"), {}, "distils probabilities of classes, and these data teach values; fedavg"),
+        (
+            network("resnet-small", (1, 8, 8), 1, target="value"),
+            {},
+            "these data teach values; with distillation = 0 it serves them",
+        ),
         (NET, {"alpha": 0.0}, "'alpha' of depthfl: expected a number above 0"),
         (NET, {"depths": [4]}, "from 1 to 3 sections"),
         (NET, {"widths": [2.0]}, "widths above 0 and up to 1"),
@@ -83,6 +87,25 @@ def test_depths_and_widths_choose_the_sizes():
 def test_what_cannot_be_served_is_said(net, given, said):
     with pytest.raises(ConfigError, match=said):
         menu(net, **given)
+
+
+def test_devices_of_one_architecture_cannot_be_kept_apart():
+    """h and N are of a coordinate that all share."""
+    with pytest.raises(Unknown, match="sharing"):
+        menu(sharing="architecture")
+
+
+def test_exits_can_be_small_ones_on_the_same_network():
+    """The network's own weights are those that were given; the exits are drawn, again the same."""
+    chosen, found = method("depthfl"), menu(exit="adapter")
+    settings, given = configure(chosen, {"exit": "adapter", "norm": "static"}, seed=3), initial(NET, 7, chosen.features)
+    state = chosen.start(given, found, settings)
+    assert {s.features for s in found} == {("exits-adapter",)}
+    assert state.tensors.keys() == shapes(full(NET, ("exits-adapter",))).keys()
+    assert all(torch.equal(value, given[name]) for name, value in state.tensors.items() if not name.startswith("exits."))
+    assert state.tensors["exits.0.conv.weight"].shape == (64, 16, 3, 3)
+    again = chosen.start(given, found, settings).tensors
+    assert all(torch.equal(value, again[name]) for name, value in state.tensors.items())
 
 
 def test_without_feddyn_no_alpha_is_needed():
@@ -146,6 +169,16 @@ def test_h_remembers_over_rounds_and_only_where_somebody_was(toy):
     assert state.tensors["h/w"].tolist() == [-0.625, 0.0]
 
 
+def test_without_distillation_each_exit_learns_by_itself():
+    chosen = method("depthfl")
+    state = chosen.start(initial(NET, 0, chosen.features), menu(), configure(chosen, {"distillation": 0.0}))
+    assert chosen.recipe(replace(state, round=500), menu()[0]).options["weight"] == 0
+    logits = torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]])
+    session = session_of(logits.tolist(), 0.0)
+    distilled_loss(session, torch.zeros(1, 1), torch.tensor([0])).backward()
+    torch.testing.assert_close(session.net.logits.grad, softmax(logits, 2) - torch.tensor([1.0, 0.0]))
+
+
 @pytest.mark.parametrize(("solver", "reached"), [("feddyn", 3.0), ("fedavg", 2.0)])
 def test_both_halves_find_the_least_sum_of_unequal_losses(toy, solver, reached):
     """Losses w^2 / 2 and 3 (w - 4)^2 / 2 are least together at 3; devices that go to their own ends meet at the mean of these, 2."""
@@ -191,6 +224,23 @@ def test_it_learns_digits(tmp_path):
     done = federate(tmp_path, fleet, {**given, "rounds": 3, "train.epochs": 2, "evaluate.every": 3, "evaluate.devices": False})
     central = {(s.submodel, s.view): s.accuracy for s in done.result.scores}
     assert min(central["w0.5-d2.2.2-exits", view] for view in ("central", "central/ensemble")) > 0.4  # chance is a tenth
+
+
+def level(x):
+    """The mean brightness of each image, ten times: as many values as there were classes."""
+    return np.repeat(x.reshape(len(x), -1).mean(1, keepdims=True), 10, axis=1).astype(np.float32)
+
+
+def test_small_exits_without_distillation_end_with_finite_scores_of_values(tmp_path):
+    """NeFL's DepthFL, on the mean brightness of each digit."""
+    fleet = [
+        Member(f"a{i}", replace(data, target="value", y=level(data.x), y_held=level(data.x_held)))
+        for i, data in enumerate(digits(i, 30) for i in (0, 1))
+    ]
+    chosen = {"method.name": "depthfl", "method.exit": "adapter", "method.distillation": 0.0, "method.widths": [0.5]}
+    done = federate(tmp_path, fleet, {**chosen, "model.name": "resnet-small", "rounds": 1, "train.steps": 1, "data.name": "agents"})
+    assert {s.submodel for s in done.result.scores} == {f"w0.5-d{d}-exits-adapter" for d in ("2.0.0", "2.2.0", "2.2.2")}
+    assert all(np.isfinite(s.loss) for s in done.result.scores)
 
 
 def test_the_network_of_a_depth_is_the_whole_ones_corner():

@@ -24,7 +24,7 @@ NAMES = ("inco-avg", "inco-moon", "inco-nova", "inco-prox", "inco-scaffold")
 def played(name, moves, *, width=(1.0,), **given):
     """Before and after a round in which the device of each size i adds moves[i] to all that it received."""
     chosen = method(name)
-    settings = configure(chosen, {"widths": width, "momentum": 0.0, **given})
+    settings = configure(chosen, {"widths": width, "depths": (1, 2), "momentum": 0.0, **given})
     submodels = chosen.menu(NET, settings)
     state = chosen.start(initial(NET, 0, chosen.features), submodels, settings)
     state, total = replace(state, fleet=dict.fromkeys(submodels, 1)), Total()
@@ -128,7 +128,7 @@ def test_the_wrapper_changes_the_layers_that_it_should_and_no_other(name):
     """Against its base: with the same sizes, the rest of the network is the base's bit for bit."""
     bases = {"inco-avg": "fedavg", "inco-moon": "moon", "inco-nova": "fednova", "inco-prox": "fedprox", "inco-scaffold": "scaffold"}
     before, after = played(name, {0: move, 1: move})
-    _, plain = played(bases[name], {0: move, 1: move}, depths=(1, 2, 3), weighting="uniform")
+    _, plain = played(bases[name], {0: move, 1: move}, weighting="uniform")
     known = references(NET)
     assert after.keys() == plain.keys()
     assert {home for home in after if not torch.equal(after[home], plain[home])} == known.keys()
@@ -160,7 +160,21 @@ def test_the_defaults_are_the_authors():
         wanted = {"optimiser": "adam", "lr": 0.001, "batch": 64, "epochs": 5, "weighting": "uniform", "variant": "code"}
         assert found.items() >= wanted.items()
     assert settings["inco-prox"]["mu"] == 0.1
-    assert [s.name for s in method("inco-avg").menu(NET, settings["inco-avg"])] == ["w1-d1.1.1", "w1-d2.2.2"]
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        ("resnet-26", ["d1.1.1.1", "d1.1.2.2", "d2.2.2.2", "d2.2.3.3", "d3.3.3.3"]),
+        ("resnet-34", ["d1.1.1.1", "d1.1.3.2", "d2.2.4.2", "d2.3.5.3", "d3.4.6.3"]),
+        ("resnet-small", ["d1.1.1", "d1.1.2", "d2.2.2"]),
+        ("vit-tiny-32", ["d1", "d3", "d6", "d9", "d12"]),
+    ],
+)
+def test_the_sizes_go_from_one_block_per_section_to_the_whole_network(model, sizes):
+    """Of ResNet26 they are the paper's: ResNet10, 14, 18, 22 and 26."""
+    chosen = method("inco-avg")
+    assert [s.name for s in chosen.menu(network(model, (3, 32, 32), 10), configure(chosen, {}))] == [f"w1-{size}" for size in sizes]
 
 
 def learned(tmp_path, name, model, **given):
