@@ -193,10 +193,9 @@ def timed(network: Network | None, method: Method, settings: Mapping[str, object
 
 
 def asking(card: messages.Run, method: Method, settings: Mapping[str, object]) -> messages.Run:
-    """The card with what a device needs for the method's survey, if it has one and the network is known."""
-    if card.network is None or method.hooks is None or method.hooks.survey is None:
-        return card
-    return replace(card, settings=settings, menu=method.menu(card.network, settings))
+    """The card with the method's settings, and with its menu where it surveys devices and the network is known."""
+    surveys = card.network is not None and method.hooks is not None and method.hooks.survey is not None
+    return replace(card, settings=settings, menu=method.menu(card.network, settings) if surveys and card.network is not None else ())
 
 
 def unable(profile: Profile, method: Method) -> str:

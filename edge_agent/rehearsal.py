@@ -6,7 +6,7 @@ import json
 import secrets
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,17 @@ import msgspec
 
 from edge_agent.agent import find_run
 from edge_agent.worker import Job, Worker
-from federated.task import Card, Profile, Recipe, Task, Work
+from federated.task import Card, Profile, Task, Work
 from federated.wire import messages, tensors
 from federated.wire.link import MqttLink
-from models.submodel import Submodel
 
 __all__ = ["rehearse"]
 
+METHOD = "fedfa"  # where no broker names another
+INTRODUCTION = (
+    "Nothing was sent. This is all that would leave this device. It holds no example; what it says of the labels, if anything, stands "
+    "under survey, labels and tallies."
+)
 WAIT = 30.0  # seconds for the run's card, where a broker is named
 WHEN = {
     "profile": "once, at join",
@@ -35,7 +39,7 @@ WHEN = {
 def rehearse(job: Job, broker: str | None, run: str | None, *, as_json: bool) -> str:
     """Measures, trains, calibrates and evaluates once, and gives the messages as they would be sent; publishes nothing.
 
-    With a broker, for its run; without, for a network of the default size.
+    With a broker, for its run and by its method; without, by FedFA for a network of the default size.
     """
     worker = Worker(job)
     try:
@@ -67,40 +71,47 @@ def _run(broker: str | None, name: str | None, card: Card, job: Job) -> messages
     from models.families import network, probes  # torch: only the worker and this rehearsal need it
 
     made = network(job.model or "preresnet", card.inputs, card.outputs, card.mean, card.std, card.target, shift=card.shift, scale=card.scale)
-    return messages.Run("rehearsal", "fedfa", made.family, made, probes(made, (2,)), 32, secrets.token_hex(8))
+    return messages.Run("rehearsal", METHOD, made.family, made, probes(made, (2,)), 32, secrets.token_hex(8))
 
 
 def _updates(worker: Worker, job: Job, run: messages.Run) -> dict[str, dict[str, Any]]:
-    """A real update of each kind of work: its header, the shape of each tensor, and its bytes."""
-    from models.families import initial, shapes
-    from models.slicing import corners, extract
+    """A real update of each kind of work, by the run's method and for its smallest submodel: its header, the shape of each tensor, its bytes."""
+    from federated.method import configure
+    from federated.methods.catalogue import method
+    from models.families import initial, statistics
 
-    submodel = run.calibration[0]
-    whole = initial(submodel.network, 0)
-    weights: dict[str, Any] = dict(extract(whole, corners({name: tuple(value.shape) for name, value in whole.items()}, submodel, shapes(submodel))))
+    assert run.network is not None, "checked when the run was found"
+    chosen = method(run.method)
+    settings = run.settings or configure(chosen, {}, rounds=1)
+    menu = chosen.menu(run.network, settings)
+    state = replace(chosen.start(initial(run.network, 0, chosen.features), menu, settings), fleet=dict.fromkeys(menu, 1))
+    submodel = menu[0]
+    sent = {name: value.numpy() for name, value in chosen.dispatch(state, chosen.place(state, submodel)).items()}
+    plain = {name: value for name, value in sent.items() if "/" not in name}
+    recipe = replace(chosen.recipe(state, submodel), epochs=1)
+    measured = settings["norm"] == "static" and statistics(submodel)
+    works: tuple[Work, ...] = ("train", "calibrate", "evaluate") if measured else ("train", "evaluate")
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="espalier-") as folder:
-        for work in ("train", "calibrate", "evaluate"):
-            header, values, size = _perform(worker, job, run, work, submodel, weights, Path(folder))
+        for work in works:
+            task = Task(run.run, 1, 1, job.name, work, submodel, "r0", "0" * 64, 0, recipe, 600.0)
+            header, values, size = _perform(worker, task, sent if work == "train" else plain, Path(folder))
             found[work] = {"header": header, "tensors": {name: list(value.shape) for name, value in values.items()}, "bytes": size}
             if work == "calibrate":
-                weights |= values
+                plain |= values
     return found
 
 
-def _perform(
-    worker: Worker, job: Job, run: messages.Run, work: Work, submodel: Submodel, weights: Mapping[str, Any], folder: Path
-) -> tuple[dict[str, Any], dict[str, Any], int]:
-    sent, result = folder / "weights", folder / f"{work}.update"
+def _perform(worker: Worker, task: Task, weights: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, Any], int]:
+    sent, result = folder / "weights", folder / f"{task.work}.update"
     sent.write_bytes(tensors.encode({}, weights))
-    task = Task(run.run, 1, 1, job.name, work, submodel, "r0", "0" * 64, sent.stat().st_size, Recipe(batch=run.batch), 600.0)
     worker.rehearse(msgspec.to_builtins(task), sent, result)
     header, values = tensors.decode(result.read_bytes())
     return header, values, result.stat().st_size
 
 
 def _readable(leaving: Mapping[str, Any]) -> str:
-    lines = ["Nothing was sent. This is all that would leave this device. It holds no example; of the labels only which classes there are."]
+    lines = [INTRODUCTION]
     for what, value in leaving.items():
         lines.append(f"\n{what} ({WHEN[what]}):")
         if "tensors" in value:

@@ -275,6 +275,46 @@ def test_a_dry_run_shows_what_would_leave_and_sends_nothing(start: Start) -> Non
     assert sum(shown["train"]["tensors"]["sections.0.0.conv1.weight"]) > 0
 
 
+@pytest.mark.parametrize(
+    ("method", "settings", "found"),
+    [("fedfa", ["method.choice=zico", "method.depths=[1,2]", "method.widths=[0.5,1.0]"], "zico"), ("recipfl", [], "histogram")],
+)
+def test_devices_are_surveyed_over_the_broker(tmp_path: Path, start: Start, broker: str, method: str, settings: list[str], found: str) -> None:
+    """What the method asks of a device stands in its dry run, reaches the coordinator, and the run goes through."""
+    more = [word for one in (*settings, "train.steps=2", "fleet.wait=90", "model.name=preresnet") for word in ("--set", one)]
+    coordinator = start(
+        *COORDINATOR,
+        "start",
+        "--method",
+        method,
+        "--name",
+        "asked",
+        "--rounds",
+        "1",
+        "--min-agents",
+        "2",
+        "--broker",
+        broker,
+        *more,
+        "--format",
+        "json",
+    )
+    shown = result(start(*AGENT, "join", "--dry-run", "--name", "shy", "--broker", broker, "--data", "digits", "--shard", "0/2", "--format", "json"))
+    survey = shown["profile"]["survey"]
+    assert survey.keys() == {found}
+    assert len(survey[found]) == (4 if found == "zico" else 10)
+    if found == "histogram":
+        assert sum(survey[found]) == pytest.approx(1)
+    agents = [agent(start, broker, i) for i in range(2)]
+    told = result(coordinator)
+    assert told["rounds"] == 1
+    for process in agents:
+        assert result(process, 30)["updates"] == 1
+    store = Store.open(tmp_path / "runs", "asked", read_only=True)
+    assert {e.outcome for e in store.entries(1)} == {"folded"}
+    store.close()
+
+
 def test_no_run_at_the_broker_is_said_after_a_bounded_time(start: Start, broker: str, tmp_path: Path) -> None:
     process = start(*AGENT, "join", "--broker", broker, "--wait", "2")
     process.communicate(timeout=60)
