@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.branching import layers
-from models.families import build, example, shapes
+from models.families import build, example, parameters
 from models.submodel import Submodel
 
 __all__ = ["Cost", "cost"]
@@ -43,11 +43,11 @@ class Cost:
 @lru_cache(maxsize=4096)
 def cost(submodel: Submodel, batch: int = 1) -> Cost:
     """The cost of a submodel, for training steps of `batch` examples."""
-    parameters = sum(map(math.prod, shapes(submodel).values()))
+    own = parameters(submodel)
     macs, training, saved, largest = counted(replace(submodel, branches=1))
     more, more_macs, more_training = branched(submodel)
-    memory = MARGIN * ((saved + 2 * largest) * batch * 4 + 3 * (parameters + more) * 4)
-    return Cost(parameters, macs + more_macs, training + more_training, saved, parameters * 4, math.ceil(memory))
+    memory = MARGIN * ((saved + 2 * largest) * batch * 4 + 3 * (own + more) * 4)
+    return Cost(own, macs + more_macs, training + more_training, saved, own * 4, math.ceil(memory))
 
 
 @lru_cache(maxsize=1024)

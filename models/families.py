@@ -43,6 +43,7 @@ __all__ = [
     "menu",
     "network",
     "normalising",
+    "parameters",
     "probes",
     "shapes",
     "statistics",
@@ -197,6 +198,11 @@ def shapes(submodel: Submodel) -> dict[str, tuple[int, ...]]:
     return dict(measured(submodel)[0])
 
 
+def parameters(submodel: Submodel) -> int:
+    """How many numbers the parameters of a submodel are."""
+    return sum(map(math.prod, measured(submodel)[0].values()))
+
+
 def statistics(submodel: Submodel) -> dict[str, tuple[int, ...]]:
     """Shape of every running mean and variance of a submodel, by name: what travels as well under `norm = "tracked"`."""
     return dict(measured(submodel)[1])
@@ -249,7 +255,7 @@ def menu(made: Network, widths: Iterable[float], depths: Iterable[int | Sequence
         Submodel(made, float(w), tuple((1,) * min(d, n) + (0,) * max(n - d, 0) for d, n in zip(row, sizes, strict=True)), features)
         for w, row in itertools.product(widths, rows)
     }
-    return tuple(sorted(unique, key=lambda s: (sum(map(math.prod, shapes(s).values())), s.width, s.name)))
+    return tuple(sorted(unique, key=lambda s: (parameters(s), s.width, s.name)))
 
 
 def probes(made: Network, depths: Iterable[int], features: Iterable[str] = ()) -> tuple[Submodel, ...]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 from federated.errors import ConfigError
 from models.exits import levels
-from models.families import full, shapes
+from models.families import full, parameters, shapes
 from models.submodel import Network, Submodel
 
 __all__ = ["endings", "ordered"]
@@ -25,4 +24,4 @@ def endings(network: Network, features: Sequence[str]) -> tuple[Submodel, ...]:
 
 def ordered(submodels: Iterable[Submodel]) -> tuple[Submodel, ...]:
     """A menu of these: each once, the smallest first."""
-    return tuple(sorted(dict.fromkeys(submodels), key=lambda s: (sum(map(math.prod, shapes(s).values())), s.name)))
+    return tuple(sorted(dict.fromkeys(submodels), key=lambda s: (parameters(s), s.name)))

@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.common.nested_sizes import FEATURES, GAMMAS, is_step, parameters, sizes
+from federated.common.nested_sizes import FEATURES, GAMMAS, is_step, sizes
 from federated.errors import ConfigError
 from federated.method import Method, Part, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
 from federated.task import Profile, Recipe, Update
-from models.families import address, normalising, shapes, statistics
-from models.slicing import Plan, Row, extract
+from models.families import address, normalising, parameters, shapes, statistics
+from models.slicing import Plan, extract
 from models.submodel import Network, Submodel
 
 __all__ = ["nefl"]
@@ -74,12 +74,7 @@ def inconsistent(settings: Settings, submodel: Submodel) -> frozenset[str]:
 def place(state: State, submodel: Submodel) -> Plan:
     """FedAvg's, with homes of their own for what belongs to the submodel."""
     plan, own = base.place(state, submodel), inconsistent(state.settings, submodel)
-    return replace(plan, rows=tuple(owned(row, submodel) if row.local in own else row for row in plan.rows))
-
-
-def owned(row: Row, submodel: Submodel) -> Row:
-    """The row to a home as large as the tensor itself; both lie at the origin."""
-    return replace(row, home=f"{row.home}@{submodel.plain.name}", shape=tuple(stop for _, stop in row.here))
+    return replace(plan, rows=tuple(base.apart(row, submodel.plain.name) if row.local in own else row for row in plan.rows))
 
 
 def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:

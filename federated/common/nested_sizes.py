@@ -15,10 +15,10 @@ from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from models.families import address, full, shapes
+from models.families import address, full, parameters, shapes
 from models.submodel import Network, Submodel
 
-__all__ = ["FEATURES", "GAMMAS", "is_step", "parameters", "sizes"]
+__all__ = ["FEATURES", "GAMMAS", "is_step", "sizes"]
 
 FEATURES = ("steps",)
 GAMMAS = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the tables, whose last row is the whole
@@ -116,8 +116,3 @@ def bare(whole: Submodel) -> Submodel:
     except ValueError:
         return first
     return none
-
-
-def parameters(submodel: Submodel) -> int:
-    """How many travel."""
-    return sum(map(math.prod, shapes(submodel).values()))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from federated.common.endings import ordered
 from federated.errors import ConfigError, Unknown
 from federated.hypernetwork.graph import graph
 from federated.method import Settings
 from federated.methods.fedavg import proposal
 from models import families
-from models.families import full, shapes
+from models.families import full
 from models.submodel import Network, Submodel, Target
 
 __all__ = ["propose"]
@@ -65,7 +65,3 @@ def others(network: Network, models: Sequence[str]) -> tuple[Submodel, ...]:
     if menu[-1].network != network:
         raise ValueError(f"models {', '.join(models)}: {menu[-1].network.label} is larger than the run's own model; expected smaller ones")
     return menu
-
-
-def ordered(submodels: Sequence[Submodel]) -> tuple[Submodel, ...]:
-    return tuple(sorted(submodels, key=lambda s: sum(map(math.prod, shapes(s).values()))))

@@ -12,7 +12,6 @@ Every other method is built on this record.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from types import MappingProxyType
@@ -26,7 +25,7 @@ from federated.aggregate import Total, mean
 from federated.errors import ConfigError
 from federated.method import Method, Part, Setting, Settings, State, Tensors
 from federated.task import Profile, Recipe, Update
-from models.families import full, menu, shapes, statistics
+from models.families import full, menu, parameters, shapes, statistics
 from models.slicing import Plan, Row, at, corners, extract
 from models.submodel import Network, Submodel
 
@@ -79,7 +78,7 @@ def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -
 
 def assign(state: State, profile: Profile | None, affordable: Sequence[Submodel], rng: np.random.Generator) -> Submodel:
     """The submodel with most parameters."""
-    return max(affordable, key=lambda s: (sum(map(math.prod, shapes(s).values())), s.name))
+    return max(affordable, key=lambda s: (parameters(s), s.name))
 
 
 def place(state: State, submodel: Submodel) -> Plan:
