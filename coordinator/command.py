@@ -134,7 +134,7 @@ def watching(config: Config, *, live: bool, say: Say) -> Iterator[tuple[Watch, C
 def show(result: Result, *, live: bool, say: Say) -> None:
     """The closing tables."""
     console = Console(width=None if live else 110)
-    rows = [(agent, s.name, cost(s).parameters, cost(s).macs) for agent, s in sorted(result.assigned.items())]
+    rows = [(agent, s.name, s.plain.name, cost(s).parameters, cost(s).macs) for agent, s in sorted(result.assigned.items())]
     with console.capture() as capture:
         console.print(closing_table(rows, result.scores))
         console.print(score_table(result.scores))

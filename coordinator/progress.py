@@ -192,11 +192,11 @@ def score_table(scores: Sequence[Score]) -> Table:
     return table
 
 
-def closing_table(rows: Sequence[tuple[str, str, int, int]], scores: Sequence[Score]) -> Table:
-    """What each agent carried (name, submodel, parameters, MACs), with the accuracy of its submodel."""
+def closing_table(rows: Sequence[tuple[str, str, str, int, int]], scores: Sequence[Score]) -> Table:
+    """What each agent carried (name, submodel, the name under which that is scored, parameters, MACs), with the accuracy of its submodel."""
     view, title = best_view(scores), measures(scores).get("accuracy", "accuracy")
     metrics = {s.submodel: s.metrics for s in overall(scores)}
     table = Table("agent", "submodel", "parameters", "MACs", f"{title} ({view})", title="what each agent carried")
-    for agent, submodel, parameters, macs in rows:
-        table.add_row(agent, submodel, f"{parameters:,}", f"{macs / 1e6:.2f} M", told(metrics.get(submodel, {}), "accuracy"))
+    for agent, submodel, scored, parameters, macs in rows:
+        table.add_row(agent, submodel, f"{parameters:,}", f"{macs / 1e6:.2f} M", told(metrics.get(scored, {}), "accuracy"))
     return table

@@ -57,7 +57,7 @@ def write_release(run: str, out: Path, wanted: Sequence[str], inputs: Path | Non
         config = load(None, {}, (), base=facts.config)
         if last is None or facts.network is None:
             raise StoreError(f"run '{run}' has no finished round to export")
-        assignment = store.assigned()
+        trained = store.assigned()
     finally:
         store.close()
     method = method_named(config.method_name)
@@ -66,18 +66,19 @@ def write_release(run: str, out: Path, wanted: Sequence[str], inputs: Path | Non
     )
     state = State(last.round, last.tensors, state.settings, last.fleet)
     nets = {submodel: assemble(state, method, submodel) for submodel in chosen(run, method, state, facts.menu, wanted)}
-    return bundle.write(out, run, last.round, nets, examples(config, inputs)), assignment
+    plain = {submodel.name: submodel.plain.name for submodel in facts.menu}
+    return bundle.write(out, run, last.round, nets, examples(config, inputs)), {agent: plain[name] for agent, name in trained.items()}
 
 
 def chosen(run: str, method: Method, state: State, menu: Sequence[Submodel], wanted: Sequence[str]) -> list[Submodel]:
-    """The submodels that are asked for, or all that have batch norm statistics. Raises Unknown, ExportError."""
-    known = {submodel.name: submodel for submodel in menu}
+    """The submodels that are asked for, or all that have batch norm statistics, each network once. Raises Unknown, ExportError."""
+    known = {submodel.name: submodel.plain for submodel in menu}
     for name in wanted:
         if name not in known:
             raise Unknown("submodel", name, known)
     if wanted:
-        return [known[name] for name in wanted]
-    ready = [s for s in menu if state.settings["norm"] == "tracked" or not statistics(s) or statistics_of(state, s)]
+        return list(dict.fromkeys(known[name] for name in wanted))
+    ready = [s for s in dict.fromkeys(known.values()) if state.settings["norm"] == "tracked" or not statistics(s) or statistics_of(state, s)]
     if not ready:
         raise ExportError(f"run '{run}' has no batch norm statistics after round {state.round}: finish the run, or set evaluate.every = 1")
     return ready

@@ -71,22 +71,23 @@ def summary(scores: Sequence[Score], menu: Sequence[Submodel], assigned: Mapping
     for name, view in (("local", "labels"), ("before", "before"), ("after", "after")):
         if several := [s.accuracy for s in carried(scores, view, assigned)]:
             found[name] = mean(several)
-    return found | capacities(carried(scores, "after", assigned), order)
+    return found | capacities(carried(scores, "after", assigned), order, assigned)
 
 
 def carried(scores: Sequence[Score], view: str, assigned: Mapping[str, Submodel]) -> list[Score]:
     """The scores of devices with the submodel that each carries: of one that it had before, there may be old ones."""
-    return [s for s in scores if s.view == view and s.agent in assigned and s.submodel == assigned[s.agent].name]
+    return [s for s in scores if s.view == view and s.agent in assigned and s.submodel == assigned[s.agent].plain.name]
 
 
-def capacities(after: Sequence[Score], order: Mapping[str, int]) -> dict[str, float]:
-    used = {s.submodel for s in after}
-    if len(used) < 2:
+def capacities(after: Sequence[Score], order: Mapping[str, int], assigned: Mapping[str, Submodel]) -> dict[str, float]:
+    """Of one network that some devices train with more branches than others (DynamicFL), those with most are the strong ones."""
+    places = {s.agent: order.get(assigned[s.agent].name, -1) for s in after}
+    if len(set(places.values())) < 2:
         return {}
-    largest = max(used, key=lambda name: order.get(name, -1))
+    largest = max(places.values())
     return {
-        "strong": mean(s.accuracy for s in after if s.submodel == largest),
-        "weak": mean(s.accuracy for s in after if s.submodel != largest),
+        "strong": mean(s.accuracy for s in after if places[s.agent] == largest),
+        "weak": mean(s.accuracy for s in after if places[s.agent] != largest),
     }
 
 

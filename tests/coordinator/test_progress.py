@@ -31,7 +31,7 @@ def test_a_view_that_a_submodel_lacks_is_a_dash() -> None:
     console = Console(width=120)
     with console.capture() as capture:
         console.print(score_table([VALUES, Score("w0.5", "devices", 0.75, 0.25, 5, metrics={"accuracy": 0.75, "rmse": 2.0})]))
-        console.print(closing_table([("pi", "w1", 10, 10**6)], [VALUES]))
+        console.print(closing_table([("pi", "w1-x4", "w1", 10, 10**6)], [VALUES]))
     words = [line.split() for line in capture.get().splitlines()]
     assert words[0] == ["submodel", "R2", "(central)", "R2", "(devices)", "rmse", "(central)", "rmse", "(devices)"]
     assert words[1:3] == [["w1", "-0.250", "-", "48,123", "-"], ["w0.5", "-", "0.750", "-", "2"]]
