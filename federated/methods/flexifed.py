@@ -11,7 +11,9 @@ devices, not examples. `strategy`:
 Under max, the paper's best, a layer lives at a digest of the chain that ends in it, so devices meet where they agree and nothing is compared.
 Two layers agree that have the same name and the same shapes (the authors' code compares names alone); a norm's running statistics are part of
 its layer. `match = "position"` asks for the layer itself to agree, whatever comes before it: what FedFA compares with. The architectures of
-the basic and clustered strategies are those of all devices that are there, trained in this round or not.
+the basic and clustered strategies are those of all devices that are there, trained in this round or not. A layer that was not common once does not
+become so when the device that lacks it goes away, for a round or for good: what the others learned in it would give way to where the common one began.
+A layer that stays on a device begins as the run's seed makes it.
 
 Without `depths` the menu has a quarter, a half, three quarters and all of each section, rounded up: of VGG-19 these are VGG-11, VGG-16 and
 VGG-19, three of the paper's four, and one of a convolution per section.
@@ -23,6 +25,10 @@ import hashlib
 import math
 from dataclasses import replace
 
+import numpy as np
+import torch
+
+from federated.aggregate import Total
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, varied
 from federated.methods import fedavg
@@ -51,9 +57,11 @@ def chain(submodel: Submodel, settings: Settings) -> dict[str, str]:
 
 
 def common(state: State, submodel: Submodel) -> frozenset[str]:
-    """The submodel's tensors in layers that all devices have; of no fleet, all of them."""
+    """The submodel's tensors in layers that all devices have, and always had; of no fleet, all of them."""
     fleet = [set(chain(other, state.settings).values()) for other in state.fleet]
-    return frozenset(name for name, layer in chain(submodel, state.settings).items() if all(layer in other for other in fleet))
+    split = {home.partition("@")[0] for home in state.tensors if "@" in home}
+    layers = chain(submodel, state.settings)
+    return frozenset(name for name, layer in layers.items() if name not in split and all(layer in other for other in fleet))
 
 
 def place(state: State, submodel: Submodel) -> Plan:
@@ -66,6 +74,15 @@ def place(state: State, submodel: Submodel) -> Plan:
     if strategy == "clustered":
         rows += [fedavg.apart(row, submodel.plain.name) for row in plan.rows if row.local not in shared]
     return replace(plan, rows=tuple(rows))
+
+
+def finish(state: State, total: Total, rng: np.random.Generator) -> State:
+    """FedAvg's; an empty home `NAME@devices` says of each layer that is not common that it stays on devices from now on."""
+    after = fedavg.finish(state, total, rng)
+    if state.settings["strategy"] != "basic" or not total.sums:
+        return after
+    own = {name for submodel in state.fleet for name in chain(submodel, state.settings).keys() - common(state, submodel)}
+    return replace(after, tensors={**after.tensors, **{f"{name}@devices": torch.empty(0) for name in sorted(own)}})
 
 
 def recipe(state: State, submodel: Submodel) -> Recipe:
@@ -112,4 +129,5 @@ def flexifed() -> Method:
         menu=propose,
         place=place,
         recipe=recipe,
+        finish=finish,
     )

@@ -155,7 +155,7 @@ def test_basic_leaves_the_rest_on_the_device():
         assert kept | common == {*shapes(submodel), *statistics(submodel)}
         assert not kept & common
     after = played(chosen, state, (shallow, 2.0), (deep, 6.0))
-    assert after.tensors.keys() == state.tensors.keys()
+    assert {home for home in after.tensors if not home.endswith("@devices")} == state.tensors.keys()
     assert constants(view(chosen, after, deep))["stem.weight"] == 4
 
 
@@ -190,6 +190,23 @@ def fleet():
 SHALLOW, DEEP = "w1-d1.1.1", "w1-d2.2.2"
 PINS = {"a0": SHALLOW, "a1": DEEP, "a2": DEEP}
 GIVEN = {"method.name": "flexifed", "model.name": "resnet-small", "assign.submodels": PINS, "train.epochs": 1, "train.batch": 32, "train.lr": 0.05}
+
+
+@pytest.mark.parametrize("strategy", ["basic", "clustered"])
+def test_a_device_that_goes_away_takes_no_layer_of_the_others_with_it(strategy: str) -> None:
+    """Only deep devices are left: what the shallow one lacks stays theirs, and does not begin again as a common layer."""
+    chosen, menu, state = start(strategy=strategy, norm="tracked")
+    deep = menu[-1]
+    after = played(chosen, state, (menu[0], 1.0), (deep, 3.0))
+    alone = replace(after, fleet={deep: 1})
+    assert chosen.place(alone, deep) == chosen.place(after, deep)
+    assert chosen.recipe(alone, deep).keep == chosen.recipe(after, deep).keep
+    if strategy == "clustered":
+        assert constants(view(chosen, alone, deep))["linear.weight"] == 3
+    else:
+        assert "linear.weight" in chosen.recipe(alone, deep).keep
+    again = played(chosen, alone, (deep, 5.0))
+    assert constants(view(chosen, again, deep))["stem.weight"] == 5
 
 
 @pytest.mark.parametrize("strategy", ["clustered", "max"])
