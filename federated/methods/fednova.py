@@ -68,7 +68,7 @@ def fednova() -> Method:
         name="fednova",
         summary="FedAvg of steps: devices that took more of them do not weigh more for it",
         paper="Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020 (arXiv 2007.07481)",
-        allows=frozenset(),
+        allows=frozenset(),  # its parts are steps, each divided by its own number: neither weights to bound nor of any other round
         parts=normalised,
         finish=finish_steps,
         breaks={"fedavg": "devices that took unequal numbers of steps count per step"},
