@@ -27,7 +27,7 @@ def described(name: str) -> dict[str, Any]:
         "summary": made.summary,
         "paper": made.paper,
         "network": list(made.features),
-        "trains": "with PyTorch alone" if made.hooks is not None else "by a recipe",
+        "trains": "with PyTorch alone" if made.hooks is not None and made.hooks.train else "by a recipe",
         "settings": {key: told(known) for key, known in made.settings.items()},
         "laws": {law: broken(made, law) for law in LAWS},
         "allows": sorted(made.allows),

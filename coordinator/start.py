@@ -25,7 +25,6 @@ from coordinator.store import Facts, Store
 from federated.data import catalogue as data
 from federated.data.dataset import Dataset
 from federated.errors import ConfigError, EspalierError, LinkError, Unknown
-from federated.hooks import Hooks
 from federated.method import Method, configure
 from federated.methods.catalogue import method as method_named
 from federated.task import Card, Profile
@@ -68,7 +67,7 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
         raise ConfigError("evaluate.calibrate = 'coordinator' needs data at the coordinator: name some by --data, or let the fleet calibrate")
     if held is not None:
         network = network_for(config, [held.card()])
-        pinned(method.menu(network, configure(method, config.settings)), config.assign.submodels)
+        pinned(proposed(method, network, configure(method, config.settings)), config.assign.submodels)
         if config.model.init:
             beginning(config, network, method)
     if resume:
@@ -76,6 +75,16 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
     store = Store.create(runs, config.name)
     store.write_facts(Facts(to_json(config)))
     return Prepared(config, method, held, store)
+
+
+def proposed(method: Method, network: Network, settings: Mapping[str, object]) -> tuple[Submodel, ...]:
+    """The method's menu. Raises Unknown, or ConfigError that names the method."""
+    try:
+        return method.menu(network, settings)
+    except ConfigError as error:
+        if method.name in str(error):
+            raise
+        raise ConfigError(f"method {method.name}: {error}") from error
 
 
 def free_name(config: Config, runs: Path) -> str:
@@ -164,7 +173,7 @@ def _conduct(prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], w
         fleet.reannounce(asking(replace(fleet.run, network=known, calibration=timed(known, method, settings)), method, settings))
     network = known
     fleet.admit(lambda profile: misfit(profile.data, network) or unable(profile, method))
-    menu = method.menu(network, settings)
+    menu = proposed(method, network, settings)
     store.write_facts(Facts(to_json(config), network, menu))
     evaluator = Evaluator(config, method, menu, fleet, prepared.held, patience, device)
     tensors = beginning(config, network, method)
@@ -188,7 +197,7 @@ def timed(network: Network | None, method: Method, settings: Mapping[str, object
     """The small submodels that agents time, so that none needs to run a large one, at the least and the greatest depth."""
     if network is None:
         return ()
-    depths = [max((sum(section) for section in submodel.mask), default=1) for submodel in method.menu(network, settings)]
+    depths = [max((sum(section) for section in submodel.mask), default=1) for submodel in proposed(method, network, settings)]
     return probes(network, sorted({min(depths), max(depths)}), method.features)
 
 
@@ -200,8 +209,7 @@ def asking(card: messages.Run, method: Method, settings: Mapping[str, object]) -
 
 def unable(profile: Profile, method: Method) -> str:
     """Why a device cannot train by a method; empty where it can."""
-    trains = method.hooks is not None and replace(method.hooks, survey=None) != Hooks()  # a survey alone is left out where it cannot be made
-    if not trains or profile.runtime.startswith("torch"):
+    if method.hooks is None or not method.hooks.train or profile.runtime.startswith("torch"):
         return ""
     return f"method {method.name} trains with PyTorch alone, and this device has {profile.runtime}: pip install 'espalier[train]'"
 

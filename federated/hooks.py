@@ -90,3 +90,8 @@ class Hooks:
     loss: Callable[[Session, Tensor, Tensor], Tensor] | None = None
     step: Callable[[Session], None] | None = None
     close: Callable[[Session], None] | None = None
+
+    @property
+    def train(self) -> bool:
+        """Whether training needs them. A survey alone is left out where it cannot be made."""
+        return any((self.open, self.loss, self.step, self.close))

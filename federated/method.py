@@ -40,13 +40,19 @@ LAWS: Mapping[str, str] = MappingProxyType(
 )
 """What holds for the combination of updates under every method, but for those that a method says it `breaks`; the tests try each."""
 
+KINDS = {bool: "true or false", float: "a number", int: "a whole number", str: "a word", tuple: "a list"}
+EACH: Mapping[str, tuple[type, ...]] = MappingProxyType(
+    {"names": (str,), "numbers": (float, int), "whole numbers": (int,), "whole numbers or lists": (int, list, tuple)}
+)
+
 
 @dataclass(frozen=True)
 class Setting:
     """One thing that a method can be told.
 
     default: its value, and its type. help: one line. choices: what it may be; none: anything of its type.
-    least, above, most: of a number, what it may be at the least, must lie above, and may be at the most.
+    least, above, most: of a number, or of every number of a list, what it may be at the least, must lie above, and may be at the most.
+    each: what the elements of a list are, a key of `EACH`.
     """
 
     default: Any
@@ -55,6 +61,7 @@ class Setting:
     least: float = -math.inf
     above: float = -math.inf
     most: float = math.inf
+    each: str = "numbers"
 
     @property
     def range(self) -> str:
@@ -146,15 +153,24 @@ def configure(method: Method, given: Settings, *, seed: int = 0, rounds: int = 0
     for key, value in given.items():
         if key not in method.settings:
             raise Unknown(f"setting of {method.name}", key, method.settings)
-        known = method.settings[key]
-        if not fits(value, known.default):
-            kind = type(known.default).__name__
-            raise ConfigError(f"setting '{key}' of {method.name}: expected {kind} such as {known.default!r}, found {value!r}")
-        if known.choices and value not in known.choices:
-            raise ConfigError(f"setting '{key}' of {method.name}: expected one of {', '.join(map(str, known.choices))}, found {value!r}")
-        if known.range and not (known.above < value and known.least <= value <= known.most):
-            raise ConfigError(f"setting '{key}' of {method.name}: expected a number {known.range}, found {value}")
+        if expected := misfit(method.settings[key], value):
+            raise ConfigError(f"setting '{key}' of {method.name}: expected {expected}, found {value!r}")
     return {**{key: known.default for key, known in method.settings.items()}, **given, "seed": seed, "rounds": rounds}
+
+
+def misfit(known: Setting, value: Any) -> str:
+    """What was expected instead of a value; empty where it is what a setting may be."""
+    if not fits(value, known.default):
+        return f"{KINDS[type(known.default)]} such as {list(known.default) if isinstance(known.default, tuple) else known.default!r}"
+    if known.choices and value not in known.choices:
+        return f"one of {', '.join(map(str, known.choices))}"
+    several = isinstance(value, list | tuple)
+    if several and not all(isinstance(one, EACH[known.each]) and not isinstance(one, bool) for one in value):
+        return f"a list of {known.each}"
+    numbers = [one for one in (value if several else [value]) if isinstance(one, int | float)]
+    if known.range and not all(known.above < one and known.least <= one <= known.most for one in numbers):
+        return f"{'numbers' if several else 'a number'} {known.range}"
+    return ""
 
 
 def fits(value: object, default: object) -> bool:

@@ -246,7 +246,8 @@ def menu(made: Network, widths: Iterable[float], depths: Iterable[int | Sequence
     sizes = family(made).presets[made.preset].depths
     widths, features = tuple(widths), tuple(sorted(features))
     rows = [(d,) * len(sizes) if isinstance(d, int) else tuple(d) for d in depths]
-    if not widths or not rows or not all(0 < w <= 1 for w in widths) or any(len(r) != len(sizes) or min(r, default=1) < 1 for r in rows):
+    known = all(type(d) is int and d >= 1 for row in rows for d in row)
+    if not widths or not rows or not all(0 < w <= 1 for w in widths) or any(len(row) != len(sizes) for row in rows) or not known:
         raise ValueError(
             f"a menu of widths {widths} and depths {rows}; expected widths above 0 and up to 1, depths of at least 1, "
             f"each one number or one for each of {len(sizes)} sections"

@@ -231,7 +231,7 @@ def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: st
         ([*COORDINATOR, "start", "--data", "digit"], 2, "unknown data set 'digit'; known: digits"),
         ([*COORDINATOR, "start", "--data", "none.npz"], 3, "no such file"),
         ([*COORDINATOR, "start", "--set", "train.lrr=1"], 2, "unknown setting of fedfa 'lrr'; known: lr"),
-        ([*COORDINATOR, "start", "--set", "train.lr=fast"], 3, "expected float"),
+        ([*COORDINATOR, "start", "--set", "train.lr=fast"], 3, "setting 'lr' of fedfa: expected a number such as 0.1, found 'fast'"),
         ([*COORDINATOR, "start", "--resume"], 7, "nothing to resume"),
         ([*COORDINATOR, "start", "--listen", "0.0.0.0"], 3, "password"),
         ([*COORDINATOR, "start", "--broker", "127.0.0.1:9"], 5, "127.0.0.1:9"),

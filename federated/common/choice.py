@@ -25,7 +25,7 @@ __all__ = ["CHOICES", "choose"]
 CHOICES: Mapping[str, Setting] = MappingProxyType(
     {
         "choice": Setting("largest", "of the sizes that a device affords: the largest, or the one of best score on its data", ("largest", "zico")),
-        "mac_budget": Setting(0.0, "most multiply-adds of a device's size, as a share of the whole network's; 0: any"),
+        "mac_budget": Setting(0.0, "most multiply-adds of a device's size, as a share of the whole network's; 0: any", least=0, most=1),
     }
 )
 

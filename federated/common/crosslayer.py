@@ -135,7 +135,8 @@ def inco(base: Method, name: str, **given: object) -> Method:
         return replace(after, tensors={**new, **taken})
 
     authors = {"optimiser": "adam", "lr": 0.001, "batch": 64, "epochs": 5, "weighting": "uniform"}
-    blocks = Setting((), "kept blocks per section, one number or one per section; none: five sizes, from one block of each section to all")
+    told = "kept blocks per section, one number or one per section; none: five sizes, from one block of each section to all"
+    blocks = Setting((), told, least=1, each="whole numbers or lists")
     choice = Setting("code", "how a deep layer's step takes up a shallow one's", VARIANTS)
     return replace(
         base,

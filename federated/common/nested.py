@@ -37,23 +37,21 @@ from models.submodel import Network, Submodel
 __all__ = ["nefl"]
 
 SETTINGS: Mapping[str, Setting] = {
-    "gammas": Setting(GAMMAS, "share of the parameters that each submodel keeps"),
-    "widths": Setting((), "kept shares of channels, with `depths`, in place of gammas"),
+    "gammas": Setting(GAMMAS, "share of the parameters that each submodel keeps", above=0, most=1),
+    "widths": Setting((), "kept shares of channels, with `depths`, in place of gammas", above=0, most=1),
     "first_step": Setting("one", "a step at first: 1, or 1 + the blocks left out after it", ("one", "skipped")),
     "step_sizes": Setting("learnable", "whether steps are learned or stay as they begin", ("learnable", "fixed")),
     "inconsistent": Setting("auto", "what belongs to its submodel; auto: steps and batch norm", ("auto", "norms+steps", "steps", "none")),
     "projection_owner": Setting("executes", "who gives a skipped block's projection: who executes it, or who has the block", ("executes", "mask")),
     "tiers": Setting("measured", "a device's tier: the largest it can afford, or its place among the names", ("measured", "index")),
-    "flex": Setting(2, "tiers that a draw may lie away from the device's own"),
+    "flex": Setting(2, "tiers that a draw may lie away from the device's own", least=0),
 }
 
 
 def propose(network: Network, settings: Settings, *, scaling: str) -> tuple[Submodel, ...]:
     gammas = tuple(settings["gammas"])
-    if not gammas or not all(isinstance(gamma, int | float) and 0 < gamma <= 1 for gamma in gammas):
-        raise ConfigError(f"gammas {list(gammas)}: expected at least one share of the parameters, above 0 and up to 1")
-    if settings["flex"] < 0:
-        raise ConfigError(f"flex {settings['flex']}: expected a number of tiers, at least 0")
+    if not gammas:
+        raise ConfigError("gammas []: expected at least one share of the parameters")
     if settings["first_step"] == "skipped" and settings["inconsistent"] == "none":
         raise ConfigError("first_step = 'skipped' makes the submodels' steps differ, and inconsistent = 'none' shares them: change one of the two")
     try:

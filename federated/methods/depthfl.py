@@ -118,7 +118,7 @@ def depthfl() -> Method:
     fedavg = base.fedavg()
     training = {"epochs": 5, "batch": 50, "lr": 0.1, "lr_decay": 0.998, "momentum": 0.0, "decay": 1e-3}  # the authors', for CIFAR-100
     choices = {
-        "depths": Setting((), "sections that a submodel keeps, with an exit after each; none: a submodel for each number"),
+        "depths": Setting((), "sections that a submodel keeps, with an exit after each; none: a submodel for each number", each="whole numbers"),
         "solver": Setting("feddyn", "feddyn corrects the mean by what devices and coordinator remember", ("feddyn", "fedavg")),
         "alpha": Setting(0.1, "of feddyn: pull towards the received weights", least=0),
         "distillation": Setting(1.0, "full weight of what the exits teach each other; 0: nothing", least=0),

@@ -55,9 +55,6 @@ class Growth:
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     """The whole network with 1, 2, ... branches. Raises ConfigError for more than its layers can have."""
     whole, wanted = full(network), settings["branches"]
-    for name in ("branches", "rank"):
-        if settings[name] < 1:
-            raise ConfigError(f"setting '{name}' of dynamicfl: expected at least 1, found {settings[name]}")
     able = layers(whole, wanted - 1, settings["linear"], settings["rank"])
     most = 1 + max((len(layer.kinds) for layer in able.values()), default=0)
     if wanted > most:
@@ -130,10 +127,10 @@ def collapse(session: Session) -> None:
 def dynamicfl() -> Method:
     plain = base.fedavg()
     own = {
-        "branches": Setting(4, "most parallel branches per layer, those of the strongest devices"),
+        "branches": Setting(4, "most parallel branches per layer, those of the strongest devices", least=1),
         "init": Setting("normal", "how new branches start; the whole stays what it was", ("normal", "zeros")),
         "linear": Setting("copy", "branches of a linear layer: as large as it, or products of two thin ones", ("copy", "low-rank")),
-        "rank": Setting(8, "of low-rank branches"),
+        "rank": Setting(8, "of low-rank branches", least=1),
     }
     settings = varied(plain.settings, sharing=None, **own)
     return replace(

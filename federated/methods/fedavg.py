@@ -33,8 +33,8 @@ __all__ = ["apart", "assign", "dispatch", "fedavg", "finish", "parts", "place", 
 
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
-        "widths": Setting((1.0,), "kept shares of every layer's channels, one submodel each"),
-        "depths": Setting((), "kept blocks per section, one number or one per section; none: every block"),
+        "widths": Setting((1.0,), "kept shares of every layer's channels, one submodel each", above=0, most=1),
+        "depths": Setting((), "kept blocks per section, one number or one per section; none: every block", least=1, each="whole numbers or lists"),
         "weighting": Setting("samples", "what an update weighs: its examples, or as much as any other", ("samples", "uniform")),
         "sharing": Setting(
             "coverage", "with whom a weight is averaged: all who hold it, or devices of the same submodel", ("coverage", "architecture")
@@ -45,7 +45,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         "optimiser": Setting("sgd", "made anew each round", ("sgd", "adam", "adamw")),
         "lr": Setting(0.05, "learning rate", above=0),
         "lr_decay": Setting(1.0, "factor of the learning rate after each round", above=0),
-        "milestones": Setting((), "rounds from which on the learning rate is a tenth; numbers below 1 are shares of all rounds"),
+        "milestones": Setting((), "rounds from which on the learning rate is a tenth; numbers below 1 are shares of all rounds", above=0),
         "momentum": Setting(0.9, "of sgd", least=0, most=1),
         "decay": Setting(0.0, "weight decay", least=0),
         "clip": Setting(0.0, "largest L2 norm of a step's gradient; 0: any", least=0),

@@ -11,9 +11,9 @@ devices, not examples. `strategy`:
 Under max, the paper's best, a layer lives at a digest of the chain that ends in it, so devices meet where they agree and nothing is compared.
 Two layers agree that have the same name and the same shapes (the authors' code compares names alone); a norm's running statistics are part of
 its layer. `match = "position"` asks for the layer itself to agree, whatever comes before it: what FedFA compares with. The architectures of
-the basic and clustered strategies are those of all devices that are there, trained in this round or not. A layer that was not common once does not
-become so when the device that lacks it goes away, for a round or for good: what the others learned in it would give way to where the common one began.
-A layer that stays on a device begins as the run's seed makes it.
+the basic and clustered strategies are those of all devices that are there, trained in this round or not. A layer that was not common once does
+not become so when the device that lacks it goes away, for a round or for good: what the others learned in it would give way to where the common
+one began. A layer that stays on a device begins as the run's seed makes it.
 
 Without `depths` the menu has a quarter, a half, three quarters and all of each section, rounded up: of VGG-19 these are VGG-11, VGG-16 and
 VGG-19, three of the paper's four, and one of a convolution per section.
@@ -115,7 +115,9 @@ def flexifed() -> Method:
         paper="Wang et al., FlexiFed, WWW 2023, doi 10.1145/3543507.3583347 (no arXiv; see FedFA, arXiv 2406.09877)",
         settings=varied(
             base.settings,
-            depths=Setting((), "kept blocks per section, one number or one per section; none: quarters of every section"),
+            depths=Setting(
+                (), "kept blocks per section, one number or one per section; none: quarters of every section", least=1, each="whole numbers or lists"
+            ),
             sharing=None,
             strategy=Setting(
                 "max",

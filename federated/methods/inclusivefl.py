@@ -148,7 +148,9 @@ def stepped(old: Tensor, gradient: Tensor, known: dict[str, Tensor], settings: S
 def inclusivefl() -> Method:
     method = base.fedavg()
     choices = {
-        "depths": Setting((), "kept blocks per section, one number or one per section; none: a third, two thirds and all"),
+        "depths": Setting(
+            (), "kept blocks per section, one number or one per section; none: a third, two thirds and all", least=1, each="whole numbers or lists"
+        ),
         "beta": Setting(0.2, "share of the larger size's momentum in the gradient of a smaller one's top layer", least=0, most=1),
         "server": Setting("average", "how a size moves by its devices' mean gradient: to their mean, or by AdamW", ("average", "adamw")),
         "server_lr": Setting(0.001, "learning rate of the coordinator's adamw", above=0),

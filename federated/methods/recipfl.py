@@ -59,7 +59,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         "weighting": Setting("sum", "updates of phi are added up, or averaged by examples or uniformly", ("sum", "samples", "uniform")),
         "shrink": Setting("width", "small submodels are narrower, by `widths`, or the first section with an exit of its own", ("width", "depth")),
-        "models": Setting((), "smaller networks by name, in place of the run's own made smaller"),
+        "models": Setting((), "smaller networks by name, in place of the run's own made smaller", each="names"),
         "transfer": Setting(True, "a device with the largest submodel trains the smallest too"),
         "hidden": Setting(32, "hidden size of the hypernetwork, a multiple of 4"),
         "cap": Setting(65536, "most numbers of a tensor that are made; a larger tensor repeats them"),

@@ -77,7 +77,7 @@ def scalefl() -> Method:
     base = fedavg()
     training = {"epochs": 5, "batch": 16, "lr": 0.1, "decay": 5e-4, "milestones": (100, 200)}  # the authors', for CIFAR
     choices = {
-        "depths": Setting(EXITS, "exit that each level ends at, one for each of widths"),
+        "depths": Setting(EXITS, "exit that each level ends at, one for each of widths", least=1, each="whole numbers"),
         "gamma": Setting(0.0, "weight of what the last exit teaches the others, once a quarter of the rounds are over", least=0),
         "temperature": Setting(3.0, "of that distillation", above=0),
         "variant": Setting("code", "code: its mean over classes too, gradient to the teacher; clean: neither", ("code", "clean")),

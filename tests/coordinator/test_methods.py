@@ -15,8 +15,36 @@ from federated.method import LAWS, configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Profile
 
-PROMISED = """allsmall depthfl dynamicfl exclusivefl fedavg fedfa fedfa-d fedfa-w fednova fedprox fedrolex fjord flexifed heterofl inclusivefl
-inco-avg inco-moon inco-nova inco-prox inco-scaffold moon nefl-d nefl-do nefl-w nefl-wd recipfl scaffold scalefl""".split()
+PROMISED = [
+    "allsmall",
+    "depthfl",
+    "dynamicfl",
+    "exclusivefl",
+    "fedavg",
+    "fedfa",
+    "fedfa-d",
+    "fedfa-w",
+    "fednova",
+    "fedprox",
+    "fedrolex",
+    "fjord",
+    "flexifed",
+    "heterofl",
+    "inclusivefl",
+    "inco-avg",
+    "inco-moon",
+    "inco-nova",
+    "inco-prox",
+    "inco-scaffold",
+    "moon",
+    "nefl-d",
+    "nefl-do",
+    "nefl-w",
+    "nefl-wd",
+    "recipfl",
+    "scaffold",
+    "scalefl",
+]
 
 
 def said(*words: str) -> str:
@@ -60,3 +88,11 @@ def test_a_device_without_pytorch_is_told_which_method_needs_it() -> None:
     assert "method moon trains with PyTorch alone, and this device has onnxruntime 1.31" in unable(onnx, method("moon"))
     assert not unable(torch, method("moon"))
     assert not unable(onnx, method("heterofl"))
+
+
+@pytest.mark.parametrize(("name", "trains"), [("moon", "with PyTorch alone"), ("fedfa", "by a recipe"), ("heterofl", "by a recipe")])
+def test_a_survey_alone_asks_for_no_pytorch(name: str, trains: str) -> None:
+    """FedFA's may score its sizes on a device, which gets the largest where it cannot."""
+    onnx = Profile("a", "h", "s", 1.0, 1, 1.0, 1, "onnxruntime 1.31", catalogue.central("digits").card(), ())
+    assert described(name)["trains"] == trains
+    assert bool(unable(onnx, method(name))) == (trains == "with PyTorch alone")

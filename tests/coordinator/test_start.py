@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import load
-from coordinator.start import free_name, pooled
+from coordinator.start import free_name, pooled, prepare
+from federated.errors import ConfigError
 from federated.wire import topics
 
 
@@ -36,3 +37,22 @@ def test_moments_of_a_large_mean_are_pooled_to_all_digits() -> None:
 
 def test_the_moments_of_one_device_are_its_own() -> None:
     assert pooled([((0.0, 3e8), (1e-9, 2.0), 7)]) == ((0.0, 3e8), (pytest.approx(1e-9), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "settings", "said"),
+    [
+        ("depthfl", "mlp", {}, "method depthfl: model 'mlp' has no exits; models that have: preresnet, resnet"),
+        ("nefl-d", "vgg", {}, "method nefl-d: model 'vgg' has no steps; models that have: .*resnet"),
+        ("moon", "densenet-small", {}, "method moon: model 'densenet' has no projection; models that have: .*lenet"),
+        ("fedfa", "resnet-small", {"method.depths": [[1, 2]]}, "method fedfa: a menu of widths .* one for each of 3 sections"),
+        ("dynamicfl", "resnet-small", {"method.branches": 9}, "^setting 'branches' of dynamicfl: resnet has layers of at most 5, found 9"),
+    ],
+)
+def test_a_network_or_size_that_a_method_cannot_serve_is_named_before_a_run_is_made(
+    tmp_path: Path, method: str, model: str, settings: dict[str, object], said: str
+) -> None:
+    config = load(None, {}, [("name", "run"), ("method.name", method), ("model.name", model), *settings.items()])
+    with pytest.raises(ConfigError, match=said):
+        prepare(config, tmp_path, resume=False)
+    assert not list(tmp_path.iterdir())

@@ -74,7 +74,9 @@ def test_menu_is_sorted_capped_and_unique():
     assert found[-1] == full(found[0].network)
 
 
-@pytest.mark.parametrize(("widths", "depths"), [((), (1,)), ((1,), ()), ((0,), (1,)), ((1.1,), (1,)), ((1,), (0,))])
+@pytest.mark.parametrize(
+    ("widths", "depths"), [((), (1,)), ((1,), ()), ((0,), (1,)), ((1.1,), (1,)), ((1,), (0,)), ((1,), ((1, 2),)), ((1,), (("a", "b", "c"),))]
+)
 def test_menus_that_cannot_be(widths, depths):
     with pytest.raises(ValueError, match="a menu of widths"):
         menu(network("preresnet", (1, 8, 8), 10), widths, depths)

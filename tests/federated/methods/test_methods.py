@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -71,6 +73,28 @@ def test_a_number_out_of_range_is_refused_before_anyone_trains(name, key, value,
         configure(method(name), {key: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value", "wanted"),
+    [
+        ("fedavg", "widths", ["half"], "a list of numbers"),
+        ("fedavg", "widths", [True], "a list of numbers"),
+        ("fedavg", "widths", [0.5, 2], "numbers above 0 and at most 1"),
+        ("fedavg", "depths", [1.5], "a list of whole numbers or lists"),
+        ("fedavg", "depths", [0], "numbers at least 1"),
+        ("fedavg", "milestones", ["half"], "a list of numbers"),
+        ("fedavg", "milestones", [-1], "numbers above 0"),
+        ("fedavg", "milestones", 5, r"a list such as \[\]"),
+        ("fedfa", "widths", 0.5, r"a list such as \[0.5, 0.75, 1.0\]"),
+        ("recipfl", "models", [1], "a list of names"),
+        ("fedavg", "lr", "fast", "a number such as 0.05"),
+        ("fedavg", "epochs", 1.5, "a whole number such as 1"),
+    ],
+)
+def test_what_is_no_value_of_a_setting_is_refused(name, key, value, wanted):
+    with pytest.raises(ConfigError, match=f"setting '{key}' of {name}: expected {wanted}, found {re.escape(repr(value))}"):
+        configure(method(name), {key: value})
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_defaults_are_within_their_own_ranges(name):
     chosen = method(name)
@@ -103,7 +127,7 @@ def test_a_choice_that_does_not_exist_is_refused(name, given):
 
 def test_a_menu_that_cannot_be_is_refused():
     with pytest.raises(ConfigError, match="a menu of widths"):
-        method("fedfa").menu(NET, configure(method("fedfa"), {"widths": (2.0,)}))
+        method("fedfa").menu(NET, configure(method("fedfa"), {"depths": [[1, 2]]}))
 
 
 # ---- menus, assignment, recipes ------------------------------------------------------------------------------------

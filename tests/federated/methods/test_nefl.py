@@ -119,10 +119,10 @@ def test_a_network_without_steps_is_told_which_have_them(name):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"gammas": ()}, "gammas"),
-        ({"gammas": (0.0, 1.0)}, "above 0"),
-        ({"gammas": ("half",)}, "half"),
-        ({"flex": -1}, "flex -1"),
+        ({"gammas": ()}, r"gammas \[\]: expected at least one share"),
+        ({"gammas": (0.0, 1.0)}, "expected numbers above 0 and at most 1"),
+        ({"gammas": ("half",)}, "expected a list of numbers, found .*half"),
+        ({"flex": -1}, "'flex' of nefl-do: expected a number at least 0, found -1"),
         ({"inconsistent": "none"}, "first_step"),
     ],
 )

@@ -100,7 +100,7 @@ def test_other_networks_are_named_apart_smallest_first():
         ({"models": ["mlp-large"]}, "mlp-large is larger than the run's own model"),
         ({"models": ["lenet"]}, "cannot take examples of shape"),
         ({"shrink": "depth"}, "no second section"),
-        ({"widths": [2.0]}, "a menu of widths"),
+        ({"widths": [2.0]}, "'widths' of recipfl: expected numbers above 0 and at most 1"),
         ({"hidden": 6}, "hidden = 6"),
         ({"dropout": 1.0}, "dropout = 1.0"),
         ({"cap": 0}, "cap = 0"),
