@@ -62,9 +62,7 @@ def check_training(update: Update, shapes: Shapes, sent: Mapping[str, float], ex
     """
     tensors.check(update.tensors, shapes)
     if not 1 <= update.samples <= examples or not 1 <= update.steps <= steps:
-        raise Refused(
-            f"update of {update.agent}: expected 1 to {examples} samples and 1 to {steps} steps, found {update.samples} and {update.steps}"
-        )
+        raise Refused(f"update of {update.agent}: expected 1 to {examples} samples and 1 to {steps} steps, found {update.samples} and {update.steps}")
     for name, value in update.tensors.items():
         bound = OUTSIZE * (sent.get(name, 0.0) + math.sqrt(value.size))
         norm = float(np.linalg.norm(value.astype(np.float64)))

@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -96,6 +98,7 @@ class Devices:
 
     def close(self) -> None:
         self._stop.set()
+        self._workers.stop()
         self._calls.put(NOBODY)
         if self._thread is not None:
             self._thread.join()
@@ -103,7 +106,9 @@ class Devices:
 
     def _live(self, run: messages.Run) -> None:
         """Until each has left the run, or nobody wants them any more."""
-        present = {index: self._member(run, index, name) for index, name in enumerate(names(self.source.agents))}
+        agents = names(self.source.agents)
+        surveys = self._workers.survey(len(agents), run) if run.menu else repeat(dict[str, Any]())
+        present = {index: self._member(run, index, name, survey) for index, (name, survey) in enumerate(zip(agents, surveys, strict=False))}
         for participant, _ in present.values():
             participant.join()
         due = time.monotonic() + SWEEP
@@ -123,24 +128,23 @@ class Devices:
         except queue.Empty:
             return ()
 
-    def _member(self, run: messages.Run, index: int, name: str) -> tuple[Participant, MemoryLink]:
+    def _member(self, run: messages.Run, index: int, name: str, survey: dict[str, Any]) -> tuple[Participant, MemoryLink]:
         will = topics.status(run.run, name), messages.encode(messages.Status(name, SESSION, False))
         call = partial(self._calls.put, index)
         trainer = Pooled(self._workers, index, call)
         link = MemoryLink(self._broker, name, will, arrived=call)
         link.subscribe(topics.run(run.run))
         data = self.source.device(index).card()
-        measure = partial(self._claim, index, name, data)
+        measure = partial(self._claim, index, name, data, survey)
         spool = self.folder / name
         return Participant(link, run, name, measure, trainer, spool, session=SESSION, weights=self._weights, cached=CACHED), link
 
-    def _claim(self, index: int, name: str, data: Card, run: messages.Run) -> Profile:
+    def _claim(self, index: int, name: str, data: Card, survey: dict[str, Any], run: messages.Run) -> Profile:
         """What a device of this speed would have measured."""
         speed = self.config.simulate.speeds[index * len(self.config.simulate.speeds) // self.source.agents]
         timings = tuple(Timing(s, run.batch, cost(s).macs * run.batch / (speed * RATE)) for s in run.calibration)
         runtime = f"torch {torch.__version__} {self.config.simulate.device}"
-        found = self._workers.survey(index, run) if run.menu else {}
-        return Profile(name, "simulation", f"speed {speed:g}", speed, VAST, 1e12, CHUNK, runtime, data, timings, found)
+        return Profile(name, "simulation", f"speed {speed:g}", speed, VAST, 1e12, CHUNK, runtime, data, timings, survey)
 
 
 def attend(participant: Participant, link: MemoryLink) -> bool:

@@ -9,10 +9,12 @@ import ctypes
 import multiprocessing
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import lru_cache
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +50,22 @@ class Workers:
         except BrokenProcessPool:
             raise EspalierError(BROKEN) from None
 
-    def survey(self, index: int, run: Run) -> dict[str, Any]:
-        """What the run's method asks of a device that joins; waits for it. Raises EspalierError where a worker died."""
+    def survey(self, devices: int, run: Run) -> Iterator[dict[str, Any]]:
+        """What the run's method asks of each device that joins, in their order, as the workers find it; nothing of those whom `stop` came before.
+
+        Raises EspalierError where a worker died.
+        """
         try:
-            return self._pool.submit(look, index, run, self.device).result()
+            yield from self._pool.map(look, range(devices), repeat(run), repeat(self.device))
         except BrokenProcessPool:
             raise EspalierError(BROKEN) from None
 
-    def close(self) -> None:
-        """Stops what is being done, between two steps."""
+    def stop(self) -> None:
+        """Has what is being done stop, between two steps."""
         self._stopped.value = True
+
+    def close(self) -> None:
+        self.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -108,5 +116,5 @@ def work(index: int, task: Task, weights: Path, result: Path, device: str) -> fl
 
 
 def look(index: int, run: Run, device: str) -> dict[str, Any]:
-    """A device's survey."""
-    return surveyed(run, holding(index), VAST, device)
+    """A device's survey; none once the simulation was stopped."""
+    return {} if STOPPED.value else surveyed(run, holding(index), VAST, device)

@@ -12,10 +12,19 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from coordinator.config import load
 from coordinator.simulate import simulate
+from coordinator.source import Source
+from coordinator.start import asking
 from coordinator.store import Store, names
+from coordinator.workers import Workers
 from federated.data import catalogue
 from federated.errors import ConfigError, DataError, StoreError, Unknown
+from federated.method import configure
+from federated.methods.catalogue import method
+from federated.wire.messages import Run
+from models.cost import cost
+from models.families import full, network
 from tests.support.federation import Member, federate
 
 EXPERIMENT = """
@@ -181,6 +190,34 @@ def test_what_devices_keep_goes_on_bit_for_bit_too(tmp_path: Path, method: str, 
     assert tables[0] == tables[1]
 
 
+def test_devices_choose_their_size_by_their_own_data_within_a_budget(tmp_path: Path):
+    """Each scores the whole menu when it joins; without a budget they would all take the largest."""
+    given = ("method.choice=zico", "train.steps=1", "rounds=1", "evaluate.devices=false", 'model.name="preresnet"')
+    text = EXPERIMENT[: EXPERIMENT.index("[assign")] + EXPERIMENT[EXPERIMENT.index("[simulate]") :]
+    run(tmp_path, *given, "method.mac_budget=0.05", text=text)
+    one = json.loads((tmp_path / "out" / "seed0.json").read_text())
+    macs = {s["name"]: s["macs"] for s in one["submodels"]}
+    whole = cost(full(network("preresnet", (1, 8, 8), 10))).macs
+    assert {macs[name] for name in one["assigned"].values()} <= {m for m in macs.values() if m <= 0.05 * whole}
+    with pytest.raises(ConfigError, match="mac_budget"):
+        run(tmp_path, *given, "method.mac_budget=5", "name=other", text=text)
+
+
+def test_a_simulation_that_was_stopped_surveys_nobody(tmp_path: Path):
+    source = Source.of(load(experiment(tmp_path), {}, []))
+    chosen, card = method("fedfa"), source.device(0).card()
+    net = network("preresnet", card.inputs, card.outputs, card.mean, card.std)
+    settings = configure(chosen, {"choice": "zico"})
+    asked = asking(Run("r", "fedfa", "preresnet", net, (), 8, "s"), chosen, settings)
+    workers = Workers(source, 1, "cpu")
+    try:
+        assert [found.keys() for found in workers.survey(2, asked)] == [{"zico"}, {"zico"}]
+        workers.stop()
+        assert list(workers.survey(2, asked)) == [{}, {}]
+    finally:
+        workers.close()
+
+
 def test_the_simulation_is_the_fleet(done, tmp_path: Path):
     """Agents named and given shards as the simulated devices are learn the same weights over another link."""
     folder, _, _ = done
@@ -194,10 +231,10 @@ def test_the_simulation_is_the_fleet(done, tmp_path: Path):
 
 
 def test_a_checkpoint_is_started_from(done, tmp_path: Path):
-    """With a learning rate of 0 the weights stay those of the checkpoint."""
+    """With next to no learning rate the weights stay those of the checkpoint."""
     folder, _, _ = done
     path = folder / "runs" / "small-seed0" / "round-000002.safetensors"
-    run(tmp_path, f"model.init={path}", "rounds=1", "train.lr=0.0", "method.name=fedavg", "method.norm=static")
+    run(tmp_path, f"model.init={path}", "rounds=1", "train.lr=1e-12", "method.name=fedavg", "method.norm=static")
     expected, found = load_file(path), weights(tmp_path, rounds=1)
     for name in (n for n in expected if not n.startswith("stats/")):
         torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-7)

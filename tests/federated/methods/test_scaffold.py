@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from federated import memory
 from federated.aggregate import Total, fold
 from federated.hooks import Hooks
 from federated.method import configure
 from federated.methods.catalogue import method
+from federated.participant import Participant
 from federated.task import Update
 from federated.training import descend, open_session
 from models.families import build, full, initial, network, shapes, statistics
@@ -137,3 +139,30 @@ def test_unequal_devices_of_skewed_data_learn_digits(tmp_path, momentum):
     assert all(np.isfinite(s.loss) for s in done.result.scores)
     assert max(s.accuracy for s in central) > 0.6
     assert any(bool(value.any()) for home, value in done.result.state.tensors.items() if home.startswith("c/"))
+
+
+@pytest.mark.parametrize("what", ["an update was refused", "no answer arrived", "the coordinator came back"])
+def test_the_variate_of_the_coordinator_is_the_mean_of_its_devices(tmp_path, monkeypatch, what):
+    """c = (1/N) sum c_i after every round in which all N take part, whatever got lost on the way: both sides agree on what was folded."""
+
+    def spoil(update):
+        lost = what == "an update was refused" and update.work == "train" and update.round == 2
+        return replace(update, tensors={name: value * np.nan for name, value in update.tensors.items()}) if lost else update
+
+    if what == "no answer arrived":
+        monkeypatch.setattr(Participant, "_settle", lambda self, receipt: None)
+    given = {"method.name": "scaffold", "model.name": "mlp", "train.steps": 2, "evaluate.devices": False, "fleet.deadline": 20.0}
+
+    def fleet():
+        return [Member("a0", digits(0, 2)), Member("a1", digits(1, 2), change=spoil)]
+
+    again = what == "the coordinator came back"
+    done = federate(tmp_path, fleet(), {**given, "rounds": 2 if again else 3})
+    if again:
+        done = federate(tmp_path, fleet(), {**given, "rounds": 3}, resume=True)
+    kept = [memory.read(tmp_path / name / memory.FOLDER, done.fleet.folded[name]) for name in ("a0", "a1")]
+    assert done.fleet.folded == {"a0": 3, "a1": 3}
+    for home, value in done.result.state.tensors.items():
+        if home.startswith("c/"):
+            assert bool(value.any())
+            np.testing.assert_allclose(value.numpy(), sum(one[home] for one in kept) / 2, rtol=1e-4, atol=1e-6)
