@@ -35,14 +35,14 @@ from federated.aggregate import Sum, Total, added, extra, mean
 from federated.common.central import central_norm
 from federated.common.choice import CHOICES, choose
 from federated.hooks import Hooks
-from federated.method import Method, Part, Setting, State, varied
-from federated.methods.fedavg import fedavg, finish, parts, recipe
+from federated.method import Method, Part, Setting, Settings, State, varied
+from federated.methods.fedavg import fedavg, finish, parts, proposal, recipe
 from federated.methods.heterofl import own_rows
 from federated.task import Recipe, Update
 from federated.zico import survey
-from models.families import labelled, normalising
+from models.families import full, labelled, normalising
 from models.slicing import Plan, graft
-from models.submodel import Submodel
+from models.submodel import Network, Submodel
 
 __all__ = ["BREAKS", "fedfa", "scaled"]
 
@@ -52,7 +52,17 @@ BREAKS = {
     "fedavg": "layers are brought to one norm before the mean, of whole networks too",
     "identity": "layers are brought to one norm, and blocks of one device stand in for deeper ones",
 }
-WIDTHS, DEPTHS = (0.5, 0.75, 1.0), (2, 3, 4)
+WIDTHS = (0.5, 0.75, 1.0)
+
+
+def depths(network: Network) -> tuple[tuple[int, ...], ...]:
+    """Two blocks per section (the first changes the channels, and can't be grafted), all of them, and halfway between, rounded up."""
+    most = [len(section) for section in full(network).mask]
+    return tuple(sorted({tuple((min(n, 2), -(-(min(n, 2) + n) // 2), n)[i] for n in most) for i in range(3)}))
+
+
+def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
+    return proposal(network, {**settings, "depths": settings["depths"] or depths(network)})
 
 
 def fair_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
@@ -114,7 +124,8 @@ def together(total: Total, home: str) -> Sum:
 def fedfa() -> Method:
     """FedFA-WD: sizes in width and depth."""
     base = fedavg()
-    sizes = {"widths": WIDTHS, "depths": DEPTHS, "norm": "static"}
+    blocks = Setting((), "kept blocks per section, one number or one per section; none: two, all, and halfway between")
+    sizes = {"widths": WIDTHS, "depths": blocks, "norm": "static"}
     training = {"epochs": 5, "batch": 32, "lr": 0.1, "decay": 5e-4, "clip": 1.0, "masked": True}
     choices = {
         "scaling": Setting("l2", "norm by which layers are brought to one scale; rms: per entry", ("l2", "rms", "none")),
@@ -128,6 +139,7 @@ def fedfa() -> Method:
         paper="Park and Joe-Wong, Federated Learning with Flexible Architectures (arXiv 2406.09877)",
         settings=varied(base.settings, sharing=None, **sizes, **training, **choices, **CHOICES),
         allows=frozenset(),
+        menu=propose,
         assign=choose,
         recipe=fair_recipe,
         parts=fair_parts,

@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from federated.method import Method, varied
+from federated.methods.fedavg import fedavg
 from federated.methods.fedfa import BREAKS, fedfa
 
 __all__ = ["fedfa_w"]
 
 
 def fedfa_w() -> Method:
-    base = fedfa()
-    return replace(base, name="fedfa-w", summary="FedFA with narrower copies only", settings=varied(base.settings, depths=()), breaks=BREAKS)
+    base, plain = fedfa(), fedavg()
+    sizes = varied(base.settings, depths=plain.settings["depths"])
+    return replace(base, name="fedfa-w", summary="FedFA with narrower copies only", settings=sizes, menu=plain.menu, breaks=BREAKS)

@@ -16,7 +16,7 @@ from federated.errors import ConfigError, Unknown
 from federated.method import Part, configure
 from federated.methods.catalogue import METHODS, method
 from federated.methods.fedavg import assign, proposal
-from federated.methods.fedfa import scaled
+from federated.methods.fedfa import depths, scaled
 from federated.methods.heterofl import own_rows
 from federated.task import Recipe, Update
 from models.cost import cost
@@ -370,3 +370,12 @@ def test_values_are_neither_masked_nor_trained_without_bound(name):
     assert not recipe.masked
     assert recipe.clip == 1.0
     assert chosen.recipe(chosen.start(initial(net, 0, chosen.features), menu, configure(chosen, {"clip": 5.0})), menu[0]).clip == 5.0
+
+
+def test_fedfa_proposes_two_blocks_all_and_halfway_whatever_the_network():
+    deep = network("resnet-34", (3, 32, 32), 10)
+    assert [depths(NET), depths(deep)] == [((2, 2, 2), (3, 3, 3), (4, 4, 4)), ((2, 2, 2, 2), (3, 3, 4, 3), (3, 4, 6, 3))]
+    for name in ("fedfa", "fedfa-d", "fedfa-w"):
+        assert method(name).menu(deep, configure(method(name), {}))[-1] == full(deep)
+    given = method("fedfa-d").menu(deep, configure(method("fedfa-d"), {"depths": [1]}))
+    assert [s.mask for s in given] == [((1, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0, 0, 0), (1, 0, 0))]
