@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from federated.errors import ConfigError, Unknown
+from federated.methods.catalogue import METHODS
 from federated.task import Recipe
 
 __all__ = ["Assign", "Broker", "Config", "Data", "Evaluate", "Fleet", "Model", "Simulate", "load", "parse_setting", "to_json"]
@@ -121,7 +122,7 @@ class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that decides a run. train, method: keys of the recipe and of the method; unnamed ones are the method's own."""
+    """Everything that decides a run. train, method: the method's settings, in either table; unnamed ones are its own."""
 
     name: str = ""
     method: dict[str, Any] = {}
@@ -148,6 +149,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return {**self.train, **{key: value for key, value in self.method.items() if key != "name"}}
 
 
+SAME = {"train": "method", "method": "train"}
 VALUES = {name for name in Config.__struct_fields__ if isinstance(getattr(Config(), name), int | float | str)}  # keys that are no tables
 
 
@@ -200,8 +202,10 @@ def _explained(error: str, tree: Mapping[str, Any]) -> str:
 def elsewhere(key: str) -> str:
     """Where a key belongs that was written into another table, as the end of a message; empty where it belongs nowhere."""
     tables = [name for name in Config.__struct_fields__ if key in getattr(getattr(Config(), name), "__struct_fields__", ())]
-    tables += ["train"] if key in Recipe.__dataclass_fields__ else []
-    return f"; did you mean {' or '.join(f'{table}.{key}' for table in tables)}?" if tables else ""
+    if any(key in made().settings for made in METHODS.values()):
+        tables.append("train" if key in Recipe.__dataclass_fields__ else "method")
+    places = [f"{table}.{key}" for table in tables] + ([f"{key}, above the first table"] if key in VALUES else [])
+    return f"; did you mean {' or '.join(places)}?" if places else ""
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -239,3 +243,5 @@ def _put(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
     if not isinstance(inner, dict):
         raise ConfigError(f"{where}: '{table}' is a value, not a table")
     tree[table] = {**inner, rest: value}
+    if (other := SAME.get(table)) and rest != "name":  # one setting in two tables: the later goes over the earlier
+        tree[other] = {key: known for key, known in tree.get(other, {}).items() if key != rest}

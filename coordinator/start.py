@@ -16,7 +16,7 @@ from torch import Tensor
 
 from coordinator import store as stores
 from coordinator.assignment import pinned
-from coordinator.config import Config, to_json
+from coordinator.config import Config, elsewhere, to_json
 from coordinator.evaluation import Evaluator
 from coordinator.fleet import Fleet
 from coordinator.progress import Watch
@@ -24,8 +24,9 @@ from coordinator.rounds import PATIENCE, Result, Run, conduct, wait_for
 from coordinator.store import Facts, Store
 from federated.data import catalogue as data
 from federated.data.dataset import Dataset
-from federated.errors import ConfigError, EspalierError, LinkError, Unknown
+from federated.errors import ConfigError, EspalierError, LinkError, Unknown, UsageError
 from federated.method import Method, configure
+from federated.methods.catalogue import METHODS
 from federated.methods.catalogue import method as method_named
 from federated.task import Card, Profile
 from federated.wire import messages, topics
@@ -61,7 +62,7 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
     if config.broker.url and config.broker.passwords:
         raise ConfigError("--passwords is for a broker that is started here; for one that runs, put them into --broker mqtt://user:password@host")
     method = method_named(config.method_name)
-    configure(method, config.settings)
+    check(method, config)
     held = None if config.data.name == AGENTS else data.central(config.data.name, config.data.root)
     if config.evaluate.calibrate == "coordinator" and held is None:
         raise ConfigError("evaluate.calibrate = 'coordinator' needs data at the coordinator: name some by --data, or let the fleet calibrate")
@@ -75,6 +76,16 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
     store = Store.create(runs, config.name)
     store.write_facts(Facts(to_json(config)))
     return Prepared(config, method, held, store)
+
+
+def check(method: Method, config: Config) -> None:
+    """That the method knows the settings. Raises ConfigError, or UsageError that says where else a key belongs."""
+    try:
+        configure(method, config.settings)
+    except Unknown as error:
+        having = [name for name, made in METHODS.items() if error.name in made().settings]
+        where = f"; a setting of {', '.join(having)}" if having else elsewhere(error.name)
+        raise UsageError(f"{error}{where}") from error
 
 
 def proposed(method: Method, network: Network, settings: Mapping[str, object]) -> tuple[Submodel, ...]:

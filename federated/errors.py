@@ -53,6 +53,7 @@ class Unknown(UsageError):
     """A name that is not among the known ones."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        self.name = name
         nearest = sorted(known, key=lambda k: (-SequenceMatcher(None, name, k).ratio(), k))
         super().__init__(f"unknown {what} '{name}'; known: {', '.join(nearest)}")
 

@@ -40,6 +40,34 @@ def test_flags_go_over_the_environment_and_that_over_the_file(file: Path) -> Non
     assert config.data.name == "digits"
 
 
+@pytest.mark.parametrize(("first", "second"), [("train.lr", "method.lr"), ("method.lr", "train.lr")])
+def test_a_setting_in_two_tables_is_what_came_last(tmp_path: Path, first: str, second: str) -> None:
+    table, _, key = first.partition(".")
+    path = tmp_path / "run.toml"
+    path.write_text(f"[{table}]\n{key} = 0.5\n")
+    assert load(path, {}, [(second, 0.1)]).settings == {"lr": 0.1}
+
+
+def test_a_name_among_the_settings_of_training_leaves_the_methods(file: Path) -> None:
+    assert load(file, {}, [("train.name", "sgd")]).method_name == "heterofl"
+
+
+@pytest.mark.parametrize(
+    ("setting", "place"),
+    [
+        ("fleet.lr=1", "train.lr"),
+        ("model.widths=[1]", "method.widths"),
+        ("model.strategy=max", "method.strategy"),
+        ("fleet.rounds=3", "rounds, above the first table"),
+        ("data.seed=3", "seed, above the first table"),
+        ("evaluate.partition=iid", "simulate.partition"),
+    ],
+)
+def test_a_key_in_a_wrong_table_is_told_its_own(setting: str, place: str) -> None:
+    with pytest.raises(ConfigError, match=rf"did you mean {place}\?$"):
+        load(None, {}, [parse_setting(setting)])
+
+
 def test_a_record_survives_json(file: Path) -> None:
     config = load(file, {}, [])
     assert load(None, {}, [], base=to_json(config)) == config

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.config import load
 from coordinator.start import free_name, pooled, prepare
-from federated.errors import ConfigError
+from federated.errors import ConfigError, UsageError
 from federated.wire import topics
 
 
@@ -56,3 +56,17 @@ def test_a_network_or_size_that_a_method_cannot_serve_is_named_before_a_run_is_m
     with pytest.raises(ConfigError, match=said):
         prepare(config, tmp_path, resume=False)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("method.mu", "unknown setting of fedavg 'mu'; known: .*; a setting of fedprox, inco-moon, inco-prox, moon"),
+        ("method.rounds", "unknown setting of fedavg 'rounds'; known: .*; did you mean rounds, above the first table?"),
+        ("train.fraction", "unknown setting of fedavg 'fraction'; known: .*; did you mean fleet.fraction?"),
+        ("train.nonsense", "unknown setting of fedavg 'nonsense'; known: [^;]*$"),
+    ],
+)
+def test_a_setting_of_others_is_told_where_it_belongs(tmp_path: Path, key: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        prepare(load(None, {}, [("name", "run"), ("method.name", "fedavg"), (key, 1)]), tmp_path, resume=False)
