@@ -59,11 +59,12 @@ class Bundle:
 def write(folder: Path, run: str, round: int, nets: Mapping[Submodel, nn.Module], examples: Array) -> Bundle:
     """Exports every network, compares each file with it on the examples, and writes the manifest last.
 
-    nets: by submodel, all of one network, batch norm calibrated. examples: raw, [n >= 2, *inputs].
+    nets: by submodel, all for the same examples and answers, batch norm calibrated. examples: raw, [n >= 2, *inputs].
     Raises ExportError, also for a file that disagrees with its network; DataError; MissingExtra.
     """
-    if len({submodel.network for submodel in nets}) != 1:
-        raise ExportError(f"{folder}: expected submodels of one network, found {len({submodel.network for submodel in nets})} networks")
+    kinds = {(s.network.inputs, s.network.objective, s.network.outputs) for s in nets}
+    if len(kinds) != 1:
+        raise ExportError(f"{folder}: expected submodels for the same inputs, objective and outputs, found {sorted(kinds)}")
     network = next(iter(nets)).network
     (folder / MANIFEST).unlink(missing_ok=True)  # no manifest is better than one of other files
     entries = [_entry(folder, run, round, submodel, net, examples) for submodel, net in nets.items()]

@@ -52,6 +52,12 @@ def test_what_a_hypernetwork_makes_is_exported(tmp_path: Path) -> None:
     assert set(trained(tmp_path, "w0.2-d2.2.2", "w1-d2.2.2", method_name="recipfl").values()) == {"w0.2-d2.2.2", "w1-d2.2.2"}
 
 
+def test_networks_of_several_families_are_one_release(tmp_path: Path) -> None:
+    found = trained(tmp_path, "mlp-w1-d2", "w1-d2.2.2", method_name="recipfl", method_models=("mlp",))
+    assert set(found.values()) == {"mlp-w1-d2", "w1-d2.2.2"}
+    assert {path.name for path in (tmp_path / "out").glob("*.onnx")} == {"mlp-w1-d2.onnx", "w1-d2.2.2.onnx"}
+
+
 def test_layers_that_stay_on_devices_are_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"submodel w1-d1.1.1 under flexifed: \d+ tensors stay on the devices, such as linear.bias"):
         trained(tmp_path, "w1-d1.1.1", "w1-d2.2.2", method_name="flexifed", method_strategy="basic")

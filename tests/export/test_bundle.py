@@ -87,8 +87,8 @@ def test_a_folder_without_a_manifest_and_a_foreign_one_are_refused(copy: Path) -
         bundle.read(copy)
 
 
-def test_submodels_of_two_networks_are_no_release(tmp_path: Path) -> None:
+def test_submodels_of_different_answers_are_no_release(tmp_path: Path) -> None:
     other = families.network("preresnet", (1, 8, 8), 3)
     nets = {families.full(network): families.build(families.full(network)) for network in (NETWORK, other)}
-    with pytest.raises(ExportError, match="one network, found 2"):
+    with pytest.raises(ExportError, match="the same inputs, objective and outputs, found"):
         bundle.write(tmp_path, "spring", 7, nets, X)
