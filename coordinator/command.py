@@ -134,7 +134,7 @@ def watching(config: Config, *, live: bool, say: Say) -> Iterator[tuple[Watch, C
 def show(result: Result, *, live: bool, say: Say) -> None:
     """The closing tables."""
     console = Console(width=None if live else 110)
-    rows = [(agent, s.name, s.plain.name, cost(s).parameters, cost(s).macs) for agent, s in sorted(result.assigned.items())]
+    rows = [(agent, s.unowned.name, s.plain.name, cost(s).parameters, cost(s).macs) for agent, s in sorted(result.assigned.items())]
     with console.capture() as capture:
         console.print(closing_table(rows, result.scores))
         console.print(score_table(result.scores))
@@ -154,7 +154,8 @@ def report(result: Result, config: Config) -> dict[str, Any]:
         "worst_accuracy": min((s.accuracy for s in scores), default=None),
         "scores": [msgspec.to_builtins(s) for s in result.scores],
         "agents": [
-            {"id": agent, "submodel": s.name, "parameters": cost(s).parameters, "macs": cost(s).macs} for agent, s in sorted(result.assigned.items())
+            {"id": agent, "submodel": s.unowned.name, "parameters": cost(s).parameters, "macs": cost(s).macs}
+            for agent, s in sorted(result.assigned.items())
         ],
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,

@@ -72,9 +72,9 @@ class Lines:
     def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
         self._rounds = rounds
         self._ended = self._ended or [time.monotonic()]
-        names = [f"{agent} {submodel.name}" for agent, submodel in sorted(chosen.items())]
+        names = [f"{agent} {submodel.unowned.name}" for agent, submodel in sorted(chosen.items())]
         if len(names) > NAMED:
-            names = [f"{count} x {submodel}" for submodel, count in sorted(Counter(s.name for s in chosen.values()).items())]
+            names = [f"{count} x {submodel}" for submodel, count in sorted(Counter(s.unowned.name for s in chosen.values()).items())]
         self._say(f"round {number} of {rounds}: " + ", ".join(names))
 
     def folded(self, entry: Entry) -> None:

@@ -259,7 +259,7 @@ def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -
         fold(total, run.method.parts(state, plan, received(update)), (update.agent, update.attempt))
         entries[update.agent] = Entry(
             update.agent,
-            replace(update.submodel, owner="").name,
+            update.submodel.unowned.name,
             "folded",
             update.samples,
             update.steps,
@@ -271,7 +271,7 @@ def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -
         run.watch.folded(entries[update.agent])
     settled_all = list(run.fleet.collection.entries.values())
     learn_from_failures(run, settled_all)
-    others = [Entry(s.task.agent, replace(s.task.submodel, owner="").name, s.outcome) for s in settled_all if s.task.agent not in entries]
+    others = [Entry(s.task.agent, s.task.submodel.unowned.name, s.outcome) for s in settled_all if s.task.agent not in entries]
     return total, sorted([*entries.values(), *others], key=lambda e: e.agent), of_training(found)
 
 
@@ -296,7 +296,7 @@ def learn_from_failures(run: Run, settled: Sequence[Settled]) -> None:
     """An agent that failed at a submodel is not given it again."""
     for entry in settled:
         if entry.outcome.startswith("failed"):
-            run.failed.setdefault(entry.task.agent, set()).add(replace(entry.task.submodel, owner=""))
+            run.failed.setdefault(entry.task.agent, set()).add(entry.task.submodel.unowned)
 
 
 def raise_if_hopeless(run: Run, entries: Sequence[Entry]) -> None:

@@ -78,6 +78,11 @@ class Submodel:
         return "-".join(parts) + (f"@{self.owner}" if self.owner else "")
 
     @property
+    def unowned(self) -> Submodel:
+        """The same for whoever: as a menu lists it."""
+        return replace(self, owner="")
+
+    @property
     def plain(self) -> Submodel:
         """The same part of the network without what concerns one device alone: its owner, and its branches, which are merged away."""
         return replace(self, branches=1, owner="")

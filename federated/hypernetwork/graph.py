@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -105,7 +105,7 @@ class Flow:
 def graph(submodel: Submodel) -> Graph:
     """The graph of a submodel in training. Whatever its forward pass raises on the meta device, this raises."""
     if submodel.owner:
-        return graph(replace(submodel, owner=""))
+        return graph(submodel.unowned)
     flow = read(build(submodel, "meta").train(), submodel)
     known = shapes(submodel)
     for name in known.keys() - flow.owner.keys():  # in no operation: it is never trained, and sent all the same

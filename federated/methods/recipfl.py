@@ -110,7 +110,7 @@ def theta(state: State, submodel: Submodel, name: str) -> str:
 
 def own_recipe(state: State, submodel: Submodel) -> Recipe:
     made, along = base.recipe(state, submodel), small(state, submodel)
-    return replace(made, hook="recipfl", options={"small": msgspec.to_builtins(replace(along, owner=""))}) if along else made
+    return replace(made, hook="recipfl", options={"small": msgspec.to_builtins(along.unowned)}) if along else made
 
 
 def own_start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:

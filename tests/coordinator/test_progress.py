@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from rich.console import Console
 
 from coordinator.progress import Lines, closing_table, score_table
 from coordinator.store import Round, Score
+from models.families import full, network
 
 VALUES = Score("w1", "central", -0.25, 1.25, 5, metrics={"accuracy": -0.25, "loss": 1.25, "rmse": 48123.4})
 TEXTS = Score("w1", "central", 0.125, 6.0, 5, metrics={"accuracy": 0.125, "loss": 6.0, "perplexity": 403.43})
@@ -25,6 +28,13 @@ def test_a_round_is_told_in_the_measure_of_its_data(score: Score, lines: list[st
     said: list[str] = []
     Lines(said.append).ended(Round(1, 0.5, {}, {}, scores=(score,)))
     assert said[1:] == lines
+
+
+@pytest.mark.parametrize(("agents", "said"), [(2, "a0 w1-d2.2, a1 w1-d2.2"), (20, "20 x w1-d2.2")])
+def test_a_submodel_made_for_each_agent_is_told_as_the_menu_lists_it(agents: int, said: str) -> None:
+    whole, lines = full(network("lenet", (1, 16, 16), 10)), list[str]()
+    Lines(lines.append).began(1, 2, {f"a{i}": replace(whole, owner=f"a{i}") for i in range(agents)})
+    assert lines == [f"round 1 of 2: {said.replace('w1-d2.2', whole.name)}"]
 
 
 def test_a_view_that_a_submodel_lacks_is_a_dash() -> None:
