@@ -124,7 +124,7 @@ def together(total: Total, home: str) -> Sum:
 def fedfa() -> Method:
     """FedFA-WD: sizes in width and depth."""
     base = fedavg()
-    blocks = Setting((), "kept blocks per section, one number or one per section; none: two, all, and halfway between")
+    blocks = replace(base.settings["depths"], help="kept blocks per section, one number or one per section; none: two, all, and halfway between")
     sizes = {"widths": WIDTHS, "depths": blocks, "norm": "static"}
     training = {"epochs": 5, "batch": 32, "lr": 0.1, "decay": 5e-4, "clip": 1.0, "masked": True}
     choices = {
