@@ -161,7 +161,8 @@ def configure(method: Method, given: Settings, *, seed: int = 0, rounds: int = 0
 def misfit(known: Setting, value: Any) -> str:
     """What was expected instead of a value; empty where it is what a setting may be."""
     if not fits(value, known.default):
-        return f"{KINDS[type(known.default)]} such as {list(known.default) if isinstance(known.default, tuple) else known.default!r}"
+        example = list(known.default) if isinstance(known.default, tuple) else known.default
+        return f"{KINDS[type(known.default)]} " + (f"of {known.each}" if example == [] else f"such as {example!r}")
     if known.choices and value not in known.choices:
         return f"one of {', '.join(map(str, known.choices))}"
     several = isinstance(value, list | tuple)

@@ -50,6 +50,8 @@ SETTINGS: Mapping[str, Setting] = {
 
 def propose(network: Network, settings: Settings, *, scaling: str) -> tuple[Submodel, ...]:
     gammas = tuple(settings["gammas"])
+    if settings["depths"] and not settings["widths"]:
+        raise ConfigError(f"depths {list(settings['depths'])} without widths: expected both, in place of gammas")
     if not gammas:
         raise ConfigError("gammas []: expected at least one share of the parameters")
     if settings["first_step"] == "skipped" and settings["inconsistent"] == "none":
