@@ -55,7 +55,8 @@ def said(*words: str) -> str:
 
 def test_every_method_is_listed_with_its_paper() -> None:
     listed = json.loads(said("--format", "json"))
-    assert [one["name"] for one in listed] == PROMISED == sorted(METHODS)
+    assert [one["name"] for one in listed] == sorted(METHODS)
+    assert set(PROMISED) <= set(METHODS)
     assert all(one["summary"] and one["paper"] for one in listed)
     text = said()
     assert all(f"{name} " in text for name in PROMISED)
