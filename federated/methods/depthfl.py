@@ -52,8 +52,8 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     if settings["solver"] == "feddyn" and settings["alpha"] <= 0:
         raise ConfigError(f"setting 'alpha' of depthfl: expected a number above 0 for feddyn, found {settings['alpha']}")
     sizes, widths, depths = endings(network, (EXITS[settings["exit"]],)), settings["widths"], settings["depths"]
-    if not widths or not all(0 < width <= 1 for width in widths) or not all(type(d) is int and 1 <= d <= len(sizes) for d in depths):
-        raise ConfigError(f"a menu of widths {widths} and depths {depths}; expected widths above 0 and up to 1, and from 1 to {len(sizes)} sections")
+    if not widths or not all(1 <= depth <= len(sizes) for depth in depths):
+        raise ConfigError(f"a menu of widths {list(widths)} and depths {list(depths)}; expected at least one width, and from 1 to {len(sizes)} sections")
     chosen = [sizes[depth - 1] for depth in depths] or sizes
     return ordered(replace(size, width=float(width)) for size in chosen for width in widths)
 

@@ -40,8 +40,8 @@ QUIET = 0.25  # of the rounds, without distillation
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     """One level for each pair of width and exit. Raises ConfigError."""
     widths, ends = settings["widths"], settings["depths"]
-    if not widths or len(widths) != len(ends) or not all(0 < v <= 1 for v in widths) or not all(type(h) is int and h >= 1 for h in ends):
-        raise ConfigError(f"levels of widths {widths} and depths {ends}; expected as many of both, widths above 0 and up to 1, exits from 1")
+    if not widths or len(widths) != len(ends):
+        raise ConfigError(f"levels of widths {list(widths)} and depths {list(ends)}; expected as many of both, and at least one")
     if network.objective == "value" and settings["gamma"] > 0:
         raise ConfigError("setting 'gamma' of scalefl: probabilities of classes are distilled, and these data teach values; expected 0")
     sizes = endings(network, FEATURES)

@@ -73,8 +73,8 @@ def test_a_network_of_three_exits_ends_at_its_last():
     ("net", "given", "said"),
     [
         (network("vit-micro", (1, 16, 16), 10), {}, "model 'vit' has no exits-conv, scaler-always; models that have: preresnet, resnet"),
-        (NET, {"widths": [0.5, 1.0]}, r"levels of widths \[0.5, 1.0\] and depths \(1, 2, 3, 4\); expected as many of both"),
-        (NET, {"depths": [0, 1, 2, 3]}, "exits from 1"),
+        (NET, {"widths": [0.5, 1.0]}, r"levels of widths \[0.5, 1.0\] and depths \[1, 2, 3, 4\]; expected as many of both"),
+        (NET, {"depths": [0, 1, 2, 3]}, "'depths' of scalefl: expected numbers at least 1"),
         (network("resnet-small", (1, 8, 8), 1, target="value"), {"gamma": 0.05}, "'gamma' of scalefl: probabilities .* expected 0"),
     ],
 )
