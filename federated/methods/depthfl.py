@@ -53,7 +53,9 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
         raise ConfigError(f"setting 'alpha' of depthfl: expected a number above 0 for feddyn, found {settings['alpha']}")
     sizes, widths, depths = endings(network, (EXITS[settings["exit"]],)), settings["widths"], settings["depths"]
     if not widths or not all(1 <= depth <= len(sizes) for depth in depths):
-        raise ConfigError(f"a menu of widths {list(widths)} and depths {list(depths)}; expected at least one width, and from 1 to {len(sizes)} sections")
+        raise ConfigError(
+            f"a menu of widths {list(widths)} and depths {list(depths)}; expected at least one width, and from 1 to {len(sizes)} sections"
+        )
     chosen = [sizes[depth - 1] for depth in depths] or sizes
     return ordered(replace(size, width=float(width)) for size in chosen for width in widths)
 
