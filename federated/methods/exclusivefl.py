@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from federated.method import Method, varied
+from federated.method import Method, Setting, varied
 from federated.methods.fedavg import fedavg
 
 __all__ = ["exclusivefl"]
@@ -24,5 +24,5 @@ def exclusivefl() -> Method:
         name="exclusivefl",
         summary="FedAvg within each size; sizes learn nothing from each other",
         paper="a baseline of RecipFL (Zhang et al., WWW 2024): McMahan et al. (arXiv 1602.05629) per architecture",
-        settings=varied(base.settings, widths=WIDTHS, sharing="architecture"),
+        settings=varied(base.settings, widths=WIDTHS, sharing=Setting("architecture", "what this method is", ("architecture",))),
     )

@@ -114,7 +114,9 @@ def test_where_it_can_be_set_sharing_within_an_architecture_keeps_sizes_apart(na
 
 def test_sharing_is_coverage_or_architecture():
     with pytest.raises(ConfigError, match="expected one of coverage, architecture"):
-        configure(method("exclusivefl"), {"sharing": "everyone"})
+        configure(method("fedavg"), {"sharing": "everyone"})
+    with pytest.raises(ConfigError, match="expected one of architecture, found 'coverage'"):
+        configure(method("exclusivefl"), {"sharing": "coverage"})
 
 
 @pytest.mark.parametrize(("name", "count"), [("allsmall", 1), ("exclusivefl", 2)])
