@@ -66,8 +66,8 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         "encode": Setting("size", "whose last weights the hypernetwork reads: of all of a size, an agent's own, nobody's", ("size", "agent", "none")),
         "dropout": Setting(0.0, "of the encoding of weights that are to be trained; the authors' is 0.5"),
         "server": Setting("adam", "the coordinator's optimiser", ("adam", "sgd")),
-        "server_lr": Setting(1e-3, "its learning rate; runs of few rounds do better with 0.005"),
-        "server_clip": Setting(50.0, "largest L2 norm of an update of phi; 0: any"),
+        "server_lr": Setting(1e-3, "its learning rate; runs of few rounds do better with 0.005", above=0),
+        "server_clip": Setting(50.0, "largest L2 norm of an update of phi; 0: any", least=0),
     }
 )
 RECIPE = {"widths": (0.2, 1.0), "epochs": 5, "batch": 128, "lr": 0.01, "momentum": 0.0}  # the authors'

@@ -60,6 +60,8 @@ def test_an_unknown_method_lists_the_nearest_first():
     [
         ("scaffold", "lr", 0.0, "above 0"),
         ("scaffold", "server_lr", -1, "above 0"),
+        ("recipfl", "server_lr", -1, "above 0"),
+        ("recipfl", "server_clip", -1, "at least 0"),
         ("fedavg", "epochs", 0, "at least 1"),
         ("fedavg", "batch", 0, "at least 1"),
         ("fednova", "momentum", 1.5, "at least 0 and at most 1"),
