@@ -22,11 +22,11 @@ help:
 demo: $(VENV)/installed
 	$(BIN)/coordinator demo
 
-# Side by side where nothing is timed; then, one by one, what starts brokers and processes.
+# Side by side; then, one by one, what starts brokers and processes or measures this machine.
 test: $(VENV)/installed-dev
 ifeq ($(strip $(TESTS)),)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not broker and not processes"
-	$(BIN)/python -m pytest -m "broker or processes"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not broker and not processes and not timed"
+	$(BIN)/python -m pytest -m "broker or processes or timed"
 else
 	$(BIN)/python -m pytest $(TESTS)
 endif

@@ -13,6 +13,7 @@ from edge_agent import limits
 from edge_agent.limits import Cage, Limits, available_cpus, available_memory, parse_size
 from federated.errors import ConfigError
 
+pytestmark = pytest.mark.timed
 BURN = """
 import sys, time
 sys.stdin.readline()

@@ -13,6 +13,7 @@ from federated.data import catalogue
 from federated.wire.messages import Run
 from models.families import menu, network
 
+pytestmark = pytest.mark.timed
 DATA = catalogue.device("digits", name="a", shard="0/8", partition="iid")
 NETWORK = network("preresnet", (1, 8, 8), 10)
 SMALL, LARGE = menu(NETWORK, (0.25,), (2, 4))
