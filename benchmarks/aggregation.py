@@ -19,7 +19,7 @@ from models.submodel import Submodel
 __all__ = ["measure"]
 
 AGENTS = 10
-COMMON = ("fedavg", "heterofl", "fedfa")  # of the ways to fold: other methods fold as one of them does
+COMMON = ("fedavg", "heterofl", "fedfa")  # a mean, a mean with a weight per row, and layers scaled by a norm that is taken first
 
 
 def measure() -> list[Row]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from coordinator.config import load
+from coordinator.config import load, parse_setting
 from coordinator.simulate import simulate
 from coordinator.start import network_for
 from federated.console import FORMAT, speaker, speaking_plainly
@@ -95,8 +95,6 @@ def line(one: Result) -> str:
 @FORMAT
 def command(only: str | None, settings: tuple[str, ...], form: str) -> None:
     """Run benchmarks/experiments/methods.toml by every method: accuracy of the largest, worst and mean submodel, before and after local training."""
-    from coordinator.config import parse_setting
-
     with speaking_plainly("python -m benchmarks methods", "simulate", "interrupted"), tempfile.TemporaryDirectory() as folder:
         names = sorted(METHODS) if only is None else only.split(",")
         for name in names:

@@ -20,6 +20,7 @@ from federated.task import Recipe, Update
 from federated.training import descend, open_session
 from models.families import full, initial, network, shapes
 from models.submodel import Submodel
+from tests.support.exits import Told
 from tests.support.federation import Member, digits, federate
 from tests.support.golden import owned, registered
 
@@ -34,17 +35,6 @@ def toy(monkeypatch):
 def menu(net=NET, **given):
     chosen = method("depthfl")
     return chosen.menu(net, configure(chosen, given))
-
-
-class Told(nn.Module):
-    """Says the same logits [exits, N, classes] of every example."""
-
-    def __init__(self, logits):
-        super().__init__()
-        self.logits = nn.Parameter(torch.tensor(logits))
-
-    def exits(self, x):
-        return list(self.logits)
 
 
 def session_of(logits, weight):

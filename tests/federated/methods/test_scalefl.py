@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import softmax
 
 from export.graph import export, predict
@@ -23,6 +22,7 @@ from models.families import build, initial, network
 from models.norms import norms
 from models.slicing import extract
 from models.submodel import Submodel
+from tests.support.exits import Told
 from tests.support.federation import Member, digits, federate
 
 NET = network("resnet-small", (1, 8, 8), 10)
@@ -31,17 +31,6 @@ NET = network("resnet-small", (1, 8, 8), 10)
 def menu(net=NET, **given):
     chosen = method("scalefl")
     return chosen.menu(net, configure(chosen, given))
-
-
-class Told(nn.Module):
-    """Says the same logits [exits, N, classes] of every example."""
-
-    def __init__(self, logits):
-        super().__init__()
-        self.logits = nn.Parameter(torch.tensor(logits))
-
-    def exits(self, x):
-        return list(self.logits)
 
 
 def session_of(logits, **options):
