@@ -33,7 +33,7 @@ OWING = 3.0  # seconds after which an idle agent is told its task again
 
 @dataclass
 class Agent:
-    """One agent. state, loss: as its last heartbeat said; refused: why it cannot take part."""
+    """One agent. state, loss: as its last heartbeat said; refused: why it cannot take part; paused: why it takes no task at present."""
 
     name: str
     session: str = ""
@@ -44,10 +44,11 @@ class Agent:
     submodel: str = ""
     loss: float = float("nan")
     refused: str = ""
+    paused: str = ""
 
     @property
     def ready(self) -> bool:
-        return self.online and self.profile is not None and not self.refused
+        return self.online and self.profile is not None and not self.refused and not self.paused
 
 
 class Fleet:
@@ -221,7 +222,7 @@ class Fleet:
                 self._lose(agent, "went away")
             return
         returned = agent.session not in ("", status.session)
-        agent.session, agent.online = status.session, True
+        agent.session, agent.online, agent.paused = status.session, True, status.paused
         if returned:
             log.info("%s started anew", agent.name)
         for entry in self.collection.of(agent.name):
@@ -257,8 +258,8 @@ class Fleet:
     def _fail(self, agent: Agent, failure: messages.Failure) -> None:
         entry = self.collection.find(agent.name, failure)
         if entry is not None and entry.open:
-            entry.outcome = f"failed: {failure.reason}"
-            log.warning("%s failed at %s: %s", agent.name, failure.submodel, failure.reason)
+            entry.outcome = f"{'paused' if failure.paused else 'failed'}: {failure.reason}"
+            log.warning("%s at %s: %s", agent.name, failure.submodel, entry.outcome)
 
     def _welcome(self, agent: Agent, offer: messages.Offer) -> None:
         entry = self.collection.find(agent.name, offer)

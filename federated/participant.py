@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 JOINING = "joining"  # what a Refusal is about when it turns the agent away
 HEARTBEAT = 15.0  # seconds; the coordinator counts three missed ones as death
+LOOK = 5.0  # seconds between looks at whether the device may work
 CACHED = 8  # downloads kept on disk: a calibration's weights are the next round's
 
 
@@ -84,14 +85,20 @@ class Participant:
         clock: Callable[[], float] = time.monotonic,
         weights: OrderedDict[str, Path] | None = None,
         cached: int = CACHED,
+        pause: Callable[[], str] = lambda: "",
     ) -> None:
         """measure: what this device can do for a run; called at join, and again when the run's network becomes known.
+
+        pause: why the device is to take no task now, empty where it may; a task that it works on is finished.
 
         weights: downloads by digest, the latest last, which participants of one process may share; at most `cached` are kept.
         """
         self.link, self.run, self.trainer, self.spool = link, run, trainer, spool
         self.name, self.session, self.clock = name, session, clock
         self._measure = measure
+        self._pause = pause
+        self.paused = pause()
+        self._asked = clock()  # when `pause` was
         self.profile = measure(run)
         self.over = ""  # why this agent is done, once it is
         self.refused = False  # whether it was turned away
@@ -148,7 +155,7 @@ class Participant:
         self._say_status(online=True)
 
     def _say_status(self, *, online: bool) -> None:
-        status = messages.Status(self.name, self.session, online)
+        status = messages.Status(self.name, self.session, online, self.paused)
         self.link.publish(topics.status(self.run.run, self.name), messages.encode(status), retain=True)
 
     # ---- hearing ---------------------------------------------------------------------------------------------------
@@ -207,6 +214,9 @@ class Participant:
         if any(same_work(task, other) and task.attempt == other.attempt for other in known):
             return  # a broker may deliver twice
         self._drop(lambda other: (other.attempt, other.round) < (task.attempt, task.round), "a newer task came")
+        if self.paused:
+            self._fail(task, self.paused, paused=True)
+            return
         self._queue.append((task, self.clock() + task.deadline))
 
     def _fetch(self, topic: str, message: messages.Manifest | messages.Chunk) -> None:
@@ -240,6 +250,7 @@ class Participant:
 
     def _advance(self, now: float) -> None:
         self._drop_late(now)
+        self._rest(now)
         if self._working is not None and (outcome := self.trainer.poll()) is not None:
             self._finish(outcome)
         if self._queue and self._working is None and self._download is None:
@@ -249,6 +260,15 @@ class Participant:
         for sending in list(self._sending.values()):
             self._send(sending, now)
         self._beat(now)
+
+    def _rest(self, now: float) -> None:
+        """Says so when the device is no longer to work, or may again."""
+        if now - self._asked < LOOK:
+            return
+        self._asked, before, self.paused = now, self.paused, self._pause()
+        if self.paused != before:
+            log.info("%s", f"pausing: {self.paused}" if self.paused else "going on")
+            self._say_status(online=True)
 
     def _next(self, task: Task, until: float, now: float) -> None:
         if (path := self._weights.get(task.digest)) is not None:
@@ -285,9 +305,9 @@ class Participant:
         self._sending[transfer] = Sending(task, sender, outcome.path, until)
         self._offer(self._sending[transfer])
 
-    def _fail(self, task: Task, reason: str) -> None:
-        log.warning("round %d: %s failed: %s", task.round, task.work, reason)
-        failure = messages.Failure(task.run, task.round, task.attempt, task.work, task.submodel.name, reason[:4000])
+    def _fail(self, task: Task, reason: str, *, paused: bool = False) -> None:
+        log.warning("round %d: %s %s: %s", task.round, task.work, "not tried" if paused else "failed", reason)
+        failure = messages.Failure(task.run, task.round, task.attempt, task.work, task.submodel.name, reason[:4000], paused)
         self.link.publish(topics.say(self.run.run, self.name), messages.encode(failure))
 
     def _offer(self, sending: Sending) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from models.submodel import Submodel, Target
 
-__all__ = ["Card", "Profile", "Recipe", "Task", "Timing", "Update", "Work"]
+__all__ = ["Board", "Card", "Profile", "Recipe", "Task", "Timing", "Update", "Work"]
 
 Work = Literal["train", "calibrate", "evaluate"]
 
@@ -146,12 +146,26 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Board:
+    """What a device is. kind: `pi`, `jetson`, `android` or `generic`; model: as the board names itself.
+
+    gpu: its name, empty without one; shared: whether GPU and CPU have one memory. power: `mains`, `battery`, or empty where nothing says.
+    """
+
+    kind: str = "generic"
+    model: str = ""
+    gpu: str = ""
+    shared: bool = False
+    power: str = ""
+
+
+@dataclass(frozen=True)
 class Profile:
     """What an agent measured of itself at join.
 
     cpus: processors it may use, fractions allowed; memory: bytes that training may take beyond the process itself.
     uplink: bytes per second, measured by a publish of one chunk. chunk: largest payload that passed, bytes.
-    runtime: name and version of what trains. survey: what a method's survey hook found.
+    runtime: name and version of what trains. survey: what a method's survey hook found. labels: what its owner calls it (`--label eu`).
     """
 
     agent: str
@@ -165,3 +179,5 @@ class Profile:
     data: Card
     timings: tuple[Timing, ...]
     survey: Mapping[str, Any] = field(default_factory=dict)
+    board: Board = field(default_factory=Board)
+    labels: tuple[str, ...] = ()

@@ -128,11 +128,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Status:
-    """Retained birth and last will of an agent; session: of the agent's process."""
+    """Retained birth and last will of an agent; session: of the agent's process. paused: why it takes no task at present; empty where it does."""
 
     agent: _Agent
     session: _Name
     online: bool
+    paused: _Text = ""
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Failure:
-    """A task that came to nothing, and why."""
+    """A task that came to nothing, and why. paused: it was not tried, since the device is not to work now."""
 
     run: _Name
     round: _Natural
@@ -171,6 +172,7 @@ class Failure:
     work: Work
     submodel: _SubmodelName
     reason: _Text
+    paused: bool = False
 
 
 @dataclass(frozen=True)
