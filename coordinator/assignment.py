@@ -1,8 +1,4 @@
-"""What each agent can afford: the time of a step predicted from what it measured, its memory, and the round's pace.
-
-The time of a training step is fitted per agent, by non-negative least squares on relative error, as a sum of
-multiply-adds, activations and blocks, from the steps that it timed.
-"""
+"""What each agent can afford: the time of a step predicted from what it measured, its memory, and the round's pace."""
 
 from __future__ import annotations
 
@@ -12,15 +8,13 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-import numpy as np
-from scipy.optimize import nnls
-
 from federated.errors import ConfigError, Unknown
+from federated.prediction import step_seconds
 from federated.task import Profile, Recipe
 from models.cost import cost
 from models.submodel import Submodel
 
-__all__ = ["Offer", "affordable", "offers", "pace", "pinned", "planned", "step_seconds"]
+__all__ = ["Offer", "affordable", "offers", "pace", "pinned", "planned"]
 
 log = logging.getLogger(__name__)
 
@@ -40,25 +34,6 @@ class Offer:
     fits: bool
 
 
-def step_seconds(profile: Profile, submodel: Submodel, batch: int) -> float:
-    """Predicted seconds of one training step of `batch` examples on this agent; 0 where it timed none."""
-    measured = {(t.submodel, t.batch): t.seconds for t in profile.timings}
-    if (submodel, batch) in measured:
-        return measured[submodel, batch]
-    if not profile.timings:
-        return 0.0
-    seconds = np.array([t.seconds for t in profile.timings])
-    features = np.array([_features(t.submodel, t.batch) for t in profile.timings])
-    weights, _ = nnls(features / seconds[:, None], np.ones(len(seconds)))
-    return float(_features(submodel, batch) @ weights)
-
-
-def _features(submodel: Submodel, batch: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Work of a step, scaled to near 1: arithmetic, memory traffic, and calls of kernels, which grow with depth alone."""
-    what = cost(submodel, batch)
-    return np.array([what.macs * batch / 1e8, what.activations * batch / 1e6, sum(map(sum, submodel.mask)) + 1.0])
-
-
 def offers(profile: Profile, menu: Sequence[Submodel], recipe: Recipe, share: float) -> list[Offer]:
     """What each submodel of the menu would cost this agent in a round; `share` of its memory may be filled."""
     steps = planned(recipe, profile.data.examples)
@@ -66,7 +41,7 @@ def offers(profile: Profile, menu: Sequence[Submodel], recipe: Recipe, share: fl
     for submodel in menu:
         what = cost(submodel, recipe.batch)
         transfer = 2 * what.bytes / profile.uplink if profile.uplink > 0 else 0.0
-        step = step_seconds(profile, submodel, recipe.batch)
+        step = step_seconds(profile.timings, submodel, recipe.batch)
         made.append(Offer(submodel, step, steps * step + transfer, what.memory, what.memory <= share * profile.memory))
     return made
 

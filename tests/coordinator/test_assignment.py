@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.assignment import affordable, offers, pace, pinned, step_seconds
+from coordinator.assignment import affordable, offers, pace, pinned
 from coordinator.selection import generator, select
 from federated.errors import ConfigError
+from federated.prediction import step_seconds
 from federated.task import Card, Profile, Recipe, Timing
 from models.cost import cost
 from models.families import menu, network
@@ -33,8 +34,8 @@ def profile(speed: float = 1.0, memory: int = 10**9, uplink: float = 0.0) -> Pro
 
 def test_the_time_of_a_step_is_predicted_from_small_submodels() -> None:
     for submodel in MENU:
-        assert step_seconds(profile(), submodel, 32) == pytest.approx(law(submodel), rel=0.1)
-    assert step_seconds(profile(), TIMED[0], 32) == law(TIMED[0]), "what was timed is not predicted"
+        assert step_seconds(profile().timings, submodel, 32) == pytest.approx(law(submodel), rel=0.1)
+    assert step_seconds(profile().timings, TIMED[0], 32) == law(TIMED[0]), "what was timed is not predicted"
 
 
 def test_a_round_is_its_steps_and_its_transfers() -> None:
