@@ -37,8 +37,10 @@ def export_run(
     """What `coordinator export` does; its result as plain values. Raises StoreError, ExportError, Unknown, DataError, LinkError."""
     made, assignment = write_release(run, out, wanted, inputs, runs)
     for entry in made.submodels:
-        say(f"{entry.file}: {entry.parameters:,} parameters, {entry.size / 1e3:.0f} kB, at most {entry.max_abs_diff:.1e} from PyTorch")
-    say(f"round {made.round} of run '{run}' is in {out}; try: edge-agent infer --model {out / made.submodels[0].file} INPUTS")
+        for variant in entry.variants:
+            size = f"{variant.file.size / 1e3:.0f} kB"
+            say(f"{variant.file.name}: {entry.parameters:,} parameters, {size}, at most {variant.max_abs_diff:.1e} from PyTorch")
+    say(f"round {made.round} of run '{run}' is in {out}; try: edge-agent infer --model {out / made.submodels[0].variants[0].file.name} INPUTS")
     if broker is not None:
         link = MqttLink(broker, f"release-{run}-{secrets.token_hex(3)}")
         try:

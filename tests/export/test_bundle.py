@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
 from export import bundle, graph, verify
-from federated.errors import ExportError
+from federated.errors import ExportError, Unknown
 from models import families
+from models.cost import cost
+from models.submodel import Submodel
 
 X = np.random.default_rng(0).integers(0, 17, (5, 1, 8, 8)).astype(np.uint8)
 NETWORK = families.network("preresnet", (1, 8, 8), 10, (4.9,), (6.0,))
@@ -35,16 +39,52 @@ def copy(release: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_release_holds_one_file_per_submodel_and_what_it_is(release: Path) -> None:
+def test_a_release_holds_the_files_of_each_submodel_and_what_it_is(release: Path) -> None:
     read = bundle.read(release)
     assert (read.run, read.round, read.inputs, read.dtype, read.objective, read.outputs) == ("spring", 7, (1, 8, 8), "uint8", "class", 10)
     assert [entry.submodel for entry in read.submodels] == ["w0.125-d1.1.1", "w0.25-d1.1.1"]
-    assert {path.name for path in release.iterdir()} == {"manifest.json", *(entry.file for entry in read.submodels)}
+    assert {path.name for path in release.iterdir()} == {"manifest.json", *(file.name for file in bundle.files(read))}
+    for file in bundle.files(read):
+        path = release / file.name
+        assert (file.sha256, file.size) == (verify.sha256(path), path.stat().st_size)
     for entry, submodel in zip(read.submodels, families.menu(NETWORK, [0.125, 0.25], [1]), strict=True):
-        path = release / entry.file
-        assert (entry.sha256, entry.size) == (verify.sha256(path), path.stat().st_size)
-        assert entry.parameters == sum(int(np.prod(shape)) for shape in families.shapes(submodel).values())
-        assert 0 <= entry.max_abs_diff < 1e-5
+        assert (entry.parameters, entry.macs) == (cost(submodel).parameters, cost(submodel).macs)
+        assert entry.variants[0].kind == "fp32"
+        assert 0 <= entry.variants[0].max_abs_diff < 1e-5
+
+
+def test_a_device_needs_the_files_of_its_submodel_and_the_check(release: Path) -> None:
+    read = bundle.read(release, "w0.25-d1.1.1")
+    assert [file.name for file in bundle.files(read, "w0.25-d1.1.1")] == ["check.tensors", "w0.25-d1.1.1.onnx", "w0.25-d1.1.1.tensors"]
+    with pytest.raises(Unknown, match=r"unknown submodel 'w1'; known: w0\.25-d1\.1\.1"):
+        bundle.read(release, "w1")
+
+
+def test_the_check_holds_noise_and_what_each_graph_says_of_it(release: Path) -> None:
+    read = bundle.read(release)
+    x, said = bundle.check_of(release, read)
+    assert (x.shape[1:], x.dtype) == (X.shape[1:], X.dtype)
+    assert not any((one == real).all() for one in x for real in X)
+    assert said.keys() == {variant.file.name for entry in read.submodels for variant in entry.variants}
+    for name, wanted in said.items():
+        assert verify.compare(release / name, x, wanted) < 1e-6
+
+
+def test_the_weights_build_the_network_again(release: Path) -> None:
+    entry = bundle.entry_of(bundle.read(release), "w0.25-d1.1.1")
+    fields, weights = bundle.weights_of(release, entry)
+    submodel = msgspec.convert(fields, Submodel)
+    assert submodel.name == entry.submodel
+    net = families.build(submodel)
+    net.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in weights.items()}, strict=False)
+    assert verify.compare(release / entry.variants[0].file.name, X, graph.predict(net, NETWORK, X)) < 1e-5
+
+
+def test_a_version_is_of_the_manifest(copy: Path) -> None:
+    before = bundle.version(copy)
+    assert before == verify.sha256(copy / "manifest.json")[:12]
+    (copy / "manifest.json").write_bytes((copy / "manifest.json").read_bytes() + b" ")
+    assert bundle.version(copy) != before
 
 
 def test_a_graph_that_disagrees_with_its_network_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,18 +96,27 @@ def test_a_graph_that_disagrees_with_its_network_is_not_released(tmp_path: Path,
     assert not (tmp_path / "manifest.json").exists()
 
 
+def graph_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The file of the first graph."""
+    return manifest["submodels"][0]["variants"][0]["file"]  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m["submodels"][0].update(sha256="0" * 64), "expected sha256 0000"),
-        (lambda m: m["submodels"][0].update(file="../other.onnx"), "a file within the folder"),
-        (lambda m: m["submodels"][0].update(file="gone.onnx"), r"gone\.onnx: No such file"),
+        (lambda m: graph_of(m).update(sha256="0" * 64), "expected sha256 0000"),
+        (lambda m: graph_of(m).update(name="../other.onnx"), "a file within the folder"),
+        (lambda m: graph_of(m).update(name="gone.onnx"), r"gone\.onnx: No such file"),
+        (lambda m: m["submodels"][0]["weights"].update(sha256="0" * 64), r"w0\.125-d1\.1\.1\.tensors: expected sha256 0000"),
+        (lambda m: m["check"].update(name="/etc/hostname"), "a file within the folder"),
+        (lambda m: m["check"].update(name="w0.125-d1.1.1.onnx"), "expected sha256"),
         (lambda m: m["submodels"][0].update(submodel="w1-d1"), "expected .*'w1-d1'"),
         (lambda m: m.update(round=8), "expected .*'8'.* found .*'7'"),
         (lambda m: m.update(outputs=11), "expected .*11.* found .*10"),
         (lambda m: m.update(round="seven"), r"Expected `int`.*\$\.round"),
         (lambda m: m.pop("run"), "missing required field `run`"),
-        (lambda m: m.update(format=2), "expected format 1, found 2"),
+        (lambda m: m.update(format=1), "expected format 2, found 1"),
+        (lambda m: m["submodels"][0]["variants"][0].update(kind="int4"), r"Invalid enum value 'int4'"),
     ],
 )
 def test_a_manifest_that_does_not_fit_its_files_is_refused(copy: Path, change: Callable[[dict[str, object]], object], message: str) -> None:
