@@ -1,0 +1,140 @@
+"""What `edge-agent profile` writes and `coordinator assign` reads: one device, measured, as a JSON file. No torch here."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from federated.errors import ConfigError, WireError
+from federated.task import Profile, Timing
+from federated.wire import messages
+
+__all__ = ["FORMAT", "RUNTIMES", "Calibration", "Circumstances", "Runtime", "Sheet", "profile_of", "read", "write"]
+
+FORMAT = 1  # of the file; another one is refused
+LARGEST = 1 << 24  # bytes of a file that can be a sheet
+
+Runtime = Literal["torch", "onnx"]
+RUNTIMES: tuple[str, ...] = get_args(Runtime)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How long a few submodels of a family took with one runtime: a training step, or the answer for a batch (infer)."""
+
+    family: str
+    runtime: Runtime
+    work: Literal["train", "infer"]
+    threads: int
+    timings: tuple[Timing, ...]
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """Under which a measurement was taken; None: the device does not say.
+
+    celsius, mhz: hottest sensor and fastest processor afterwards. throttled: at any time meanwhile. busy: share of the processors that others used.
+    """
+
+    celsius: float | None = None
+    mhz: float | None = None
+    throttled: bool | None = None
+    busy: float = 0.0
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One device as it measured itself.
+
+    profile: as an agent would introduce itself, timings apart (see `profile_of`). uplink and chunk are 0 where no broker was named.
+    versions: of what the timings depend on, by name. limit_cpus, limit_memory: what the owner allowed, None: all. taken: when, as ISO 8601 in UTC.
+    """
+
+    profile: Profile
+    calibrations: tuple[Calibration, ...]
+    circumstances: Circumstances = field(default_factory=Circumstances)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    limit_cpus: float | None = None
+    limit_memory: int | None = None
+    taken: str = ""
+
+
+def write(sheet: Sheet, path: Path) -> None:
+    """The sheet as a JSON file, whole or not at all. Raises ConfigError where it cannot be written."""
+    part = path.with_name(f"{path.name}.part-{os.getpid()}")
+    try:
+        part.write_bytes(msgspec.json.format(msgspec.json.encode({"format": FORMAT, **msgspec.to_builtins(sheet)}), indent=2) + b"\n")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def read(path: Path, own: str = "") -> Sheet:
+    """The sheet of a file. own: the one network `module:function` that a timing may be of, since to look at it runs its code.
+
+    Raises ConfigError for a file that is missing, no sheet, of another format, or whose values cannot be.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
+        found: Any = msgspec.json.decode(content) if len(content) <= LARGEST else None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; edge-agent profile --out FILE writes one") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: expected the JSON of edge-agent profile --out, found {error}") from None
+    if not isinstance(found, dict) or "format" not in found:
+        raise ConfigError(f"{path}: expected the JSON of edge-agent profile --out, found something else")
+    if found["format"] != FORMAT:
+        raise ConfigError(f"{path}: expected format {FORMAT}, found {str(found['format'])[:20]}: profile the device again with this version")
+    try:
+        sheet = msgspec.convert(found, Sheet)
+        _check(sheet, own)
+    except (msgspec.ValidationError, WireError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return sheet
+
+
+def profile_of(sheet: Sheet, family: str) -> Profile:
+    """The profile with the timings of a family's training step, of the runtime and threads that were quickest.
+
+    Raises ConfigError for a family that was not calibrated; the message names those that were.
+    """
+    trained = [c for c in sheet.calibrations if c.work == "train"]
+    able = [c for c in trained if c.family == family]
+    if not able:
+        known = ", ".join(sorted({c.family for c in trained})) or "none"
+        again = f"--model {family}" if ":" in family else f"--family {family}"
+        raise ConfigError(f"{sheet.profile.agent}: '{family}' was not timed there, only {known}: run edge-agent profile {again} on that device")
+    best = min(able, key=lambda calibration: sum(timing.seconds / timing.batch for timing in calibration.timings))
+    return replace(sheet.profile, timings=best.timings)
+
+
+def _check(sheet: Sheet, own: str) -> None:
+    """What types leave open. Raises WireError, ValueError."""
+    messages.decode(messages.encode(sheet.profile))  # as a coordinator would take it
+    _check_timings(sheet.profile.timings, own)
+    for calibration in sheet.calibrations:
+        what = f"calibration of '{calibration.family}'"
+        if not calibration.timings or calibration.threads < 1:
+            raise ValueError(f"{what}: expected timings with at least one thread, found {len(calibration.timings)} with {calibration.threads}")
+        if odd := {timing.submodel.network.family for timing in calibration.timings} - {calibration.family}:
+            raise ValueError(f"{what}: expected submodels of it, found some of {', '.join(sorted(odd))}")
+        _check_timings(calibration.timings, own)
+
+
+def _check_timings(timings: Sequence[Timing], own: str) -> None:
+    for timing in timings:
+        submodel = timing.submodel
+        if not 0 < submodel.width <= 1 or submodel.branches < 1:
+            raise ValueError(f"{submodel.name}: expected a width above 0 and up to 1 and at least one branch, found {submodel.width:g}")
+        if timing.batch < 1 or not 0 < timing.seconds < math.inf:
+            raise ValueError(f"{submodel.name}: expected a batch of at least 1 and seconds above 0, found {timing.batch} and {timing.seconds:g}")
+        if ":" in submodel.network.family and submodel.network.family != own:
+            raise ValueError(f"it times the network '{submodel.network.family}', whose code would run here: name it (--model) if you trust it")
