@@ -7,6 +7,8 @@ agent/{id}/hb                        QoS 0       heartbeat
 agent/{id}/say                                   offers and failures of the agent
 agent/{id}/probe                                 an agent's echo to itself, to measure its link
 agent/{id}/up/{transfer}/c/{i}                   an update's chunks
+infer/{id}/ask/{question}                        JSON: what anyone asks of what an agent serves
+infer/{id}/answer/{question}                     JSON: what it answers
 cmd/{id}, cmd/all                                what the coordinator says to one agent, or to all
 model/{version}/{submodel}/manifest, /c/{i}      retained until the round is over
 release/{submodel}/manifest, /c/{i}              retained
@@ -29,7 +31,9 @@ __all__ = [
     "TRANSFER",
     "Place",
     "agent_patterns",
+    "answer",
     "any_run",
+    "ask",
     "chunk",
     "command",
     "coordinator_patterns",
@@ -56,14 +60,14 @@ TRANSFER = r"^[A-Za-z0-9_.-]{1,128}\Z"  # holds a round, an attempt and the name
 SUBMODEL = r"^[A-Za-z0-9_.@-]{1,160}\Z"
 AGENT = r"^(?!all\Z)[A-Za-z0-9_.-]{1,64}\Z"
 
-Kind = Literal["run", "status", "profile", "hb", "say", "probe", "cmd", "card", "manifest", "chunk"]
+Kind = Literal["run", "status", "profile", "hb", "say", "probe", "cmd", "card", "manifest", "chunk", "ask", "answer"]
 
 
 @dataclass(frozen=True)
 class Place:
     """What a topic says. `agent` is None where it names none, "all" for the shared command topic; `index` is that of a chunk, else -1.
 
-    way: which transfer a manifest or a chunk belongs to.
+    way: which transfer a manifest or a chunk belongs to. question: names one to an agent that serves, and its answer.
     """
 
     kind: Kind
@@ -74,6 +78,7 @@ class Place:
     submodel: str = ""
     index: int = -1
     way: Literal["", "up", "model", "release"] = ""
+    question: str = ""
 
 
 def run(name: str) -> str:
@@ -104,6 +109,16 @@ def say(run: str, agent: str) -> str:
 
 def probe(run: str, agent: str) -> str:
     return _agent(run, agent, "probe")
+
+
+def ask(run: str, agent: str, question: str) -> str:
+    """Where anyone asks what an agent serves; `+` for any question."""
+    return _question(run, agent, "ask", question)
+
+
+def answer(run: str, agent: str, question: str) -> str:
+    """Where the agent answers."""
+    return _question(run, agent, "answer", question)
 
 
 def command(run: str, agent: str) -> str:
@@ -168,6 +183,8 @@ def parse(topic: str) -> Place | None:
             place = Place(_KINDS[kind], r, a)
         case [r, "agent", a, "up", t, "c", i]:
             place = Place("chunk", r, a, transfer=t, index=_index(i), way="up")
+        case [r, "infer", a, ("ask" | "answer") as said, q]:
+            place = Place("ask" if said == "ask" else "answer", r, a, question=q)
         case [r, "cmd", a]:
             place = Place("cmd", r, a)
         case [r, "model", v, s, "manifest"]:
@@ -205,6 +222,11 @@ def _agent(run: str, agent: str, what: str) -> str:
     return f"{ROOT}/{_name('run', run)}/agent/{_name('agent', agent, AGENT)}/{what}"
 
 
+def _question(run: str, agent: str, what: str, question: str) -> str:
+    level = question if question == "+" else _name("question", question, TRANSFER)
+    return f"{ROOT}/{_name('run', run)}/infer/{_name('agent', agent, AGENT)}/{what}/{level}"
+
+
 def _name(what: str, name: str, pattern: str = NAME) -> str:
     if not re.match(pattern, name):
         allowed = "letters, digits, '_', '.', '-'" + (", '@'" if pattern is SUBMODEL else "")
@@ -225,6 +247,8 @@ def _sound(place: Place) -> bool:
         wanted.append((place.agent, NAME if place.kind == "cmd" else AGENT))
     if place.way == "up":
         wanted.append((place.transfer, TRANSFER))
+    if place.kind in ("ask", "answer"):
+        wanted.append((place.question, TRANSFER))
     if place.way == "model":
         wanted.append((place.version, NAME))
     if place.way in ("model", "release"):

@@ -19,6 +19,8 @@ MADE = {
     "fl/v1/r/agent/a/hb": (topics.heartbeat("r", "a"), Place("hb", "r", "a")),
     "fl/v1/r/agent/a/say": (topics.say("r", "a"), Place("say", "r", "a")),
     "fl/v1/r/agent/a/probe": (topics.probe("r", "a"), Place("probe", "r", "a")),
+    "fl/v1/r/infer/a/ask/7": (topics.ask("r", "a", "7"), Place("ask", "r", "a", question="7")),
+    "fl/v1/r/infer/a/answer/7": (topics.answer("r", "a", "7"), Place("answer", "r", "a", question="7")),
     "fl/v1/r/agent/a/up/t.1/c/12": (topics.chunk(topics.upload("r", "a", "t.1"), 12), Place("chunk", "r", "a", "t.1", index=12, way="up")),
     "fl/v1/r/cmd/a": (topics.command("r", "a"), Place("cmd", "r", "a")),
     "fl/v1/r/cmd/all": (topics.everyone("r"), Place("cmd", "r", "all")),
