@@ -11,8 +11,10 @@ import msgspec
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("onnx")
+
+import torch
 
 from export import bundle, graph, verify
 from federated.errors import ExportError, Unknown
