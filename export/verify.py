@@ -37,7 +37,7 @@ class Session:
     """One exported graph, loaded.
 
     inputs: shape of one raw example; dtype: of raw examples; objective: what was learned; outputs: number of classes or values, size of the
-    vocabulary; metadata: run, round, submodel, ...
+    vocabulary; metadata: run, round, submodel, ...; providers: what runs it, the first that can: not always what was asked for.
     """
 
     def __init__(self, model: bytes, name: str, *, providers: Sequence[str] = ("CPUExecutionProvider",), threads: int = 0) -> None:
@@ -49,7 +49,7 @@ class Session:
             self._session = onnxruntime.InferenceSession(model, options, providers=list(providers))
         except Exception as error:  # the runtime's errors share no base class of their own
             raise ExportError(f"{name}: expected an ONNX file, found one that does not load: {' '.join(str(error).split())[:300]}") from error
-        self.name = name
+        self.name, self.providers = name, tuple(str(provider) for provider in self._session.get_providers())
         self.metadata: Mapping[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
         missing = [key for key in METADATA if key not in self.metadata]
         if missing or self.metadata["objective"] not in OUTPUTS:
