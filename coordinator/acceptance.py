@@ -13,13 +13,13 @@ import numpy as np
 
 from federated.errors import Refused
 from federated.scores import fields
-from federated.task import Profile, Update
+from federated.task import Profile, Task, Update
 from federated.wire import tensors
 from federated.wire.messages import Run
 from models.families import statistics
 from models.slicing import Plan
 
-__all__ = ["check_profile", "check_scores", "check_statistics", "check_training", "expected"]
+__all__ = ["check_match", "check_profile", "check_scores", "check_statistics", "check_training", "expected"]
 
 OUTSIZE = 1e3  # times the norm that was sent (and a unit per entry, for tensors that start at zero)
 EXITS = 64  # more than any network has
@@ -53,6 +53,14 @@ def check_profile(profile: Profile, run: Run) -> None:
     values = card.outputs if card.target == "value" else 0
     if card.outputs < (1 if values else 2) or {len(card.shift), len(card.scale)} != {values} or not all(map(plausible, card.shift, card.scale)):
         raise Refused(f"profile of {profile.agent}: expected at least 2 classes, or 1 value with its mean and deviation, found {card}")
+
+
+def check_match(task: Task, update: Update) -> None:
+    """An answer to this task and no other."""
+    for name in ("run", "round", "attempt", "agent", "work", "submodel", "version"):
+        wanted, found = getattr(task, name), getattr(update, name)
+        if wanted != found:
+            raise Refused(f"update of {task.agent}: expected {name} {wanted}, found {found}")
 
 
 def check_training(update: Update, shapes: Shapes, sent: Mapping[str, float], examples: int, steps: int) -> None:

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from coordinator import broker as brokers
 from coordinator import store as stores
+from coordinator.agent import Agent
 from coordinator.config import Config, load, parse_setting, to_json
-from coordinator.fleet import Agent, Fleet
+from coordinator.fleet import Fleet
 from coordinator.progress import Lines, Say, Screen, Watch, closing_table, human_bytes, score_table
 from coordinator.rounds import Result
 from coordinator.scores import overall

@@ -17,9 +17,10 @@ from torch import nn
 
 from coordinator import assignment
 from coordinator.acceptance import check_scores, check_statistics
+from coordinator.agent import Agent
 from coordinator.collection import Settled
 from coordinator.config import Config
-from coordinator.fleet import Agent, Fleet
+from coordinator.fleet import Fleet
 from coordinator.scores import of_devices, score
 from coordinator.store import Score
 from coordinator.weights import STATS, Shipment, received, statistics_of

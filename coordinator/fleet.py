@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.acceptance import check_profile
+from coordinator.acceptance import check_match, check_profile
+from coordinator.agent import Agent
 from coordinator.collection import Check, Collection, Settled
 from coordinator.inbox import Inbox
 from coordinator.shelf import Shelf
@@ -23,32 +23,12 @@ from federated.task import Profile, Task, Update
 from federated.wire import messages, topics
 from federated.wire.link import LINK_UP, Delivery, Link
 
-__all__ = ["Agent", "Fleet"]
+__all__ = ["Fleet"]
 
 log = logging.getLogger(__name__)
 
 SILENCE = 45.0  # seconds: three missed heartbeats
 OWING = 3.0  # seconds after which an idle agent is told its task again
-
-
-@dataclass
-class Agent:
-    """One agent. state, loss: as its last heartbeat said; refused: why it cannot take part; paused: why it takes no task at present."""
-
-    name: str
-    session: str = ""
-    online: bool = False
-    seen: float = 0.0
-    profile: Profile | None = None
-    state: str = "idle"
-    submodel: str = ""
-    loss: float = float("nan")
-    refused: str = ""
-    paused: str = ""
-
-    @property
-    def ready(self) -> bool:
-        return self.online and self.profile is not None and not self.refused and not self.paused
 
 
 class Fleet:
@@ -70,6 +50,7 @@ class Fleet:
         self.agents: dict[str, Agent] = {}
         self.folded: dict[str, int] = {}  # the last round of which each agent's update was folded
         self.accept: Callable[[Profile], str] = lambda profile: ""  # why an agent cannot take part, or nothing
+        self.select: Callable[[Profile], str] = lambda profile: ""  # why one that could is not to, or nothing
         self.inbox = Inbox(spool, slots)
         self.shelf = Shelf(link, run.run, spool, chunk)
         self.collection = Collection()
@@ -243,7 +224,7 @@ class Fleet:
 
     def _admit(self, agent: Agent, profile: Profile) -> None:
         check_profile(profile, self.run)
-        agent.profile, agent.refused = profile, self.accept(profile)
+        agent.profile, agent.refused, agent.excluded = profile, self.accept(profile), self.select(profile)
         if agent.refused:
             log.warning("%s cannot take part: %s", agent.name, agent.refused)
             self._command(agent.name, messages.Refusal(agent.refused, JOINING))
@@ -286,7 +267,7 @@ class Fleet:
             return
         try:
             update = self.inbox.read(path)
-            self._match(entry.task, update)
+            check_match(entry.task, update)
             self.collection.check(entry.task, update)
         except WireError as error:
             path.unlink(missing_ok=True)
@@ -297,12 +278,6 @@ class Fleet:
             agent.loss = float(update.notes["loss"])
         self._receipt(agent.name, chunk.transfer, True, "")
 
-    def _match(self, task: Task, update: Update) -> None:
-        for name in ("run", "round", "attempt", "agent", "work", "submodel", "version"):
-            expected, found = getattr(task, name), getattr(update, name)
-            if expected != found:
-                raise Refused(f"update of {task.agent}: expected {name} {expected}, found {found}")
-
     # ---- answering -------------------------------------------------------------------------------------------------
 
     def _refuse(self, agent: str, entry: Settled, transfer: str, reason: str) -> None:
@@ -311,17 +286,14 @@ class Fleet:
 
     def _receipt(self, agent: str, transfer: str, accepted: bool, reason: str) -> None:
         if not accepted:
-            self._note_rejection(agent, reason)
+            log.warning("refused from %s: %s", agent, reason)
         self._command(agent, messages.Receipt(transfer, accepted, reason))
 
     def _reject_message(self, topic: str, reason: str) -> None:
-        self._note_rejection(topic, reason)
+        log.warning("refused from %s: %s", topic, reason)
         where = topics.parse(topic)
         if where is not None and where.agent:
             self._command(where.agent, messages.Refusal(reason, topic))
-
-    def _note_rejection(self, who: str, reason: str) -> None:
-        log.warning("refused from %s: %s", who, reason)
 
     def _command(self, agent: str, message: messages.Message) -> None:
         self.link.publish(topics.command(self.run.run, agent), messages.encode(message))

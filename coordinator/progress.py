@@ -20,7 +20,7 @@ from coordinator.store import Entry, Round, Score
 from models.submodel import Submodel
 
 if TYPE_CHECKING:
-    from coordinator.fleet import Agent
+    from coordinator.agent import Agent
 
 __all__ = ["Lines", "Say", "Screen", "Watch", "closing_table", "human_bytes"]
 

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from coordinator import assignment
 from coordinator.acceptance import check_training, expected
+from coordinator.agent import Agent
 from coordinator.collection import Settled
 from coordinator.config import Config
 from coordinator.evaluation import ENDLESS, Evaluator, without_statistics
-from coordinator.fleet import Agent, Fleet
+from coordinator.fleet import Fleet
 from coordinator.progress import Watch
 from coordinator.scores import of_training, overall
 from coordinator.selection import generator, select
