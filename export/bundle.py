@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +15,30 @@ import numpy as np
 from export import verify
 from export.verify import Array
 from federated.errors import ExportError, Malformed, Unknown
-from federated.wire import tensors
+from federated.wire import tensors, topics
 
 if TYPE_CHECKING:
     from torch import nn
 
     from models.submodel import Submodel
 
-__all__ = ["CHECK", "MANIFEST", "Bundle", "Entry", "File", "Kind", "Variant", "check_of", "entry_of", "files", "read", "version", "weights_of", "write"]
+__all__ = [
+    "CHECK",
+    "MANIFEST",
+    "Bundle",
+    "Entry",
+    "File",
+    "Kind",
+    "Variant",
+    "check_of",
+    "entry_of",
+    "files",
+    "manifest",
+    "read",
+    "version",
+    "weights_of",
+    "write",
+]
 
 MANIFEST = "manifest.json"
 CHECK = "check.tensors"
@@ -113,6 +130,15 @@ def read(folder: Path, submodel: str | None = None) -> Bundle:
 
     Raises ExportError for what is missing, foreign or damaged; Unknown for a submodel that is not of it.
     """
+    bundle = manifest(folder)
+    for entry in bundle.submodels if submodel is None else [entry_of(bundle, submodel)]:
+        _agrees(folder, bundle, entry)
+    check_of(folder, bundle)
+    return bundle
+
+
+def manifest(folder: Path) -> Bundle:
+    """Reads a manifest alone; its files may not be there. Raises ExportError."""
     try:
         bundle = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Bundle)
     except OSError as error:
@@ -121,12 +147,9 @@ def read(folder: Path, submodel: str | None = None) -> Bundle:
         raise ExportError(f"{folder / MANIFEST}: not a manifest of a release: {error}") from error
     if bundle.format != FORMAT:
         raise ExportError(f"{folder / MANIFEST}: expected format {FORMAT}, found {bundle.format}")
-    for file in files(bundle, submodel):
-        if Path(file.name).name != file.name:
+    for file in files(bundle):
+        if not re.match(topics.FILE, file.name) or file.name == MANIFEST:
             raise ExportError(f"{folder / MANIFEST}: expected a file within the folder, found '{file.name}'")
-    for entry in bundle.submodels if submodel is None else [entry_of(bundle, submodel)]:
-        _agrees(folder, bundle, entry)
-    check_of(folder, bundle)
     return bundle
 
 
