@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from edge_agent.effort import Gauge
 from edge_agent.worker import Channel, Job
 from federated.errors import ConfigError, EspalierError, MissingExtra, Refused, UsageError
 from federated.task import Task
@@ -34,13 +35,14 @@ def serve(channel: Channel) -> None:
         job = msgspec.convert(channel.receive(), Job)
         data = _load(job)
         channel.send({"card": msgspec.to_builtins(data.card())})
+        gauge = Gauge(job.device)
         while True:
             message = channel.receive()
             match message["do"]:
                 case "measure":
                     channel.send(_measure(job, data, message["run"]))
                 case "task":
-                    channel.send({"number": message["number"], **_perform(job, data, channel, message)})
+                    channel.send({"number": message["number"], **_perform(job, data, channel, gauge, message)})
                 case "cancel":
                     pass  # it came after the task was done
     except MissingExtra as error:
@@ -89,14 +91,24 @@ def check_allowed(job: Job, message: Any) -> None:
         check_allowed(job, value)
 
 
-def _perform(job: Job, data: Any, channel: Channel, message: dict[str, Any]) -> dict[str, Any]:
+def _perform(job: Job, data: Any, channel: Channel, gauge: Gauge, message: dict[str, Any]) -> dict[str, Any]:
     from federated.local import errand
     from federated.training import Stopped
 
     task = msgspec.convert(message["task"], Task)
     try:
         check_allowed(job, message["task"])
-        loss = errand(task, Path(message["weights"]), Path(message["result"]), data, device=job.device, stop=channel.ready)
+        gauge.begin()
+        loss = errand(
+            task,
+            Path(message["weights"]),
+            Path(message["result"]),
+            data,
+            device=job.device,
+            on_step=gauge.after,
+            stop=lambda: channel.ready() or gauge.before(),
+            effort=gauge.notes,
+        )
     except Stopped:
         channel.receive()  # the request that stopped it
         return {"failed": "cancelled"}

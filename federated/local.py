@@ -109,13 +109,28 @@ def evaluate(
     return {view: add(tallies) for view, tallies in found.items()}
 
 
-def errand(task: Task, weights: Path, result: Path, data: Examples, *, device: str = "cpu", stop: Callable[[], bool] | None = None) -> float:
-    """`perform` from file to file: encoded weights in, the encoded update out, the device's memory beside it; the loss, NaN where there is none."""
+def errand(
+    task: Task,
+    weights: Path,
+    result: Path,
+    data: Examples,
+    *,
+    device: str = "cpu",
+    on_step: Step | None = None,
+    stop: Callable[[], bool] | None = None,
+    effort: Callable[[], Mapping[str, Any]] = dict,
+) -> float:
+    """`perform` from file to file: encoded weights in, the encoded update out, the device's memory beside it; the loss, NaN where there is none.
+
+    effort: asked at the end for notes on what a training took, which go with its own.
+    """
     kept = result.parent / memory.FOLDER
     known = memory.read(kept, task.since)
-    update, remembered = perform(task, codec.decode(weights.read_bytes())[1], data, kept=known, device=device, stop=stop)
+    update, remembered = perform(task, codec.decode(weights.read_bytes())[1], data, kept=known, device=device, on_step=on_step, stop=stop)
     if remembered:
         memory.write(kept, task.round, remembered, since=task.since)
+    if task.work == "train":
+        update = replace(update, notes={**update.notes, **effort()})
     result.write_bytes(codec.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors))
     return float(update.notes.get("loss", math.nan))
 

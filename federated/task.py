@@ -97,7 +97,8 @@ class Update:
 
     samples: examples trained on, calibrated on or evaluated; steps: optimiser steps taken.
     tensors: local name -> array (numpy on the wire, torch tensors in methods, over the same memory).
-    notes: plain values: labels (classes held), batches, loss, tallies (see `federated.scores`) by view.
+    notes: plain values: labels (classes held), batches, loss, tallies (see `federated.scores`) by view; of a training that was measured
+        also seconds (all of it), step (mean of its steps, seconds) and peak (bytes beyond the process itself).
     """
 
     run: str

@@ -267,7 +267,7 @@ def test_a_dry_run_shows_what_would_leave_and_sends_nothing(start: Start) -> Non
     profile = shown["profile"]
     assert profile["agent"] == "shy"
     assert profile["data"]["examples"] > 0
-    assert set(shown["train"]["header"]["notes"]) == {"loss"}
+    assert set(shown["train"]["header"]["notes"]) == {"loss", "seconds", "step", "peak"}
     assert shown["calibrate"]["header"]["notes"]["batches"] > 0
     assert all(name.endswith(("running_mean", "running_var")) for name in shown["calibrate"]["tensors"])
     assert set(shown["evaluate"]["header"]["notes"]["tallies"]) == {"all", "labels"}
