@@ -60,7 +60,6 @@ def _static(tools: Any, path: Path, kind: Kind, examples: Array, folder: Path) -
         per_channel=True,
         activation_type=tools.QuantType.QUInt8 if kind == "int8-u8s8" else tools.QuantType.QInt8,
         weight_type=tools.QuantType.QInt8,
-        extra_options={"ActivationSymmetric": kind == "int8-s8s8"},
     )
     return made
 
