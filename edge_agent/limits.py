@@ -20,6 +20,7 @@ from types import TracebackType
 
 import psutil
 
+from edge_agent.readings import ROOT, text
 from federated.errors import ConfigError
 
 __all__ = ["Cage", "Limits", "available_cpus", "available_memory", "parse_size"]
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 PERIOD = 0.02  # seconds of one scheduling period: short, so that one training step spans several
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * UNITS[unit])
 
 
-def available_cpus(limits: Limits) -> float:
-    """Processors that this process may use: affinity, control groups and its own limit."""
-    allowed = [float(len(os.sched_getaffinity(0))), limits.cpus or math.inf]
-    for folder in _own_groups("cpu"):
+def available_cpus(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
+    """Processors that a process may use (0: this one): affinity, control groups and the limits given."""
+    allowed = [float(len(os.sched_getaffinity(pid))), limits.cpus or math.inf]
+    for folder in _own_groups("cpu", pid, root):
         with contextlib.suppress(OSError, ValueError):
             quota, period = (folder / "cpu.max").read_text().split()
             allowed.append(int(quota) / int(period))
@@ -75,29 +75,37 @@ def available_cpus(limits: Limits) -> float:
     return min(allowed)
 
 
-def available_memory(limits: Limits) -> int:
-    """Bytes that this process may still take: what the machine has free, its control groups and its own limit leave."""
-    own = psutil.Process().memory_info().rss
-    free = [psutil.virtual_memory().available]
+def available_memory(limits: Limits, pid: int = 0, root: Path = ROOT) -> int:
+    """Bytes that a process may still take (0: this one): what the machine has free, its control groups and the limits given leave."""
+    free = [_machine_memory(root)]
     if limits.memory is not None:
-        free.append(limits.memory - own)
-    for folder in _own_groups("memory"):
-        for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        free.append(limits.memory - psutil.Process(pid or None).memory_info().rss)
+    for folder in _own_groups("memory", pid, root):
+        for limit, usage, inactive in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
             with contextlib.suppress(OSError, ValueError):
                 stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                reclaimable = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-                free.append(int((folder / limit).read_text()) - int((folder / usage).read_text()) + reclaimable)
+                free.append(int((folder / limit).read_text()) - int((folder / usage).read_text()) + int(stat.get(inactive, 0)))
     return int(max(0, min(free)))
 
 
-def _own_groups(controller: str) -> list[Path]:
-    """The control groups that hold this process, innermost first, up to the root."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines() if Path("/proc/self/cgroup").exists() else []:
+def _machine_memory(root: Path) -> int:
+    """Bytes that the machine can give without swapping."""
+    said = re.search(r"^MemAvailable:\s*(\d+) kB$", text(root / "proc/meminfo"), re.MULTILINE)
+    return int(said[1]) * 1024 if said else int(psutil.virtual_memory().available)
+
+
+def _own_groups(controller: str, pid: int = 0, root: Path = ROOT) -> list[Path]:
+    """The control groups that hold a process (0: this one), innermost first, up to the root."""
+    groups = root / "sys/fs/cgroup"
+    for line in text(root / "proc" / (str(pid) if pid else "self") / "cgroup").splitlines():
         number, names, path = line.split(":", 2)
         if controller in names.split(",") or (number == "0" and not names):
-            root = CGROUPS / controller if names else CGROUPS
-            inner = root / path.strip("/")
-            return [p for p in (inner, *inner.parents) if p == root or root in p.parents]
+            top = groups / controller if names else groups
+            inner = top / path.strip("/")
+            return [p for p in (inner, *inner.parents) if p == top or top in p.parents]
     return []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from edge_agent import limits
 from edge_agent.limits import Cage, Limits, available_cpus, available_memory, parse_size
 from federated.errors import ConfigError
+from tests.support.boards import recorded
 
 pytestmark = pytest.mark.timed
 BURN = """
@@ -33,7 +35,7 @@ for i in range(0, len(hoard), 4096): hoard[i] = 1
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """By control groups where they may be written, and by what is left where not."""
     if request.param == "fallback":
-        monkeypatch.setattr(limits, "_own_groups", lambda controller: [])
+        monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [])
     return str(request.param)
 
 
@@ -66,6 +68,29 @@ def test_what_is_available_is_no_more_than_the_limit() -> None:
     limit = psutil.Process().memory_info().rss + 500_000_000  # this process has run other tests before
     assert 0 < available_memory(Limits(memory=limit)) < limit
     assert available_memory(Limits()) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "cpus", "memory"),
+    [
+        ("container-v1", 0.5, 536_870_912 - 209_715_200 + 31_457_280),  # limit - use + what is only cached
+        ("container-v2", 0.75, 1_073_741_824 - 419_430_400 + 73_400_320),  # of the pod, which is tighter than its container
+        ("pi5", None, 6_710_400 * 1024),  # no limit: what the kernel could give
+    ],
+)
+def test_the_tightest_control_group_counts(name: str, cpus: float | None, memory: int) -> None:
+    root = recorded(name).root
+    here = len(os.sched_getaffinity(0))
+    assert available_cpus(Limits(), root=root) == (min(cpus, here) if cpus else here)
+    assert available_memory(Limits(), root=root) == memory
+
+
+def test_the_limits_of_another_process_can_be_read() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with Cage(process.pid, Limits(cpus=0.25)):
+        assert available_cpus(Limits(), process.pid) <= 1
+        assert available_cpus(Limits(cpus=0.25), process.pid) == 0.25
+        process.communicate(b"\n", timeout=10)
 
 
 @pytest.mark.parametrize(("text", "size"), [("512MB", 512_000_000), ("1GiB", 2**30), ("1.5 gb", 1_500_000_000), ("300000", 300_000), ("64k", 64_000)])
