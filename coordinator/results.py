@@ -12,10 +12,8 @@ from __future__ import annotations
 import csv
 import platform
 import statistics
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from federated.accounting import effort
 from federated.data import partitions
 from federated.method import configure
 from federated.methods.catalogue import method
+from federated.origin import commit, versions
 from models.cost import cost
 from models.submodel import Submodel
 
@@ -51,7 +50,7 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
         "seed": config.seed,
         "config": to_json(config),
         "commit": commit(),
-        "versions": versions(),
+        "versions": {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}", **versions(PACKAGES)},
         "seconds": round(sum(seconds for _, seconds, *_ in store.history()), 3),
         "submodels": [described(submodel, list(assigned.values())) for submodel in facts.menu],
         "assigned": {agent: submodel.name for agent, submodel in sorted(assigned.items())},
@@ -144,27 +143,3 @@ def draw(say: Say, what: str, path: Path, *given: Any) -> None:
         say(f"no picture {path.name}: {error.name} is not installed; pip install 'espalier[simulate]'")
         return
     getattr(pictures, what)(path, *given)
-
-
-def commit() -> str:
-    """The commit of this checkout, with `+` where files differ from it; empty outside of one."""
-    here = Path(__file__).resolve().parent
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603, S607
-
-    try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # installed into another project's checkout, its commit is not ours
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = ""
-    return found
