@@ -174,18 +174,17 @@ def demo(seed: int, rounds: int, no_limits: bool, broker_kind: str, keep: Path |
 @click.argument("run")
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="where the release is written")
 @click.option("--submodel", "wanted", multiple=True, metavar="NAME", help="only this one; may be repeated  [default: all that were calibrated]")
-@click.option("--broker", metavar="HOST|URL", help="publish the release to the agents of the run as well")
 @click.option(
     "--inputs", type=click.Path(path_type=Path), metavar="FILE", help="raw examples (.npz) to compare with, where the run's data are not here"
 )
 @RUNS
 @FORMAT
-def export(run: str, out: Path, wanted: tuple[str, ...], broker: str | None, inputs: Path | None, runs: Path, form: str) -> None:
-    """Write the submodels of RUN as ONNX, checked against PyTorch on real inputs; with --broker, publish them to the agents."""
+def export(run: str, out: Path, wanted: tuple[str, ...], inputs: Path | None, runs: Path, form: str) -> None:
+    """Write the submodels of RUN as ONNX, checked against PyTorch on real inputs; `coordinator release` brings them to the agents."""
     with plainly("export"):
         from coordinator.release import export_run
 
-        result = export_run(run, out, wanted, broker, inputs, runs, say=speaker(form))
+        result = export_run(run, out, wanted, inputs, runs, say=speaker(form))
         if form == "json":
             click.echo(json.dumps(result))
 

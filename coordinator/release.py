@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,10 @@ from coordinator.start import AGENTS
 from coordinator.store import Store
 from coordinator.weights import statistics_of
 from export import bundle
-from export.publish import publish
 from federated.data import catalogue as data
 from federated.errors import ConfigError, ExportError, StoreError, Unknown
 from federated.method import Method, State, configure
 from federated.methods.catalogue import method as method_named
-from federated.wire.link import MqttLink
 from models.families import initial, statistics
 from models.submodel import Submodel
 
@@ -31,24 +28,16 @@ __all__ = ["export_run", "write_release"]
 EXAMPLES = 64  # raw inputs that each exported graph is compared on
 
 
-def export_run(
-    run: str, out: Path, wanted: Sequence[str], broker: str | None, inputs: Path | None, runs: Path, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """What `coordinator export` does; its result as plain values. Raises StoreError, ExportError, Unknown, DataError, LinkError."""
-    made, assignment = write_release(run, out, wanted, inputs, runs)
+def export_run(run: str, out: Path, wanted: Sequence[str], inputs: Path | None, runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """What `coordinator export` does; its result as plain values. Raises StoreError, ExportError, Unknown, DataError."""
+    made, _ = write_release(run, out, wanted, inputs, runs)
     for entry in made.submodels:
         for variant in entry.variants:
             size = f"{variant.file.size / 1e3:.0f} kB"
             say(f"{variant.file.name}: {entry.parameters:,} parameters, {size}, at most {variant.max_abs_diff:.1e} from PyTorch")
     say(f"round {made.round} of run '{run}' is in {out}; try: edge-agent infer --model {out / made.submodels[0].variants[0].file.name} INPUTS")
-    if broker is not None:
-        link = MqttLink(broker, f"release-{run}-{secrets.token_hex(3)}")
-        try:
-            publish(link, run, out, assignment)
-        finally:
-            link.close()
-        say(f"published at {broker}; agents fetch theirs by: edge-agent infer --broker {broker} --name AGENT INPUTS")
-    return {**msgspec.to_builtins(made), "out": str(out), "published": broker}
+    say(f"release it to the agents by: coordinator release {run} --bundle {out} --broker HOST")
+    return {**msgspec.to_builtins(made), "out": str(out)}
 
 
 def write_release(run: str, out: Path, wanted: Sequence[str], inputs: Path | None, runs: Path) -> tuple[bundle.Bundle, dict[str, str]]:

@@ -1,49 +1,112 @@
-"""A release on a broker: each file as retained chunks, and a retained card that says what it is and whose submodel it was. No torch here."""
+"""Releases on a broker: the files of each version as retained chunks, and a retained card that says which version is for whom. No torch here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from export import bundle
-from export.bundle import Bundle, Entry
-from federated.errors import ExportError
+from federated.errors import ExportError, WireError
 from federated.wire import messages, topics, transfer
 from federated.wire.chunks import split
-from federated.wire.link import Link
+from federated.wire.link import Delivery, Link
 
-__all__ = ["publish", "withdraw"]
+__all__ = ["SETTLE", "Published", "announce", "publish", "published", "version_of", "withdraw"]
+
+SETTLE = 1.0  # seconds of silence after which a broker has shown all that it retains
 
 
-def publish(link: Link, run: str, folder: Path, assignment: Mapping[str, str] | None = None) -> Bundle:
-    """Publishes a release, checked first; what a run published before under the same submodels is replaced.
+@dataclass
+class Published:
+    """What a broker retains of a run's releases: its card, manifests by version and file, and what agents answer with."""
 
-    assignment: agent -> name of its submodel in the run, so that an agent finds its own. Returns what was published.
-    Raises ExportError for a folder that is no whole release of this run, LinkError.
+    card: messages.Release | None = None
+    manifests: dict[tuple[str, str], messages.Manifest] = field(default_factory=dict)
+    servings: dict[str, messages.Serving] = field(default_factory=dict)
+
+    def hear(self, delivery: Delivery) -> None:
+        """Takes a delivery in; of what is withdrawn, forgets it. Anything else is passed over."""
+        place = topics.parse(delivery.topic)
+        if place is None or place.kind not in ("card", "manifest", "release"):
+            return
+        try:
+            message = messages.decode(delivery.payload) if delivery.payload else None
+        except WireError:
+            return
+        if place.kind == "card" and isinstance(message, messages.Release | None):
+            self.card = message
+        elif isinstance(message, messages.Manifest):
+            self.manifests[place.version, place.file] = message
+        elif isinstance(message, messages.Serving) and message.agent == place.agent:
+            self.servings[message.agent] = message
+        elif message is None:
+            self.manifests.pop((place.version, place.file), None)
+            self.servings.pop(str(place.agent), None)
+
+
+def version_of(folder: Path, run: str, assignment: Mapping[str, str]) -> messages.Version:
+    """What a card says of a release folder, all of which is checked first. assignment: agent -> name of its submodel.
+
+    Raises ExportError for a folder that is no whole release of this run.
     """
     found = bundle.read(folder)
-    for entry, data in _files(found, run, folder):
-        manifest = _manifest(link, entry, data)
-        transfer.publish(link, topics.release(run, entry.submodel), manifest, memoryview(data))
-        card = messages.Release(run, found.round, entry.submodel, manifest, dict(assignment or {}))
-        link.publish(topics.release_card(run, entry.submodel), messages.encode(card), retain=True)  # last: who sees it can have the rest
+    if found.run != run:
+        raise ExportError(f"{folder}: expected a release of run '{run}', found one of '{found.run}'")
+    data = (folder / bundle.MANIFEST).read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    submodels = tuple(entry.submodel for entry in found.submodels)
+    served = {agent: submodel for agent, submodel in assignment.items() if submodel in submodels}
+    return messages.Version(digest[:12], found.round, digest, len(data), submodels, served)
+
+
+def published(link: Link, run: str, clock: Callable[[], float]) -> Published:
+    """What the broker retains of a run's releases; the link hears of changes from now on. Raises LinkError."""
+    found = Published()
+    for pattern in (topics.release_card(run), topics.release_manifests(run), topics.serving(run, "+")):
+        link.subscribe(pattern)
+    quiet = clock() + SETTLE
+    while (now := clock()) < quiet:
+        delivery = link.receive(quiet - now)
+        if delivery is not None:
+            found.hear(delivery)
+            quiet = clock() + SETTLE
     return found
 
 
-def withdraw(link: Link, run: str, folder: Path) -> None:
-    """Clears what `publish` retained of this folder over a link like this one. Raises ExportError, LinkError."""
-    for entry, data in _files(bundle.read(folder), run, folder):
-        link.publish(topics.release_card(run, entry.submodel), b"", retain=True)
-        transfer.withdraw(link, topics.release(run, entry.submodel), _manifest(link, entry, data))
+def publish(link: Link, run: str, folder: Path, there: Mapping[tuple[str, str], messages.Manifest]) -> int:
+    """Publishes the files of a release; those that are `there` already are left alone. How many bytes it sent.
+
+    Raises ExportError for files that are not what the manifest says, LinkError.
+    """
+    version, sent = bundle.version(folder), 0
+    for file in (*bundle.files(bundle.manifest(folder)), _own(folder)):
+        known = there.get((version, file.name))
+        if known is not None and known.sha256 == file.sha256:
+            continue
+        data = memoryview((folder / file.name).read_bytes())
+        manifest = split(data, link.max_chunk, f"release-{file.sha256[:16]}")
+        if manifest.sha256 != file.sha256:
+            raise ExportError(f"{folder / file.name}: expected sha256 {file.sha256}, found {manifest.sha256}")
+        transfer.publish(link, topics.release(run, version, file.name), manifest, data)
+        sent += len(data)
+    return sent
 
 
-def _files(found: Bundle, run: str, folder: Path) -> Iterator[tuple[Entry, bytes]]:
-    if found.run != run:
-        raise ExportError(f"{folder}: expected a release of run '{run}', found one of '{found.run}'")
-    for entry in found.submodels:
-        yield entry, (folder / entry.file).read_bytes()
+def announce(link: Link, card: messages.Release) -> None:
+    """Publishes the card, of versions whose files are there: who sees it can have the rest. Raises LinkError."""
+    link.publish(topics.release_card(card.run), messages.encode(card), retain=True)
 
 
-def _manifest(link: Link, entry: Entry, data: bytes) -> messages.Manifest:
-    """The transfer is named by its content, so that chunks of an older release are told apart from those of this one."""
-    return split(memoryview(data), link.max_chunk, f"release-{entry.sha256[:16]}")
+def withdraw(link: Link, run: str, keep: Collection[str], there: Mapping[tuple[str, str], messages.Manifest]) -> None:
+    """Clears the files of all versions but these. Raises LinkError."""
+    for (version, file), manifest in there.items():
+        if version not in keep:
+            transfer.withdraw(link, topics.release(run, version, file), manifest)
+
+
+def _own(folder: Path) -> bundle.File:
+    """The manifest, which is no file of its own list."""
+    data = (folder / bundle.MANIFEST).read_bytes()
+    return bundle.File(bundle.MANIFEST, len(data), hashlib.sha256(data).hexdigest())

@@ -40,7 +40,9 @@ __all__ = [
     "Refusal",
     "Release",
     "Run",
+    "Serving",
     "Status",
+    "Version",
     "decode",
     "encode",
 ]
@@ -56,6 +58,9 @@ _Transfer = Annotated[str, Meta(pattern=topics.TRANSFER)]
 _Text = Annotated[str, Meta(max_length=1 << 14)]
 _Word = Annotated[str, Meta(max_length=128)]
 _Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
+_Version = Annotated[str, Meta(pattern=topics.VERSION)]
+_VersionOrNone = Annotated[str, Meta(pattern=rf"^\Z|{topics.VERSION}")]
+_SubmodelOrNone = Annotated[str, Meta(pattern=rf"^\Z|{topics.SUBMODEL}")]
 _Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 _Crc = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
@@ -200,18 +205,61 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Release:
-    """A published graph of a submodel after a round, and which agent is to use which submodel."""
+class Version:
+    """A released folder of files, told by its manifest: name: the first digits of that file's sha256; size: its bytes.
 
-    run: _Name
+    round: of the run that the networks are of. submodels: that it holds. assignment: which of them each agent is to use.
+    """
+
+    name: _Version
     round: _Natural
-    submodel: _SubmodelName
-    manifest: Manifest
+    sha256: _Digest
+    size: _Natural
+    submodels: tuple[_SubmodelName, ...]
     assignment: dict[_Agent, _SubmodelName] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Release:
+    """Retained card of what a run released: stable is for all, canary for these agents first. None: there is no such version."""
+
+    run: _Name
+    stable: Version | None = None
+    canary: Version | None = None
+    agents: tuple[_Agent, ...] = ()
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Retained report of an agent that answers. session: of its process.
+
+    version, submodel, variant, provider: what it answers with; empty while it has nothing. p50, p90: seconds of one answer, measured on
+    this device as it took the version up. accuracy: on `examples` held-out ones of its own; None without. answered, failed: requests since its start.
+    p90_before, accuracy_before: the same of the version `before`, measured in the same minute.
+    refused: a later version that it did not take up, and goes on without, for this reason.
+    """
+
+    agent: _Agent
+    session: _Name
+    version: _VersionOrNone = ""
+    submodel: _SubmodelOrNone = ""
+    variant: _Word = ""
+    provider: _Word = ""
+    p50: float | None = None
+    p90: float | None = None
+    accuracy: float | None = None
+    examples: _Natural = 0
+    before: _VersionOrNone = ""
+    p90_before: float | None = None
+    accuracy_before: float | None = None
+    answered: _Natural = 0
+    failed: _Natural = 0
+    refused: _VersionOrNone = ""
+    reason: _Text = ""
+
+
 Message: TypeAlias = (
-    Abort | Chunk | Failure | Goodbye | Grant | Heartbeat | Manifest | Offer | Profile | Receipt | Refusal | Release | Run | Status | Task
+    Abort | Chunk | Failure | Goodbye | Grant | Heartbeat | Manifest | Offer | Profile | Receipt | Refusal | Release | Run | Serving | Status | Task
 )
 
 MESSAGES: dict[str, type[Message]] = {
@@ -228,6 +276,7 @@ MESSAGES: dict[str, type[Message]] = {
     "refusal": Refusal,
     "release": Release,
     "run": Run,
+    "serving": Serving,
     "status": Status,
     "task": Task,
 }
@@ -283,13 +332,22 @@ def _check(kind: str, message: Message) -> None:
             wrong = min(message.memory, message.chunk) < 0 or not (0 <= message.cpus < math.inf and 0 <= message.uplink < math.inf)
             wrong = wrong or any(not 0 <= timing.seconds < math.inf for timing in message.timings)
             names = [(message.agent, topics.AGENT)]
+        case Release():
+            versions = [version for version in (message.stable, message.canary) if version is not None]
+            wrong = any(not version.sha256.startswith(version.name) for version in versions)
+            names = []
+        case Serving():
+            times = [seconds for seconds in (message.p50, message.p90, message.p90_before) if seconds is not None]
+            shares = [share for share in (message.accuracy, message.accuracy_before) if share is not None]
+            wrong = not all(0 <= seconds < math.inf for seconds in times) or not all(-math.inf < share <= 1 for share in shares)
+            names = []
         case _:
             return
     for name, pattern in names:
         if not re.match(pattern, name):
             raise Malformed(f"message '{kind}': expected a name like {pattern}, found {name[:100]!r}")
     if wrong:
-        raise Malformed(f"message '{kind}': expected sizes and times that are finite and not negative, found {_glimpse(message)}")
+        raise Malformed(f"message '{kind}': expected sizes, times and digests that can be, found {_glimpse(message)}")
 
 
 _SHA256 = r"^[0-9a-f]{64}\Z"

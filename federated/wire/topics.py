@@ -3,6 +3,7 @@
 run                                  retained    the run's card
 agent/{id}/status                    retained    birth, and the last will
 agent/{id}/profile                   retained    what the agent measured of itself
+agent/{id}/release                   retained    what the agent answers with, and how well
 agent/{id}/hb                        QoS 0       heartbeat
 agent/{id}/say                                   offers and failures of the agent
 agent/{id}/probe                                 an agent's echo to itself, to measure its link
@@ -11,7 +12,8 @@ infer/{id}/ask/{question}                        JSON: what anyone asks of what 
 infer/{id}/answer/{question}                     JSON: what it answers
 cmd/{id}, cmd/all                                what the coordinator says to one agent, or to all
 model/{version}/{submodel}/manifest, /c/{i}      retained until the round is over
-release/{submodel}/manifest, /c/{i}              retained
+release/card                                     retained    which version is for all, which for a few
+release/{version}/{file}/manifest, /c/{i}        retained    the files of a release
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ from federated.errors import UsageError
 __all__ = [
     "AGENT",
     "ALL",
+    "FILE",
     "NAME",
     "ROOT",
     "SUBMODEL",
     "TRANSFER",
+    "VERSION",
     "Place",
     "agent_patterns",
     "answer",
@@ -47,8 +51,10 @@ __all__ = [
     "profile",
     "release",
     "release_card",
+    "release_manifests",
     "run",
     "say",
+    "serving",
     "status",
     "upload",
 ]
@@ -58,9 +64,11 @@ ALL = "all"  # the command topic that every agent hears, hence no agent's name
 NAME = r"^[A-Za-z0-9_.-]{1,64}\Z"
 TRANSFER = r"^[A-Za-z0-9_.-]{1,128}\Z"  # holds a round, an attempt and the name of a submodel
 SUBMODEL = r"^[A-Za-z0-9_.@-]{1,160}\Z"
+VERSION = r"^[0-9a-f]{12}\Z"  # of a release: the first digits of its manifest's sha256
+FILE = r"^(?![.])[A-Za-z0-9_.@-]{1,200}\Z"  # the name of a submodel and what kind of file it is; never a path
 AGENT = r"^(?!all\Z)[A-Za-z0-9_.-]{1,64}\Z"
 
-Kind = Literal["run", "status", "profile", "hb", "say", "probe", "cmd", "card", "manifest", "chunk", "ask", "answer"]
+Kind = Literal["run", "status", "profile", "hb", "say", "probe", "cmd", "card", "manifest", "chunk", "release", "ask", "answer"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,7 @@ class Place:
     transfer: str = ""
     version: str = ""
     submodel: str = ""
+    file: str = ""
     index: int = -1
     way: Literal["", "up", "model", "release"] = ""
     question: str = ""
@@ -141,15 +150,26 @@ def model(run: str, version: str, submodel: str) -> str:
     return f"{ROOT}/{_name('run', run)}/model/{_name('version', version)}/{_name('submodel', submodel, SUBMODEL)}"
 
 
-def release(run: str, submodel: str) -> str:
-    """Base of a published graph."""
-    return f"{ROOT}/{_name('run', run)}/release/{_name('submodel', submodel, SUBMODEL)}"
+def release(run: str, version: str, file: str) -> str:
+    """Base of a file of a release."""
+    if not re.match(VERSION, version):
+        raise UsageError(f"version: expected 12 hexadecimal digits, found {version!r}")
+    return f"{ROOT}/{_name('run', run)}/release/{version}/{_name('file', file, FILE)}"
 
 
-def release_card(run: str, submodel: str) -> str:
-    """What was published for a submodel, and for whom; `+` for any run, or any submodel."""
-    level = run if run == "+" else _name("run", run)
-    return f"{ROOT}/{level}/release/{submodel if submodel == '+' else _name('submodel', submodel, SUBMODEL)}/card"
+def release_card(run: str) -> str:
+    """Which versions a run released, and for whom; `+` for any run."""
+    return f"{ROOT}/{run if run == '+' else _name('run', run)}/release/card"
+
+
+def release_manifests(run: str) -> str:
+    """The pattern of the manifests of all files that a run released."""
+    return f"{ROOT}/{_name('run', run)}/release/+/+/manifest"
+
+
+def serving(run: str, agent: str) -> str:
+    """What an agent answers with; `+` for any agent."""
+    return f"{ROOT}/{_name('run', run)}/agent/+/release" if agent == "+" else _agent(run, agent, "release")
 
 
 def manifest(base: str) -> str:
@@ -179,7 +199,7 @@ def parse(topic: str) -> Place | None:
     match topic[len(ROOT) + 1 :].split("/"):
         case [r, "run"]:
             place = Place("run", r)
-        case [r, "agent", a, ("status" | "profile" | "hb" | "say" | "probe") as kind]:
+        case [r, "agent", a, ("status" | "profile" | "hb" | "say" | "probe" | "release") as kind]:
             place = Place(_KINDS[kind], r, a)
         case [r, "agent", a, "up", t, "c", i]:
             place = Place("chunk", r, a, transfer=t, index=_index(i), way="up")
@@ -191,12 +211,12 @@ def parse(topic: str) -> Place | None:
             place = Place("manifest", r, version=v, submodel=s, way="model")
         case [r, "model", v, s, "c", i]:
             place = Place("chunk", r, version=v, submodel=s, index=_index(i), way="model")
-        case [r, "release", s, "card"]:
-            place = Place("card", r, submodel=s, way="release")
-        case [r, "release", s, "manifest"]:
-            place = Place("manifest", r, submodel=s, way="release")
-        case [r, "release", s, "c", i]:
-            place = Place("chunk", r, submodel=s, index=_index(i), way="release")
+        case [r, "release", "card"]:
+            place = Place("card", r, way="release")
+        case [r, "release", v, f, "manifest"]:
+            place = Place("manifest", r, version=v, file=f, way="release")
+        case [r, "release", v, f, "c", i]:
+            place = Place("chunk", r, version=v, file=f, index=_index(i), way="release")
         case _:
             return None
     return place if _sound(place) else None
@@ -215,7 +235,7 @@ def matches(pattern: str, topic: str) -> bool:
     return len(want) == len(have)
 
 
-_KINDS: dict[str, Kind] = {"status": "status", "profile": "profile", "hb": "hb", "say": "say", "probe": "probe"}
+_KINDS: dict[str, Kind] = {"status": "status", "profile": "profile", "hb": "hb", "say": "say", "probe": "probe", "release": "release"}
 
 
 def _agent(run: str, agent: str, what: str) -> str:
@@ -229,8 +249,8 @@ def _question(run: str, agent: str, what: str, question: str) -> str:
 
 def _name(what: str, name: str, pattern: str = NAME) -> str:
     if not re.match(pattern, name):
-        allowed = "letters, digits, '_', '.', '-'" + (", '@'" if pattern is SUBMODEL else "")
-        reserved = f", and not '{ALL}'" if pattern is AGENT else ""
+        allowed = "letters, digits, '_', '.', '-'" + (", '@'" if pattern in (SUBMODEL, FILE) else "")
+        reserved = f", and not '{ALL}'" if pattern is AGENT else ", and no '.' first" if pattern is FILE else ""
         raise UsageError(f"{what} name: expected 1 to {pattern.split(',')[1].split('}')[0]} of {allowed}{reserved}; found {name!r}")
     return name
 
@@ -250,7 +270,7 @@ def _sound(place: Place) -> bool:
     if place.kind in ("ask", "answer"):
         wanted.append((place.question, TRANSFER))
     if place.way == "model":
-        wanted.append((place.version, NAME))
-    if place.way in ("model", "release"):
-        wanted.append((place.submodel, SUBMODEL))
+        wanted += [(place.version, NAME), (place.submodel, SUBMODEL)]
+    if place.way == "release" and place.kind != "card":
+        wanted += [(place.version, VERSION), (place.file, FILE)]
     return all(re.match(pattern, name) for name, pattern in wanted) and (place.kind != "chunk" or place.index >= 0)

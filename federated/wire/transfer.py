@@ -52,7 +52,8 @@ class Download:
     def __init__(self, link: Link, base: str, sha256: str, size: int, path: Path, now: float) -> None:
         self.link, self.base, self.sha256, self.size, self.path = link, base, sha256, size, path
         self.progressed = now
-        self._part = path.with_name(path.name + ".part")
+        self.spoilt = 0  # times that it was whole, and not what was promised
+        self._part = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes may fetch the same
         self._map: mmap.mmap | None = None
         self._receiver: Receiver | None = None
         self._asked: list[str] = []
@@ -66,7 +67,9 @@ class Download:
         Raises Refused for a foreign or damaged one, OSError where there is no room for it.
         """
         if isinstance(message, messages.Manifest):
-            if self._receiver is None:
+            if self._receiver is None or self._receiver.manifest != message:  # published again, in other pieces perhaps
+                self._check(message)
+                self._forget()
                 self._open(message)
                 self.progressed = now
             return False
@@ -76,7 +79,11 @@ class Download:
             self.progressed = now
         if not self._receiver.complete:
             return False
-        self._receiver.finish()
+        try:
+            self._receiver.finish()
+        except Refused:
+            self.spoilt += 1
+            raise
         self._part.rename(self.path)
         self.close()
         return True
@@ -88,7 +95,7 @@ class Download:
         self.progressed = now
         wanted = [topics.manifest(self.base)]
         if self._receiver is not None:
-            wanted = [topics.chunk(self.base, i) for i in self._receiver.missing(WINDOW)]
+            wanted += [topics.chunk(self.base, i) for i in self._receiver.missing(WINDOW)]
         for topic in {*self._asked, *wanted}:
             self.link.unsubscribe(topic)
         for topic in wanted:
@@ -99,7 +106,11 @@ class Download:
         """Stops listening, and drops what is not whole."""
         for pattern in {*self._patterns, *self._asked}:
             self.link.unsubscribe(pattern)
-        self._patterns, self._asked, self._receiver = [], [], None
+        self._patterns, self._asked = [], []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._receiver = None
         if self._map is not None:
             self._map.flush()
             with contextlib.suppress(BufferError):  # somebody still holds a view, an error in a log say: it closes when they let go
@@ -107,8 +118,10 @@ class Download:
             self._map = None
         self._part.unlink(missing_ok=True)
 
-    def _open(self, manifest: messages.Manifest) -> None:
+    def _check(self, manifest: messages.Manifest) -> None:
         if (manifest.sha256, manifest.size) != (self.sha256, self.size):
             raise Refused(f"{self.base}: expected {self.size} bytes of sha256 {self.sha256[:12]}, found {manifest.size} of {manifest.sha256[:12]}")
+
+    def _open(self, manifest: messages.Manifest) -> None:
         self._map = allocate(self._part, manifest.size)
         self._receiver = Receiver(manifest, limit=self.size, buffer=memoryview(self._map))

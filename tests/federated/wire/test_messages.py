@@ -23,6 +23,7 @@ NETWORK = Network("preresnet", "small", (1, 8, 8), 10, (4.9,), (6.0,))
 SUBMODEL = Submodel(NETWORK, 0.5, ((1, 1), (1, 0)), ("scaler",))
 CARD = Card("digits", (1, 8, 8), "uint8", 10, 100, 25, (4.9,), (6.0,))
 MANIFEST = m.Manifest("1-2-train-w0.5", 3000, 1024, "ab" * 32)
+VERSION = m.Version("ab" * 6, 9, "ab" * 32, 100, ("w1-d2",), {"a": "w1-d2"})
 ALL: dict[str, m.Message] = {
     "abort": m.Abort(1, 2, "late"),
     "chunk": m.Chunk("t", 0, 3, 3000, 7, b"\x00\xff"),
@@ -35,8 +36,9 @@ ALL: dict[str, m.Message] = {
     "profile": Profile("a", "h", "Linux", 0.5, 10**9, 1e6, 270336, "torch", CARD, (Timing(SUBMODEL, 32, 0.01),), {"zico": {"w1": 2.0}}),
     "receipt": m.Receipt("t", False, "too large"),
     "refusal": m.Refusal("no", "joining"),
-    "release": m.Release("r", 9, "w1-d2", MANIFEST, {"a": "w1-d2"}),
+    "release": m.Release("r", VERSION, m.Version("cd" * 6, 10, "cd" * 32, 200, ("w1-d2",)), ("a", "b")),
     "run": m.Run("r", "fedfa", "preresnet", NETWORK, (SUBMODEL,), 32, "s0", CARD),
+    "serving": m.Serving("a", "s", "ab" * 6, "w1-d2", "fp32", "CPUExecutionProvider", 0.001, 0.002, -0.5, 40, refused="cd" * 6, reason="no"),
     "status": m.Status("a", "s", True),
     "task": Task("r", 1, 2, "a", "train", SUBMODEL, "v1", "0" * 64, 10, Recipe(momentum=0.8, seed=3), 60.0),
 }
@@ -113,7 +115,20 @@ WRONG = [
     ("heartbeat", "round", -1),
     ("offer", "work", "mine"),
     ("offer", "submodel", "w1/d2"),
-    ("release", "assignment", {"a/b": "w1"}),
+    ("release", "agents", ["a/b"]),
+    ("release", "stable", {**body("release")["stable"], "assignment": {"a/b": "w1"}}),
+    ("release", "stable", {**body("release")["stable"], "name": "ab/../ab/../"}),
+    ("release", "stable", {**body("release")["stable"], "name": "cd" * 6}),
+    ("release", "canary", {**body("release")["canary"], "size": -1}),
+    ("serving", "agent", "all"),
+    ("serving", "version", "ab"),
+    ("serving", "submodel", "w1/d2"),
+    ("serving", "p90", math.nan),
+    ("serving", "p90_before", -1.0),
+    ("serving", "accuracy", math.inf),
+    ("serving", "accuracy", 1.5),
+    ("serving", "examples", -1),
+    ("serving", "reason", "x" * 20_000),
     ("run", "batch", 0),
     ("task", "agent", "../a"),
     ("task", "run", "#"),

@@ -32,9 +32,16 @@ MADE = {
         topics.chunk(topics.model("r", "v1", "w1"), 0),
         Place("chunk", "r", version="v1", submodel="w1", index=0, way="model"),
     ),
-    "fl/v1/r/release/w1/card": (topics.release_card("r", "w1"), Place("card", "r", submodel="w1", way="release")),
-    "fl/v1/r/release/w1/manifest": (topics.manifest(topics.release("r", "w1")), Place("manifest", "r", submodel="w1", way="release")),
-    "fl/v1/r/release/w1/c/3": (topics.chunk(topics.release("r", "w1"), 3), Place("chunk", "r", submodel="w1", index=3, way="release")),
+    "fl/v1/r/release/card": (topics.release_card("r"), Place("card", "r", way="release")),
+    "fl/v1/r/release/00ff00ff00ff/w1.onnx/manifest": (
+        topics.manifest(topics.release("r", "00ff00ff00ff", "w1.onnx")),
+        Place("manifest", "r", version="00ff00ff00ff", file="w1.onnx", way="release"),
+    ),
+    "fl/v1/r/release/00ff00ff00ff/w1.onnx/c/3": (
+        topics.chunk(topics.release("r", "00ff00ff00ff", "w1.onnx"), 3),
+        Place("chunk", "r", version="00ff00ff00ff", file="w1.onnx", index=3, way="release"),
+    ),
+    "fl/v1/r/agent/a/release": (topics.serving("r", "a"), Place("release", "r", "a")),
 }
 
 
@@ -49,6 +56,7 @@ FOREIGN = [
     *("", "fl/v1", "fl/v2/r/run", "fl/v1//run", "fl/v1/r", "fl/v1/r/run/x", "fl/v1/r r/run", "fl/v1/r\n/run"),
     *("fl/v1/r/agent//status", "fl/v1/r/agent/a/mood", "fl/v1/r/agent/all/status", "fl/v1/r/agent/a/up//c/1", "fl/v1/r/cmd/"),
     *("fl/v1/r/model//w/manifest", "fl/v1/r/model/v//c/0", "fl/v1/r/release//card"),
+    *("fl/v1/r/release/x/card", "fl/v1/r/release/00FF00FF00FF/f/manifest", "fl/v1/r/release/00ff00ff00ff/../manifest", "fl/v1/r/agent/all/release"),
     *(f"fl/v1/r/agent/a/up/t/c/{i}" for i in ("", "-1", "+1", "01", "1.0", "x", "\u0663", "1" * 11)),
 ]
 
@@ -68,7 +76,9 @@ def test_a_foreign_topic_is_nothing(topic: str) -> None:
         lambda n: topics.command("r", n),
         lambda n: topics.model("r", n, "w"),
         lambda n: topics.model("r", "v", n + "/"),
-        lambda n: topics.release("r", n + "/"),
+        lambda n: topics.release("r", "00ff00ff00ff", n + "/"),
+        lambda n: topics.release(n, "00ff00ff00ff", "f"),
+        lambda n: topics.serving("r", n + "/"),
         lambda n: topics.upload("r", "a", n + "/"),
         topics.agent_patterns.__get__("r"),
         topics.coordinator_patterns,
@@ -93,7 +103,16 @@ def test_each_side_hears_what_is_for_it_and_nothing_else() -> None:
     assert heard(agent) == {"fl/v1/r/run", "fl/v1/r/cmd/a", "fl/v1/r/cmd/all", "fl/v1/r/agent/a/status"}
     assert heard(coordinator) == {f"fl/v1/r/agent/a/{x}" for x in ("status", "profile", "hb", "say", "up/t.1/c/12")}
     assert heard((topics.any_run(),)) == {"fl/v1/r/run"}
-    assert heard((topics.release_card("+", "+"),)) == {"fl/v1/r/release/w1/card"}
+    assert heard((topics.release_card("+"),)) == {"fl/v1/r/release/card"}
+    assert heard((topics.release_manifests("r"),)) == {"fl/v1/r/release/00ff00ff00ff/w1.onnx/manifest"}
+    assert heard((topics.serving("r", "+"),)) == {"fl/v1/r/agent/a/release"}
+
+
+def test_a_version_is_a_digest_and_a_file_no_path() -> None:
+    with pytest.raises(UsageError, match="12 hexadecimal digits, found '../etc'"):
+        topics.release("r", "../etc", "f")
+    with pytest.raises(UsageError, match="no '.' first; found '..'"):
+        topics.release("r", "00ff00ff00ff", "..")
 
 
 @pytest.mark.parametrize(
