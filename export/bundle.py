@@ -1,8 +1,9 @@
-"""A release: one folder with each submodel as ONNX graphs and as weights, and a `manifest.json` that says what each file is and what its digest is."""
+"""A release: one folder with each submodel as ONNX graphs and as weights, and a `manifest.json` that says what each file is, and its digest."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,12 +36,14 @@ __all__ = [
     "files",
     "manifest",
     "read",
+    "right",
     "version",
     "weights_of",
     "write",
 ]
 
 MANIFEST = "manifest.json"
+POINT = 0.01 + 1e-9  # of accuracy: what a graph of int8 may lose
 CHECK = "check.tensors"
 FORMAT = 2
 TOLERANCE = 1e-4  # of the largest output (or of 1): float32 in another order of additions; measured 1e-7 for a PreResNet of 12 blocks
@@ -65,12 +68,14 @@ class Variant:
     """One graph of a submodel. max_abs_diff: largest difference from PyTorch's outputs on real examples.
 
     accuracy: on the release's labelled examples (of values: R2, of texts: of the tokens); None where it has no labels.
+    agreement: share of the answers that are PyTorch's (of values: R2, its values taken for the truth).
     """
 
     kind: Kind
     file: File
     max_abs_diff: float
     accuracy: float | None = None
+    agreement: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -175,8 +180,17 @@ def files(bundle: Bundle, submodel: str | None = None) -> tuple[File, ...]:
     return (bundle.check, *(file for entry in chosen for file in (*(variant.file for variant in entry.variants), entry.weights)))
 
 
+def right(entry: Entry) -> tuple[Variant, ...]:
+    """The variants that answer as well as the first, which is float32: less accurate by a point at most; without labels, as often of one mind."""
+    first = entry.variants[0]
+    return tuple(variant for variant in entry.variants if _lost(first, variant) <= POINT)
+
+
 def check_of(folder: Path, bundle: Bundle) -> tuple[Array, dict[str, Array]]:
-    """Raw inputs of noise [n, *inputs], of no one's data, and what each graph, by its file's name, said of them where it was made. Raises ExportError."""
+    """Raw inputs of noise [n, *inputs], of no one's data, and what each graph, by its file's name, said of them when it was made.
+
+    Raises ExportError.
+    """
     _, found = _tensors(folder, bundle.check)
     if "x" not in found:
         raise ExportError(f"{folder / bundle.check.name}: expected inputs 'x', found {', '.join(found) or 'nothing'}")
@@ -186,6 +200,14 @@ def check_of(folder: Path, bundle: Bundle) -> tuple[Array, dict[str, Array]]:
 def weights_of(folder: Path, entry: Entry) -> tuple[dict[str, Any], dict[str, Array]]:
     """The submodel as plain values (of a `models.submodel.Submodel`), and its parameters and running statistics by name. Raises ExportError."""
     return _tensors(folder, entry.weights)
+
+
+def _lost(first: Variant, variant: Variant) -> float:
+    if variant is first:
+        return 0.0
+    known = first.accuracy is not None and variant.accuracy is not None
+    lost = first.accuracy - variant.accuracy if known else 1 - variant.agreement  # type: ignore[operator]  # known: neither is None
+    return lost if math.isfinite(lost) else math.inf
 
 
 def _entry(folder: Path, run: str, round: int, submodel: Submodel, net: nn.Module, examples: Array) -> Entry:
@@ -209,6 +231,7 @@ def _check(folder: Path, tokens: int, entries: list[Entry], examples: Array) -> 
     """Noise with the mean and the spread of the examples, and what each graph says of it on this machine. tokens: size of a vocabulary, else 0."""
     rng = np.random.default_rng(0)
     shape = (TRIES, *examples.shape[1:])
+    x: Array
     if tokens:
         x = rng.integers(0, tokens + 1, shape)  # one past the last: a hidden token
     else:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime  # type: ignore[import-untyped]
+import onnxruntime
 
 from federated.errors import DataError, ExportError
 

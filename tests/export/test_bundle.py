@@ -82,6 +82,17 @@ def test_the_weights_build_the_network_again(release: Path) -> None:
     assert verify.compare(release / entry.variants[0].file.name, X, graph.predict(net, NETWORK, X)) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "agreement", "good"),
+    [(0.89, 0.5, True), (0.95, 0.5, True), (0.889, 1.0, False), (float("nan"), 1.0, False), (None, 0.99, True), (None, 0.98, False)],
+)
+def test_int8_may_lose_a_point_and_without_labels_differ_in_one(accuracy: float | None, agreement: float, good: bool) -> None:
+    file = bundle.File("f", 1, "")
+    first = bundle.Variant("fp32", file, 0.0, None if accuracy is None else 0.9)
+    other = bundle.Variant("int8-u8s8", file, 0.1, accuracy, agreement)
+    assert bundle.right(bundle.Entry("w1", 1, 1, (first, other), file)) == ((first, other) if good else (first,))
+
+
 def test_a_version_is_of_the_manifest(copy: Path) -> None:
     before = bundle.version(copy)
     assert before == verify.sha256(copy / "manifest.json")[:12]
