@@ -67,7 +67,6 @@ class Arriving:
         try:
             message = messages.decode(delivery.payload)
             if isinstance(message, messages.Manifest | messages.Chunk) and self._download.hear(message, now):
-                self._missing.pop(0)
                 self._go_on(now)
         except WireError as error:  # damaged, or of another file: what is missing is asked for again
             log.warning("passed over a piece of %s: %s", delivery.topic, str(error))  # the error itself would hold the file's memory

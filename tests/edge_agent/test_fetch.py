@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import random
-import shutil
-import socket
-import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
+from coordinator import broker as brokers
+from edge_agent.arrival import folder_of, target
 from edge_agent.fetch import fetch, fetch_from
-from export.bundle import Bundle, Entry
-from export.publish import publish, withdraw
+from export import bundle
+from export.publish import announce, publish, version_of
 from export.verify import load, sha256
-from federated.errors import ExportError, FleetError, LinkError
+from federated.errors import ExportError, FleetError, LinkError, StoreError
 from federated.wire import messages, topics
-from federated.wire.link import Delivery, MqttLink
+from federated.wire.chunks import slices
+from federated.wire.link import Delivery, Link, MqttLink
 from federated.wire.memory import MemoryBroker, MemoryLink
+from tests.support.release import Clock, toy
 
-GRAPH = Path(__file__).parents[1] / "export" / "toy.onnx"  # of run spring, round 7, submodel w1-d1
 PADDED = 40  # KiB: several chunks
-
-
-class Clock:
-    """Half a second passes at each look: five seconds of patience cost no time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 0.5
-        return self.now
+HERE = {"manifest.json", "check.tensors", "w1-d1.onnx", "w1-d1.tensors"}
 
 
 @pytest.fixture
@@ -45,52 +34,59 @@ def broker() -> MemoryBroker:
 
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
-    """A release of one submodel, whose file is made longer by an unknown protobuf field, which a reader has to skip."""
-    folder = tmp_path / "release"
-    folder.mkdir()
-    return fill(folder, b"\0" * 1024 * PADDED)
+    return toy(tmp_path / "release", b"\0" * 1024 * PADDED)
 
 
-def fill(folder: Path, padding: bytes) -> Path:
-    path = folder / "w1-d1.onnx"
-    field, length = b"\xc2\x3e", len(padding)  # field 1000, bytes
-    varint = b""
-    while length > 127:
-        varint, length = varint + bytes([length & 127 | 128]), length >> 7
-    path.write_bytes(GRAPH.read_bytes() + field + varint + bytes([length]) + padding)
-    entry = Entry("w1-d1", path.name, sha256(path), path.stat().st_size, 4, 0.0)
-    (folder / "manifest.json").write_bytes(msgspec.json.encode(Bundle("spring", 7, (2,), "uint8", "class", 2, (entry,))))
-    return folder
+def put(broker: MemoryBroker | Link, folder: Path, assignment: Mapping[str, str] = {}, run: str = "spring") -> messages.Version:  # noqa: B006
+    """Publishes a release for all agents."""
+    link = MemoryLink(broker, "coordinator") if isinstance(broker, MemoryBroker) else broker
+    version = version_of(folder, run, assignment)
+    publish(link, run, folder, {})
+    announce(link, messages.Release(run, version))
+    return version
+
+
+def base(folder: Path, file: str = "w1-d1.onnx") -> str:
+    return topics.release("spring", bundle.version(folder), file)
 
 
 def test_an_agent_fetches_the_submodel_that_it_had(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
-    publish(MemoryLink(broker, "coordinator"), "spring", release, {"pi": "w1-d1"})
+    version = put(broker, release, {"pi": "w1-d1"})
     assert len([topic for topic in broker.retained if "/c/" in topic]) > PADDED // 8
-    path = fetch(MemoryLink(broker, "pi"), "spring", "pi", tmp_path / "store", 5)
-    assert path == tmp_path / "store" / "spring-w1-d1.onnx"
-    assert path.read_bytes() == (release / "w1-d1.onnx").read_bytes()
-    assert load(path).outputs == 2
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    folder = fetch(MemoryLink(broker, "pi"), "spring", "pi", tmp_path / "store", 5)
+    assert folder == tmp_path / "store" / "spring" / version.name
+    assert {path.name for path in folder.iterdir()} == HERE
+    assert bundle.read(folder, "w1-d1").round == 7
+    assert load(folder / "w1-d1.onnx").outputs == 2
+
+
+def test_of_several_submodels_only_the_own_files_are_fetched(broker: MemoryBroker, tmp_path: Path) -> None:
+    put(broker, toy(tmp_path / "release", submodels=("w0.5-d1", "w1-d1")), {"pi": "w0.5-d1"})
+    folder = fetch(MemoryLink(broker, "pi"), "spring", "pi", tmp_path / "store", 5)
+    assert {path.name for path in folder.iterdir()} == {"manifest.json", "check.tensors", "w0.5-d1.onnx", "w0.5-d1.tensors"}
+    assert fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 5) == folder
+    assert len(list(folder.iterdir())) == 6
 
 
 def test_the_only_run_needs_no_name_and_a_submodel_may_be_named(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
-    publish(MemoryLink(broker, "coordinator"), "spring", release)
-    assert fetch(MemoryLink(broker, "pi"), None, "w1-d1", tmp_path / "store", 5).exists()
+    put(broker, release)
+    assert bundle.read(fetch(MemoryLink(broker, "pi"), None, "w1-d1", tmp_path / "store", 5), "w1-d1").run == "spring"
 
 
-def test_a_file_that_is_there_is_not_fetched_again_and_a_damaged_one_is(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
-    publish(MemoryLink(broker, "coordinator"), "spring", release)
-    path = fetch(MemoryLink(broker, "one"), "spring", "w1-d1", tmp_path, 5)
+def test_files_that_are_there_are_not_fetched_again_and_damaged_ones_are(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
+    put(broker, release)
+    path = fetch(MemoryLink(broker, "one"), "spring", "w1-d1", tmp_path, 5) / "w1-d1.onnx"
     again = MemoryLink(broker, "two")
     fetch(again, "spring", "w1-d1", tmp_path, 5)
     assert again.received_bytes < 1024
     path.write_bytes(path.read_bytes()[:-1] + b"x")
+    (path.parent / "manifest.json").unlink()
     fetch(MemoryLink(broker, "three"), "spring", "w1-d1", tmp_path, 5)
     assert sha256(path) == sha256(release / "w1-d1.onnx")
 
 
 def test_lost_repeated_and_damaged_pieces_are_made_up_for(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
-    publish(MemoryLink(broker, "coordinator"), "spring", release)
+    put(broker, release)
     rng = random.Random(3)
 
     def tamper(delivery: Delivery) -> Iterable[Delivery]:
@@ -100,134 +96,182 @@ def test_lost_repeated_and_damaged_pieces_are_made_up_for(broker: MemoryBroker, 
         return rng.choice([[], [delivery], [delivery, delivery], [damaged]])
 
     broker.tamper = tamper
-    path = fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path, 1000, clock=Clock())
-    assert sha256(path) == sha256(release / "w1-d1.onnx")
+    folder = fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 3000, clock=Clock())
+    assert {path.name: sha256(path) for path in folder.iterdir()} == {name: sha256(release / name) for name in HERE}
 
 
 def test_a_newer_release_published_meanwhile_is_fetched_instead(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
-    coordinator = MemoryLink(broker, "coordinator")
-    publish(coordinator, "spring", release)
-    old, published = sha256(release / "w1-d1.onnx"), False
+    put(broker, release)
+    newer, published = toy(tmp_path / "newer", b"\1" * 1024), False
 
     def tamper(delivery: Delivery) -> Iterable[Delivery]:
         nonlocal published
         if "/c/" in delivery.topic and not published:
             published = True
-            publish(coordinator, "spring", fill(release, b"\1" * 1024))
+            put(broker, newer)
         return [delivery]
 
     broker.tamper = tamper
-    path = fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path, 1000, clock=Clock())
+    folder = fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 1000, clock=Clock())
     assert published
-    assert sha256(path) == sha256(release / "w1-d1.onnx") != old
+    assert folder.name == bundle.version(newer) != bundle.version(release)
 
 
-def test_what_is_withdrawn_leaves_nothing_behind(broker: MemoryBroker, release: Path) -> None:
-    link = MemoryLink(broker, "coordinator")
-    publish(link, "spring", release)
-    assert broker.retained
-    withdraw(link, "spring", release)
-    assert not broker.retained
+def test_files_published_again_in_other_pieces_are_taken_in_those(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
+    """A coordinator behind a broker with a lower limit: chunks of two sizes under one topic."""
+    put(broker, release)
+    again = False
+
+    def tamper(delivery: Delivery) -> Iterable[Delivery]:
+        nonlocal again
+        if "onnx/c/" in delivery.topic and not again:
+            again = True
+            put(MemoryLink(broker, "second", chunk=2048), release)
+        return [delivery]
+
+    broker.tamper = tamper
+    folder = fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 1000, clock=Clock())
+    assert again
+    assert bundle.read(folder, "w1-d1").run == "spring"
 
 
 def test_without_a_release_it_says_what_there_is(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
     link = MemoryLink(broker, "pi")
     with pytest.raises(FleetError, match="no release of run 'spring' at this broker"):
         fetch(link, "spring", "pi", tmp_path, 5, clock=Clock())
-    publish(MemoryLink(broker, "coordinator"), "spring", release, {"other": "w1-d1"})
+    put(broker, release, {"other": "w1-d1"})
     with pytest.raises(FleetError, match=r"nothing was released for 'pi'.*released: spring/w1-d1"):
         fetch(link, "spring", "pi", tmp_path, 5, clock=Clock())
 
 
 def test_several_runs_have_to_be_told_apart(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
-    link = MemoryLink(broker, "coordinator")
-    publish(link, "spring", release)
-    card = messages.decode(broker.retained[topics.release_card("spring", "w1-d1")])
-    assert isinstance(card, messages.Release)
-    link.publish(topics.release_card("autumn", "w1-d1"), messages.encode(replace(card, run="autumn")), retain=True)
+    version = put(broker, release)
+    announce(MemoryLink(broker, "coordinator"), messages.Release("autumn", version))
     with pytest.raises(FleetError, match="several runs released a network for 'w1-d1': autumn, spring; choose one with --run"):
         fetch(MemoryLink(broker, "pi"), None, "w1-d1", tmp_path, 9, clock=Clock())
 
 
 def test_pieces_that_never_come_end_in_time(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
-    publish(MemoryLink(broker, "coordinator"), "spring", release)
-    broker.retained.pop(topics.chunk(topics.release("spring", "w1-d1"), 2))
+    version = put(broker, release)
+    broker.retained.pop(topics.chunk(base(release), 2))
     link = MemoryLink(broker, "pi")
-    with pytest.raises(FleetError, match=r"spring/w1-d1 \(\d+ bytes\) did not arrive in time"):
+    with pytest.raises(FleetError, match=rf"spring/w1-d1 \(version {version.name}\) did not arrive in time"):
         fetch(link, "spring", "w1-d1", tmp_path / "store", 20, clock=Clock())
-    assert not (tmp_path / "store" / "spring-w1-d1.onnx").exists()
+    assert not list((tmp_path / "store").rglob("w1-d1.onnx*"))
     assert not link.patterns, "nothing is listened to any more"
 
 
-def test_a_card_that_lies_about_its_file_is_refused(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
-    link = MemoryLink(broker, "coordinator")
-    publish(link, "spring", release)
-    for topic, payload in list(broker.retained.items()):  # the same file, under another run's name
-        other = messages.decode(payload)
-        if isinstance(other, messages.Release):
-            other = replace(other, run="autumn")
-        link.publish(topic.replace("/spring/", "/autumn/"), messages.encode(other), retain=True)
-    with pytest.raises(ExportError, match="expected autumn/w1-d1, found spring/w1-d1"):
+def test_a_release_withdrawn_meanwhile_is_said(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
+    put(broker, release)
+
+    def tamper(delivery: Delivery) -> Iterable[Delivery]:
+        if "/c/" in delivery.topic:
+            broker.tamper = None
+            announce(MemoryLink(broker, "second"), messages.Release("spring"))
+        return [delivery]
+
+    broker.tamper = tamper
+    with pytest.raises(FleetError, match="run 'spring' withdrew what it had released for 'w1-d1'"):
+        fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 1000, clock=Clock())
+
+
+def test_a_card_that_lies_about_its_files_is_refused(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
+    version = put(broker, release)
+    for topic, payload in list(broker.retained.items()):  # the same files, under another run's name
+        if not topic.endswith("/card"):
+            MemoryLink(broker, "evil").publish(topic.replace("/spring/", "/autumn/"), payload, retain=True)
+    announce(MemoryLink(broker, "evil"), messages.Release("autumn", version))
+    with pytest.raises(ExportError, match="expected round 7 of 'autumn', found 7 of 'spring'"):
         fetch(MemoryLink(broker, "pi"), "autumn", "w1-d1", tmp_path, 5)
+    announce(MemoryLink(broker, "evil"), messages.Release("spring", replace(version, submodels=("w9",))))
+    with pytest.raises(ExportError, match="expected submodel 'w9' as the card says, found none"):
+        fetch(MemoryLink(broker, "pi"), "spring", "w9", tmp_path, 5)
 
 
-def test_a_card_of_an_impossible_size_is_refused_before_any_space_is_taken(broker: MemoryBroker, tmp_path: Path) -> None:
-    card = messages.Release("spring", 1, "w1-d1", messages.Manifest("t", 2**40, 2**20, "0" * 64))
-    MemoryLink(broker, "evil").publish(topics.release_card("spring", "w1-d1"), messages.encode(card), retain=True)
-    with pytest.raises(ExportError, match="expected at most 2147483647 bytes"):
+@pytest.mark.parametrize(("size", "found"), [(0, "found 0"), (2**40, "expected 1 to 4194304 bytes, found 1099511627776")])
+def test_a_card_of_an_impossible_size_is_refused_before_any_space_is_taken(broker: MemoryBroker, tmp_path: Path, size: int, found: str) -> None:
+    announce(MemoryLink(broker, "evil"), messages.Release("spring", messages.Version("0" * 12, 1, "0" * 64, size, ("w1-d1",))))
+    with pytest.raises(ExportError, match=found):
         fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path, 5)
 
 
-def test_a_release_of_another_run_or_a_damaged_one_is_not_published(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="expected a release of run 'autumn', found one of 'spring'"):
-        publish(MemoryLink(broker, "a"), "autumn", release)
-    copy = Path(shutil.copytree(release, tmp_path / "copy"))
-    (copy / "w1-d1.onnx").write_bytes(b"")
-    with pytest.raises(ExportError, match="expected sha256"):
-        publish(MemoryLink(broker, "b"), "spring", copy)
-    assert not broker.retained
+def test_a_file_that_keeps_arriving_wrong_is_given_up(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
+    """Whole, every piece sound, and another file than was promised."""
+    put(broker, release)
+    other = toy(tmp_path / "other", b"\1" * 1024 * PADDED)
+    genuine = sha256(release / "w1-d1.onnx")
+    for topic, payload in list(broker.retained.items()):
+        message = messages.decode(payload)
+        if topic.startswith(base(release) + "/c/") and isinstance(message, messages.Chunk):
+            data = (other / "w1-d1.onnx").read_bytes()
+            swapped = messages.Manifest(message.transfer, len(data), 4096, genuine)
+            for chunk in slices(swapped, data):
+                broker.retained[topics.chunk(base(release), chunk.index)] = messages.encode(chunk)
+            broker.retained[topics.manifest(base(release))] = messages.encode(swapped)
+            break
+    with pytest.raises(ExportError, match=r"w1-d1.onnx of version .*: expected sha256"):
+        fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 1000, clock=Clock())
+    assert not list((tmp_path / "store").rglob("w1-d1.onnx*"))
+
+
+def test_no_run_is_a_way_out_of_the_store(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"found '\.\.'"):
+        folder_of(tmp_path, "..", "0" * 12)
+
+
+def test_a_store_that_cannot_be_written_is_said(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
+    put(broker, release)
+    (tmp_path / "store").write_text("a file")
+    with pytest.raises(StoreError, match="store"):
+        fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 5)
+
+
+STABLE = messages.Version("a" * 12, 7, "a" * 64, 1, ("s", "l"), {"pi": "s", "tv": "l"})
+CANARY = messages.Version("b" * 12, 8, "b" * 64, 1, ("s", "l"), {"pi": "l", "tv": "l"})
+
+
+@pytest.mark.parametrize(
+    ("card", "wanted", "submodel", "expected"),
+    [
+        (messages.Release("r", STABLE, CANARY, ("pi",)), "pi", None, (CANARY, "l")),
+        (messages.Release("r", STABLE, CANARY, ("pi",)), "pi", "s", (CANARY, "s")),
+        (messages.Release("r", STABLE, CANARY, ("pi",)), "tv", None, (STABLE, "l")),
+        (messages.Release("r", STABLE, CANARY, ("pi",)), "s", None, (STABLE, "s")),
+        (messages.Release("r", STABLE, None, ("pi",)), "pi", None, (STABLE, "s")),
+        (messages.Release("r", None, CANARY, ("pi",)), "tv", None, None),
+        (messages.Release("r", STABLE), "new", None, None),
+        (messages.Release("r", STABLE), "new", "l", (STABLE, "l")),
+        (messages.Release("r", STABLE), "pi", "xl", None),
+        (messages.Release("r"), "pi", None, None),
+    ],
+)
+def test_a_card_means_the_canary_for_its_agents_and_the_stable_version_for_others(
+    card: messages.Release, wanted: str, submodel: str | None, expected: tuple[messages.Version, str] | None
+) -> None:
+    assert target(card, wanted, submodel) == expected
 
 
 def test_a_fetch_without_trouble_takes_no_waiting(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
-    publish(MemoryLink(broker, "coordinator"), "spring", release, {"pi": "w1-d1"})
+    put(broker, release, {"pi": "w1-d1"})
     start = time.monotonic()
     fetch(MemoryLink(broker, "pi"), "spring", "pi", tmp_path, 30)
     assert time.monotonic() - start < 2
 
 
 @pytest.fixture
-def mosquitto() -> Iterator[str]:
-    """The address of a real broker on loopback."""
-    program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
-    if program is None:
-        pytest.skip("no mosquitto on this machine")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    child = subprocess.Popen([program, "-p", str(port)], stderr=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + 10
-        while time.monotonic() < until:
-            with socket.socket() as door:
-                if door.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
-        yield f"127.0.0.1:{port}"
-    finally:
-        child.terminate()
-        child.wait(10)
+def address(tmp_path: Path) -> Iterator[str]:
+    with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
+        yield started.address
 
 
 @pytest.mark.broker
-def test_a_real_broker_keeps_a_release_for_devices_that_come_later(mosquitto: str, tmp_path: Path) -> None:
-    folder = tmp_path / "release"
-    folder.mkdir()
-    fill(folder, random.Random(0).randbytes(3 * 2**20))  # 13 chunks of 256 KiB
-    link = MqttLink(mosquitto, "coordinator")
-    publish(link, "spring", folder, {"pi": "w1-d1"})
+def test_a_real_broker_keeps_a_release_for_devices_that_come_later(address: str, tmp_path: Path) -> None:
+    folder = toy(tmp_path / "release", random.Random(0).randbytes(3 * 2**20))  # 13 chunks of 256 KiB
+    link = MqttLink(address, "coordinator")
+    put(link, folder, {"pi": "w1-d1"})
     link.close()
-    path = fetch_from(mosquitto, None, "pi", tmp_path / "store", 30)
-    assert sha256(path) == sha256(folder / "w1-d1.onnx")
+    there = fetch_from(address, None, "pi", tmp_path / "store", 30)
+    assert sha256(there / "w1-d1.onnx") == sha256(folder / "w1-d1.onnx")
 
 
 @pytest.mark.broker

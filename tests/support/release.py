@@ -1,0 +1,65 @@
+"""Releases of run `spring` made by hand, without torch or an exporter: of each submodel one graph, its weights, and a check."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from export import bundle, verify
+from export.bundle import Bundle, Entry, File, Variant
+from federated.wire import tensors
+from tests.export.conftest import GIVEN, make_bytes
+
+GRAPH = Path(__file__).parents[1] / "export" / "toy.onnx"  # of run spring, round 7, submodel w1-d1
+X = np.array([[3, 1], [0, 2]], np.uint8)
+
+
+def toy(folder: Path, padding: bytes = b"", *, round: int = 7, submodels: Sequence[str] = ("w1-d1",), accuracy: float | None = None) -> Path:
+    """Writes a release. padding: makes the graphs longer, and the version another, by an unknown protobuf field that readers skip."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in submodels:
+        given = {**GIVEN, "round": str(round), "submodel": name}
+        graph = GRAPH.read_bytes() if given == GIVEN else make_bytes(given=given)
+        (folder / f"{name}.onnx").write_bytes(graph + field(padding))
+        (folder / f"{name}.tensors").write_bytes(tensors.encode({"submodel": name}, {"weight": np.eye(2, dtype=np.float32)}))
+    seal(folder, round, submodels, accuracy)
+    return folder
+
+
+def seal(folder: Path, round: int, submodels: Sequence[str], accuracy: float | None = None) -> None:
+    """Writes the check and the manifest of the graphs that lie there."""
+    said = {f"{name}.onnx": verify.load(folder / f"{name}.onnx").predict(X) for name in submodels}
+    (folder / bundle.CHECK).write_bytes(tensors.encode({}, {"x": X, **said}))
+    entries = [
+        Entry(name, 4, 4, (Variant("fp32", file(folder / f"{name}.onnx"), 0.0, accuracy),), file(folder / f"{name}.tensors")) for name in submodels
+    ]
+    made = Bundle("spring", round, (2,), "uint8", "class", 2, 2, tuple(entries), file(folder / bundle.CHECK))
+    (folder / bundle.MANIFEST).write_bytes(msgspec.json.encode(made))
+
+
+def file(path: Path) -> File:
+    data = path.read_bytes()
+    return File(path.name, len(data), hashlib.sha256(data).hexdigest())
+
+
+def field(padding: bytes) -> bytes:
+    """Number 1000, of bytes."""
+    length, varint = len(padding), b""
+    while length > 127:
+        varint, length = varint + bytes([length & 127 | 128]), length >> 7
+    return b"\xc2\x3e" + varint + bytes([length]) + padding if padding else b""
+
+
+class Clock:
+    """Half a second passes at each look: five seconds of patience cost no time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.5
+        return self.now
