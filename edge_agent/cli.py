@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from edge_agent.bench_command import bench
 from edge_agent.identity import free_name, machine_name
 from edge_agent.limits import Limits, parse_size
 from edge_agent.worker import Job
@@ -35,6 +36,9 @@ def plainly(command: str) -> AbstractContextManager[None]:
 def main(verbose: bool) -> None:
     """One device of a federation. Its data never leave it."""
     configure_logging(verbose=verbose)
+
+
+main.add_command(bench)
 
 
 @main.command()

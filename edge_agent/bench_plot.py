@@ -1,0 +1,76 @@
+"""A benchmark as a picture: latency over multiply-adds, one colour per runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from edge_agent.bench_report import Report, Row
+
+__all__ = ["SUFFIXES", "draw"]
+
+SUFFIXES = (".pdf", ".png", ".svg")
+DPI = 130
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's, which the colour-blind tell apart
+LINES = ("-", "--", ":", "-.")
+NAMED = 12  # sizes up to which each is named
+
+
+def draw(report: Report, path: Path) -> bool:
+    """p90 over multiply-adds of all rows that have both, on logarithmic axes; False, and no file, where none has."""
+    rows = [row for row in report.rows if row.macs and row.p90_ms]
+    if not rows:
+        return False
+    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure((7.5, 4.6), layout="constrained", facecolor="white")
+        axes = figure.subplots()
+        _lines(axes, rows)
+        _names(axes, rows)
+        networks = ", ".join(dict.fromkeys(row.network for row in rows if row.network))
+        axes.set(xscale="log", yscale="log", xlabel="multiply-adds of one example", ylabel="latency p90, ms")
+        axes.set_title(f"{networks}\n{report.fingerprint.processor}".strip(), loc="left", fontsize="medium")
+        _ticks(axes)
+        axes.grid(alpha=0.25, which="both")
+        axes.margins(x=0.12, y=0.14)
+        axes.legend(fontsize="small", frameon=False)
+        figure.savefig(path, dpi=DPI)
+    return True
+
+
+def _lines(axes: Axes, rows: Sequence[Row]) -> None:
+    runtimes, threads = list(dict.fromkeys(row.runtime for row in rows)), sorted({row.threads for row in rows})
+    for runtime, count in sorted({(row.runtime, row.threads) for row in rows}, key=lambda pair: (runtimes.index(pair[0]), pair[1])):
+        points = sorted((row.macs or 0, row.p90_ms or 0.0) for row in rows if (row.runtime, row.threads) == (runtime, count))
+        label = f"{runtime}, {count} thread{'s' * (count > 1)}"
+        colour, style = COLOURS[runtimes.index(runtime) % len(COLOURS)], LINES[threads.index(count) % len(LINES)]
+        axes.plot(*zip(*points, strict=True), color=colour, linestyle=style, marker="o", markersize=5, label=label)
+
+
+def _names(axes: Axes, rows: Sequence[Row]) -> None:
+    """Each size's name above its slowest point."""
+    slowest: dict[str, Row] = {}
+    for row in rows:
+        if row.submodel not in slowest or (row.p90_ms or 0) > (slowest[row.submodel].p90_ms or 0):
+            slowest[row.submodel] = row
+    for name, row in list(slowest.items())[: NAMED if len(slowest) <= NAMED else 0]:
+        place = (float(row.macs or 0), row.p90_ms or 0.0)
+        axes.annotate(Path(name).name, place, (0, 7), textcoords="offset points", ha="center", fontsize="small", color="0.25")
+
+
+def _ticks(axes: Axes) -> None:
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _told(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _told(value: float) -> str:
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:g} {unit}"
+    return f"{value:g}"
