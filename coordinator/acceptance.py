@@ -23,6 +23,7 @@ __all__ = ["check_match", "check_profile", "check_scores", "check_statistics", "
 
 OUTSIZE = 1e3  # times the norm that was sent (and a unit per entry, for tensors that start at zero)
 EXITS = 64  # more than any network has
+DRIFT = 0.02  # share, and seconds, by which two machines' clocks may differ over a round
 VAST = 1e18  # of a mean or variance: the square root of float32's range
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -63,9 +64,10 @@ def check_match(task: Task, update: Update) -> None:
             raise Refused(f"update of {task.agent}: expected {name} {wanted}, found {found}")
 
 
-def check_training(update: Update, shapes: Shapes, sent: Mapping[str, float], examples: int, steps: int) -> None:
+def check_training(update: Update, shapes: Shapes, sent: Mapping[str, float], examples: int, steps: int, elapsed: float = math.inf) -> None:
     """New weights of these shapes, from 1 to `examples` examples and 1 to `steps` steps, not out of all proportion to what was sent.
 
+    elapsed: seconds since it was asked for, which its claims of effort cannot exceed.
     sent: the L2 norm of each tensor that the device received; a bound, known before anyone answers, that no honest training meets.
     """
     tensors.check(update.tensors, shapes)
@@ -81,6 +83,17 @@ def check_training(update: Update, shapes: Shapes, sent: Mapping[str, float], ex
         raise Refused(f"update of {update.agent}: expected labels from 0 to {classes - 1}, found {str(labels)[:100]}")
     finite(update, "loss")
     check_tallies(update, {"before", "after"})
+    check_effort(update, elapsed)
+
+
+def check_effort(update: Update, elapsed: float) -> None:
+    """What a device says of its effort, if it does: seconds within those that the coordinator saw pass, and its steps within them."""
+    most = elapsed * (1 + DRIFT) + DRIFT
+    for note, least_of in (("seconds", 1), ("step", update.steps - 1)):  # the first step, which warms up, is not in the mean
+        if note in update.notes and not 0 < finite(update, note) * max(1, least_of) <= most:
+            raise Refused(f"update of {update.agent}: expected '{note}' above 0 and within the {elapsed:.3g} s since, found {update.notes[note]}")
+    if "peak" in update.notes and whole(update, "peak", 0) >= 2**60:
+        raise Refused(f"update of {update.agent}: expected a 'peak' of bytes, found {update.notes['peak']}")
 
 
 def check_statistics(update: Update) -> None:

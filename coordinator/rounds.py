@@ -1,7 +1,7 @@
 """The rounds of a run, read top-down: wait, select, assign, collect and fold, finish, evaluate, store, again.
 
 conduct ── begin or resume
-   └── advance ── choose ── train ── method.finish ── evaluate ── store.save
+   └── advance ── assign ── choose ── train ── method.finish ── evaluate ── store.save
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from coordinator import assignment
+from coordinator import assignment, lessons
 from coordinator.acceptance import check_training, expected
 from coordinator.agent import Agent
-from coordinator.collection import Settled
+from coordinator.allotment import assign, choose, record
 from coordinator.config import Config
+from coordinator.decisions import Verdict
 from coordinator.evaluation import ENDLESS, Evaluator, without_statistics
 from coordinator.fleet import Fleet
 from coordinator.progress import Watch
 from coordinator.scores import of_training, overall
-from coordinator.selection import generator, select
+from coordinator.selection import generator
+from coordinator.standing import Standing
 from coordinator.store import Entry, Round, Score, Store
 from coordinator.weights import Shipment, received
 from federated.aggregate import Total, fold
@@ -31,7 +33,6 @@ from federated.errors import FleetError
 from federated.local import Tallies
 from federated.method import Method, State, configure
 from federated.task import Recipe, Task, Update
-from models.cost import cost
 from models.submodel import Network, Submodel
 
 __all__ = ["Result", "Run", "conduct", "wait_for"]
@@ -47,7 +48,8 @@ class Run:
     """All that a run's rounds need.
 
     tensors: of the whole network before the first round. pinned: submodels fixed by configuration. patience: times the predicted seconds
-    after which a round without a deadline closes. failed: what an agent could not do.
+    after which a round without a deadline closes. assigned: what each agent trained last. standings: what rounds have shown of each.
+    verdicts: of the present round, by agent.
     """
 
     config: Config
@@ -61,8 +63,9 @@ class Run:
     tensors: Mapping[str, Tensor]
     pinned: Callable[[str], Submodel | None] = lambda agent: None
     patience: float = PATIENCE
-    failed: dict[str, set[Submodel]] = field(default_factory=dict)
     assigned: dict[str, Submodel] = field(default_factory=dict)
+    standings: dict[str, Standing] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ def begin(run: Run) -> tuple[State, Sequence[Score]]:
     log.info("going on after round %d", last.round)
     known = {submodel.name: submodel for submodel in run.menu}
     run.assigned.update({agent: known[name] for agent, name in run.store.assigned().items() if name in known})
+    run.standings.update(run.store.ledger.standings())
     run.fleet.folded = run.store.folded()
     return replace(state, round=last.round, tensors=dict(last.tensors), fleet=dict(last.fleet)), last.scores
 
@@ -131,6 +135,7 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
     state = replace(state, agents={a.name: a.profile.survey for a in agents if a.profile is not None})
     able = assign(run, state, agents, number)
     chosen = choose(run, state, agents, able, number)
+    record(run, number, chosen)
     counts = {s: sum(c == s for c in able.values()) for s in dict.fromkeys(able.values())}
     state = replace(state, fleet=counts)
     run.watch.began(number, run.config.rounds, chosen)
@@ -154,6 +159,7 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
         scores,
         run.fleet.link.received_bytes - got,
         run.fleet.link.sent_bytes - sent,
+        dict(run.standings),
     )
     run.store.save(done)
     run.watch.ended(done)
@@ -193,55 +199,15 @@ def norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def refusals(fleet: Fleet) -> str:
-    return "; ".join(f"{a.name} was refused: {a.refused}" for a in fleet.agents.values() if a.refused)
-
-
-def choose(run: Run, state: State, agents: Sequence[Agent], able: Mapping[str, Submodel], number: int) -> dict[str, Submodel]:
-    """Which of the agents that can train do so in this round. Raises FleetError when no agent can hold any submodel."""
-    names = select(sorted(able), run.config.fleet.fraction, generator(run.config.seed, 1, number))
-    assigned = {name: able[name] for name in names}
-    if not assigned:
-        smallest = cost(run.menu[0], run.method.recipe(state, run.menu[0]).batch)
-        raise FleetError(
-            f"no agent can hold a submodel: the smallest, {run.menu[0].name}, needs {smallest.memory // 10**6} MB to train and "
-            f"{run.config.assign.memory:.0%} of an agent's memory may be filled; found "
-            + ", ".join(f"{a.name} {a.profile.memory // 10**6} MB" for a in agents if a.profile)
-        )
-    run.assigned.update(assigned)
-    return assigned
-
-
-def assign(run: Run, state: State, agents: Sequence[Agent], number: int) -> dict[str, Submodel]:
-    """The method's choice for each agent, among what it can afford; what the configuration pins, where it does."""
-    menus = {
-        a.name: assignment.offers(a.profile, run.menu, run.method.recipe(state, run.menu[-1]), run.config.assign.memory)
-        for a in agents
-        if a.profile is not None
-    }
-    deadline = run.config.fleet.deadline
-    step = math.inf if deadline else assignment.pace(menus.values(), run.config.assign.slack)
-    assigned: dict[str, Submodel] = {}
-    for index, agent in enumerate(agents):
-        if agent.profile is None:
-            continue
-        fixed, rng = run.pinned(agent.name), generator(run.config.seed, 2, number, index)
-        if fixed is not None:
-            assigned[agent.name] = run.method.assign(state, agent.profile, [fixed], rng)
-        else:
-            failed = run.failed.get(agent.name, ())
-            can = assignment.affordable(menus[agent.name], step=step, deadline=deadline or math.inf, failed=failed)
-            if can:
-                assigned[agent.name] = run.method.assign(state, agent.profile, can, rng)
-            else:
-                log.warning("%s cannot hold any submodel and is left out", agent.name)
-    return assigned
+    """Why those who came are not there."""
+    return "; ".join(f"{a.name} {'was ' if a.refused else ''}{a.absence}" for a in fleet.agents.values() if a.absence)
 
 
 def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -> tuple[Total, list[Entry], list[Score]]:
     """Sends the tasks, folds the updates as they can be folded, and says what became of each; the devices' own scores where they were asked for."""
     shipment = Shipment(run.fleet, state, run.method)
     recipes = {submodel: asked(run.method.recipe(state, submodel), run.config) for submodel in set(chosen.values())}
-    limit = closing(run, state, chosen)
+    limit = closing(run, chosen)
     tasks = [
         shipment.task(agent, "train", submodel, recipes[submodel], limit, round=number, run=run.config.name) for agent, submodel in chosen.items()
     ]
@@ -252,7 +218,8 @@ def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -
     def check(task: Task, update: Update) -> None:
         profile = run.fleet.agents[task.agent].profile
         examples = profile.data.examples if profile is not None else 0
-        check_training(update, shapes[task.submodel], sent[task.submodel], examples, assignment.planned(task.recipe, examples))
+        elapsed = run.fleet.clock() - run.fleet.collection.entries[task.agent, task.submodel.name].started
+        check_training(update, shapes[task.submodel], sent[task.submodel], examples, assignment.planned(task.recipe, examples), elapsed)
 
     quorum = max(1, math.ceil(round(run.config.fleet.quorum * len(tasks), 9)))
     for settled, update in run.fleet.collect(tasks, quorum=quorum, deadline=limit, check=check, size=shipment.limit):
@@ -266,26 +233,29 @@ def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -
             update.steps,
             float(update.notes.get("loss", math.nan)),
             settled.seconds,
+            lessons.number(update.notes, "step"),
+            int(lessons.number(update.notes, "peak")),
         )
+        profile = run.fleet.agents[update.agent].profile
+        if profile is not None:
+            run.standings[update.agent] = lessons.trained(run.standings[update.agent], run.verdicts[update.agent], profile, settled, update)
         run.fleet.folded[update.agent] = number
         found.append((update.submodel.plain, update.agent, update.notes.get("tallies", {})))
         run.watch.folded(entries[update.agent])
     settled_all = list(run.fleet.collection.entries.values())
-    learn_from_failures(run, settled_all)
+    for settled in settled_all:
+        if (agent := settled.task.agent) not in entries:
+            elapsed = run.fleet.clock() - settled.started
+            run.standings[agent] = lessons.missed(run.standings[agent], run.verdicts[agent], settled, elapsed)
     others = [Entry(s.task.agent, s.task.submodel.unowned.name, s.outcome) for s in settled_all if s.task.agent not in entries]
     return total, sorted([*entries.values(), *others], key=lambda e: e.agent), of_training(found)
 
 
-def closing(run: Run, state: State, chosen: Mapping[str, Submodel]) -> float:
+def closing(run: Run, chosen: Mapping[str, Submodel]) -> float:
     """Seconds after which a round closes: the configured deadline, or generously more than the slowest was predicted to need."""
     if run.config.fleet.deadline and run.patience < ENDLESS:
         return run.config.fleet.deadline
-    slowest = 0.0
-    for agent, submodel in chosen.items():
-        profile = run.fleet.agents[agent].profile
-        if profile is not None:
-            slowest = max(slowest, assignment.offers(profile, [submodel], run.method.recipe(state, submodel), 1.0)[0].seconds)
-    return max(GRACE, run.patience * slowest)
+    return max(GRACE, run.patience * max(run.verdicts[agent].decision.seconds for agent in chosen))
 
 
 def asked(recipe: Recipe, config: Config) -> Recipe:
@@ -293,16 +263,9 @@ def asked(recipe: Recipe, config: Config) -> Recipe:
     return replace(recipe, scores=config.evaluate.local, per_class=config.evaluate.per_class)
 
 
-def learn_from_failures(run: Run, settled: Sequence[Settled]) -> None:
-    """An agent that failed at a submodel is not given it again."""
-    for entry in settled:
-        if entry.outcome.startswith("failed"):
-            run.failed.setdefault(entry.task.agent, set()).add(entry.task.submodel.unowned)
-
-
 def raise_if_hopeless(run: Run, entries: Sequence[Entry]) -> None:
     """A round without any update leaves the state as it is; with nobody left who could bring one, the run ends."""
     reasons = "; ".join(f"{e.agent}: {e.outcome}" for e in entries)
     log.warning("no update in this round: %s", reasons)
-    if all(e.outcome.startswith(("failed", "refused")) for e in entries) and all(run.menu[0] in run.failed.get(e.agent, ()) for e in entries):
+    if all(e.outcome.startswith("failed") and e.submodel == run.menu[0].unowned.name for e in entries):
         raise FleetError(f"no agent can train even the smallest submodel: {reasons}")

@@ -9,7 +9,6 @@ A round is written whole or not at all: the checkpoint is moved into place first
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -26,6 +25,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from coordinator import disk, ledger
+from coordinator.standing import Standing
 from federated.errors import StoreError
 from models.submodel import Network, Submodel
 
@@ -38,7 +39,7 @@ CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, finished TEXT NOT NULL, seconds REAL NOT NULL, checkpoint TEXT NOT NULL, fleet TEXT NOT NULL,
                      bytes_up INTEGER NOT NULL, bytes_down INTEGER NOT NULL);
 CREATE TABLE updates (round INTEGER, agent TEXT, submodel TEXT NOT NULL, outcome TEXT NOT NULL, samples INTEGER, steps INTEGER, loss REAL,
-                      seconds REAL, PRIMARY KEY (round, agent));
+                      seconds REAL, step REAL, peak INTEGER, PRIMARY KEY (round, agent));
 CREATE TABLE scores (round INTEGER, submodel TEXT, view TEXT, agent TEXT, accuracy REAL NOT NULL, loss REAL, examples INTEGER NOT NULL,
                      metrics TEXT NOT NULL, PRIMARY KEY (round, submodel, view, agent));
 """
@@ -46,7 +47,10 @@ CREATE TABLE scores (round INTEGER, submodel TEXT, view TEXT, agent TEXT, accura
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of one agent's task in a round. outcome: `folded`, or why not; seconds: from task to acceptance."""
+    """What became of one agent's task in a round. outcome: `folded`, or why not; seconds: from task to acceptance.
+
+    step, peak: mean seconds of a step and bytes at the peak, as the device says; 0 where it does not.
+    """
 
     agent: str
     submodel: str
@@ -55,6 +59,8 @@ class Entry:
     steps: int = 0
     loss: float = float("nan")
     seconds: float = 0.0
+    step: float = 0.0
+    peak: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Round:
-    """All that is written of a finished round. tensors: the state after it; fleet: how many agents trained each submodel."""
+    """All that is written of a finished round. tensors: the state after it; fleet: how many agents trained each submodel; standings: of agents."""
 
     round: int
     seconds: float
@@ -88,6 +94,7 @@ class Round:
     scores: Sequence[Score] = ()
     bytes_up: int = 0
     bytes_down: int = 0
+    standings: Mapping[str, Standing] = field(default_factory=dict)
 
 
 @dataclass
@@ -118,6 +125,7 @@ class Store:
     def __init__(self, folder: Path, database: sqlite3.Connection, lock: int | None) -> None:
         self.folder, self._database, self._lock = folder, database, lock
         self.spool = folder / "spool"
+        self.ledger = ledger.Ledger(database)
 
     @classmethod
     def create(cls, root: Path, name: str) -> Store:
@@ -127,13 +135,13 @@ class Store:
             raise StoreError(f"run '{name}' exists in {root}: go on with it by --resume, or choose another --name")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = _lock(folder)
+            lock = disk.hold(folder)
         except OSError as error:
             raise StoreError(f"run '{name}' cannot be kept in {root}: {error.strerror}") from error
         database = sqlite3.connect(folder / DATABASE)
         database.execute("PRAGMA journal_mode=WAL")
         with database:
-            database.executescript(SCHEMA)
+            database.executescript(SCHEMA + ledger.SCHEMA)
         return cls(folder, database, lock)
 
     @classmethod
@@ -142,11 +150,11 @@ class Store:
         folder = root / name
         if not (folder / DATABASE).exists():
             raise StoreError(f"no run '{name}' in {root}; there are: {', '.join(names(root)) or 'none'}")
-        lock = None if read_only else _lock(folder)
+        lock = None if read_only else disk.hold(folder)
         database = sqlite3.connect(folder / DATABASE)
         store = cls(folder, database, lock)
         try:
-            database.execute("SELECT checkpoint, fleet, agent, metrics FROM rounds, scores LIMIT 1")
+            database.execute("SELECT checkpoint, fleet, metrics, peak, standing, reason FROM rounds, scores, updates, standings, decisions LIMIT 1")
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{folder / DATABASE} is not a run's history: {error}") from error
         return store
@@ -192,9 +200,9 @@ class Store:
         part = checkpoint.with_suffix(".part")
         try:
             save_file({home: tensor.contiguous() for home, tensor in done.tensors.items()}, part)
-            _sync(part)
+            disk.sync(part)
             part.replace(checkpoint)
-            _sync(self.folder)
+            disk.sync(self.folder)
             with self._database:
                 self._record(done, checkpoint.name)
         except (OSError, sqlite3.Error, SafetensorError) as error:
@@ -212,9 +220,10 @@ class Store:
         )
         for e in done.entries:
             self._database.execute(
-                "INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (done.round, e.agent, e.submodel, e.outcome, e.samples, e.steps, e.loss, e.seconds),
+                "INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (done.round, e.agent, e.submodel, e.outcome, e.samples, e.steps, e.loss, e.seconds, e.step, e.peak),
             )
+        self.ledger.keep(done.standings)
         for s in done.scores:
             self._database.execute(
                 "INSERT INTO scores VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -267,28 +276,9 @@ class Store:
 
     def entries(self, number: int) -> list[Entry]:
         rows = self._database.execute(
-            "SELECT agent, submodel, outcome, samples, steps, loss, seconds FROM updates WHERE round = ? ORDER BY agent", (number,)
+            "SELECT agent, submodel, outcome, samples, steps, loss, seconds, step, peak FROM updates WHERE round = ? ORDER BY agent", (number,)
         )
         return [
-            Entry(agent, submodel, outcome, samples, steps, math.nan if loss is None else loss, seconds)
-            for agent, submodel, outcome, samples, steps, loss, seconds in rows
+            Entry(agent, submodel, outcome, samples, steps, math.nan if loss is None else loss, *effort)
+            for agent, submodel, outcome, samples, steps, loss, *effort in rows
         ]
-
-
-def _lock(folder: Path) -> int:
-    """Holds the run for this process: the lock goes when the process does, however it ends."""
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        raise StoreError(f"run '{folder.name}' is held by another coordinator (lock {folder / 'lock'})") from error
-    return handle
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

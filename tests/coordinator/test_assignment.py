@@ -1,12 +1,15 @@
-"""What an agent can afford follows from what it measured."""
+"""What an agent can afford follows from what it measured, and from what rounds have shown."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from coordinator.assignment import affordable, offers, pace, pinned
+from coordinator.assignment import Bounds, affordable, bounds, offers, pinned
 from coordinator.selection import generator, select
+from coordinator.standing import Setback, Standing
 from federated.errors import ConfigError
 from federated.prediction import step_seconds
 from federated.task import Card, Profile, Recipe, Timing
@@ -46,39 +49,102 @@ def test_a_round_is_its_steps_and_its_transfers() -> None:
 
 def test_slower_devices_get_smaller_submodels() -> None:
     fleet = [offers(profile(speed), MENU, RECIPE, 0.6) for speed in (1.0, 0.7, 0.5, 0.2)]
-    step = pace(fleet, 1.15)
-    largest = [affordable(menu, step=step, deadline=np.inf)[-1] for menu in fleet]
+    allowed = bounds(fleet, RECIPE, 1.15, 0)
+    largest = [affordable(menu, allowed)[-1] for menu in fleet]
     sizes = [cost(s).parameters for s in largest]
     assert largest[0] == MENU[-1]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) >= 3
     equal = [offers(profile(1.0), MENU, RECIPE, 0.6) for _ in range(4)]
-    assert {affordable(menu, step=pace(equal, 1.15), deadline=np.inf)[-1] for menu in equal} == {MENU[-1]}
+    assert {affordable(menu, bounds(equal, RECIPE, 1.15, 0))[-1] for menu in equal} == {MENU[-1]}
 
 
 def test_a_deadline_counts_the_whole_round() -> None:
     menu = offers(profile(), MENU, RECIPE, 0.6)
     limit = menu[4].seconds
-    assert [o.submodel for o in menu if o.seconds <= limit] == list(affordable(menu, step=np.inf, deadline=limit))
+    assert bounds([menu], RECIPE, 1.15, limit) == Bounds(np.inf, limit, paced=False)
+    assert [o.submodel for o in menu if o.seconds <= limit] == list(affordable(menu, Bounds(np.inf, limit)))
 
 
 def test_the_smallest_is_given_where_none_is_quick_enough_and_none_where_none_fits() -> None:
     menu = offers(profile(), MENU, RECIPE, 0.6)
-    assert affordable(menu, step=0.0, deadline=0.0) == (MENU[0],)
+    assert affordable(menu, Bounds(0.0, 0.0)) == (MENU[0],)
     tight = offers(profile(memory=1000), MENU, RECIPE, 0.6)
-    assert affordable(tight, step=np.inf, deadline=np.inf) == ()
+    assert affordable(tight, Bounds()) == ()
 
 
 def test_memory_bounds_what_is_given() -> None:
     half = int(cost(MENU[3], 32).memory / 0.6) + 1
-    given = affordable(offers(profile(memory=half), MENU, RECIPE, 0.6), step=np.inf, deadline=np.inf)
+    given = affordable(offers(profile(memory=half), MENU, RECIPE, 0.6), Bounds())
     assert MENU[3] in given
     assert all(cost(s, 32).memory <= cost(MENU[3], 32).memory for s in given)
 
 
-def test_what_failed_is_not_given_again() -> None:
+def test_the_pace_is_of_steps_where_devices_go_through_their_data_and_of_rounds_where_steps_are_fixed() -> None:
+    few = replace(CARD, examples=64)
+    fleet = [offers(profile(), MENU, RECIPE, 0.6), offers(replace(profile(), data=few), MENU, RECIPE, 0.6)]
+    full = fleet[0][-1]
+    assert bounds(fleet, RECIPE, 1.5, 0) == Bounds(step=pytest.approx(1.5 * full.step)), "who has few data does not hurry the other"
+    fixed = replace(RECIPE, steps=4)
+    fleet = [offers(profile(speed), MENU, fixed, 0.6) for speed in (1.0, 0.5)]
+    assert bounds(fleet, fixed, 1.5, 0) == Bounds(seconds=pytest.approx(1.5 * 4 * full.step))
+
+
+def test_a_quick_device_with_little_memory_does_not_set_the_pace() -> None:
+    """It can hold the smallest alone, which takes it no time: whoever holds the largest says how long a round is."""
+    small = int(cost(MENU[0], 32).memory / 0.6) + 1
+    fleet = [offers(profile(4.0, memory=small), MENU, RECIPE, 0.6), offers(profile(1.0), MENU, RECIPE, 0.6)]
+    assert [o.fits for o in fleet[0]] == [True] + [False] * 8
+    allowed = bounds(fleet, RECIPE, 1.0, 0)
+    assert allowed == Bounds(step=fleet[1][-1].step)
+    assert [affordable(menu, allowed)[-1] for menu in fleet] == [MENU[0], MENU[-1]]
+    assert bounds([offers(profile(memory=1000), MENU, RECIPE, 0.6)], RECIPE, 1.0, 0) == Bounds()
+
+
+def test_what_rounds_have_shown_corrects_time_transfer_and_memory() -> None:
+    shown = Standing(step=2.0, memory=1.5, rate=1e5, extra=0.25)
+    before, after = offers(profile(uplink=1e6), MENU, RECIPE, 0.6)[0], offers(profile(uplink=1e6), MENU, RECIPE, 0.6, shown)[0]
+    assert after.step == 2 * before.step
+    assert after.memory == pytest.approx(1.5 * before.memory, abs=1)
+    assert after.seconds == pytest.approx(20 * after.step + 2 * 0.25 + 2 * cost(MENU[0]).bytes / 1e5)
+
+
+def test_what_ran_out_of_memory_bars_all_that_is_not_smaller() -> None:
+    shown = Standing(setbacks=(Setback(MENU[4].name, "memory", 3, "ran out of memory"),))
+    menu = offers(profile(), MENU, RECIPE, 0.6, shown)
+    barred = {o.submodel.name for o in menu if o.barred}
+    assert barred == {o.submodel.name for o in menu if o.memory >= menu[4].memory}
+    assert MENU[4].name in barred
+    assert affordable(menu, Bounds())[-1].name not in barred
+    proved = replace(shown, setbacks=(replace(shown.setbacks[0], proofs=0),))
+    assert not any(o.barred for o in offers(profile(), MENU, RECIPE, 0.6, proved))
+    nothing = Standing(setbacks=(Setback(MENU[0].name, "memory", 3, "ran out of memory"),))
+    assert affordable(offers(profile(), MENU, RECIPE, 0.6, nothing), Bounds()) == ()
+
+
+def test_what_came_too_late_bars_all_that_is_not_quicker_but_never_the_quickest() -> None:
+    shown = Standing(setbacks=(Setback(MENU[4].name, "late", 3, "was late"),))
+    menu = offers(profile(), MENU, RECIPE, 0.6, shown)
+    assert {o.submodel for o in menu if o.barred} == {o.submodel for o in menu if o.seconds >= menu[4].seconds}
+    again = Standing(setbacks=(Setback(MENU[4].name, "late", 4, "was late", share=0.5),))
+    assert {o.submodel for o in offers(profile(), MENU, RECIPE, 0.6, again) if o.barred} > {o.submodel for o in menu if o.barred}
+    hopeless = Standing(setbacks=(Setback(MENU[0].name, "late", 4, "was late", share=0.01),))
+    assert affordable(offers(profile(), MENU, RECIPE, 0.6, hopeless), Bounds()) == (MENU[0],)
+
+
+def test_a_close_thing_moves_nobody() -> None:
     menu = offers(profile(), MENU, RECIPE, 0.6)
-    assert MENU[-1] not in affordable(menu, step=np.inf, deadline=np.inf, failed={MENU[-1]})
+    ordered = sorted(menu, key=lambda o: o.step)
+    mine, next_one = ordered[4], ordered[5]
+    slightly = Bounds(step=mine.step * 0.97)
+    assert mine.submodel not in affordable(menu, slightly)
+    assert mine.submodel in affordable(menu, slightly, mine), "3 % too slow"
+    assert mine.submodel not in affordable(menu, Bounds(step=mine.step * 0.9), mine)
+    just = Bounds(step=next_one.step * 1.01)
+    assert next_one.submodel in affordable(menu, just)
+    assert next_one.submodel not in affordable(menu, just, mine), "1 % to spare"
+    strict = Bounds(seconds=mine.seconds * 0.97, paced=False)
+    assert mine.submodel not in affordable(menu, strict, mine), "a deadline is a deadline"
 
 
 def test_pins_are_checked() -> None:
