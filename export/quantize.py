@@ -1,7 +1,13 @@
-"""A graph of float32 made one of int8: smaller, and faster where the processor multiplies bytes."""
+"""A graph of float32 made one of int8: smaller, and faster where the processor multiplies bytes.
+
+Static: each activation has one range, found on real examples as its smallest and largest value; weights have one per channel. The raw input and
+its normalisation stay as they are. A convolutional network is int8 throughout; of one with attention only the products are, since what lies
+between them (softmax, layer norm, gelu) loses more than it gains. Dynamic: ranges are found as the graph runs, which pays for matrices alone.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 import warnings
@@ -10,96 +16,108 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
+
 from export.bundle import Kind
 from export.verify import INPUT, Array, load
 from federated.errors import ExportError, MissingExtra
 
-__all__ = ["quantize"]
+__all__ = ["kinds", "quantize"]
 
 BATCH = 32  # examples calibrated at a time
-PRODUCTS = ("Conv", "Gemm", "MatMul")  # what takes the time
+PRODUCTS = ("Conv", "Gemm", "MatMul")
+TABLES = ("Gather",)  # of embeddings
+ATTENTION = "Softmax"  # no network of ours ends in one: its logits are the answer
+
+
+def kinds(path: Path) -> tuple[Kind, ...]:
+    """What a graph can be made: dynamic, too, where it has attention. Raises ExportError, MissingExtra."""
+    onnx, _ = _libraries()
+    static: tuple[Kind, ...] = ("int8-u8s8", "int8-s8s8")
+    return (*static, "int8-dynamic") if ATTENTION in _operators(onnx, path) else static
 
 
 def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
     """Writes a graph of `export.graph.export` as int8, and returns its path.
 
     kind: "int8-u8s8" or "int8-s8s8": activations unsigned or signed, of ranges that the examples had; "int8-dynamic": of ranges found as it
-    runs, for graphs without convolutions. examples: real raw ones [n, *inputs] to calibrate on. Weights are signed, per channel; the properties stay.
+    runs, for graphs with attention. examples: real raw ones [n >= 1, *inputs] to calibrate on. The properties stay, and say what was done.
     Raises ExportError for what cannot be quantised so, or is no graph of ours; DataError for unfit examples; MissingExtra.
     """
     if kind == "fp32":
         raise ExportError(f"{path}: expected a kind of int8 to quantise to, found '{kind}'")
     load(path).predict(examples[:1])  # one of ours, and fit for these
     onnx, tools = _libraries()
-    model = onnx.load(path)
-    found = {node.op_type for node in model.graph.node} & set(PRODUCTS)
-    if not found or (kind == "int8-dynamic" and "Conv" in found):
-        wanted = "matrix products and no convolutions" if kind == "int8-dynamic" else "convolutions or matrix products"
-        raise ExportError(f"{path}: {kind} is for graphs of {wanted}, found {', '.join(sorted(found)) or 'none'}")
+    found = _operators(onnx, path)
+    if kind == "int8-dynamic" and ATTENTION not in found:
+        raise ExportError(f"{path}: {kind} is for graphs with attention: others are slower by it")
+    if not found & set(PRODUCTS) or not len(examples):
+        raise ExportError(f"{path}: expected products and examples to quantise, found {'no products' if len(examples) else 'no examples'}")
     with tempfile.TemporaryDirectory(prefix="espalier-") as folder, _quiet():
         try:
-            made = _dynamic(tools, model, Path(folder)) if kind == "int8-dynamic" else _static(tools, path, kind, examples, Path(folder))
-            made = onnx.load(made)
-            _same(onnx, model, made)
+            made = _made(onnx, tools, path, kind, examples, Path(folder), attention=ATTENTION in found)
+            _inherit(onnx, made, path, {"kind": kind, "examples": 0 if kind == "int8-dynamic" else len(examples), "onnxruntime": onnxruntime.__version__})
             onnx.checker.check_model(made, full_check=True)
         except Exception as error:  # the tools' errors share no base class
-            raise ExportError(f"{path}: cannot be quantised to {kind}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+            raise ExportError(f"{path}: cannot be quantised to {kind}: {type(error).__name__}: {str(error).splitlines()[0][:200]}") from error
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(out.name + ".part")
     partial.write_bytes(made.SerializeToString(deterministic=True))
     return partial.replace(out)
 
 
-def _static(tools: Any, path: Path, kind: Kind, examples: Array, folder: Path) -> Path:
-    prepared, made = folder / "prepared.onnx", folder / "made.onnx"
-    tools.shape_inference.quant_pre_process(path, prepared, skip_symbolic_shape=True)
-    tools.quantize_static(
-        prepared,
-        made,
-        _Reader(examples),
-        per_channel=True,
-        activation_type=tools.QuantType.QUInt8 if kind == "int8-u8s8" else tools.QuantType.QInt8,
-        weight_type=tools.QuantType.QInt8,
-    )
-    return made
-
-
-def _dynamic(tools: Any, model: Any, folder: Path) -> Path:
-    made = folder / "made.onnx"
-    del model.graph.value_info[:]  # it speaks of the float weights, which the tool refuses to replace
-    tools.quantize_dynamic(model, made, per_channel=True, weight_type=tools.QuantType.QInt8)
-    return made
+def _made(onnx: Any, tools: Any, path: Path, kind: Kind, examples: Array, folder: Path, *, attention: bool) -> Any:
+    prepared, out = folder / "prepared.onnx", folder / "made.onnx"
+    tools.shape_inference.quant_pre_process(path, prepared, skip_symbolic_shape=True)  # folds what is constant, such as a weight's new shape
+    weights = {"per_channel": True, "weight_type": tools.QuantType.QInt8}
+    if kind == "int8-dynamic":
+        model = onnx.load(prepared)
+        del model.graph.value_info[:]  # it speaks of the float weights, which the tool then fails to replace
+        tools.quantize_dynamic(model, out, op_types_to_quantize=["Gemm", "MatMul", *TABLES], **weights)
+    else:
+        activations = tools.QuantType.QUInt8 if kind == "int8-u8s8" else tools.QuantType.QInt8
+        only = [*PRODUCTS, *TABLES] if attention else None
+        tools.quantize_static(prepared, out, _Reader(examples), activation_type=activations, op_types_to_quantize=only, **weights)
+    return onnx.load(out)
 
 
 class _Reader:
     """The examples, a batch at a time, as the calibration asks for them."""
 
     def __init__(self, examples: Array) -> None:
-        self._batches = iter(examples[start : start + BATCH] for start in range(0, len(examples), BATCH))
+        self._batches = iter([{INPUT: examples[start : start + BATCH]} for start in range(0, len(examples), BATCH)])
 
     def get_next(self) -> dict[str, Array] | None:
-        batch = next(self._batches, None)
-        return None if batch is None else {INPUT: batch}
+        return next(self._batches, None)
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
-        return ({INPUT: batch} for batch in self._batches)
+        return self._batches
 
 
-def _same(onnx: Any, model: Any, made: Any) -> None:
-    """Leaves what the tools made with the properties, and the operator sets, of what it was made from."""
-    used = {node.domain for node in made.graph.node}
-    kept = [entry for entry in made.opset_import if entry.domain in used | {""}]
-    del made.opset_import[:]
+def _inherit(onnx: Any, made: Any, path: Path, done: dict[str, object]) -> None:
+    """Gives what the tools made the properties of what it was made from, and leaves it the operator sets that it uses."""
+    model = onnx.load(path)
+    used = {node.domain for node in made.graph.node} | {""}
+    kept = [entry for entry in made.opset_import if entry.domain in used]
+    del made.opset_import[:], made.metadata_props[:]
     made.opset_import.extend(kept)
     made.producer_name, made.producer_version = model.producer_name, model.producer_version
-    del made.metadata_props[:]
-    made.metadata_props.extend(model.metadata_props)
+    properties = {entry.key: entry.value for entry in model.metadata_props}
+    onnx.helper.set_model_props(made, {**properties, "quantisation": json.dumps(done)})
+
+
+def _operators(onnx: Any, path: Path) -> set[str]:
+    try:
+        return {node.op_type for node in onnx.load(path).graph.node}
+    except Exception as error:  # the parser's errors share no base class
+        raise ExportError(f"{path}: expected an ONNX file, found one that cannot be read: {' '.join(str(error).split())[:300]}") from error
 
 
 def _libraries() -> tuple[Any, Any]:
     try:
         import onnx
         import onnx.checker
+        import onnx.helper
         from onnxruntime import quantization as tools
         from onnxruntime.quantization import shape_inference  # noqa: F401 (makes it an attribute)
     except ModuleNotFoundError as error:
