@@ -1,6 +1,8 @@
 """An agent's life: load the data, find a run, measure, join, take part until it is over.
 
 worker.load -> find_run -> worker.measure -> Participant.join -> turn, turn, ... -> leave
+
+Between two turns the agent looks whether it must measure itself again.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ from typing import Any
 
 import msgspec
 
+from edge_agent.conditions import Conditions
+from edge_agent.limits import available_cpus, memory_limit
+from edge_agent.watch import Watch
 from edge_agent.worker import Job, Worker
-from federated.errors import FleetError, LinkError, WireError
+from federated.errors import EspalierError, FleetError, LinkError, WireError
 from federated.memory import FOLDER
 from federated.participant import Participant
 from federated.task import Card, Profile
@@ -83,21 +88,47 @@ def find_run(link: Link, name: str | None, wait: float, say: Say = say_nothing) 
     return next(iter(found.values()))
 
 
-def join(job: Job, broker: str, run: str | None, *, wait: float, spool: Path | None, stop: threading.Event, say: Say = say_nothing) -> Joined:
-    """Loads, measures and takes part until the run is over or `stop` is set. Raises as its parts do."""
+def join(
+    job: Job,
+    broker: str,
+    run: str | None,
+    *,
+    wait: float,
+    spool: Path | None,
+    stop: threading.Event,
+    say: Say = say_nothing,
+    when: str = "",
+    fresh: bool = False,
+) -> Joined:
+    """Loads, measures and takes part until the run is over or `stop` is set. Raises as its parts do.
+
+    when: the conditions under which the device trains (see `edge_agent.conditions`). fresh: measures it whatever is known.
+    """
     session = secrets.token_hex(8)
+    pause = Conditions(when)
     worker = Worker(job)
     try:
         card = worker.load()
         say(describe(job, card, worker.limits))
         with tempfile.TemporaryDirectory(prefix="espalier-") as folder:
-            return _join(job, broker, run, worker, session, wait=wait, spool=spool or Path(folder), stop=stop, say=say)
+            return _join(job, broker, run, worker, session, wait=wait, spool=spool or Path(folder), stop=stop, say=say, pause=pause, fresh=fresh)
     finally:
         worker.close()
 
 
 def _join(
-    job: Job, broker: str, name: str | None, worker: Worker, session: str, *, wait: float, spool: Path, stop: threading.Event, say: Say
+    job: Job,
+    broker: str,
+    name: str | None,
+    worker: Worker,
+    session: str,
+    *,
+    wait: float,
+    spool: Path,
+    stop: threading.Event,
+    say: Say,
+    pause: Callable[[], str],
+    fresh: bool,
 ) -> Joined:
     scout = MqttLink(broker, f"scout-{job.name}-{session[:4]}", None)
     try:
@@ -106,15 +137,50 @@ def _join(
         scout.close()
     will = topics.status(run.run, job.name), messages.encode(messages.Status(job.name, session, False))
     link = MqttLink(broker, f"{run.run}-{job.name}", will)
-    spool = fresh(spool / run.run / job.name)
+    spool = emptied(spool / run.run / job.name)
     try:
-        participant = Participant(link, run, job.name, lambda card: measure(worker, card, link, job.name, say), worker, spool, session=session)
-        return take_part(participant, stop, say)
+        participant = Participant(
+            link,
+            run,
+            job.name,
+            lambda card: measure(worker, card, link, job.name, say, fresh=fresh),
+            worker,
+            spool,
+            session=session,
+            pause=pause,
+        )
+        watch = Watch(lambda: bounds(worker))
+        return take_part(participant, stop, say, lambda: remeasure(participant, worker, watch, say))
     finally:
         link.close()
 
 
-def fresh(folder: Path) -> Path:
+def bounds(worker: Worker) -> tuple[float, float]:
+    """Processors and bytes that the training process may use at this moment; what the owner allowed, while there is no such process."""
+    limits = worker.job.limits
+    try:
+        return available_cpus(limits, worker.pid), memory_limit(limits, worker.pid)
+    except OSError:
+        return available_cpus(limits), memory_limit(limits)
+
+
+def remeasure(participant: Participant, worker: Worker, watch: Watch, say: Say) -> None:
+    """Measures the device again, between two tasks, where its watch says that what it measured no longer holds; tells the coordinator."""
+    if not (why := watch.look()) or participant.state != "idle" or participant.paused:
+        return
+    say(f"measuring again: {why}")
+    try:
+        found = worker.measure(msgspec.to_builtins(participant.run), fresh=watch.fresh)
+    except EspalierError as error:  # the old profile stays, and so does the agent
+        log.error("could not measure again: %s", error)
+    else:
+        old = participant.profile
+        participant.remeasured(msgspec.convert({**found, "agent": old.agent, "uplink": old.uplink, "chunk": old.chunk}, Profile))
+        say(told(participant.profile))
+    watch.settled()
+
+
+def emptied(folder: Path) -> Path:
     """A folder of this agent and run alone, with its memory of earlier rounds: what else an earlier life left is of tasks that nobody waits for."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
@@ -123,19 +189,25 @@ def fresh(folder: Path) -> Path:
     return folder
 
 
-def measure(worker: Worker, run: messages.Run, link: Link, name: str, say: Say) -> Profile:
+def measure(worker: Worker, run: messages.Run, link: Link, name: str, say: Say, *, fresh: bool = False) -> Profile:
     """The whole profile: what the worker measures of the device, and what the link measures of itself."""
     if run.calibration:
         say(f"measuring this device for run '{run.run}'")
-    measured: dict[str, Any] = worker.measure(msgspec.to_builtins(run))
+    measured: dict[str, Any] = worker.measure(msgspec.to_builtins(run), fresh=fresh)
     chunk, uplink = link.probe(topics.probe(run.run, name))
     profile = msgspec.convert({**measured, "agent": name, "uplink": uplink, "chunk": chunk}, Profile)
+    say(told(profile))
+    return profile
+
+
+def told(profile: Profile) -> str:
+    """What a person is told of a measured device."""
     steps = ", ".join(f"{t.submodel.name} {t.seconds * 1000:.0f} ms" for t in profile.timings)
-    say(
-        f"{profile.cpus:g} cpus, {profile.memory // 10**6} MB to train in, uplink {uplink / 1e6:.0f} MB/s"
+    return (
+        (f"{profile.board.model}: " if profile.board.model else "")
+        + f"{profile.cpus:g} cpus, {profile.memory // 10**6} MB to train in, uplink {profile.uplink / 1e6:.0f} MB/s"
         + (f", a step takes {steps}" if steps else "")
     )
-    return profile
 
 
 def describe(job: Job, card: Card, limits: str) -> str:
@@ -147,16 +219,20 @@ def describe(job: Job, card: Card, limits: str) -> str:
     )
 
 
-def take_part(participant: Participant, stop: threading.Event, say: Say = say_nothing) -> Joined:
-    """Joins, turns until the run is over or `stop` is set, and leaves."""
+def take_part(participant: Participant, stop: threading.Event, say: Say = say_nothing, between: Callable[[], None] = lambda: None) -> Joined:
+    """Joins, turns until the run is over or `stop` is set, and leaves. between: called after every turn."""
     participant.join()
     say(f"joined run '{participant.run.run}' as {participant.name}")
-    state = ""
+    state, paused = "", ""
     try:
         while not stop.is_set() and participant.turn(0.05):
             if participant.state != state:
                 state = participant.state
                 log.info("%s: %s", participant.name, state)
+            if participant.paused != paused:
+                paused = participant.paused
+                say(f"pausing: {paused}" if paused else "going on")
+            between()
     finally:
         try:
             participant.leave()

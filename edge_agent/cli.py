@@ -7,8 +7,9 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ from federated.errors import UsageError
 
 __all__ = ["main"]
 
+LABEL = click.option("--label", "labels", metavar="WORD", multiple=True, help="what you call this device, for a run to select by; may be repeated")
+LIMIT_CPUS = click.option("--limit-cpus", type=float, metavar="X", help="processors that training may use, fractions allowed")
+LIMIT_MEMORY = click.option("--limit-memory", metavar="SIZE", help="memory that training may use, such as 512MB")
+DEVICE = click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 RUN = click.option("--run", metavar="NAME", help="which run, where a broker has several")
 
 
@@ -55,16 +60,30 @@ main.add_command(bench)
 @click.option("--seed", type=int, help="of the partition of --shard  [default: 0]")
 @click.option("--model", metavar="module:function", default="", help="a network of your own, where the run asks for one of that name")
 @click.option("--name", metavar="ID", help="this agent's name  [default: made of the host's, numbered where agents share a host]")
-@click.option("--limit-cpus", type=float, metavar="X", help="processors that training may use, fractions allowed")
-@click.option("--limit-memory", metavar="SIZE", help="memory that training may use, such as 512MB")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@LIMIT_CPUS
+@LIMIT_MEMORY
+@LABEL
+@click.option("--when", metavar="CONDITIONS", default="", help="train only then: charging,idle,unmetered,temperature<70 (any of them)")
+@click.option("--fresh", is_flag=True, help="measure this device anew, whatever was measured before")
+@DEVICE
 @click.option("--wait", type=float, default=600.0, show_default=True, metavar="SECONDS", help="how long to wait for a run to appear")
 @click.option(
     "--spool", type=click.Path(path_type=Path), metavar="DIR", help="where weights and updates lie on their way  [default: a temporary folder]"
 )
 @click.option("--dry-run", is_flag=True, help="join nothing: show exactly what would leave this device")
 @FORMAT
-def join(broker: str | None, run: str | None, name: str | None, dry_run: bool, wait: float, spool: Path | None, form: str, **options: Any) -> None:
+def join(
+    broker: str | None,
+    run: str | None,
+    name: str | None,
+    dry_run: bool,
+    wait: float,
+    spool: Path | None,
+    when: str,
+    fresh: bool,
+    form: str,
+    **options: Any,
+) -> None:
     """Measure this device, join a run and learn with the others until it is over (ctrl-C leaves cleanly)."""
     with plainly("join"):
         job = make_job(name, options)
@@ -80,12 +99,59 @@ def join(broker: str | None, run: str | None, name: str | None, dry_run: bool, w
 
         if not options["data"]:
             say(f"no --data: using a shard of the built-in handwritten digits, drawn from the name '{job.name}'")
-        end = take_part(job, broker, run, wait=wait, spool=spool, stop=stop_on_signals(), say=say)
+        end = take_part(job, broker, run, wait=wait, spool=spool, stop=stop_on_signals(), say=say, when=when, fresh=fresh)
         say(f"left run '{end.run}' after {end.updates} updates: {end.reason}")
         if form == "json":
             click.echo(json.dumps(asdict(end)))
         if end.refused:
             sys.exit(6)
+
+
+@main.command()
+@click.option("--family", "families", metavar="NAME,...", default="", help="networks to time  [default: preresnet,mobilenet,vit]")
+@click.option("--model", metavar="NAME", default="", help="one network to time: a family and a preset, or module:function of your own")
+@click.option("--runtime", "runtimes", metavar="NAME,...", default="", help="torch (training steps), onnx (answers)  [default: both]")
+@click.option("--batch", type=click.IntRange(2, 65536), default=32, show_default=True, help="examples of a training step")
+@click.option("--threads", type=click.IntRange(0, 1024), default=0, help="threads to time with  [default: as many as serve best]")
+@click.option("--broker", metavar="HOST|URL", default="", help="measure the way to this broker too")
+@click.option("--data", metavar="NAME|PATH|module:function", help="time with the device's own data  [default: random examples]")
+@click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to")
+@click.option("--name", metavar="ID", help="this agent's name  [default: made of the host's]")
+@LABEL
+@LIMIT_CPUS
+@LIMIT_MEMORY
+@DEVICE
+@click.option("--fresh", is_flag=True, help="measure anew, whatever was measured before")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.json", help="write the sheet that coordinator assign reads")
+@FORMAT
+def profile(
+    families: str,
+    model: str,
+    runtimes: str,
+    batch: int,
+    threads: int,
+    broker: str,
+    fresh: bool,
+    name: str | None,
+    out: Path | None,
+    form: str,
+    **options: Any,
+) -> None:
+    """Measure this device: what it is, what it may use, and how fast it trains and answers. What is known is not measured again."""
+    with plainly("profile"):
+        from edge_agent.inventory import Wanted, command
+
+        given = {**options, "model": model, "shard": None, "partition": None, "seed": None}
+        job = replace(make_job(agent_name(name), given), data=options["data"] or "")
+        models = tuple(dict.fromkeys([*words(families), *words(model)]))
+        text = command(job, Wanted(models, words(runtimes), batch, threads, broker, fresh), out, form, speaker(form))
+        if text:
+            click.echo(text)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """What commas separate."""
+    return tuple(word for part in text.split(",") if (word := part.strip()))
 
 
 @main.command()
@@ -130,7 +196,16 @@ def make_job(name: str | None, options: dict[str, Any]) -> Job:
         device=options["device"],
         model=options["model"],
         limits=Limits(options["limit_cpus"], parse_size(memory) if memory else None),
+        labels=checked_labels(options["labels"]),
     )
+
+
+def checked_labels(labels: Sequence[str]) -> tuple[str, ...]:
+    """Each once, in their order. Raises UsageError for one that is no word."""
+    for label in labels:
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", label):
+            raise UsageError(f"--label: expected 1 to 64 letters, digits, '.', '_' or '-', found '{label[:80]}'")
+    return tuple(dict.fromkeys(labels))
 
 
 def agent_name(name: str | None) -> str:

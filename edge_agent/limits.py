@@ -20,13 +20,14 @@ from types import TracebackType
 
 import psutil
 
-from edge_agent.readings import ROOT, text
+from edge_agent.readings import ROOT, number, text
 from federated.errors import ConfigError
 
-__all__ = ["Cage", "Limits", "available_cpus", "available_memory", "parse_size"]
+__all__ = ["Cage", "Limits", "available_cpus", "available_memory", "memory_limit", "parse_size"]
 
 log = logging.getLogger(__name__)
 
+UNLIMITED = 2.0**62  # bytes: control groups v1 spell no limit as a number a page below 2^63
 PERIOD = 0.02  # seconds of one scheduling period: short, so that one training step spans several
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -91,6 +92,16 @@ def available_memory(limits: Limits, pid: int = 0, root: Path = ROOT) -> int:
     return int(max(0, min(free)))
 
 
+def memory_limit(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
+    """Bytes that a process may hold at all (0: this one); infinity without a limit."""
+    bounds = [math.inf if limits.memory is None else float(limits.memory)]
+    for folder in _own_groups("memory", pid, root):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            bound = number(folder / name)
+            bounds += [bound] if bound is not None and bound < UNLIMITED else []
+    return min(bounds)
+
+
 def _machine_memory(root: Path) -> int:
     """Bytes that the machine can give without swapping."""
     said = re.search(r"^MemAvailable:\s*(\d+) kB$", text(root / "proc/meminfo"), re.MULTILINE)
@@ -101,8 +112,8 @@ def _own_groups(controller: str, pid: int = 0, root: Path = ROOT) -> list[Path]:
     """The control groups that hold a process (0: this one), innermost first, up to the root."""
     groups = root / "sys/fs/cgroup"
     for line in text(root / "proc" / (str(pid) if pid else "self") / "cgroup").splitlines():
-        number, names, path = line.split(":", 2)
-        if controller in names.split(",") or (number == "0" and not names):
+        hierarchy, names, path = line.split(":", 2)
+        if controller in names.split(",") or (hierarchy == "0" and not names):
             top = groups / controller if names else groups
             inner = top / path.strip("/")
             return [p for p in (inner, *inner.parents) if p == top or top in p.parents]

@@ -21,12 +21,14 @@ import msgspec
 from edge_agent.effort import Gauge
 from edge_agent.worker import Channel, Job
 from federated.errors import ConfigError, EspalierError, MissingExtra, Refused, UsageError
-from federated.task import Task
+from federated.task import Card, Task
 from federated.wire import messages
 
 __all__ = ["check_allowed", "main", "serve"]
 
 log = logging.getLogger(__name__)
+
+NOTHING = Card("no data", (), "uint8", 0, 0, 0, (), ())  # of a job that only measures the device
 
 
 def serve(channel: Channel) -> None:
@@ -34,27 +36,38 @@ def serve(channel: Channel) -> None:
     try:
         job = msgspec.convert(channel.receive(), Job)
         data = _load(job)
-        channel.send({"card": msgspec.to_builtins(data.card())})
+        channel.send({"card": msgspec.to_builtins(data.card() if data is not None else NOTHING)})
         gauge = Gauge(job.device)
         while True:
             message = channel.receive()
             match message["do"]:
                 case "measure":
-                    channel.send(_measure(job, data, message["run"]))
+                    channel.send(_measure(job, data, message["run"], fresh=message["fresh"]))
+                case "look":
+                    channel.send(_look(job))
+                case "calibrate":
+                    channel.send(_calibrate(job, data, message["order"]))
                 case "task":
                     channel.send({"number": message["number"], **_perform(job, data, channel, gauge, message)})
                 case "cancel":
                     pass  # it came after the task was done
-    except MissingExtra as error:
-        channel.send({"error": "extra", "command": error.command, "extra": error.extra, "package": error.package})
-    except ConfigError as error:
-        channel.send({"error": "data", "reason": str(error)})
-    except UsageError as error:
-        channel.send({"error": "usage", "reason": str(error)})
     except EspalierError as error:
-        channel.send({"error": "other", "reason": str(error)})
+        channel.send(_refusal(error))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
+
+
+def _refusal(error: EspalierError) -> dict[str, Any]:
+    """An error as the agent's side raises it again."""
+    match error:
+        case MissingExtra():
+            return {"error": "extra", "command": error.command, "extra": error.extra, "package": error.package}
+        case ConfigError():
+            return {"error": "data", "reason": str(error)}
+        case UsageError():
+            return {"error": "usage", "reason": str(error)}
+        case _:
+            return {"error": "other", "reason": str(error)}
 
 
 def _load(job: Job) -> Any:
@@ -67,15 +80,35 @@ def _load(job: Job) -> Any:
     if job.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: this PyTorch sees no CUDA device; use --device cpu")
     torch.set_num_threads(job.limits.threads)
+    if not job.data:
+        return None
     return device(job.data, job.root, name=job.name, shard=job.shard or None, partition=job.partition, seed=job.seed)
 
 
-def _measure(job: Job, data: Any, run: dict[str, Any]) -> dict[str, Any]:
+def _measure(job: Job, data: Any, run: dict[str, Any], *, fresh: bool) -> dict[str, Any]:
     from edge_agent.profile import measure
 
     check_allowed(job, run)
-    card = msgspec.convert(run, messages.Run)
-    return asdict(measure(card, data, job.limits, job.device))
+    found = measure(msgspec.convert(run, messages.Run), data, job.limits, job.device, fresh=fresh)
+    rest = {"data": asdict(found.data), "timings": [asdict(timing) for timing in found.timings], "survey": found.survey}
+    return {**asdict(found.seen), **rest, "labels": job.labels}
+
+
+def _look(job: Job) -> dict[str, Any]:
+    from edge_agent.profile import look
+
+    return {**asdict(look(job.limits, job.device)), "labels": job.labels}
+
+
+def _calibrate(job: Job, data: Any, order: dict[str, Any]) -> dict[str, Any]:
+    """A calibration; one that is not possible is no end of the others."""
+    from edge_agent.calibration import Order, calibrate
+
+    try:
+        check_allowed(job, {"family": order["model"]})
+        return asdict(calibrate(job, data, msgspec.convert(order, Order)))
+    except EspalierError as error:
+        return _refusal(error)
 
 
 def check_allowed(job: Job, message: Any) -> None:

@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 class Job:
     """What a worker is for: whose data it holds, which processor it uses, and within which limits.
 
-    data: a name, a path or module:function; root: where named data lie; shard: as `--shard` and `--partition` say.
+    data: a name, a path or module:function, empty to hold none; root: where named data lie; shard: as `--shard` and `--partition` say.
+    labels: what its owner calls the device.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Job:
     device: str
     model: str
     limits: Limits
+    labels: tuple[str, ...] = ()
 
 
 class Channel:
@@ -122,9 +124,30 @@ class Worker:
         self.card = msgspec.convert(answer["card"], Card)
         return self.card
 
-    def measure(self, run: dict[str, Any]) -> dict[str, Any]:
-        """What the device is and can do, for a run's network; seconds of work. See `edge_agent.profile`."""
-        self._channel.send({"do": "measure", "run": run})
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def measure(self, run: dict[str, Any], *, fresh: bool = False) -> dict[str, Any]:
+        """What the device is and can do, for a run's network; seconds of work where it is not known. See `edge_agent.profile`.
+
+        fresh: takes nothing as known.
+        """
+        self._channel.send({"do": "measure", "run": run, "fresh": fresh})
+        return self._ask()
+
+    def look(self) -> dict[str, Any]:
+        """What the device is, as `edge_agent.profile.Seen`, and its labels."""
+        self._channel.send({"do": "look"})
+        return self._ask()
+
+    def calibrate(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Times a family's small submodels: an order and its answer as in `edge_agent.calibration`. An error ends nothing."""
+        self._channel.send({"do": "calibrate", "order": order})
         return self._ask()
 
     def rehearse(self, task: dict[str, Any], weights: Path, result: Path) -> None:

@@ -130,6 +130,11 @@ class Participant:
         else:
             self._say_status(online=False)
 
+    def remeasured(self, profile: Profile) -> None:
+        """The device measured itself again: from now on this is what it says of itself."""
+        self.profile = profile
+        self._introduce()
+
     def turn(self, timeout: float) -> bool:
         """Handles one delivery, if one comes within `timeout` seconds, and all that is due; False once `over`."""
         delivery = self.link.receive(timeout)

@@ -102,18 +102,18 @@ def read(path: Path, own: str = "") -> Sheet:
 
 
 def profile_of(sheet: Sheet, family: str) -> Profile:
-    """The profile with the timings of a family's training step, of the runtime and threads that were quickest.
+    """The profile with the times of a family's training steps; of a submodel timed with several numbers of threads, the least.
 
     Raises ConfigError for a family that was not calibrated; the message names those that were.
     """
-    trained = [c for c in sheet.calibrations if c.work == "train"]
-    able = [c for c in trained if c.family == family]
+    trained = [calibration for calibration in sheet.calibrations if calibration.work == "train"]
+    able = [timing for calibration in trained if calibration.family == family for timing in calibration.timings]
     if not able:
-        known = ", ".join(sorted({c.family for c in trained})) or "none"
+        known = ", ".join(sorted({calibration.family for calibration in trained})) or "none"
         again = f"--model {family}" if ":" in family else f"--family {family}"
         raise ConfigError(f"{sheet.profile.agent}: '{family}' was not timed there, only {known}: run edge-agent profile {again} on that device")
-    best = min(able, key=lambda calibration: sum(timing.seconds / timing.batch for timing in calibration.timings))
-    return replace(sheet.profile, timings=best.timings)
+    slowest_first = sorted(able, key=lambda timing: -timing.seconds)
+    return replace(sheet.profile, timings=tuple({(timing.submodel, timing.batch): timing for timing in slowest_first}.values()))
 
 
 def _check(sheet: Sheet, own: str) -> None:

@@ -36,6 +36,6 @@ def test_a_profile_times_what_the_card_asks_for_and_settles_the_threads() -> Non
     found = measure(card, DATA, Limits(cpus=1.5, memory=4 * 10**9), "cpu")
     assert [(t.submodel, t.batch) for t in found.timings] == [(SMALL, 32), (LARGE, 32)]
     assert torch.get_num_threads() in (1, 2)
-    assert 0 < found.cpus <= 1.5
-    assert 0 < found.memory < 4 * 10**9
+    assert 0 < found.seen.cpus <= 1.5
+    assert 0 < found.seen.memory < 4 * 10**9
     assert (found.data.examples, found.data.outputs) == (len(DATA.x), 10)

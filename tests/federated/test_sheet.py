@@ -42,9 +42,10 @@ def test_what_is_written_is_read_again(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["s.json"]
 
 
-def test_a_profile_takes_the_quickest_timings_of_its_family():
-    found = sheet(calibration(seconds=0.5), calibration(seconds=0.4, threads=2), calibration(seconds=0.01, work="infer"), calibration("vit", 0.1))
-    assert profile_of(found, "mobilenet").timings == (timing(seconds=0.4),)
+def test_a_profile_takes_the_least_time_of_each_submodel_of_its_family():
+    wide = Calibration("mobilenet", "torch", "train", 1, (timing(seconds=0.9, width=0.5),))
+    found = sheet(calibration(), calibration(seconds=0.4, threads=2), wide, calibration(seconds=0.01, work="infer"), calibration("vit", 0.1))
+    assert set(profile_of(found, "mobilenet").timings) == {timing(seconds=0.4), timing(seconds=0.9, width=0.5)}
     assert profile_of(found, "mobilenet").board == PROFILE.board
 
 
@@ -60,7 +61,7 @@ def test_a_family_that_was_not_timed_is_told_with_those_that_were():
         (lambda s: s.pop("format"), "expected the JSON of edge-agent profile"),
         (lambda s: [s], "expected the JSON of edge-agent profile"),
         (lambda s: s["profile"].pop("cpus"), "missing required field `cpus`"),
-        (lambda s: s["profile"].update(memory=-1), "finite and not negative"),
+        (lambda s: s["profile"].update(memory=-1), "memory=-1"),
         (lambda s: s["profile"].update(agent="a/b"), "a/b"),
         (lambda s: s["calibrations"][0].update(timings=[]), "expected timings"),
         (lambda s: s["calibrations"][0].update(family="vit"), "expected submodels of it, found some of mobilenet"),

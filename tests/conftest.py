@@ -1,0 +1,23 @@
+"""What holds for every test."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+CACHES = Path(tempfile.mkdtemp(prefix="espalier-caches-"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """No test finds what another one measured, nor what the person who runs it did."""
+    os.environ["ESPALIER_CACHE"] = str(CACHES / hashlib.sha256(item.nodeid.encode()).hexdigest()[:16])
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(CACHES, ignore_errors=True)
