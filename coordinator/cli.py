@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from federated.console import FORMAT, configure_logging, speaker, speaking_plainly
+from federated.errors import ExportError
 
 __all__ = ["main"]
 
@@ -187,6 +188,41 @@ def export(run: str, out: Path, wanted: tuple[str, ...], inputs: Path | None, ru
         result = export_run(run, out, wanted, inputs, runs, say=speaker(form))
         if form == "json":
             click.echo(json.dumps(result))
+
+
+# ---- release ---------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("run")
+@click.option("--broker", metavar="HOST|URL", help="the broker that agents hear")
+@click.option("--bundle", type=click.Path(path_type=Path), metavar="DIR", help="release this folder of `export`  [default: the run's last round]")
+@click.option("--canary", "share", metavar="10%|N|NAME,NAME", help="to so many agents first, or to these")
+@click.option(
+    "--promote", is_flag=True, help="give the canary to all, if its agents report it as good; with --canary: wait, then promote or roll back"
+)
+@click.option("--rollback", is_flag=True, help="take the canary back; without one, the last release")
+@click.option("--status", is_flag=True, help="only say what is released, and what agents report")
+@click.option("--wait", type=float, metavar="SECONDS", help="for reports of agents  [default: 60 with --canary, else 0]")
+@click.option("--force", is_flag=True, help="promote whatever was reported; release what was rolled back")
+@click.option(
+    "--inputs", type=click.Path(path_type=Path), metavar="FILE", help="raw examples (.npz) to compare with, where the run's data are not here"
+)
+@RUNS
+@FORMAT
+def release(runs: Path, form: str, **options: Any) -> None:
+    """Bring the networks of RUN to the agents that answer with them (`edge-agent infer --broker`): to all, to some first, or back.
+
+    Exits with 8 where a canary is not promoted, or was rolled back.
+    """
+    with plainly("release"):
+        from coordinator.rollout import Wish, release_run
+
+        result = release_run(Wish(**options), runs, say=speaker(form))
+        if form == "json":
+            click.echo(json.dumps(result))
+        if "error" in result:
+            raise ExportError(result["error"])
 
 
 if __name__ == "__main__":

@@ -75,12 +75,12 @@ def published(link: Link, run: str, clock: Callable[[], float]) -> Published:
     return found
 
 
-def publish(link: Link, run: str, folder: Path, there: Mapping[tuple[str, str], messages.Manifest]) -> int:
-    """Publishes the files of a release; those that are `there` already are left alone. How many bytes it sent.
+def publish(link: Link, run: str, folder: Path, there: Mapping[tuple[str, str], messages.Manifest]) -> dict[tuple[str, str], messages.Manifest]:
+    """Publishes the files of a release; those that are `there` already are left alone. What it published.
 
     Raises ExportError for files that are not what the manifest says, LinkError.
     """
-    version, sent = bundle.version(folder), 0
+    version, sent = bundle.version(folder), {}
     for file in (*bundle.files(bundle.manifest(folder)), _own(folder)):
         known = there.get((version, file.name))
         if known is not None and known.sha256 == file.sha256:
@@ -90,7 +90,7 @@ def publish(link: Link, run: str, folder: Path, there: Mapping[tuple[str, str], 
         if manifest.sha256 != file.sha256:
             raise ExportError(f"{folder / file.name}: expected sha256 {file.sha256}, found {manifest.sha256}")
         transfer.publish(link, topics.release(run, version, file.name), manifest, data)
-        sent += len(data)
+        sent[version, file.name] = manifest
     return sent
 
 

@@ -37,7 +37,7 @@ def release(tmp_path: Path) -> Path:
     return toy(tmp_path / "release", b"\0" * 1024 * PADDED)
 
 
-def put(broker: MemoryBroker | Link, folder: Path, assignment: Mapping[str, str] = {}, run: str = "spring") -> messages.Version:  # noqa: B006
+def put(broker: MemoryBroker | Link, folder: Path, assignment: Mapping[str, str] = {}, run: str = "spring") -> messages.Version:
     """Publishes a release for all agents."""
     link = MemoryLink(broker, "coordinator") if isinstance(broker, MemoryBroker) else broker
     version = version_of(folder, run, assignment)

@@ -1,0 +1,101 @@
+"""A release at a broker: what is published can be seen, is not sent twice, and goes without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from export import bundle
+from export.publish import Published, announce, publish, published, version_of, withdraw
+from federated.errors import ExportError
+from federated.wire import messages, topics
+from federated.wire.link import Delivery
+from federated.wire.memory import MemoryBroker, MemoryLink
+from tests.support.release import Clock, toy
+
+FILES = {"manifest.json", "check.tensors", "w1-d1.onnx", "w1-d1.tensors"}
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    return MemoryBroker(max_payload=8192)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return toy(tmp_path / "release", b"\0" * 30_000)
+
+
+def test_all_files_are_published_and_seen(broker: MemoryBroker, folder: Path) -> None:
+    sent = publish(MemoryLink(broker, "coordinator"), "spring", folder, {})
+    name = bundle.version(folder)
+    assert set(sent) == {(name, file) for file in FILES}
+    seen = published(MemoryLink(broker, "other"), "spring", Clock())
+    assert seen == Published(None, sent)
+    announce(MemoryLink(broker, "coordinator"), messages.Release("spring", version_of(folder, "spring", {})))
+    assert published(MemoryLink(broker, "other"), "spring", Clock()).card is not None
+
+
+def test_what_is_there_is_not_sent_again_but_what_is_not_is(broker: MemoryBroker, folder: Path, tmp_path: Path) -> None:
+    link = MemoryLink(broker, "coordinator")
+    sent = publish(link, "spring", folder, {})
+    before = link.sent_bytes
+    assert publish(link, "spring", folder, sent) == {}
+    assert link.sent_bytes == before
+    name = bundle.version(folder)
+    wrong = {**sent, (name, "w1-d1.onnx"): messages.Manifest("t", 9, 4096, "0" * 64)}
+    assert publish(link, "spring", folder, wrong).keys() == {(name, "w1-d1.onnx")}
+
+
+def test_withdrawn_versions_leave_nothing_and_others_stay(broker: MemoryBroker, folder: Path, tmp_path: Path) -> None:
+    link = MemoryLink(broker, "coordinator")
+    publish(link, "spring", folder, {})
+    other = toy(tmp_path / "other")
+    publish(link, "spring", other, {})
+    seen = published(link, "spring", Clock())
+    assert len(seen.manifests) == 8
+    withdraw(link, "spring", [bundle.version(other)], seen.manifests)
+    assert {place.version for topic in broker.retained if (place := topics.parse(topic)) is not None} == {bundle.version(other)}
+    while (delivery := link.receive(0)) is not None:
+        seen.hear(delivery)
+    assert {version for version, _ in seen.manifests} == {bundle.version(other)}
+    withdraw(link, "spring", [], seen.manifests)
+    assert not broker.retained
+
+
+def test_a_version_says_what_it_holds_and_for_whom(folder: Path) -> None:
+    version = version_of(folder, "spring", {"pi": "w1-d1", "tv": "w9"})
+    assert version.name == bundle.version(folder) == version.sha256[:12]
+    assert (version.round, version.submodels, version.assignment) == (7, ("w1-d1",), {"pi": "w1-d1"})
+    assert messages.decode(messages.encode(messages.Release("spring", version))) == messages.Release("spring", version)
+
+
+def test_a_release_of_another_run_or_a_damaged_one_is_no_version(folder: Path) -> None:
+    with pytest.raises(ExportError, match="expected a release of run 'autumn', found one of 'spring'"):
+        version_of(folder, "autumn", {})
+    (folder / "w1-d1.onnx").write_bytes(b"")
+    with pytest.raises(ExportError, match="expected sha256"):
+        version_of(folder, "spring", {})
+    with pytest.raises(ExportError, match="expected sha256"):
+        publish(MemoryLink(MemoryBroker(), "c"), "spring", folder, {})
+
+
+def test_reports_come_and_go() -> None:
+    seen, topic = Published(), topics.serving("spring", "pi")
+    said = messages.Serving("pi", "s", "a" * 12)
+    seen.hear(Delivery(topic, messages.encode(said)))
+    seen.hear(Delivery(topics.serving("spring", "tv"), messages.encode(said)))  # in another's name
+    assert seen.servings == {"pi": said}
+    seen.hear(Delivery(topic, b"\xc1"))
+    assert seen.servings == {"pi": said}
+    seen.hear(Delivery(topic, b""))
+    assert not seen.servings
+
+
+@pytest.mark.parametrize("make", [lambda: topics.release_card("spring"), lambda: topics.serving("spring", "pi"), lambda: topics.run("spring")])
+def test_messages_of_another_kind_are_passed_over(make: Callable[[], str]) -> None:
+    seen = Published()
+    seen.hear(Delivery(make(), messages.encode(messages.Goodbye("x"))))
+    assert seen == Published()
