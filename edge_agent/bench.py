@@ -21,7 +21,7 @@ import msgspec
 from edge_agent import bench_report, bench_table
 from edge_agent.bench_process import ask
 from edge_agent.bench_report import Report, Row, fingerprint
-from edge_agent.bench_row import Measured, Plan
+from edge_agent.bench_row import STEP_SECONDS, Measured, Plan
 from edge_agent.bench_target import INT8, Target, chosen, files, made_ready, named, runtimes
 from edge_agent.limits import Limits
 from edge_agent.load import BUSY
@@ -109,6 +109,7 @@ def bench(request: Request, form: str, say: Say) -> int:
     interrupted = False
     with tempfile.TemporaryDirectory(prefix="espalier-bench-") as folder, _terminable():
         work = _prepared(request, Path(folder), say)
+        report = replace(report, probes=tuple(target.name for target in work.probes))
         try:
             for row in _rows(request, work, say):
                 report = replace(report, rows=(*report.rows, row))
@@ -116,7 +117,7 @@ def bench(request: Request, form: str, say: Say) -> int:
                     bench_report.write(report, request.out)  # row by row: what was measured is not lost
         except KeyboardInterrupt:
             interrupted = True
-            say(f"interrupted: {len(report.rows)} rows are done")
+            say(f"interrupted: {len(report.rows)} rows are done, and kept")
     if request.plot is not None and report.rows:
         _draw(report, request.plot, say)
     slow = _print(report, old, request, form, say)
@@ -131,6 +132,8 @@ def _checked(request: Request) -> Report | None:
         raise UsageError("--fail-above is the largest ratio to an older benchmark: name that by --compare OLD.json")
     if min(request.threads, default=0) < 1:
         raise UsageError(f"--threads: expected numbers of at least 1, found {','.join(map(str, request.threads)) or 'none'}")
+    if len(set(request.threads)) < len(request.threads):
+        raise UsageError(f"--threads: expected each number once, found {','.join(map(str, request.threads))}")
     if request.batch < 0 or request.batch == 1:
         raise UsageError(
             f"--batch: expected at least 2 examples of a training step, since batch norm needs a spread, or 0 for none, found {request.batch}"
@@ -186,10 +189,17 @@ def _calibrated(request: Request, probes: Sequence[Target], runtime: str, thread
 
 
 def _plan(request: Request, target: Target, runtime: str, threads: int) -> Plan:
-    seconds = SUSTAINED if request.sustained else SECONDS
-    if runtime == "torch":
-        return Plan("torch", str(target.files[runtime]), request.provider, threads, target.submodel, request.batch, seconds=seconds)
-    return Plan("onnx", str(target.files[runtime]), request.provider, threads, seconds=seconds)
+    torch = runtime == "torch"
+    return Plan(
+        engine="torch" if torch else "onnx",
+        file=str(target.files[runtime]),
+        provider=request.provider,
+        threads=threads,
+        submodel=target.submodel if torch else None,
+        batch=request.batch if torch else 0,
+        seconds=SUSTAINED if request.sustained else SECONDS,
+        step_seconds=STEP_SECONDS,
+    )
 
 
 def _row(request: Request, target: Target, runtime: str, threads: int, prediction: Prediction) -> Row:
@@ -252,13 +262,14 @@ def _print(report: Report, old: Report | None, request: Request, form: str, say:
     other = () if old is None else bench_report.differences(report, old)
     slow = [ratio for ratio in found if request.fail_above is not None and ratio.worst > request.fail_above]
     screen = bench_table.console(error=form == "json")
+    screen.print(bench_table.title(report), style="bold", markup=False, highlight=False)
     screen.print(bench_table.table(report, screen.width))
     for text in bench_table.words(report):
-        screen.print(text, markup=False, highlight=False)
+        screen.print(text, markup=False, highlight=False, soft_wrap=True)
     if old is not None:
         screen.print(bench_table.ratios(found) if found else "nothing to compare: no row is in both benchmarks")
         for text in other:
-            screen.print(f"another machine, or another state of it: {text}", markup=False, highlight=False)
+            screen.print(f"not as in {request.compare}: {text}", markup=False, highlight=False, soft_wrap=True)
     for ratio in slow:
         say(f"slower than {request.fail_above:g} times: {ratio.row.submodel} {ratio.row.runtime}, {ratio.worst:.2f} times")
     if form == "json":

@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from edge_agent.bench_report import Report, Row
 
@@ -16,6 +16,7 @@ __all__ = ["SUFFIXES", "draw"]
 
 SUFFIXES = (".pdf", ".png", ".svg")
 DPI = 130
+WIDE = 1e4  # from a range so wide on only powers of ten are named
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's, which the colour-blind tell apart
 LINES = ("-", "--", ":", "-.")
 NAMED = 12  # sizes up to which each is named
@@ -34,9 +35,9 @@ def draw(report: Report, path: Path) -> bool:
         networks = ", ".join(dict.fromkeys(row.network for row in rows if row.network))
         axes.set(xscale="log", yscale="log", xlabel="multiply-adds of one example", ylabel="latency p90, ms")
         axes.set_title(f"{networks}\n{report.fingerprint.processor}".strip(), loc="left", fontsize="medium")
-        _ticks(axes)
-        axes.grid(alpha=0.25, which="both")
         axes.margins(x=0.12, y=0.14)
+        _ticks(axes)
+        axes.grid(alpha=0.25)
         axes.legend(fontsize="small", frameon=False)
         figure.savefig(path, dpi=DPI)
     return True
@@ -63,9 +64,10 @@ def _names(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _ticks(axes: Axes) -> None:
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _told(value)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    for axis in (axes.xaxis, axes.yaxis):
+    for axis, told in ((axes.xaxis, _told), (axes.yaxis, lambda value: f"{value:g}")):
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < low * WIDE else (1.0,)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _, told=told: told(value)))
         axis.set_minor_formatter(NullFormatter())
 
 

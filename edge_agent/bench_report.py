@@ -30,10 +30,11 @@ SUFFIXES = (".csv", ".json")
 class Row:
     """One network with one runtime. Inference is of one example, one after the other; milliseconds and bytes; None: not measured, or not to be known.
 
-    network: as asked for, empty of files; submodel: its name, or the file's. file_bytes: of the weights or the graph. runs, seconds: of inference, at
-    least so long. predicted_ms: of p50; predicted_step_ms: of the quickest step of `batch` examples; predicted_bytes: of training, beyond the base.
-    base_bytes: the process with its runtime loaded; peak_bytes: by the end of inference; training_peak_bytes: by the end of training.
-    joules: of one inference, all that the package or the board took. throttled: at any time meanwhile. busy: share of the processors that others
+    network: as asked for, empty of files. submodel: its name, or the file's (its path, where two have one name). file_bytes: of the weights or
+    the graph. runs, seconds: of inference, at least so long. predicted_ms: of p50; predicted_step_ms: of the quickest step of `batch` examples;
+    predicted_bytes: of training, beyond the base. base_bytes: the process with its runtime loaded; peak_bytes: by the end of inference;
+    training_peak_bytes: by the end of training. joules: of one inference, all that the package or the board took. celsius, mhz: of the hottest
+    sensor and the fastest processor, before and after inference. throttled: at any time between. busy: share of the processors that others
     used meanwhile; loaded: so much that the times are not to be trusted. error: why there is nothing.
     """
 
@@ -97,11 +98,12 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Report:
-    """A benchmark. taken: when it began, ISO 8601 in UTC."""
+    """A benchmark. taken: when it began, ISO 8601 in UTC. probes: what was timed to predict the rows from."""
 
     fingerprint: Fingerprint
     rows: tuple[Row, ...]
     taken: str
+    probes: tuple[str, ...] = ()
     format: int = FORMAT
 
 
@@ -120,7 +122,7 @@ class Ratio:
 
 def fingerprint(limits: Limits) -> Fingerprint:
     """Of this machine, with what the rows are limited to."""
-    memory = "" if limits.memory is None else f"{limits.memory} bytes"
+    memory = "" if limits.memory is None else f"{limits.memory / 10**6:g} MB"
     cpus = "" if limits.cpus is None else f"{limits.cpus:g} cpus"
     return Fingerprint(
         machine=platform.machine(),
@@ -146,7 +148,7 @@ def compare(new: Report, old: Report) -> tuple[Ratio, ...]:
 def differences(new: Report, old: Report) -> tuple[str, ...]:
     """What differs between the machines of two reports, in words: their ratios may tell of that alone."""
     pairs = zip(_flat(new.fingerprint).items(), _flat(old.fingerprint).items(), strict=True)
-    return tuple(f"{name}: {was or 'none'} before, {now or 'none'} now" for (name, now), (_, was) in pairs if now != was)
+    return tuple(f"{name} was {was or 'none'}, is {now or 'none'}" for (name, now), (_, was) in pairs if now != was)
 
 
 def read(path: Path) -> Report:

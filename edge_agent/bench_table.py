@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from edge_agent.bench_report import Ratio, Report, Row
 
-__all__ = ["WIDTH", "console", "line", "ratios", "table", "words"]
+__all__ = ["WIDTH", "console", "line", "ratios", "table", "title", "words"]
 
 WIDTH = 120  # characters, where no terminal says its own
+FALL = 0.1  # share of the frequency that is worth a word
 SAME = 0.05  # share by which times differ from one run to the next on a quiet machine
 
 
@@ -26,12 +28,13 @@ class Column:
     right: bool = True
 
 
+THREADS = Column("threads\n", 0, lambda r: str(r.threads))
 COLUMNS = (
     Column("submodel\n", 0, lambda r: r.submodel, right=False),
     Column("parameters\n", 3, lambda r: _count(r.parameters)),
     Column("MACs\n", 1, lambda r: _count(r.macs)),
     Column("runtime\n", 0, lambda r: r.runtime, right=False),
-    Column("threads\n", 0, lambda r: str(r.threads)),
+    THREADS,
     Column("file\nMB", 9, lambda r: _mega(r.file_bytes)),
     Column("load\nms", 5, lambda r: _ms(r.load_ms)),
     Column("p50\nms", 2, lambda r: _ms(r.p50_ms)),
@@ -46,7 +49,7 @@ COLUMNS = (
     Column("training\nMB", 6, lambda r: _mega(r.training_peak_bytes)),
     Column("mJ\n", 7, lambda r: "" if r.joules is None else _ms(r.joules * 1000)),
     Column("°C\n", 6, lambda r: "" if r.celsius_after is None else f"{r.celsius_before or r.celsius_after:.0f}-{r.celsius_after:.0f}"),
-    Column("MHz\n", 11, lambda r: "" if r.mhz_after is None else f"{r.mhz_after:.0f}"),
+    Column("MHz\n", 6, lambda r: _fallen(r.mhz_before, r.mhz_after)),
     Column(
         "flags\n", 0, lambda r: " ".join(word for word, yes in (("loaded", r.loaded), ("throttled", r.throttled), ("failed", r.error)) if yes), False
     ),
@@ -60,19 +63,25 @@ def console(*, error: bool) -> Console:
 
 
 def table(report: Report, width: int) -> Table:
-    """The rows, with as many columns as fit; all are in the files. Least over median of steps; all of inference is of one example."""
-    rows, networks = report.rows, list(dict.fromkeys(row.network for row in report.rows if row.network))
-    threads = {row.threads for row in rows}
-    columns = [c for c in COLUMNS if any(c.cell(row) for row in rows) and (c.head != "threads\n" or len(threads) > 1)]
+    """The rows, with as many columns as fit into `width` characters; all are in the files."""
+    rows, threads = report.rows, {row.threads for row in report.rows}
+    columns = [c for c in COLUMNS if any(c.cell(row) for row in rows) and (c is not THREADS or len(threads) > 1)]
     while sum(_width(c, rows) + 1 for c in columns) > width and max(c.rank for c in columns):
         columns.remove(max(columns, key=lambda c: c.rank))
-    made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", title=_title(networks, threads), title_justify="left")
+    made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for column in columns:
-        made.add_column(column.head.strip("\n") if not any("\n" in c.head.strip("\n") for c in columns) else column.head, no_wrap=column.rank > 0)
-        made.columns[-1].justify = "right" if column.right else "left"
+        made.add_column(column.head, no_wrap=True, justify="right" if column.right else "left")
     for row in rows:
-        made.add_row(*(column.cell(row) for column in columns))
+        made.add_row(*(escape(column.cell(row)) for column in columns))
     return made
+
+
+def title(report: Report) -> str:
+    """What the table is of."""
+    networks = list(dict.fromkeys(row.network for row in report.rows if row.network))
+    threads = {row.threads for row in report.rows}
+    few = [f"{count} thread{'s' * (count > 1)}" for count in threads] if len(threads) == 1 else []
+    return ", ".join([*networks, *few, "one example at a time"])
 
 
 def words(report: Report) -> list[str]:
@@ -88,6 +97,8 @@ def words(report: Report) -> list[str]:
         found.append(f"loaded: other programs used the processors meanwhile (up to {worst:.0%} of them): measure again when nothing else runs")
     if any(row.throttled for row in rows):
         found.append("throttled: heat or a weak supply held the processor back")
+    if report.probes:
+        found.append(f"predicted: from {', '.join(report.probes)}, timed before; none of these themselves")
     return found + [f"failed: {row.submodel} {row.runtime}, threads {row.threads}: {row.error}" for row in rows if row.error]
 
 
@@ -106,13 +117,8 @@ def ratios(found: Sequence[Ratio]) -> Table:
         values = [value for value in (ratio.p90, ratio.step) if value is not None]
         verdict = "slower" if ratio.worst > 1 + SAME else "quicker" if values and max(values) < 1 - SAME else ""
         cells = ["-" if value is None else f"{value:.2f}" for value in (ratio.p90, ratio.step)]
-        made.add_row(ratio.row.submodel, ratio.row.runtime, str(ratio.row.threads), *cells, verdict)
+        made.add_row(escape(ratio.row.submodel), ratio.row.runtime, str(ratio.row.threads), *cells, verdict)
     return made
-
-
-def _title(networks: Sequence[str], threads: set[int]) -> str:
-    few = [f"{count} thread{'s' * (count > 1)}" for count in threads] if len(threads) == 1 else []
-    return ", ".join([*networks, *few, "one example at a time"])
 
 
 def _width(column: Column, rows: Sequence[Row]) -> int:
@@ -121,6 +127,11 @@ def _width(column: Column, rows: Sequence[Row]) -> int:
 
 def _versions(found: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in found.items() if version and name != "espalier")
+
+
+def _fallen(before: float | None, after: float | None) -> str:
+    """Of frequencies only one that fell is news."""
+    return f"{before:.0f}-{after:.0f}" if before and after and after < before * (1 - FALL) else ""
 
 
 def _count(number: int | None) -> str:
@@ -142,4 +153,4 @@ def _ms(value: float | None) -> str:
 def _mega(size: int | None) -> str:
     if size is None:
         return ""
-    return f"{size / 1e6:.0f}" if size >= 10e6 else f"{size / 1e6:.2g}"
+    return f"{size / 1e6:.0f}" if size >= 10e6 else f"{size / 1e6:.1f}" if size >= 1e6 else f"{size / 1e6:.3f}"

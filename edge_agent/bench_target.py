@@ -109,11 +109,11 @@ def files(paths: Sequence[Path], provider: str) -> tuple[Target, ...]:
 
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError(f"expected each file once, found {', '.join(map(str, paths))}")
-    targets = []
+    names, targets = [path.name for path in paths], []
     for path in paths:
         check(path, provider)
         parameters, macs = counted(path)
-        targets.append(Target("", str(path), {"onnx": path}, None, parameters, macs))
+        targets.append(Target("", path.name if names.count(path.name) == 1 else str(path), {"onnx": path}, None, parameters, macs))
     return tuple(targets)
 
 
