@@ -1,7 +1,7 @@
 """The demo: four unequal devices learn handwritten digits together, and a fifth, without PyTorch, infers.
 
-All are real processes over a real broker: `coordinator start`, four times `edge-agent join` under enforced limits, `coordinator export`,
-and `edge-agent infer` with imports of torch made to fail. Nothing is staged: what it prints is what they report.
+All are real processes over a real broker: `coordinator start`, four times `edge-agent join` under enforced limits, `coordinator export`
+and `release`, and `edge-agent infer` with imports of torch made to fail. Nothing is staged: what it prints is what they report.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ def run_demo(*, seed: int, rounds: int, limited: bool, kind: str, keep: Path | N
         trained = follow(coordinator, agents, say)
         say("exporting to ONNX, and comparing with PyTorch on held-out digits")
         carried = sorted({agent["submodel"] for agent in trained["agents"]})
-        released = answer_of(export_command(broker.address, carried, folder), folder, "export")
+        exported = answer_of(export_command(carried, folder), folder, "export")
+        answer_of(release_command(broker.address, folder), folder, "release")
         inferred = infer(broker.address, folder, say)
-        result = summary(trained, released, inferred, broker, time.monotonic() - start)
+        result = summary(trained, exported, inferred, broker, time.monotonic() - start)
     tell(result, say)
     return result
 
@@ -95,11 +96,14 @@ def agent_command(device: Device, index: int, broker: str, seed: int, limited: b
     return module("edge_agent.cli", "join", *where, *shard, *limits, "--format", "json")
 
 
-def export_command(broker: str, submodels: Sequence[str], folder: Path) -> list[str]:
+def export_command(submodels: Sequence[str], folder: Path) -> list[str]:
     wanted = [part for name in submodels for part in ("--submodel", name)]
-    return module(
-        "coordinator.cli", "export", RUN, "--runs", str(folder), "--out", str(folder / "release"), "--broker", broker, *wanted, "--format", "json"
-    )
+    return module("coordinator.cli", "export", RUN, "--runs", str(folder), "--out", str(folder / "release"), *wanted, "--format", "json")
+
+
+def release_command(broker: str, folder: Path) -> list[str]:
+    what = ["--bundle", str(folder / "release"), "--broker", broker]
+    return module("coordinator.cli", "release", RUN, "--runs", str(folder), *what, "--format", "json")
 
 
 def module(name: str, *arguments: str) -> list[str]:
@@ -200,12 +204,12 @@ def infer(broker: str, folder: Path, say: Say) -> dict[str, Any]:
 # ---- what it says ----------------------------------------------------------------------------------------------------
 
 
-def summary(trained: dict[str, Any], released: dict[str, Any], inferred: dict[str, Any], broker: brokers.Broker, seconds: float) -> dict[str, Any]:
+def summary(trained: dict[str, Any], exported: dict[str, Any], inferred: dict[str, Any], broker: brokers.Broker, seconds: float) -> dict[str, Any]:
     taken = ("accuracy", "worst_accuracy", "rounds", "agents", "bytes_up", "bytes_down")
     return {
         **{key: trained[key] for key in taken},
         "seconds": round(seconds, 1),
-        "onnx_max_abs_diff": max(entry["max_abs_diff"] for entry in released["submodels"]),
+        "onnx_max_abs_diff": max(entry["variants"][0]["max_abs_diff"] for entry in exported["submodels"]),
         "inference": inferred,
         "broker": f"{broker.kind} {broker.version}",
     }

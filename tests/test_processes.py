@@ -208,14 +208,16 @@ def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: st
     for process in [agent(start, broker, i) for i in range(2)]:
         result(process)
     result(coordinator)
-    released = result(start(*COORDINATOR, "export", "shipped", "--out", "release", "--broker", broker, "--format", "json"))
-    assert {e["submodel"] for e in released["submodels"]} == {"w0.5-d2.2.2", "w1-d2.2.2"}
-    assert all(e["max_abs_diff"] <= 1e-5 for e in released["submodels"])
+    exported = result(start(*COORDINATOR, "export", "shipped", "--out", "made", "--format", "json"))
+    assert {e["submodel"] for e in exported["submodels"]} == {"w0.5-d2.2.2", "w1-d2.2.2"}
+    assert all(e["variants"][0]["max_abs_diff"] <= 1e-5 for e in exported["submodels"])
+    released = result(start(*COORDINATOR, "release", "shipped", "--bundle", "made", "--broker", broker, "--format", "json"))
+    assert released["versions"][released["stable"]]["round"] == 1
     np.save(tmp_path / "x.npy", catalogue.central("digits").x_held[:5])
     without = [sys.executable, "-c", "import sys; sys.modules['torch'] = None; from edge_agent.cli import main; main()"]
     fetched = result(start(*without, "infer", "--broker", broker, "--name", "a0", "x.npy", "--format", "json"))
     assert len(fetched["answers"]) == 5
-    path = f"release/{fetched['submodel']}.onnx"
+    path = f"made/{fetched['submodel']}.onnx"
     local = result(start(*without, "infer", "--model", path, "x.npy", "--format", "json"))
     assert local["answers"] == fetched["answers"]
     wrong = start(*without, "infer", "--model", path, "--sha256", "0" * 64, "x.npy")
@@ -236,6 +238,9 @@ def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: st
         ([*COORDINATOR, "start", "--listen", "0.0.0.0"], 3, "password"),
         ([*COORDINATOR, "start", "--broker", "127.0.0.1:9"], 5, "127.0.0.1:9"),
         ([*COORDINATOR, "export", "none", "--out", "o"], 7, "no run 'none'"),
+        ([*COORDINATOR, "release", "none", "--broker", "127.0.0.1:9"], 7, "no run 'none'"),
+        ([*COORDINATOR, "release", "none"], 2, "--broker is missing"),
+        ([*COORDINATOR, "release", "none", "--rollback", "--promote", "--broker", "h"], 2, "stand alone"),
         ([*AGENT, "join", "--broker", "127.0.0.1:9"], 5, "127.0.0.1:9"),
         ([*AGENT, "join"], 2, "--broker is missing"),
         ([*AGENT, "join", "--broker", "h", "--name", "a/b"], 2, "--name: expected"),
