@@ -117,7 +117,7 @@ def bench(request: Request, form: str, say: Say) -> int:
                     bench_report.write(report, request.out)  # row by row: what was measured is not lost
         except KeyboardInterrupt:
             interrupted = True
-            say(f"interrupted: {len(report.rows)} rows are done, and kept")
+            say(f"interrupted; rows that are done, and kept: {len(report.rows)}")
     if request.plot is not None and report.rows:
         _draw(report, request.plot, say)
     slow = _print(report, old, request, form, say)
