@@ -59,13 +59,14 @@ class Here:
 
 @dataclass
 class Member:
-    """An agent in a thread. speed: seconds of each step that it claims to have timed; memory: bytes that it claims."""
+    """An agent in a thread. speed: seconds of each step that it claims to have timed; memory: bytes that it claims; pause: why it does not work."""
 
     name: str
     data: Dataset
     speed: float = 0.01
     memory: int = 10**9
     change: Callable[[Update], Update] = lambda update: update
+    pause: Callable[[], str] = lambda: ""
     participant: Participant | None = None
     error: BaseException | None = None
 
@@ -78,7 +79,8 @@ class Member:
         try:
             torch.set_num_threads(1)
             run = find_run(link, RUN, 30)
-            self.participant = Participant(link, run, self.name, self.measure, Here(self.data, self.change), folder / self.name, session="s1")
+            trainer = Here(self.data, self.change)
+            self.participant = Participant(link, run, self.name, self.measure, trainer, folder / self.name, session="s1", pause=self.pause)
             self.participant.join()
             while self.participant.turn(0.01):
                 pass
