@@ -19,6 +19,7 @@ from federated.wire import messages, tensors, topics
 from federated.wire.chunks import slices, split
 from federated.wire.memory import MemoryBroker, MemoryLink
 from models.families import menu, network, shapes, statistics
+from models.submodel import Submodel
 
 NETWORK = network("preresnet", (1, 8, 8), 10)
 SMALL, LARGE = menu(NETWORK, (0.5, 1.0), (2,))
@@ -196,6 +197,16 @@ def test_a_profile_that_was_not_measured_by_the_card_is_refused(fleet: Fleet, br
     listen(fleet)
     assert fleet.ready() == []
     assert [type(m) for m in peer.heard()] == [messages.Refusal]
+
+
+@pytest.mark.parametrize(("timed", "ready"), [((SMALL, LARGE), True), ((SMALL,), True), ((LARGE, SMALL), False), ((SMALL, SMALL), False)])
+def test_a_device_times_what_it_has_room_for_in_the_order_of_the_card(
+    fleet: Fleet, broker: MemoryBroker, timed: tuple[Submodel, ...], ready: bool
+) -> None:
+    fleet.run = replace(CARD, calibration=(SMALL, LARGE))
+    Peer(broker, "a").say(replace(PROFILE, timings=tuple(Timing(submodel, 32, 0.01) for submodel in timed)), topics.profile("r", "a"))
+    listen(fleet)
+    assert bool(fleet.ready()) is ready
 
 
 def test_an_offer_of_nothing_or_of_too_much_is_refused(fleet: Fleet, broker: MemoryBroker) -> None:
