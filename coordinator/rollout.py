@@ -87,6 +87,8 @@ class Rollout:
     def follow(self, wish: Wish) -> dict[str, Any]:
         """Does what is asked."""
         if wish.status:
+            if self.seen.card != (releases.card_of(self._archive.read()) if self._archive.read().items else None):
+                self._say(f"the broker shows something else than what follows: coordinator release {self.run} publishes it again")
             return told(self._noted(), self.seen, self._say)
         if wish.rollback:
             return self._roll_back()
@@ -98,7 +100,7 @@ class Rollout:
             if wish.promote:
                 return self._decide(wish.force)
         elif wish.wait:
-            self._await(tuple(sorted(self.seen.servings)), wish.wait)
+            self._await(tuple(sorted({*self.seen.servings, *self._trained})), wish.wait)
         return told(self._noted(), self.seen, self._say)
 
     # ---- what is asked ---------------------------------------------------------------------------------------------

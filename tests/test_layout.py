@@ -29,6 +29,7 @@ TORCH_FREE = (
     "edge_agent.agent",
     "edge_agent.cache",
     "edge_agent.cli",
+    "edge_agent.follow",
     "edge_agent.infer",
     "edge_agent.inventory",
     "edge_agent.worker",

@@ -110,6 +110,7 @@ def test_a_release_reaches_all_agents(fleet: Fleet) -> None:
     told = fleet.wish(bundle=one, wait=10.0)
     assert {row["agent"]: row["version"] for row in told["reports"]} == dict.fromkeys(TRAINED, name)
     assert any("d0" in line and "10.00" in line for line in fleet.lines), "the table, in milliseconds"
+    assert not any("something else" in line for line in fleet.lines)
 
 
 def wait_for(check: Callable[[], bool]) -> None:
@@ -212,6 +213,8 @@ def test_a_broker_that_lost_everything_is_filled_again(fleet: Fleet) -> None:
     fleet.wish(bundle=fleet.made("2"), share="1", wait=10.0)
     before = {topic: payload for topic, payload in fleet.broker.retained.items() if "/release/" in topic}
     fleet.broker.retained.clear()
+    fleet.wish(status=True)
+    assert any("the broker shows something else" in line for line in fleet.lines)
     fleet.wish()
     assert any("nothing new: round 7 is version" in line for line in fleet.lines)
     after = {topic: payload for topic, payload in fleet.broker.retained.items() if "/release/" in topic}
