@@ -203,13 +203,16 @@ class Rollout:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _write(self, history: History) -> None:
-        """Writes the history and brings the broker to it: files first, then the card, and what nobody wants any more goes."""
-        self._archive.write(history)
-        self._archive.prune(history)
+        """Brings the broker to a history: its files, then the card; what nobody wants any more goes.
+
+        The history is written between the two: who interrupts this before may ask for the same once more.
+        """
         if not history.items:
             return
         wanted, there = releases.kept(history), self.seen.manifests
         sent = {key: one for name in wanted for key, one in publish(self._link, self.run, self._archive.path(name), there).items()}
+        self._archive.write(history)
+        self._archive.prune(history)
         announce(self._link, releases.card_of(history))
         withdraw(self._link, self.run, wanted, there)
         self.seen.manifests = {key: one for key, one in {**there, **sent}.items() if key[0] in wanted}

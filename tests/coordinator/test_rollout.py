@@ -15,7 +15,7 @@ from coordinator.archive import Archive
 from coordinator.rollout import Rollout, Wish, release_run
 from edge_agent.follow import Follower
 from export import bundle
-from federated.errors import ExportError, FleetError, StoreError, UsageError
+from federated.errors import ExportError, FleetError, LinkError, StoreError, UsageError
 from federated.wire import messages, topics
 from federated.wire.memory import MemoryBroker, MemoryLink
 from tests.support.release import toy
@@ -219,6 +219,22 @@ def test_a_broker_that_lost_everything_is_filled_again(fleet: Fleet) -> None:
     assert any("nothing new: round 7 is version" in line for line in fleet.lines)
     after = {topic: payload for topic, payload in fleet.broker.retained.items() if "/release/" in topic}
     assert after == before
+
+
+def test_an_interrupted_release_is_made_by_the_same_command(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = stable(fleet, "1")
+    new = fleet.made("2")
+
+    def cut(*given: object) -> None:
+        raise LinkError("the link is gone")
+
+    monkeypatch.setattr("coordinator.rollout.publish", cut)
+    with pytest.raises(LinkError):
+        fleet.wish(bundle=new, share="1", wait=10.0)
+    monkeypatch.undo()
+    status = fleet.wish(status=True)
+    assert (status["stable"], status["canary"]) == (old, "")
+    assert fleet.wish(bundle=new, share="1", wait=10.0)["canary"] == bundle.version(new)
 
 
 def test_a_release_that_is_damaged_changes_nothing(fleet: Fleet) -> None:
