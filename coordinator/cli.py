@@ -52,6 +52,7 @@ FLAGS = {  # flag -> key of the configuration
     "rounds": "rounds",
     "target_accuracy": "target_accuracy",
     "min_agents": "fleet.min_agents",
+    "select": "fleet.select",
     "fraction": "fleet.fraction",
     "deadline": "fleet.deadline",
     "seed": "seed",
@@ -73,6 +74,7 @@ FLAGS = {  # flag -> key of the configuration
 @click.option("--rounds", type=int, help="[default: 20]")
 @click.option("--target-accuracy", type=float, metavar="A", help="stop when the full network is this good")
 @click.option("--min-agents", type=int, metavar="N", help="wait for so many  [default: 2]")
+@click.option("--select", metavar="EXPR", help="only agents that meet this, such as 'memory>=2GB and label=eu'")
 @click.option("--fraction", type=float, metavar="F", help="of the agents, asked each round  [default: 1]")
 @click.option("--deadline", type=float, metavar="S", help="seconds of a round  [default: as the fleet's measurements say]")
 @click.option("--seed", type=int, help="[default: 0]")
@@ -175,17 +177,24 @@ def demo(seed: int, rounds: int, no_limits: bool, broker_kind: str, keep: Path |
 @click.argument("run")
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="where the release is written")
 @click.option("--submodel", "wanted", multiple=True, metavar="NAME", help="only this one; may be repeated  [default: all that were calibrated]")
+@click.option("--int8/--no-int8", default=True, show_default=True, help="write each as int8 as well, where that can be done")
 @click.option(
-    "--inputs", type=click.Path(path_type=Path), metavar="FILE", help="raw examples (.npz) to compare with, where the run's data are not here"
+    "--inputs",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="raw examples (.npz: x, and y if known) to measure with, where the run's data are not here",
 )
 @RUNS
 @FORMAT
-def export(run: str, out: Path, wanted: tuple[str, ...], inputs: Path | None, runs: Path, form: str) -> None:
-    """Write the submodels of RUN as ONNX, checked against PyTorch on real inputs; `coordinator release` brings them to the agents."""
+def export(run: str, out: Path, wanted: tuple[str, ...], int8: bool, inputs: Path | None, runs: Path, form: str) -> None:
+    """Write the submodels of RUN as ONNX, in float32 and int8, each measured beside PyTorch on real inputs, with a model card.
+
+    `coordinator release` brings them to the agents.
+    """
     with plainly("export"):
         from coordinator.release import export_run
 
-        result = export_run(run, out, wanted, inputs, runs, say=speaker(form))
+        result = export_run(run, out, wanted, inputs, runs, say=speaker(form), int8=int8)
         if form == "json":
             click.echo(json.dumps(result))
 

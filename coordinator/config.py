@@ -62,12 +62,14 @@ class Simulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """min_agents: how many to wait for. fraction: of them, asked each round. quorum: share of the asked whose updates close a round.
 
+    select: which agents take part at all, as `coordinator.constraints` reads it; empty: all.
     deadline: seconds of a round; 0 lets the fleet's own measurements decide. wait: seconds without enough agents before giving up; 0: never.
     """
 
     min_agents: Positive = 2
     fraction: Share = 1.0
     quorum: Share = 1.0
+    select: str = ""
     deadline: Seconds = 0.0
     wait: Seconds = 0.0
 

@@ -161,7 +161,7 @@ class Screen:
         )
         table = Table("agent", "submodel", "state", "loss", box=None, pad_edge=False, header_style="dim")
         for agent in self.agents():
-            said = Text(agent.refused or (agent.state if agent.online else "gone"))  # another's words: text, never markup
+            said = Text(agent.absence or agent.state)  # another's words: text, never markup
             table.add_row(agent.name, agent.submodel, said, "" if agent.loss != agent.loss else f"{agent.loss:.3f}")
         return Group(head, table, *([score_table(self._scores)] if self._scores else []))
 

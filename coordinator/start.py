@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from coordinator import constraints
 from coordinator import store as stores
 from coordinator.assignment import pinned
 from coordinator.config import Config, elsewhere, to_json
@@ -63,6 +64,7 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
         raise ConfigError("--passwords is for a broker that is started here; for one that runs, put them into --broker mqtt://user:password@host")
     method = method_named(config.method_name)
     check(method, config)
+    selecting(config)
     held = None if config.data.name == AGENTS else data.central(config.data.name, config.data.root)
     if config.evaluate.calibrate == "coordinator" and held is None:
         raise ConfigError("evaluate.calibrate = 'coordinator' needs data at the coordinator: name some by --data, or let the fleet calibrate")
@@ -76,6 +78,14 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
     store = Store.create(runs, config.name)
     store.write_facts(Facts(to_json(config)))
     return Prepared(config, method, held, store)
+
+
+def selecting(config: Config) -> Callable[[Profile], str]:
+    """Why an agent is not among those that the configuration selects, or nothing. Raises ConfigError."""
+    if not config.fleet.select:
+        return lambda profile: ""
+    wanted = constraints.parse(config.fleet.select)
+    return lambda profile: constraints.unmet(wanted, profile)
 
 
 def check(method: Method, config: Config) -> None:
@@ -161,6 +171,7 @@ def run(
     )
     card = asking(card, method, settings)
     fleet = Fleet(link, card, store.spool, attempt=store.next_session(), slots=config.wire.slots, chunk=config.wire.chunk, notify=watch.changed)
+    fleet.select = selecting(config)
     bind(fleet)
     try:
         fleet.announce()

@@ -70,3 +70,9 @@ def test_a_network_or_size_that_a_method_cannot_serve_is_named_before_a_run_is_m
 def test_a_setting_of_others_is_told_where_it_belongs(tmp_path: Path, key: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         prepare(load(None, {}, [("name", "run"), ("method.name", "fedavg"), (key, 1)]), tmp_path, resume=False)
+
+
+def test_a_constraint_that_cannot_be_read_is_told_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"select 'memry>2GB', character 1: unknown key 'memry'; known: memory"):
+        prepare(load(None, {}, [("name", "r"), ("fleet.select", "memry>2GB")]), tmp_path, resume=False)
+    assert not list(tmp_path.iterdir())

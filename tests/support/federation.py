@@ -40,13 +40,13 @@ class Here:
     def begin(self, task: Task, weights: Path, result: Path) -> None:
         try:
             loss = errand(task, weights, result, self.data)
+            meta, values = tensors.decode(result.read_bytes())
+            update = self.change(replace(msgspec.convert(meta, Update), tensors=values))
+            result.write_bytes(tensors.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors))
         except Exception as error:  # whatever goes wrong in training is a failure of the task
             logging.getLogger(__name__).info("failed", exc_info=error)
             self.outcome = Outcome(task, None, str(error))
             return
-        meta, values = tensors.decode(result.read_bytes())
-        update = self.change(replace(msgspec.convert(meta, Update), tensors=values))
-        result.write_bytes(tensors.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors))
         self.outcome = Outcome(task, result, loss=loss)
 
     def poll(self) -> Outcome | None:
