@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
 from coordinator.config import Config, load
 from coordinator.evaluation import assemble
@@ -16,32 +18,61 @@ from coordinator.start import AGENTS
 from coordinator.store import Store
 from coordinator.weights import statistics_of
 from export import bundle
+from export.verify import Array
 from federated.data import catalogue as data
-from federated.errors import ConfigError, ExportError, StoreError, Unknown
+from federated.errors import ConfigError, DataError, ExportError, StoreError, Unknown
 from federated.method import Method, State, configure
 from federated.methods.catalogue import method as method_named
+from federated.objective import pose
 from models.families import initial, statistics
-from models.submodel import Submodel
+from models.submodel import Network, Submodel
 
 __all__ = ["export_run", "write_release"]
 
-EXAMPLES = 64  # raw inputs that each exported graph is compared on
+EXAMPLES = 128 + 1024  # raw inputs, some to calibrate int8 on and the others to measure with: half a point is 5 of them
 
 
-def export_run(run: str, out: Path, wanted: Sequence[str], inputs: Path | None, runs: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """What `coordinator export` does; its result as plain values. Raises StoreError, ExportError, Unknown, DataError."""
-    made, _ = write_release(run, out, wanted, inputs, runs)
-    for entry in made.submodels:
-        for variant in entry.variants:
-            size = f"{variant.file.size / 1e3:.0f} kB"
-            say(f"{variant.file.name}: {entry.parameters:,} parameters, {size}, at most {variant.max_abs_diff:.1e} from PyTorch")
+def export_run(
+    run: str, out: Path, wanted: Sequence[str], inputs: Path | None, runs: Path, say: Callable[[str], None], *, int8: bool = True
+) -> dict[str, Any]:
+    """What `coordinator export` does; its result as plain values. Raises StoreError, ExportError, Unknown, DataError, MissingExtra."""
+
+    def told(entry: bundle.Entry) -> None:
+        say(f"{entry.submodel}: {entry.parameters:,} parameters, {entry.macs:,} multiply-adds")
+        for line in [*(_told(entry, variant) for variant in entry.variants), *(f"left out: {why}" for why in entry.absent)]:
+            say(f"  {line}")
+
+    made, _ = write_release(run, out, wanted, inputs, runs, int8=int8, told=told)
+    beside = "" if made.labelled else "; without labels, so that no accuracy is known"
+    say(f"measured on {made.examples} real examples that were not used to calibrate{beside}")
     say(f"round {made.round} of run '{run}' is in {out}; try: edge-agent infer --model {out / made.submodels[0].variants[0].file.name} INPUTS")
     say(f"release it to the agents by: coordinator release {run} --bundle {out} --broker HOST")
     return {**msgspec.to_builtins(made), "out": str(out)}
 
 
-def write_release(run: str, out: Path, wanted: Sequence[str], inputs: Path | None, runs: Path) -> tuple[bundle.Bundle, dict[str, str]]:
-    """Exports a run's last state into a folder; the bundle, and which submodel each agent had last."""
+def _told(entry: bundle.Entry, variant: bundle.Variant) -> str:
+    """A line on one graph."""
+    first, size = entry.variants[0], f"{variant.file.size / 1e3:.0f} kB"
+    if variant is first:
+        good = f"accuracy {first.accuracy:.4f}, " if first.accuracy is not None else ""
+        return f"{variant.kind:13}{size:>10}  {good}at most {variant.max_abs_diff:.1e} from PyTorch"
+    good = f"agrees with PyTorch in {variant.agreement:.2%}"
+    if variant.accuracy is not None and first.accuracy is not None:
+        good = f"accuracy {variant.accuracy:.4f} ({variant.accuracy - first.accuracy:+.4f})"
+    return f"{variant.kind:13}{size:>10}  {good}{'' if variant in bundle.right(entry) else '; no device will take it: it loses more than a point'}"
+
+
+def write_release(
+    run: str,
+    out: Path,
+    wanted: Sequence[str],
+    inputs: Path | None,
+    runs: Path,
+    *,
+    int8: bool = True,
+    told: Callable[[bundle.Entry], None] | None = None,
+) -> tuple[bundle.Bundle, dict[str, str]]:
+    """Exports a run's last state into a folder; the bundle, and which submodel each agent had last. told: hears of each submodel that is done."""
     store = Store.open(runs, run, read_only=True)
     try:
         facts, last = store.read_facts(), store.last()
@@ -58,7 +89,11 @@ def write_release(run: str, out: Path, wanted: Sequence[str], inputs: Path | Non
     state = State(last.round, last.tensors, state.settings, last.fleet)
     nets = {submodel: assemble(state, method, submodel) for submodel in chosen(run, method, state, facts.menu, wanted)}
     plain = {submodel.name: submodel.plain.name for submodel in facts.menu}
-    return bundle.write(out, run, last.round, nets, examples(config, inputs)), {agent: plain[name] for agent, name in trained.items()}
+    first = next(iter(nets))
+    x, truth = examples(config, inputs, first.network, method.recipe(state, first).hide)
+    about = {"method": method.name, "data": "of the agents" if config.data.name == AGENTS else config.data.name, "model": config.model.name}
+    made = bundle.write(out, run, last.round, nets, x, truth, int8=int8, about=about, told=told)
+    return made, {agent: plain[name] for agent, name in trained.items()}
 
 
 def chosen(run: str, method: Method, state: State, menu: Sequence[Submodel], wanted: Sequence[str]) -> list[Submodel]:
@@ -75,12 +110,32 @@ def chosen(run: str, method: Method, state: State, menu: Sequence[Submodel], wan
     return ready
 
 
-def examples(config: Config, inputs: Path | None) -> NDArray[Any]:
-    """Real raw inputs to compare with: from a file, or held out from the run's data. Raises ConfigError, DataError."""
+def examples(config: Config, inputs: Path | None, network: Network, hide: float) -> tuple[Array, Array | None]:
+    """Real raw inputs to measure with, as the network is asked, and the right answers where they are known: from a file, or held out from the
+    run's data, drawn alike from all of them. hide: share of tokens. Raises ConfigError, DataError."""
     if inputs is None and config.data.name == AGENTS:
         raise ConfigError("the coordinator of this run holds no data: name raw examples to compare with by --inputs FILE.npz")
     if inputs is not None:
-        whole = data.load(str(inputs))
-        return np.ascontiguousarray(whole.x[:EXAMPLES])
-    whole = data.central(config.data.name, config.data.root)
-    return np.ascontiguousarray(whole.x_held[:EXAMPLES])
+        x, y = given(inputs, network)
+    else:
+        whole = data.central(config.data.name, config.data.root)
+        x, y = whole.x_held, whole.y_held
+    drawn = np.random.default_rng(0).permutation(len(x))[:EXAMPLES]
+    x, y = np.ascontiguousarray(x[drawn]), None if y is None else y[drawn]
+    if network.objective != "masked":
+        return x, y
+    posed, truth = pose(network, hide, torch.from_numpy(x), torch.from_numpy(x), torch.Generator().manual_seed(0))
+    return posed.numpy(), truth.numpy()
+
+
+def given(path: Path, network: Network) -> tuple[Array, Array | None]:
+    """Raw examples of a file, and the answers if it holds any that fit the network. Raises DataError."""
+    if path.suffix == ".npz" and path.is_file():
+        with contextlib.suppress(ValueError, OSError, zipfile.BadZipFile), np.load(path, allow_pickle=False) as arrays:  # read_npz says what is wrong
+            if "x" in arrays.files and "y" not in arrays.files:
+                return arrays["x"], None
+    whole = data.load(str(path))
+    target = network.objective if network.objective in {"class", "value"} else "token"
+    if whole.target != target or whole.outputs > network.outputs:
+        raise DataError(f"{path}: expected a {target} of {network.outputs} for each example in y, found a {whole.target} of {whole.outputs}")
+    return whole.x, whole.y

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ from federated.wire import tensors, topics
 if TYPE_CHECKING:
     from torch import nn
 
+    from export.variants import Examples
     from models.submodel import Submodel
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "Variant",
     "check_of",
     "entry_of",
+    "file_of",
     "files",
     "manifest",
     "read",
@@ -46,8 +49,6 @@ MANIFEST = "manifest.json"
 POINT = 0.01 + 1e-9  # of accuracy: what a graph of int8 may lose
 CHECK = "check.tensors"
 FORMAT = 2
-TOLERANCE = 1e-4  # of the largest output (or of 1): float32 in another order of additions; measured 1e-7 for a PreResNet of 12 blocks
-TEXTS = 8  # compared of texts, each of which has a whole vocabulary of logits at each place
 TRIES = 8  # inputs of the self-test
 
 Kind = Literal["fp32", "int8-u8s8", "int8-s8s8", "int8-dynamic"]
@@ -80,20 +81,26 @@ class Variant:
 
 @dataclass(frozen=True)
 class Entry:
-    """One submodel of a release. parameters, macs: how many, of one example; variants: fp32 first; weights: as `weights_of` reads them."""
+    """One submodel of a release. parameters, macs: how many, of one example; variants: fp32 first; weights: as `weights_of` reads them.
+
+    absent: why it has no other variants.
+    """
 
     submodel: str
     parameters: int
     macs: int
     variants: tuple[Variant, ...]
     weights: File
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Bundle:
     """What a manifest says. inputs, dtype: of one raw example; objective, outputs: as `models.submodel.Network`; submodels: smallest first.
 
-    classes: their names, where the data have any. examples: how many real ones were compared. check: what `check_of` reads.
+    classes: their names, where the data have any. examples: how many real ones the graphs were compared on; labelled: whether their answers are
+    known. calibrated: how many others gave int8 its ranges. preprocessing: what the graphs do to raw examples themselves, in raw units.
+    check: what `check_of` reads. about: further facts, by name.
     """
 
     run: str
@@ -106,24 +113,69 @@ class Bundle:
     submodels: tuple[Entry, ...]
     check: File
     classes: tuple[str, ...] = ()
+    labelled: bool = False
+    calibrated: int = 0
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
 
-def write(folder: Path, run: str, round: int, nets: Mapping[Submodel, nn.Module], examples: Array) -> Bundle:
-    """Exports every network, compares each graph with it on the examples, and writes the manifest last.
+def write(
+    folder: Path,
+    run: str,
+    round: int,
+    nets: Mapping[Submodel, nn.Module],
+    examples: Array,
+    truth: Array | None = None,
+    *,
+    calibration: Array | None = None,
+    int8: bool = True,
+    classes: Sequence[str] = (),
+    about: Mapping[str, str] | None = None,
+    told: Callable[[Entry], None] | None = None,
+) -> Bundle:
+    """Exports every network, measures each of its graphs beside it on the examples, and writes the model card, and the manifest last.
 
-    nets: by submodel, all for the same examples and answers, batch norm calibrated. examples: raw, [n >= 2, *inputs].
+    nets: by submodel, all for the same examples and answers, batch norm calibrated. examples: raw, [n >= 2, *inputs], as the networks are asked
+    (texts with hidden tokens). truth: what they should be answered, or None. calibration: other raw examples, to find the ranges of int8 on;
+    without them the first of `examples` are kept back for it. int8: whether to try it; what fails is left out, and its entry says why.
+    classes: their names. about: further facts for the card, such as the method. told: hears of each submodel that is done.
     Raises ExportError, also for a file that disagrees with its network; DataError; MissingExtra.
     """
-    kinds = {(s.network.inputs, s.network.objective, s.network.outputs) for s in nets}
-    if len(kinds) != 1:
-        raise ExportError(f"{folder}: expected submodels for the same inputs, objective and outputs, found {sorted(kinds)}")
+    from export import modelcard, variants  # torch: who reads a release may have none
+
+    asked = {(s.network.inputs, s.network.objective, s.network.outputs) for s in nets}
+    if len(asked) != 1:
+        raise ExportError(f"{folder}: expected submodels for the same inputs, objective and outputs, found {sorted(asked)}")
     network = next(iter(nets)).network
+    if calibration is not None or not int8:
+        trial = variants.Examples(examples, truth, examples[:0] if calibration is None else calibration)
+    else:
+        trial = variants.split(examples, truth)
     (folder / MANIFEST).unlink(missing_ok=True)  # no manifest is better than one of other files
-    entries = [_entry(folder, run, round, submodel, net, examples) for submodel, net in nets.items()]
+    entries = []
+    for submodel, net in nets.items():
+        entries.append(_entry(folder, {"run": run, "round": round, "submodel": submodel.name}, submodel, net, trial, int8=int8))
+        if told is not None:
+            told(entries[-1])
     entries.sort(key=lambda entry: (entry.parameters, entry.submodel))
-    check = _check(folder, network.outputs if network.objective in verify.TOKENS else 0, entries, examples)
-    bundle = Bundle(run, round, network.inputs, examples.dtype.name, network.objective, network.outputs, len(examples), tuple(entries), check)
+    bundle = Bundle(
+        run,
+        round,
+        network.inputs,
+        examples.dtype.name,
+        network.objective,
+        network.outputs,
+        len(trial.x),
+        tuple(entries),
+        _check(folder, network.outputs if network.objective in verify.TOKENS else 0, entries, examples),
+        tuple(classes),
+        labelled=truth is not None,
+        calibrated=len(trial.calibration),
+        preprocessing=json.loads(verify.load(folder / entries[0].variants[0].file.name).metadata["preprocessing"]),
+        about=dict(about or {}),
+    )
+    (folder / modelcard.NAME).write_text(modelcard.text(bundle), encoding="utf-8")
     partial = folder / f"{MANIFEST}.part"
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n")
     partial.replace(folder / MANIFEST)
@@ -180,6 +232,11 @@ def files(bundle: Bundle, submodel: str | None = None) -> tuple[File, ...]:
     return (bundle.check, *(file for entry in chosen for file in (*(variant.file for variant in entry.variants), entry.weights)))
 
 
+def file_of(path: Path) -> File:
+    """A file that is there."""
+    return File(path.name, path.stat().st_size, verify.sha256(path))
+
+
 def right(entry: Entry) -> tuple[Variant, ...]:
     """The variants that answer as well as the first, which is float32: less accurate by a point at most; without labels, as often of one mind."""
     first = entry.variants[0]
@@ -210,21 +267,15 @@ def _lost(first: Variant, variant: Variant) -> float:
     return lost if math.isfinite(lost) else math.inf
 
 
-def _entry(folder: Path, run: str, round: int, submodel: Submodel, net: nn.Module, examples: Array) -> Entry:
-    from export import graph  # torch: who reads a release may have none
+def _entry(folder: Path, origin: Mapping[str, object], submodel: Submodel, net: nn.Module, trial: Examples, *, int8: bool) -> Entry:
+    from export import variants
     from models.cost import cost
 
-    origin = {"run": run, "round": round, "submodel": submodel.name}
-    path = graph.export(net, submodel.network, examples[:2], folder / f"{submodel.name}.onnx", origin)
-    examples = examples[:TEXTS] if submodel.network.objective in verify.TOKENS else examples
-    wanted = graph.predict(net, submodel.network, examples)
-    difference = verify.compare(path, examples, wanted)
-    if not difference <= TOLERANCE * max(1.0, float(np.abs(wanted).max())):
-        raise ExportError(f"{path}: expected what the network says that it was made from, found a difference of {difference:g}")
+    graphs, absent = variants.made(folder, submodel, net, origin, trial, int8=int8)
     weights = folder / f"{submodel.name}.tensors"
     weights.write_bytes(tensors.encode(msgspec.to_builtins(submodel), {name: v for name, v in net.state_dict().items() if v.is_floating_point()}))
     what = cost(submodel)
-    return Entry(submodel.name, what.parameters, what.macs, (Variant("fp32", _file(path), difference),), _file(weights))
+    return Entry(submodel.name, what.parameters, what.macs, graphs, file_of(weights), absent)
 
 
 def _check(folder: Path, tokens: int, entries: list[Entry], examples: Array) -> File:
@@ -240,11 +291,7 @@ def _check(folder: Path, tokens: int, entries: list[Entry], examples: Array) -> 
     x = x.astype(examples.dtype)
     names = [variant.file.name for entry in entries for variant in entry.variants]
     (folder / CHECK).write_bytes(tensors.encode({}, {"x": x, **{name: verify.load(folder / name).predict(x) for name in names}}))
-    return _file(folder / CHECK)
-
-
-def _file(path: Path) -> File:
-    return File(path.name, path.stat().st_size, verify.sha256(path))
+    return file_of(folder / CHECK)
 
 
 def _tensors(folder: Path, file: File) -> tuple[dict[str, Any], dict[str, Array]]:

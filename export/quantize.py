@@ -56,7 +56,8 @@ def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="espalier-") as folder, _quiet():
         try:
             made = _made(onnx, tools, path, kind, examples, Path(folder), attention=ATTENTION in found)
-            _inherit(onnx, made, path, {"kind": kind, "examples": 0 if kind == "int8-dynamic" else len(examples), "onnxruntime": onnxruntime.__version__})
+            seen = 0 if kind == "int8-dynamic" else len(examples)
+            _inherit(onnx, made, path, {"kind": kind, "examples": seen, "onnxruntime": onnxruntime.__version__})
             onnx.checker.check_model(made, full_check=True)
         except Exception as error:  # the tools' errors share no base class
             raise ExportError(f"{path}: cannot be quantised to {kind}: {type(error).__name__}: {str(error).splitlines()[0][:200]}") from error

@@ -22,7 +22,8 @@ from models import families
 from models.cost import cost
 from models.submodel import Submodel
 
-X = np.random.default_rng(0).integers(0, 17, (5, 1, 8, 8)).astype(np.uint8)
+X = np.random.default_rng(0).integers(0, 17, (24, 1, 8, 8)).astype(np.uint8)
+Y = np.arange(24) % 10
 NETWORK = families.network("preresnet", (1, 8, 8), 10, (4.9,), (6.0,))
 
 
@@ -30,7 +31,7 @@ NETWORK = families.network("preresnet", (1, 8, 8), 10, (4.9,), (6.0,))
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "release"
     nets = {submodel: families.build(submodel) for submodel in reversed(families.menu(NETWORK, [0.125, 0.25], [1]))}
-    bundle.write(folder, "spring", 7, nets, X)
+    bundle.write(folder, "spring", 7, nets, X, Y, about={"method": "fedavg"})
     return folder
 
 
@@ -45,19 +46,34 @@ def test_a_release_holds_the_files_of_each_submodel_and_what_it_is(release: Path
     read = bundle.read(release)
     assert (read.run, read.round, read.inputs, read.dtype, read.objective, read.outputs) == ("spring", 7, (1, 8, 8), "uint8", "class", 10)
     assert [entry.submodel for entry in read.submodels] == ["w0.125-d1.1.1", "w0.25-d1.1.1"]
-    assert {path.name for path in release.iterdir()} == {"manifest.json", *(file.name for file in bundle.files(read))}
+    assert {path.name for path in release.iterdir()} == {"manifest.json", "MODEL.md", *(file.name for file in bundle.files(read))}
     for file in bundle.files(read):
         path = release / file.name
         assert (file.sha256, file.size) == (verify.sha256(path), path.stat().st_size)
     for entry, submodel in zip(read.submodels, families.menu(NETWORK, [0.125, 0.25], [1]), strict=True):
         assert (entry.parameters, entry.macs) == (cost(submodel).parameters, cost(submodel).macs)
-        assert entry.variants[0].kind == "fp32"
-        assert 0 <= entry.variants[0].max_abs_diff < 1e-5
+        assert [variant.kind for variant in entry.variants] == ["fp32", "int8-u8s8", "int8-s8s8"]
+        assert 0 <= entry.variants[0].max_abs_diff < 1e-5 < entry.variants[1].max_abs_diff
+        assert (entry.variants[0].agreement, entry.absent) == (1.0, ())
+
+
+def test_half_of_few_examples_give_int8_its_ranges_and_the_others_measure(release: Path) -> None:
+    read = bundle.read(release)
+    assert (read.calibrated, read.examples, read.labelled) == (12, 12, True)
+    for entry in read.submodels:
+        session = verify.load(release / entry.variants[0].file.name)
+        assert entry.variants[0].accuracy == pytest.approx((session.predict(X[12:]).argmax(1) == Y[12:]).mean())
+        assert json.loads(verify.load(release / entry.variants[1].file.name).metadata["quantisation"])["examples"] == 12
+
+
+def test_a_manifest_says_what_the_graphs_do_to_raw_examples(release: Path) -> None:
+    assert bundle.read(release).preprocessing == {"inside": True, "mean": [4.9], "std": [6.0]}
 
 
 def test_a_device_needs_the_files_of_its_submodel_and_the_check(release: Path) -> None:
     read = bundle.read(release, "w0.25-d1.1.1")
-    assert [file.name for file in bundle.files(read, "w0.25-d1.1.1")] == ["check.tensors", "w0.25-d1.1.1.onnx", "w0.25-d1.1.1.tensors"]
+    graphs = [f"w0.25-d1.1.1{kind}.onnx" for kind in ("", ".int8-u8s8", ".int8-s8s8")]
+    assert [file.name for file in bundle.files(read, "w0.25-d1.1.1")] == ["check.tensors", *graphs, "w0.25-d1.1.1.tensors"]
     with pytest.raises(Unknown, match=r"unknown submodel 'w1'; known: w0\.25-d1\.1\.1"):
         bundle.read(release, "w1")
 
@@ -80,6 +96,26 @@ def test_the_weights_build_the_network_again(release: Path) -> None:
     net = families.build(submodel)
     net.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in weights.items()}, strict=False)
     assert verify.compare(release / entry.variants[0].file.name, X, graph.predict(net, NETWORK, X)) < 1e-5
+
+
+def test_without_labels_graphs_are_held_against_pytorch(tmp_path: Path) -> None:
+    submodel = families.menu(NETWORK, [0.125], [1])[0]
+    made = bundle.write(tmp_path, "spring", 7, {submodel: families.build(submodel)}, X[:12], calibration=X[12:])
+    assert (made.calibrated, made.examples, made.labelled) == (12, 12, False)
+    session = verify.load(tmp_path / made.submodels[0].variants[1].file.name)
+    net = verify.load(tmp_path / made.submodels[0].variants[0].file.name)
+    wanted = (session.predict(X[:12]).argmax(1) == net.predict(X[:12]).argmax(1)).mean()
+    assert [(variant.accuracy, variant.agreement) for variant in made.submodels[0].variants[:2]] == [(None, 1.0), (None, pytest.approx(wanted))]
+
+
+@pytest.mark.parametrize(("int8", "absent"), [(True, 2), (False, 0)])
+def test_int8_without_examples_to_calibrate_on_is_absent_and_float32_is_there(int8: bool, absent: int, tmp_path: Path) -> None:
+    submodel = families.menu(NETWORK, [0.125], [1])[0]
+    made = bundle.write(tmp_path, "spring", 7, {submodel: families.build(submodel)}, X[:5], int8=int8)
+    entry = bundle.read(tmp_path).submodels[0]
+    assert ([variant.kind for variant in entry.variants], len(entry.absent)) == (["fp32"], absent)
+    assert all("expected at least 4 examples to calibrate on, found 2" in why for why in entry.absent)
+    assert made.examples == (3 if int8 else 5)
 
 
 @pytest.mark.parametrize(
