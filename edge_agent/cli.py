@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,6 +29,27 @@ LIMIT_CPUS = click.option("--limit-cpus", type=float, metavar="X", help="process
 LIMIT_MEMORY = click.option("--limit-memory", metavar="SIZE", help="memory that training may use, such as 512MB")
 DEVICE = click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 RUN = click.option("--run", metavar="NAME", help="which run, where a broker has several")
+STORE = click.option(
+    "--store",
+    type=click.Path(path_type=Path),
+    default=Path("espalier-models"),
+    show_default=True,
+    metavar="DIR",
+    help="where releases are kept",
+)
+
+
+def with_own_data(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags that name this device's own data."""
+    for flag in (
+        click.option("--seed", type=int, help="of the partition of --shard  [default: 0]"),
+        click.option("--partition", metavar="RULE", help="how the parts of --shard are drawn  [default: dirichlet:1.0]"),
+        click.option("--shard", metavar="I/N", help="hold only the I-th (from 0) of N parts of a named data set"),
+        click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to"),
+        click.option("--data", metavar="NAME|PATH|module:function", help="this device's own data"),
+    ):
+        command = flag(command)
+    return command
 
 
 def plainly(command: str) -> AbstractContextManager[None]:
@@ -155,30 +176,45 @@ def words(text: str) -> tuple[str, ...]:
 
 
 @main.command()
-@click.option("--broker", metavar="HOST|URL", help="fetch this agent's released network from a broker")
-@click.option("--model", type=click.Path(path_type=Path), metavar="FILE", help="use an exported .onnx file")
+@click.option("--broker", metavar="HOST|URL", help="take this agent's released network from a broker")
+@click.option("--model", type=click.Path(path_type=Path), metavar="FILE|FOLDER", help="use an exported .onnx file, or a release's folder")
 @RUN
-@click.option("--name", metavar="ID", help="the agent whose submodel to fetch  [default: this host's first]")
-@click.option("--submodel", metavar="NAME", help="fetch this submodel instead of the agent's own")
+@click.option("--name", metavar="ID", help="the agent whose submodel to take  [default: this host's first]")
+@click.option("--submodel", metavar="NAME", help="take this submodel instead of the agent's own")
 @click.option("--sha256", metavar="HEX", help="refuse --model FILE unless this is its digest")
-@click.option(
-    "--store",
-    type=click.Path(path_type=Path),
-    default=Path("espalier-models"),
-    show_default=True,
-    metavar="DIR",
-    help="where fetched networks are kept",
-)
+@STORE
 @click.option("--wait", type=float, default=30.0, show_default=True, metavar="SECONDS", help="how long to wait for a release")
+@click.option("--resize", is_flag=True, help="scale pictures to the size that the network takes")
+@click.option("--explain", is_flag=True, help="tell which ways to run the network were tried, and why one was chosen")
+@click.option("--threads", type=click.IntRange(0, 1024), default=0, help="threads of one answer  [default: as many as are fastest]")
+@click.option("--serve", metavar="HOST:PORT", help="answer over HTTP until stopped: POST /infer, GET /health, GET /release")
+@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="a secret that askers must send; needed beyond this machine")
+@click.option("--mqtt", is_flag=True, help="answer at the broker until stopped: fl/v1/RUN/infer/NAME/ask/ID, .../answer/ID")
+@with_own_data
 @click.argument("inputs", nargs=-1, type=click.Path(path_type=Path))
 @FORMAT
-def infer(**options: Any) -> None:
-    """Answer for INPUTS (.npy, .npz or .json files of raw examples; without any, JSON from standard input). Needs no PyTorch."""
-    with plainly("infer"):
-        from edge_agent.infer import command
+def infer(name: str | None, form: str, **options: Any) -> None:
+    """Answer for INPUTS: .npy, .npz, .json or .jsonl files of raw examples, pictures, folders of them; without any, JSON from standard input.
 
-        options["name"] = agent_name(options["name"])
-        click.echo(command(**options))
+    A release is tested first, and of all ways to run it on this device the fastest that is right is taken. With --serve or --mqtt it follows the
+    broker's releases, and answers until it is stopped. --data names this device's own data: the held-out part of it judges releases. Needs no
+    PyTorch.
+    """
+    with plainly("infer"):
+        from edge_agent.infer import Request, command
+
+        request = Request(name=agent_name(name), **own_data(options))
+        text = command(request, form, lambda line: click.echo(line, err=True), stop_on_signals() if request.stays else None)
+        if text:
+            click.echo(text)
+
+
+def own_data(options: dict[str, Any]) -> dict[str, Any]:
+    """The flags of with_own_data by the names that requests give them."""
+    if options["shard"] is None and (options["partition"] is not None or options["seed"] is not None):
+        raise UsageError("--partition and --seed say how the parts of --shard I/N are drawn: name a shard too")
+    named = {"root": options.pop("data_root"), "partition": options.pop("partition") or "dirichlet:1.0", "seed": options.pop("seed") or 0}
+    return {**options, **named}
 
 
 def make_job(name: str | None, options: dict[str, Any]) -> Job:

@@ -18,11 +18,11 @@ __all__ = ["card_of", "choose", "fetch", "fetch_from"]
 Clock = Callable[[], float]
 
 
-def fetch_from(broker: str, run: str | None, wanted: str, directory: Path, timeout: float) -> Path:
-    """`fetch` over a link of its own. Raises LinkError, and what `fetch` raises."""
+def fetch_from(broker: str, run: str | None, wanted: str, directory: Path, timeout: float) -> tuple[Path, str]:
+    """`fetch` over a link of its own; the folder, and the submodel that was wanted. Raises LinkError, and what `fetch` raises."""
     link = MqttLink(broker, f"infer-{secrets.token_hex(6)}", None)
     try:
-        return fetch(link, run, wanted, directory, timeout)
+        return _fetched(link, run, wanted, directory, timeout, time.monotonic)
     finally:
         link.close()
 
@@ -35,24 +35,7 @@ def fetch(link: Link, run: str | None, wanted: str, directory: Path, timeout: fl
     Raises FleetError when there is no such release, or several runs to choose from, or it did not arrive in time; ExportError for a
     file that is not what its card says; StoreError where there is no room.
     """
-    until = clock() + timeout
-    pattern = topics.release_card(run or "+")
-    link.subscribe(pattern)
-    arriving = None
-    try:
-        card = _find(link, run, wanted, until, clock)
-        while True:
-            version, submodel = _meant(card, wanted)
-            arriving = Arriving(link, card.run, version, submodel, folder_of(directory, card.run, version.name), clock())
-            newer = _follow(link, arriving, card, wanted, until, clock)
-            if newer is None:
-                return arriving.folder
-            arriving.close()
-            card = newer
-    finally:
-        link.unsubscribe(pattern)
-        if arriving is not None:
-            arriving.close()
+    return _fetched(link, run, wanted, directory, timeout, clock)[0]
 
 
 def card_of(delivery: Delivery) -> messages.Release | None:
@@ -73,6 +56,27 @@ def choose(cards: dict[str, messages.Release], wanted: str, submodel: str | None
     if len(found) > 1:
         raise FleetError(f"several runs released a network for '{submodel or wanted}': {', '.join(sorted(found))}; choose one with --run")
     return cards[found[0]] if found else None
+
+
+def _fetched(link: Link, run: str | None, wanted: str, directory: Path, timeout: float, clock: Clock) -> tuple[Path, str]:
+    until = clock() + timeout
+    pattern = topics.release_card(run or "+")
+    link.subscribe(pattern)
+    arriving = None
+    try:
+        card = _find(link, run, wanted, until, clock)
+        while True:
+            version, submodel = _meant(card, wanted)
+            arriving = Arriving(link, card.run, version, submodel, folder_of(directory, card.run, version.name), clock())
+            newer = _follow(link, arriving, card, wanted, until, clock)
+            if newer is None:
+                return arriving.folder, submodel
+            arriving.close()
+            card = newer
+    finally:
+        link.unsubscribe(pattern)
+        if arriving is not None:
+            arriving.close()
 
 
 def _find(link: Link, run: str | None, wanted: str, until: float, clock: Clock) -> messages.Release:

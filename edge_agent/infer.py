@@ -1,159 +1,153 @@
-"""Inference on a device with what a run released: read inputs, run the graph, answer. No torch here."""
+"""`edge-agent infer`: answer with what a run released, once for some inputs or until stopped, over HTTP or MQTT. No torch here."""
 
 from __future__ import annotations
 
 import json
-import sys
-import zipfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypedDict
 
-import numpy as np
-import numpy.typing as npt
+from edge_agent.answers import told
+from edge_agent.choice import Held, table
+from edge_agent.engine import Engine
+from edge_agent.replies import about
+from edge_agent.sources import listed, read
+from export import bundle
+from federated.errors import MissingExtra, UsageError
 
-from export.verify import Session, load
-from federated.errors import DataError, UsageError
+__all__ = ["Request", "command", "released"]
 
-__all__ = ["Answer", "answer", "command", "read", "shaped", "told"]
-
-Array = npt.NDArray[Any]
+Say = Callable[[str], None]
 
 
-class Answer(TypedDict, total=False):
-    """What a network says of one example.
+@dataclass(frozen=True)
+class Request:
+    """What is asked for. broker, model: where the network comes from, one of them; the other fields as the command's options say.
 
-    label, confidence: of classes, the one of the largest logit and its softmax probability; of the next token, that after the last one.
-    labels, confidences: of a text with hidden tokens, the same for each of them in their order. values: in raw units.
+    store: where releases are kept; data, root, shard, partition, seed: this device's own data, none where `data` is empty.
     """
 
-    label: int
-    confidence: float
-    labels: list[int]
-    confidences: list[float]
-    values: list[float]
+    name: str
+    broker: str | None = None
+    model: Path | None = None
+    run: str | None = None
+    submodel: str | None = None
+    sha256: str | None = None
+    store: Path = Path("espalier-models")
+    wait: float = 30.0
+    inputs: tuple[Path, ...] = ()
+    resize: bool = False
+    explain: bool = False
+    threads: int = 0
+    serve: str | None = None
+    token_file: Path | None = None
+    mqtt: bool = False
+    data: str | None = None
+    root: str | None = None
+    shard: str | None = None
+    partition: str = "dirichlet:1.0"
+    seed: int = 0
+
+    @property
+    def stays(self) -> bool:
+        """Whether it answers until it is stopped."""
+        return self.serve is not None or self.mqtt
 
 
-def answer(session: Session, x: Array) -> list[Answer]:
-    """One answer per raw example of x [n, *inputs]. Raises DataError for what is no such example, or an output that is not finite."""
-    found: list[Answer] = []
-    for part in session.batches(x):
-        if not np.isfinite(part).all():
-            raise DataError(f"{session.name}: expected a finite output, found NaN or infinity: the inputs are not finite, or the network is broken")
-        examples = x[len(found) : len(found) + len(part)]
-        found += [_said(session, example, output.astype(np.float64)) for example, output in zip(examples, part, strict=True)]
-    return found
+def command(request: Request, form: str, say: Say, stop: threading.Event | None = None) -> str:
+    """Answers; what `edge-agent infer` prints at its end: one line per example, or one JSON object; of a service, its counts. say: for people.
 
-
-def told(found: Answer) -> str:
-    """An answer as a line of text."""
-    if "values" in found:
-        return ", ".join(f"{value:g}" for value in found["values"])
-    pairs = zip(found["labels"], found["confidences"], strict=True) if "labels" in found else [(found["label"], found["confidence"])]
-    return ", ".join(f"{label} ({confidence:.1%})" for label, confidence in pairs)
-
-
-def read(path: Path | None, session: Session) -> Array:
-    """Raw examples [n, *inputs] for a session from a .npy, .npz or .json file, or as JSON from standard input when `path` is None.
-
-    An .npz file holds `x`, or one array only; JSON is nested lists. One example may come without its first axis.
-    Raises DataError when that cannot be read, or does not fit.
+    Raises UsageError, ConfigError, MissingExtra, LinkError, FleetError, ExportError, DataError, StoreError.
     """
-    name = "standard input" if path is None else str(path)
-    try:
-        value = _parsed(sys.stdin.read(), name) if path is None else _loaded(path, name)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:  # text that is no JSON, and pickles, are ValueErrors
-        why = "it holds pickled objects, or no arrays at all" if "allow_pickle" in str(error) else error
-        raise DataError(f"{name}: cannot be read as raw examples: {why}") from error
-    return shaped(value, session, name)
+    _check(request)
+    remembers = request.broker is not None and request.stays
+    engine = Engine(request.store / f"@{request.name}" if remembers else None, threads=request.threads, held=_held(request))
+    if request.stays:
+        return _serve(request, engine, form, say, stop or threading.Event())
+    path = _open(engine, request)
+    assert engine.session is not None
+    assert engine.choice is not None
+    if request.explain:
+        say(table(engine.choice))
+    if request.explain and not request.inputs and form == "text":
+        return ""
+    sources: Sequence[Path | None] = () if request.explain and not request.inputs else listed(request.inputs)
+    rows = [(source, one) for source in sources for one in engine.answer(read(source, engine.session, resize=request.resize), str(source)).answers]
+    if form == "json":
+        tried = {"tried": [asdict(trial) for trial in engine.choice.trials]} if request.explain else {}
+        answers = [{"input": str(source or "-"), **one} for source, one in rows]
+        return json.dumps({**about(engine.choice), "model": str(path), **tried, "answers": answers})
+    return "\n".join(f"{source or '-'}: {told(one)}" for source, one in rows)
 
 
-def shaped(value: Array, session: Session, name: str) -> Array:
-    """The examples in the shape and dtype that a session takes, if no value changes by it. Raises DataError."""
-    if value.shape == session.inputs or (session.inputs[0] == 1 and value.shape == session.inputs[1:] and value.ndim):
-        value = value[None]
-    if session.inputs[0] == 1 and value.ndim and value.shape[1:] == session.inputs[1:]:
-        value = value[:, None]
-    if value.ndim == 0 or value.shape[1:] != session.inputs:
-        raise DataError(f"{name}: expected raw examples of shape [n, {', '.join(map(str, session.inputs))}], found {list(value.shape)}")
-    if value.dtype.kind not in "biuf":
-        raise DataError(f"{name}: expected numbers, found {value.dtype}")
-    if not np.isfinite(value).all():
-        raise DataError(f"{name}: expected finite numbers, found NaN or infinity")
-    if session.dtype == np.int64 and not (value == np.floor(value)).all():
-        raise DataError(f"{name}: expected ids of tokens, which are whole numbers, found others")
-    if session.dtype == np.uint8 and value.size and not ((value >= 0) & (value <= 255) & (value == np.floor(value))).all():
-        raise DataError(f"{name}: expected whole numbers from 0 to 255 as in the data it was trained on, found {value.min():g} to {value.max():g}")
-    return np.ascontiguousarray(value, session.dtype)
+def released(folder: Path, submodel: str | None) -> str:
+    """The submodel of a release folder: the one that is wanted, or the only one. Raises ExportError, Unknown, UsageError."""
+    if submodel is not None:
+        return submodel
+    names = [entry.submodel for entry in bundle.manifest(folder).submodels if all((folder / v.file.name).exists() for v in entry.variants)]
+    if len(names) != 1:
+        raise UsageError(f"{folder} holds {', '.join(names) or 'no whole submodel'}: name one by --submodel")
+    return names[0]
 
 
-def command(
-    *,
-    broker: str | None,
-    model: Path | None,
-    run: str | None,
-    name: str,
-    submodel: str | None,
-    sha256: str | None,
-    store: Path,
-    wait: float,
-    inputs: Sequence[Path],
-    form: str,
-) -> str:
-    """What `edge-agent infer` prints: one line per example, or one JSON object.
+def _check(request: Request) -> None:
+    if (request.broker is None) == (request.model is None):
+        raise UsageError("name either --broker to fetch a network from, or --model FILE or FOLDER")
+    if request.sha256 is not None and (request.model is None or request.model.is_dir()):
+        raise UsageError("--sha256 is of --model FILE: a release is checked anyway")
+    if request.mqtt and request.broker is None:
+        raise UsageError("--mqtt answers at a broker: name it by --broker")
+    if request.stays and (request.inputs or request.explain):
+        raise UsageError("--serve and --mqtt answer whoever asks: name INPUTS, or --explain, in a command without them")
+    if request.token_file is not None and request.serve is None:
+        raise UsageError("--token-file is of --serve")
+    if request.data is None and (request.shard is not None or request.root is not None):
+        raise UsageError("--shard and --data-root are of --data")
 
-    Raises UsageError, LinkError, FleetError, ExportError, DataError.
-    """
-    if (broker is None) == (model is None):
-        raise UsageError("name either --broker to fetch a network from, or --model FILE")
-    if sha256 is not None and model is None:
-        raise UsageError("--sha256 is of --model FILE: what comes from a broker is checked anyway")
-    path = model
-    if path is None:
+
+def _held(request: Request) -> Held | None:
+    """This device's own held-out examples, where it names its data. Raises Unknown, DataError, MissingExtra."""
+    if request.data is None:
+        return None
+    from federated.data.catalogue import device
+
+    data = device(request.data, request.root, name=request.name, shard=request.shard, partition=request.partition, seed=request.seed)
+    return data.x_held, data.y_held
+
+
+def _open(engine: Engine, request: Request) -> Path:
+    """Makes the engine answer with what is asked for; where that lies."""
+    if request.broker is not None:
         from edge_agent.fetch import fetch_from  # MQTT, which a file on this device does not need
 
-        path = fetch_from(str(broker), run, submodel or name, store, wait)
-    session = load(path, sha256)
-    sources: Sequence[Path | None] = inputs or [None]
-    rows = [(source, found) for source in sources for found in answer(session, read(source, session))]
+        folder, submodel = fetch_from(request.broker, request.run, request.submodel or request.name, request.store, request.wait)
+        engine.adopt(folder, submodel)
+        return folder
+    assert request.model is not None
+    if request.model.is_dir():
+        engine.adopt(request.model, released(request.model, request.submodel))
+    else:
+        engine.open(request.model, request.sha256)
+    return request.model
+
+
+def _serve(request: Request, engine: Engine, form: str, say: Say, stop: threading.Event) -> str:
+    from edge_agent.service import Plan, serve
+
+    address, token = None, ""
+    if request.serve is not None:
+        try:
+            from edge_agent.server import listening, token_of
+        except ModuleNotFoundError as error:
+            raise MissingExtra("edge-agent infer --serve", "serve", error.name or "starlette") from error
+        address = listening(request.serve)
+        token = "" if request.token_file is None else token_of(request.token_file)
+    if request.model is not None:
+        _open(engine, request)
+    plan = Plan(request.name, request.broker or "", request.run, request.submodel, request.store, address, token, request.mqtt)
+    counts = serve(plan, engine, stop, say)
     if form == "json":
-        about = {key: session.metadata[key] for key in ("run", "submodel")} | {"round": int(session.metadata["round"]), "model": str(path)}
-        return json.dumps({**about, "answers": [{"input": str(source or "-"), **found} for source, found in rows]})
-    return "\n".join(f"{source or '-'}: {told(found)}" for source, found in rows)
-
-
-def _said(session: Session, example: Array, output: Array) -> Answer:
-    """The answer of one output, [outputs] or [outputs, T]."""
-    if session.objective == "value":
-        return Answer(values=output.tolist())
-    shares = np.exp(output - output.max(axis=0))
-    shares /= shares.sum(axis=0)
-    if session.objective == "masked":
-        hidden = shares[:, example == session.outputs]
-        if not hidden.size:
-            raise DataError(f"{session.name}: expected texts with hidden tokens, spelled {session.outputs}, found one without: it asks nothing")
-        return Answer(labels=hidden.argmax(axis=0).tolist(), confidences=hidden.max(axis=0).tolist())
-    last = shares[:, -1] if session.objective == "next" else shares
-    return Answer(label=int(last.argmax()), confidence=float(last.max()))
-
-
-def _parsed(text: str, name: str) -> Array:
-    try:
-        return np.asarray(json.loads(text))
-    except RecursionError as error:
-        raise DataError(f"{name}: nested too deeply") from error
-
-
-def _loaded(path: Path, name: str) -> Array:
-    if path.suffix == ".json":
-        return _parsed(path.read_text(encoding="utf-8"), name)
-    if path.suffix not in (".npy", ".npz"):
-        raise DataError(f"{name}: expected a .npy, .npz or .json file")
-    with path.open("rb") as file:
-        found = np.load(file, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            return found
-        key = "x" if "x" in found else found.files[0] if len(found.files) == 1 else None
-        if key is None:
-            raise DataError(f"{name}: expected an array 'x', or one array only, found {', '.join(found.files) or 'none'}")
-        return np.asarray(found[key])
+        last = {} if engine.choice is None else about(engine.choice)
+        return json.dumps({**last, **asdict(counts)})
+    return f"answered {counts.answered} examples, failed {counts.failed} questions"

@@ -270,7 +270,8 @@ def test_a_real_broker_keeps_a_release_for_devices_that_come_later(address: str,
     link = MqttLink(address, "coordinator")
     put(link, folder, {"pi": "w1-d1"})
     link.close()
-    there = fetch_from(address, None, "pi", tmp_path / "store", 30)
+    there, submodel = fetch_from(address, None, "pi", tmp_path / "store", 30)
+    assert submodel == "w1-d1"
     assert sha256(there / "w1-d1.onnx") == sha256(folder / "w1-d1.onnx")
 
 

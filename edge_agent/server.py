@@ -1,0 +1,200 @@
+"""What an agent serves, over HTTP: POST /infer, GET /health, GET /release. Starlette and uvicorn (the extra `serve`); no torch here."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import ipaddress
+import logging
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from edge_agent.engine import Engine
+from edge_agent.replies import MOST, about, inputs_of, reply
+from edge_agent.sources import unpacked
+from export.verify import Array
+from federated.errors import ConfigError, DataError, ExportError, UsageError
+
+__all__ = ["LARGEST", "WAITING", "Address", "Server", "application", "listening", "token_of"]
+
+log = logging.getLogger(__name__)
+
+LARGEST = 16 << 20  # bytes of a question
+AT_ONCE = 4  # questions answered side by side: ONNX Runtime lets other threads run meanwhile
+WAITING = 64  # questions that may wait beyond that; more are asked to come again
+FAREWELL = 10.0  # seconds that questions under way have to end
+LOCAL = ("127.0.0.1", "localhost", "[::1]", "::1")  # a browser's page of another name that was made to mean this machine is refused
+LEAST_TOKEN = 16  # characters
+NPY = ("application/x-npy", "application/octet-stream")
+
+State = Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen. local: only this machine can reach it."""
+
+    host: str
+    port: int
+    local: bool
+
+
+def listening(text: str) -> Address:
+    """HOST:PORT or PORT as an address; without a host, this machine only. Raises UsageError."""
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"--serve: expected HOST:PORT, such as 127.0.0.1:8080, found '{text}'")
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise UsageError(f"--serve: expected an address of this machine, found '{host}': {error}") from error
+    return Address(host, int(port), all(ipaddress.ip_address(str(one).split("%")[0]).is_loopback for one in found))
+
+
+def token_of(path: Path) -> str:
+    """The secret that a file holds. Raises ConfigError."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--token-file {path}: expected a secret in ASCII: {error}") from error
+    if len(token) < LEAST_TOKEN or not token.isprintable() or " " in token:
+        raise ConfigError(f"--token-file {path}: expected a secret of at least {LEAST_TOKEN} letters or digits, found {len(token)} characters")
+    return token
+
+
+class Server:
+    """Serves an engine from a thread of its own until closed; questions under way then get their answers."""
+
+    def __init__(self, engine: Engine, address: Address, state: State, token: str = "") -> None:
+        """Listens at once. token: what askers must know; needed beyond this machine. Raises UsageError, ConfigError where that is not possible."""
+        if not address.local and not token:
+            raise UsageError(f"--serve {address.host}: others can reach this address: name a secret that askers must know by --token-file FILE")
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self._socket = socket.socket(family)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((address.host, address.port))
+            self._socket.listen(128)
+        except OSError as error:
+            self._socket.close()
+            raise ConfigError(f"--serve {address.host}:{address.port}: {error.strerror or error}") from error
+        host, port = self._socket.getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        app = application(engine, state, token, local=address.local)
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=int(FAREWELL))
+        )
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="http", daemon=True)
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Takes no more questions, and waits for those under way."""
+        self._server.should_exit = True
+        self._thread.join(FAREWELL + 5)
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+
+def application(engine: Engine, state: State, token: str = "", *, local: bool = True) -> Starlette:
+    """The application. state: what GET /release tells; local: answers only who asks for this machine by its name."""
+    limit = anyio.CapacityLimiter(AT_ONCE)
+
+    async def infer(request: Request) -> Response:
+        if limit.statistics().tasks_waiting >= WAITING:
+            raise HTTPException(503, f"{WAITING} questions wait already", {"Retry-After": "1"})
+        body, kind = await _body(request), request.headers.get("content-type", "").split(";")[0].strip().lower()
+        return await anyio.to_thread.run_sync(_answered, engine, kind, body, limiter=limit)
+
+    async def health(request: Request) -> Response:
+        choice = engine.choice
+        return _json({"status": "waiting"}, 503) if choice is None else _json({"status": "ok", **about(choice)})
+
+    async def release(request: Request) -> Response:
+        return _json(state())
+
+    routes = [
+        Route("/infer", _guarded(infer, token), methods=["POST"]),
+        Route("/health", health, methods=["GET"]),
+        Route("/release", _guarded(release, token), methods=["GET"]),
+    ]
+    trusted = [Middleware(TrustedHostMiddleware, allowed_hosts=list(LOCAL))] if local and not token else []
+    return Starlette(routes=routes, middleware=trusted, exception_handlers={HTTPException: _told, Exception: _broken})
+
+
+def _guarded(endpoint: Callable[[Request], Awaitable[Response]], token: str) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint for those who know the token."""
+
+    async def guard(request: Request) -> Response:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if token and not (scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())):
+            raise HTTPException(401, "expected the header 'Authorization: Bearer TOKEN' with this agent's token", {"WWW-Authenticate": "Bearer"})
+        return await endpoint(request)
+
+    return guard
+
+
+async def _body(request: Request) -> bytes:
+    """The body, never more of it in memory than is allowed."""
+    parts, size = [], 0
+    said = request.headers.get("content-length", "0")
+    if said.isdecimal() and int(said) > LARGEST:
+        raise HTTPException(413, f"expected at most {LARGEST} bytes, found {said}")
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > LARGEST:
+                raise HTTPException(413, f"expected at most {LARGEST} bytes, found more")
+            parts.append(part)
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the question broke off") from error
+    return b"".join(parts)
+
+
+def _answered(engine: Engine, kind: str, body: bytes) -> Response:
+    """Runs in a thread."""
+    try:
+        return _json(reply(engine.answer(_inputs(kind, body), "the question", MOST)))
+    except DataError as error:
+        raise HTTPException(422, str(error)) from error
+    except ExportError as error:
+        raise HTTPException(503 if engine.choice is None else 500, str(error)) from error
+
+
+def _inputs(kind: str, body: bytes) -> Array:
+    if kind == "application/json":
+        return inputs_of(body, "the question")
+    if kind in NPY:
+        return unpacked(body, "the question")
+    raise HTTPException(415, f"expected the content type application/json or {' or '.join(NPY)}, found '{kind[:100]}'")
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _json({"error": error.detail}, error.status_code, error.headers)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    return _json({"error": f"{type(error).__name__}: {str(error)[:300]}"}, 500)
+
+
+def _json(value: object, status: int = 200, headers: Any = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
