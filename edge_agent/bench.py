@@ -13,16 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 
 import click
 import msgspec
 
 from edge_agent import bench_report, bench_table
+from edge_agent.bench_prediction import Prediction
 from edge_agent.bench_process import ask
 from edge_agent.bench_report import Report, Row, fingerprint
 from edge_agent.bench_row import STEP_SECONDS, Measured, Plan
-from edge_agent.bench_target import INT8, Target, chosen, files, made_ready, named, runtimes
+from edge_agent.bench_target import INT8, Target, check_provider, chosen, files, made_ready, named, runtimes
 from edge_agent.limits import Limits
 from edge_agent.load import BUSY
 from export.latency import SECONDS
@@ -68,35 +70,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Work:
-    """What to measure, with which runtimes, and the probes to predict it from."""
+    """What to measure, the probes to predict it from, and in which ways: runtimes and threads."""
 
     targets: tuple[Target, ...]
     probes: tuple[Target, ...]
-    runtimes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a device's timings of probes, of one inference and of training steps, say of other submodels; None of the probes themselves."""
-
-    inference: tuple[Timing, ...] = ()
-    training: tuple[Timing, ...] = ()
-
-    def latency(self, submodel: Submodel | None) -> float | None:
-        """Seconds of one inference (p50)."""
-        if submodel is None or not self.inference or submodel in [timing.submodel for timing in self.inference]:
-            return None
-        from federated.prediction import latency_seconds
-
-        return latency_seconds(self.inference, submodel)
-
-    def step(self, submodel: Submodel | None, batch: int) -> float | None:
-        """Seconds of a training step (the quickest)."""
-        if submodel is None or not self.training or submodel in [timing.submodel for timing in self.training]:
-            return None
-        from federated.prediction import step_seconds
-
-        return step_seconds(self.training, submodel, batch)
+    ways: tuple[tuple[str, int], ...]
 
 
 def bench(request: Request, form: str, say: Say) -> int:
@@ -110,15 +88,21 @@ def bench(request: Request, form: str, say: Say) -> int:
     with tempfile.TemporaryDirectory(prefix="espalier-bench-") as folder, _terminable():
         work = _prepared(request, Path(folder), say)
         report = replace(report, probes=tuple(target.name for target in work.probes))
+        plans = [(target, way) for target in work.targets for way in work.ways]
         try:
-            for row in _rows(request, work, say):
+            predictions = {way: _calibrated(request, work.probes, *way, say) for way in work.ways} if work.probes else {}
+            for number, (target, way) in enumerate(plans, 1):
+                row = _row(request, target, *way, predictions.get(way, Prediction()))
                 report = replace(report, rows=(*report.rows, row))
-                if request.out is not None:
-                    bench_report.write(report, request.out)  # row by row: what was measured is not lost
+                _keep(report, request.out)
+                say(f"{number}/{len(plans)} {row.submodel} {row.runtime}, threads {row.threads}: {bench_table.line(row)}")
         except KeyboardInterrupt:
             interrupted = True
-            say(f"interrupted; rows that are done, and kept: {len(report.rows)}")
-    if request.plot is not None and report.rows:
+            say(f"interrupted; rows that are done, and kept: {len(report.rows)} of {len(plans)}")
+    _keep(report, request.out)
+    if not report.rows:
+        return INTERRUPTED
+    if request.plot is not None:
         _draw(report, request.plot, say)
     slow = _print(report, old, request, form, say)
     if interrupted:
@@ -149,11 +133,13 @@ def _checked(request: Request) -> Report | None:
 
 def _prepared(request: Request, folder: Path, say: Say) -> Work:
     if request.files:
-        return Work(files(request.files, request.provider), (), runtimes(request.runtimes or ("onnx",), None))
+        wanted = runtimes(request.runtimes or ("onnx",), None)
+        return Work(files(request.files, request.provider), (), tuple(product(wanted, request.threads)))
     from models.families import probes
 
     network = named(request.model, request.inputs, request.classes)
     wanted = runtimes(request.runtimes or ("torch", "onnx", INT8), network)
+    check_provider(request.provider, wanted)
     submodels = chosen(network, request.widths, request.depths, request.patterns)
     small = probes(network, (1, max(map(len, submodels[-1].mask), default=1))) if request.predict else ()
 
@@ -163,17 +149,15 @@ def _prepared(request: Request, folder: Path, say: Say) -> Work:
 
     targets = tuple(ready(submodel, "to be measured") for submodel in submodels)
     known = {target.submodel: target for target in targets}
-    return Work(targets, tuple(known.get(submodel) or ready(submodel, "to predict from") for submodel in small), wanted)
+    return Work(
+        targets, tuple(known.get(submodel) or ready(submodel, "to predict from") for submodel in small), tuple(product(wanted, request.threads))
+    )
 
 
-def _rows(request: Request, work: Work, say: Say) -> Iterator[Row]:
-    ways = [(runtime, threads) for runtime in work.runtimes for threads in request.threads]
-    predictions = {way: _calibrated(request, work.probes, *way, say) for way in ways} if work.probes else {}
-    plans = [(target, way) for target in work.targets for way in ways]
-    for number, (target, way) in enumerate(plans, 1):
-        row = _row(request, target, *way, predictions.get(way, Prediction()))
-        say(f"{number}/{len(plans)} {row.submodel} {row.runtime}, threads {row.threads}: {bench_table.line(row)}")
-        yield row
+def _keep(report: Report, out: Path | None) -> None:
+    """Row by row: what was measured is not lost."""
+    if out is not None and report.rows:
+        bench_report.write(report, out)
 
 
 def _calibrated(request: Request, probes: Sequence[Target], runtime: str, threads: int, say: Say) -> Prediction:

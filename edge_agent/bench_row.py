@@ -135,8 +135,6 @@ def _by_torch(plan: Plan) -> Measured:
 
     assert plan.submodel is not None
     torch.set_num_threads(plan.threads)
-    if plan.provider != "cpu" and not torch.cuda.is_available():
-        raise RuntimeError(f"PyTorch {torch.__version__} finds no {plan.provider} here")
     _forget_peak()
     base, start = resident()[0], time.perf_counter()
     net = _loaded(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ COLUMNS = (
 def console(*, error: bool) -> Console:
     """Standard output, or standard error; wide enough for the table where it is no terminal."""
     found = Console(stderr=error)
-    return found if found.is_terminal else Console(stderr=error, width=WIDTH)
+    return found if found.is_terminal or "COLUMNS" in os.environ else Console(stderr=error, width=WIDTH)
 
 
 def table(report: Report, width: int) -> Table:

@@ -22,7 +22,7 @@ from models.submodel import Network, Submodel
 if TYPE_CHECKING:
     from export.bundle import Kind
 
-__all__ = ["INT8", "RUNTIMES", "Target", "chosen", "files", "made_ready", "named", "noise", "runtimes"]
+__all__ = ["INT8", "RUNTIMES", "Target", "check_provider", "chosen", "files", "made_ready", "named", "noise", "runtimes"]
 
 Array = npt.NDArray[Any]
 Say = Callable[[str], None]
@@ -89,6 +89,19 @@ def runtimes(asked: Sequence[str], network: Network | None) -> tuple[str, ...]:
         if network is None and name != "onnx":
             raise UsageError(f"--runtime {name}: ONNX files are measured as they are, by onnx alone")
     return tuple(dict.fromkeys(_suited(network) if name == INT8 else name for name in asked))
+
+
+def check_provider(name: str, runtimes: Sequence[str]) -> None:
+    """Whether all the runtimes can compute with a provider here. Raises Unknown, UsageError."""
+    if any(runtime.startswith("onnx") for runtime in runtimes):
+        from edge_agent.bench_graph import provider_named
+
+        provider_named(name)
+    if "torch" in runtimes and name != "cpu":
+        import torch
+
+        if name != "cuda" or not torch.cuda.is_available():
+            raise UsageError(f"--provider {name}: PyTorch {torch.__version__} here computes with cpu{' and cuda' * torch.cuda.is_available()}")
 
 
 def made_ready(network: str, submodel: Submodel, wanted: Sequence[str], batch: int, folder: Path) -> Target:

@@ -27,6 +27,8 @@ NO_METHODS = ("federated/wire", "federated/data")
 TORCH_FREE = (
     "edge_agent",
     "edge_agent.agent",
+    "edge_agent.bench",
+    "edge_agent.bench_row",
     "edge_agent.cache",
     "edge_agent.cli",
     "edge_agent.follow",

@@ -114,6 +114,8 @@ def test_an_older_benchmark_is_compared_and_may_fail_the_command(tmp_path: Path)
         (("--runtime", "torch", PICTURE), 2, "--runtime torch"),
         (("--model", "preresnet", PICTURE), 2, "either ONNX files or a network: --model"),
         (("--provider", "abacus", PICTURE), 2, "unknown provider 'abacus'"),
+        (("--runtime", "torch", "--provider", "abacus"), 2, "--provider abacus: PyTorch"),
+        (("--runtime", "onnx", "--provider", "abacus"), 2, "unknown provider 'abacus'"),
         (("--out", "a.txt", PICTURE), 2, "ends in .csv or .json"),
         (("--plot", "no/a.png", PICTURE), 2, "cannot be written"),
         (("--fail-above", "1.2", PICTURE), 2, "--compare OLD.json"),
@@ -144,6 +146,6 @@ def test_an_interrupted_benchmark_keeps_the_rows_that_are_done(tmp_path: Path, n
         process.send_signal(number)
         rest = process.stdout.read()
     assert process.returncode == bench.INTERRUPTED
-    assert "interrupted; rows that are done, and kept: 1" in rest
+    assert "interrupted; rows that are done, and kept: 1 of 4" in rest
     assert "picture.onnx" in rest
     assert [row.submodel for row in read(out).rows] == ["picture.onnx"]
