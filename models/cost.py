@@ -14,12 +14,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from models.branching import layers
 from models.families import build, example, parameters
 from models.submodel import Submodel
+from models.work import work
 
-__all__ = ["Cost", "cost"]
+__all__ = ["Cost", "branched", "cost"]
 
 Shape = tuple[int, ...]
 
-MARGIN = 1.4  # allocator, workspaces and fragmentation over the tensors themselves (measured)
+LIBRARIES = 16 * 10**6  # bytes that a process takes at its first step, for code and buffers of kernels (measured, as are the next two)
+COPIES = 3  # of the parameters: momentum, the weights as they were received, reordered ones
+HOLES = 3  # of what the largest convolution reads and writes: reordered copies, and holes that they leave in the allocator's heap
 BATCH = 2  # examples in the counted pass; more than one, so that batch norm has a variance
 
 
@@ -29,25 +32,30 @@ class Cost:
 
     Of branches those of all, each run on its own as DynamicFL counts them (merged, as here, they take less); they share the input that backward
     needs, and do not travel. activations: floats kept for the backward pass per example. bytes: of the parameters as float32.
-    memory: estimated peak bytes of a training step at the batch asked for, beyond the process itself.
+    batch: examples of a training step. memory: estimated peak bytes of one, beyond the process itself; it is a pass more to count.
     """
 
+    submodel: Submodel
+    batch: int
     parameters: int
     macs: int
     training_macs: int
     activations: int
     bytes: int
-    memory: int
+
+    @property
+    def memory(self) -> int:
+        more, held = branched(self.submodel)[0], work(self.submodel.plain, self.batch)
+        return LIBRARIES + held.live + HOLES * held.span + 4 * (COPIES * self.parameters + (2 + COPIES) * more)  # a branch has a gradient too
 
 
 @lru_cache(maxsize=4096)
 def cost(submodel: Submodel, batch: int = 1) -> Cost:
     """The cost of a submodel, for training steps of `batch` examples."""
     own = parameters(submodel)
-    macs, training, saved, largest = counted(replace(submodel, branches=1))
-    more, more_macs, more_training = branched(submodel)
-    memory = MARGIN * ((saved + 2 * largest) * batch * 4 + 3 * (own + more) * 4)
-    return Cost(own, macs + more_macs, training + more_training, saved, own * 4, math.ceil(memory))
+    macs, training, saved = counted(submodel.plain)
+    _, more_macs, more_training = branched(submodel)
+    return Cost(submodel, batch, own, macs + more_macs, training + more_training, saved, own * 4)
 
 
 @lru_cache(maxsize=1024)
@@ -62,8 +70,8 @@ def branched(submodel: Submodel) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=1024)
-def counted(submodel: Submodel) -> tuple[int, int, int, int]:
-    """Multiply-adds of inference and of training, floats saved for backward and floats of the largest saved tensor, each per example."""
+def counted(submodel: Submodel) -> tuple[int, int, int]:
+    """Multiply-adds of inference and of training, and floats saved for backward, each per example."""
     net = build(submodel, "meta").train()
     x, exits = example(submodel.network, BATCH, "meta"), any(name.startswith("exits") for name in submodel.features)
     with counter() as training:
@@ -74,7 +82,7 @@ def counted(submodel: Submodel) -> tuple[int, int, int, int]:
         with counter() as deepest, torch.no_grad():
             net(x)
         inference = deepest.get_total_flops()
-    return inference // 2 // BATCH, training.get_total_flops() // 2 // BATCH, sum(sizes) // BATCH, max(sizes, default=0) // BATCH
+    return inference // 2 // BATCH, training.get_total_flops() // 2 // BATCH, sum(sizes) // BATCH
 
 
 def counter() -> FlopCounterMode:

@@ -70,6 +70,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 STATISTICS = ("running_mean", "running_var")
+PROBED = (0.125, 0.3, 0.5)  # widths: mostly calls of operations; channels that fill no vector; arithmetic
 
 
 def network(
@@ -260,9 +261,14 @@ def menu(made: Network, widths: Iterable[float], depths: Iterable[int | Sequence
 
 
 def probes(made: Network, depths: Iterable[int], features: Iterable[str] = ()) -> tuple[Submodel, ...]:
-    """Submodels that cost little to time, a quarter and a half wide; whole where a network of the user's own cannot be narrowed."""
-    depths, features = tuple(depths), tuple(features)
+    """Submodels to time, smallest first: they cost little, and differ in what they ask of a machine, so that its prices show in them.
+
+    depths: the least and the greatest of the submodels to be predicted. Where a network of the user's own cannot be narrowed, whole at both.
+    """
+    features, depths = tuple(features), tuple(depths)
+    least, most = min(depths), max(depths)
     try:
-        return menu(made, (0.25, 0.5), depths, features)
+        chosen = {menu(made, (width,), (depth,), features) for width, depth in zip(PROBED, (most, least, most), strict=True)}
     except ValueError:
-        return menu(made, (1.0,), depths, features)
+        chosen = {menu(made, (1.0,), (depth,), features) for depth in (least, most)}
+    return tuple(sorted((submodel for (submodel,) in chosen), key=lambda s: (parameters(s), s.name)))
