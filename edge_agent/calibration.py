@@ -89,6 +89,8 @@ def network_of(model: str, data: Dataset) -> Network:
         raise Unknown("model", str(error.args[0]), error.args[1]) from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    except Exception as error:  # whatever a function of the user's own raises
+        raise ConfigError(f"{model}: {type(error).__name__}: {error}") from error
 
 
 def drawn(model: str, examples: int) -> Dataset:
