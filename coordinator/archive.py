@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from coordinator.releases import FORMAT, History, kept
-from export import bundle
+from export import bundle, modelcard
 from federated.errors import StoreError
 from federated.wire.topics import VERSION
 
@@ -43,8 +43,9 @@ class Archive:
         partial = self.folder / f"{name}.{os.getpid()}.part"
         try:
             partial.mkdir()
-            for file in (*bundle.files(bundle.manifest(folder)), None):
-                shutil.copy(folder / (file.name if file else bundle.MANIFEST), partial)
+            card = [modelcard.NAME] if (folder / modelcard.NAME).is_file() else []
+            for file in (*(file.name for file in bundle.files(bundle.manifest(folder))), bundle.MANIFEST, *card):
+                shutil.copy(folder / file, partial)
             bundle.read(partial)  # what was copied is what was checked
             self._place(partial, name)
         except OSError as error:

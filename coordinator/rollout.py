@@ -197,10 +197,14 @@ class Rollout:
         partial = self._archive.folder / f"export.{secrets.token_hex(3)}.part"
         self._say(f"exporting round {self._rounds} of run '{self.run}', compared with PyTorch")
         try:
-            write_release(self.run, partial, (), wish.inputs, self._runs)
+            write_release(self.run, partial, (), wish.inputs, self._runs, told=self._exported)
             return self._archive.take(partial)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+    def _exported(self, entry: bundle.Entry) -> None:
+        kinds = ", ".join(f"{variant.kind} {variant.file.size / 1e3:.0f} kB" for variant in entry.variants)
+        self._say(f"  {entry.submodel}: {entry.parameters:,} parameters, {kinds}")
 
     def _write(self, history: History) -> None:
         """Brings the broker to a history: its files, then the card; what nobody wants any more goes.

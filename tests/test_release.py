@@ -5,19 +5,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from coordinator import broker as brokers
 from edge_agent.follow import Follower, link_of
-from export import bundle
-from federated.wire import messages
+from export import bundle, verify
+from export.verify import Array
+from federated.data import catalogue
+from federated.wire import messages, tensors
 from tests.support.federation import RUN, Member, digits, federate
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker]
@@ -134,3 +142,134 @@ def test_a_folder_that_is_damaged_or_of_another_run_changes_nothing(tmp_path: Pa
     assert code == 8
     assert "expected sha256" in said
     assert (runs / RUN / "releases" / "history.json").read_bytes() == before
+
+
+class Client(threading.Thread):
+    """Asks an agent over HTTP for the same digits again and again, and keeps what it said; a failed request ends it."""
+
+    def __init__(self, url: str, x: Array) -> None:
+        super().__init__(daemon=True)
+        self.url, self.stop, self.error = url, threading.Event(), ""
+        self.heard: list[tuple[str, str, tuple[int, ...]]] = []  # version, variant, labels
+        self._body = json.dumps({"inputs": x.tolist()}).encode()
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            try:
+                said = asked(f"{self.url}/infer", self._body)
+                self.heard.append((said["version"], said["variant"], tuple(answer["label"] for answer in said["answers"])))
+            except OSError as error:  # also an answer that is an error
+                self.error = f"{error} after {len(self.heard)} answers"
+                return
+
+    def turns(self) -> list[str]:
+        """The versions in the order in which they answered, each as long as it did once."""
+        return [version for version, _ in groupby(version for version, _, _ in self.heard)]
+
+
+def asked(url: str, body: bytes | None = None) -> dict[str, Any]:
+    headers = {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=30) as answer:
+        found: dict[str, Any] = json.loads(answer.read())
+        return found
+
+
+@pytest.fixture
+def agent(tmp_path: Path, broker: str) -> Iterator[str]:
+    """An agent of the run that serves over HTTP, in a Python that cannot import torch; its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    code = "import sys; sys.modules['torch'] = None; from edge_agent.cli import main; main()"
+    where = ["--broker", broker, "--run", RUN, "--name", "a0", "--store", str(tmp_path / "device")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    log = tmp_path / "agent.log"
+    with log.open("w") as out:
+        command = [sys.executable, "-c", code, "infer", "--serve", f"127.0.0.1:{port}", *where]
+        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment)
+    yield f"http://127.0.0.1:{port}"
+    process.terminate()
+    code_at_end = process.wait(20)
+    assert code_at_end == 0, log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+def until(check: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+
+
+def answers_with(agent: str, version: str) -> bool:
+    try:
+        return bool(asked(f"{agent}/release").get("version") == version)
+    except OSError:  # it starts
+        return False
+
+
+def expected(folder: Path, x: Array) -> dict[tuple[str, str], tuple[int, ...]]:
+    """The labels that each variant of a release gives these digits, as this machine computes them."""
+    entry = bundle.entry_of(bundle.read(folder), SMALL)
+    version = bundle.version(folder)
+    found = {v.kind: verify.load(folder / v.file.name).predict(x).argmax(axis=1) for v in entry.variants}
+    return {(version, kind): tuple(int(label) for label in labels) for kind, labels in found.items()}
+
+
+def spoiled(folder: Path, out: Path) -> Path:
+    """A release whose graphs do not say what they said where it was made: every digest is right, the self-test is not."""
+    shutil.copytree(folder, out)
+    made = bundle.manifest(out)
+    x, said = bundle.check_of(out, made)
+    (out / bundle.CHECK).write_bytes(tensors.encode({}, {"x": x, **{name: -logits for name, logits in said.items()}}))
+    file = bundle.file_of(out / bundle.CHECK)
+    (out / bundle.MANIFEST).write_bytes(msgspec.json.encode(replace(made, check=file)))
+    assert bundle.read(out).check == file
+    return out
+
+
+def test_nothing_is_lost_while_releases_come_are_tried_and_go(tmp_path: Path, runs: Path, release: Command, agent: str) -> None:
+    """The first for all, the second promoted as a canary, a third that its self-test refuses rolled back: an answer to every request."""
+    x = catalogue.central("digits").x_held[:4]
+    archive = runs / RUN / "releases"
+    one = release()[1]["stable"]
+    right = expected(archive / one, x)
+    until(lambda: answers_with(agent, one))
+    clients = [Client(agent, x) for _ in range(2)]
+    for client in clients:
+        client.start()
+
+    train(tmp_path, 2)
+    code, told, said = release("--canary", "a0", "--promote", "--wait", "60")
+    two = told["stable"]
+    assert code == 0, said
+    assert (told["previous"], told["verdict"]["reasons"]) == (one, [])
+    right |= expected(archive / two, x)
+    assert right.keys() >= {(one, "fp32"), (two, "fp32")}
+
+    bad = spoiled(archive / two, tmp_path / "bad")
+    code, told, said = release("--bundle", str(bad), "--canary", "a0", "--wait", "60")
+    assert code == 0, said
+    (row,) = told["reports"]
+    assert (row["version"], row["failed"]) == (two, 0), "it goes on with the last good one"
+    assert row["state"].startswith(f"refused {bundle.version(bad)}: ")
+    assert row["answered"] > 0
+    code, _, said = release("--promote")
+    assert code == 8
+    assert "is not promoted" in said
+    assert "a0 refused it" in said
+    code, told, _ = release("--rollback")
+    assert (code, told["stable"], told["canary"]) == (0, two, "")
+    code, told, _ = release("--rollback")
+    assert (code, told["stable"]) == (0, one)
+    until(lambda: answers_with(agent, one))
+    time.sleep(0.5)
+
+    for client in clients:
+        client.stop.set()
+        client.join(30)
+        assert not client.error
+        assert client.turns() == [one, two, one]
+        assert all(labels == right[version, variant] for version, variant, labels in client.heard), "each answer is that of the version it names"
+    assert sum(len(client.heard) for client in clients) > 100
+    assert asked(f"{agent}/release")["failed"] == 0

@@ -26,9 +26,10 @@ def archive(tmp_path: Path) -> Archive:
 def test_a_release_is_copied_whole_and_twice_is_fine(archive: Archive, tmp_path: Path) -> None:
     folder = toy(tmp_path / "made")
     (folder / "notes.txt").write_text("not of the release")
+    (folder / "MODEL.md").write_text("for people")
     name = archive.take(folder)
     assert name == bundle.version(folder) == archive.take(folder)
-    assert {path.name for path in archive.path(name).iterdir()} == {"manifest.json", "check.tensors", "w1-d1.onnx", "w1-d1.tensors"}
+    assert {path.name for path in archive.path(name).iterdir()} == {"MODEL.md", "manifest.json", "check.tensors", "w1-d1.onnx", "w1-d1.tensors"}
     (archive.path(name) / "w1-d1.onnx").write_bytes(b"damaged")
     archive.take(folder)
     assert bundle.read(archive.path(name)).run == "spring"
