@@ -81,7 +81,7 @@ def publish(link: Link, run: str, folder: Path, there: Mapping[tuple[str, str], 
     Raises ExportError for files that are not what the manifest says, LinkError.
     """
     version, sent = bundle.version(folder), {}
-    for file in (*bundle.files(bundle.manifest(folder)), _own(folder)):
+    for file in (*bundle.files(bundle.manifest(folder)), bundle.file_of(folder / bundle.MANIFEST)):
         known = there.get((version, file.name))
         if known is not None and known.sha256 == file.sha256:
             continue
@@ -104,9 +104,3 @@ def withdraw(link: Link, run: str, keep: Collection[str], there: Mapping[tuple[s
     for (version, file), manifest in there.items():
         if version not in keep:
             transfer.withdraw(link, topics.release(run, version, file), manifest)
-
-
-def _own(folder: Path) -> bundle.File:
-    """The manifest, which is no file of its own list."""
-    data = (folder / bundle.MANIFEST).read_bytes()
-    return bundle.File(bundle.MANIFEST, len(data), hashlib.sha256(data).hexdigest())
