@@ -173,6 +173,7 @@ def remeasure(participant: Participant, worker: Worker, watch: Watch, say: Say) 
         found = worker.measure(msgspec.to_builtins(participant.run), fresh=watch.fresh)
     except EspalierError as error:  # the old profile stays, and so does the agent
         log.error("could not measure again: %s", error)
+        worker.poll()  # buries the training process where it died of this, and starts another
     else:
         old = participant.profile
         participant.remeasured(msgspec.convert({**found, "agent": old.agent, "uplink": old.uplink, "chunk": old.chunk}, Profile))

@@ -137,18 +137,15 @@ class Worker:
 
         fresh: takes nothing as known.
         """
-        self._channel.send({"do": "measure", "run": run, "fresh": fresh})
-        return self._ask()
+        return self._request({"do": "measure", "run": run, "fresh": fresh})
 
     def look(self) -> dict[str, Any]:
         """What the device is, as `edge_agent.profile.Seen`, and its labels."""
-        self._channel.send({"do": "look"})
-        return self._ask()
+        return self._request({"do": "look"})
 
     def calibrate(self, order: dict[str, Any]) -> dict[str, Any]:
         """Times a family's small submodels: an order and its answer as in `edge_agent.calibration`. An error ends nothing."""
-        self._channel.send({"do": "calibrate", "order": order})
-        return self._ask()
+        return self._request({"do": "calibrate", "order": order})
 
     def rehearse(self, task: dict[str, Any], weights: Path, result: Path) -> None:
         """Does one task and waits for it."""
@@ -156,6 +153,11 @@ class Worker:
         answer = self._channel.receive()
         if "failed" in answer:
             raise EspalierError(answer["failed"])
+
+    def _request(self, message: dict[str, Any]) -> dict[str, Any]:
+        with contextlib.suppress(OSError):  # it is dead: there will be no answer, and that says why
+            self._channel.send(message)
+        return self._ask()
 
     def _ask(self) -> dict[str, Any]:
         try:
