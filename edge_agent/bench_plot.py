@@ -35,7 +35,7 @@ def draw(report: Report, path: Path) -> bool:
         networks = ", ".join(dict.fromkeys(row.network for row in rows if row.network))
         axes.set(xscale="log", yscale="log", xlabel="multiply-adds of one example", ylabel="latency p90, ms")
         axes.set_title(f"{networks}\n{report.fingerprint.processor}".strip(), loc="left", fontsize="medium")
-        axes.margins(x=0.12, y=0.14)
+        axes.margins(x=0.16, y=0.14)
         _ticks(axes)
         axes.grid(alpha=0.25)
         axes.legend(fontsize="small", frameon=False)
@@ -53,14 +53,14 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _names(axes: Axes, rows: Sequence[Row]) -> None:
-    """Each size's name above its slowest point."""
-    slowest: dict[str, Row] = {}
+    """Each size's name below its quickest point, to the right, where no rising line passes."""
+    quickest: dict[str, Row] = {}
     for row in rows:
-        if row.submodel not in slowest or (row.p90_ms or 0) > (slowest[row.submodel].p90_ms or 0):
-            slowest[row.submodel] = row
-    for name, row in list(slowest.items())[: NAMED if len(slowest) <= NAMED else 0]:
+        if row.submodel not in quickest or (row.p90_ms or 0) < (quickest[row.submodel].p90_ms or 0):
+            quickest[row.submodel] = row
+    for name, row in quickest.items() if len(quickest) <= NAMED else ():
         place = (float(row.macs or 0), row.p90_ms or 0.0)
-        axes.annotate(Path(name).name, place, (0, 7), textcoords="offset points", ha="center", fontsize="small", color="0.25")
+        axes.annotate(Path(name).name, place, (4, -12), textcoords="offset points", fontsize="small", color="0.25")
 
 
 def _ticks(axes: Axes) -> None:
