@@ -112,6 +112,55 @@ def methods(name: str | None, form: str) -> None:
             click.echo(json.dumps(described(name)) if form == "json" else one_text(described(name)))
 
 
+# ---- devices, assign -------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("run", required=False)
+@RUNS
+@FORMAT
+def devices(run: str | None, runs: Path, form: str) -> None:
+    """Show every agent of RUN (default: the latest), under way or over: what it has, what it does, and why."""
+    with plainly("devices"):
+        from coordinator.overview import overview, text
+
+        found = overview(run, runs)
+        click.echo(json.dumps(found) if form == "json" else text(found))
+
+
+PLANNED = {key: FLAGS[key] for key in ("model", "method", "data", "data_root", "deadline", "select")}
+
+
+@main.command()
+@click.option(
+    "--profile",
+    "files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    help="of edge-agent profile --out; may be repeated",
+)
+@click.option("--model", metavar="NAME|module:function", help="the largest network  [default: preresnet]")
+@click.option("--method", metavar="NAME", help="[default: fedfa]")
+@click.option("--data", metavar="NAME|PATH", help="for data of this shape  [default: what the devices were measured with]")
+@click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to")
+@click.option("--examples", type=click.IntRange(min=1), metavar="N", help="that each device has  [default: as its profile says]")
+@click.option("--deadline", type=float, metavar="S", help="seconds of a round  [default: as these devices' measurements say]")
+@click.option("--select", metavar="EXPR", help="only devices that meet this, such as 'memory>=2GB and label=eu'")
+@click.option("--config", "file", type=click.Path(path_type=Path), metavar="run.toml", help="a run's configuration; flags and --set go over it")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="any key of the configuration, such as method.widths=[0.5,1.0]")
+@FORMAT
+def assign(files: tuple[Path, ...], examples: int | None, file: Path | None, settings: tuple[str, ...], form: str, **flags: Any) -> None:
+    """Say, without a broker or a fleet, what each profiled device would get and why, with all that it was offered."""
+    with plainly("assign"):
+        from coordinator.offline import assign_offline, text
+
+        given = [(PLANNED[flag], value) for flag, value in flags.items() if value is not None]
+        found = assign_offline(files, file, os.environ, settings, given, examples)
+        click.echo(json.dumps(found) if form == "json" else text(found))
+
+
 # ---- simulate --------------------------------------------------------------------------------------------------------
 
 

@@ -193,7 +193,7 @@ class Reader:
         return there
 
     def amount(self, value: Token) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]*)(?:/s)?", value.text.lower())
+        match = re.fullmatch(r"(\d+\.?\d*|\.\d+)([a-z]*)(?:/s)?", value.text.lower())
         if match is None or match[2] not in UNITS:
             raise ConfigError(f"{self.where(value.at)}: expected an amount such as 4, 512MB or 5MB/s, found '{value.text}'")
         return float(match[1]) * UNITS[match[2]]

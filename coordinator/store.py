@@ -270,6 +270,12 @@ class Store:
         """The last round of which each agent's update was folded."""
         return dict(self._database.execute("SELECT agent, MAX(round) FROM updates WHERE outcome = 'folded' GROUP BY agent"))
 
+    def lately(self) -> dict[str, tuple[int, Entry]]:
+        """What became of each agent's last task, with its round."""
+        last = self._database.execute("SELECT agent, MAX(round) FROM updates GROUP BY agent").fetchall()
+        entries = {number: {entry.agent: entry for entry in self.entries(number)} for number in {number for _, number in last}}
+        return {agent: (number, entries[number][agent]) for agent, number in last}
+
     def history(self) -> list[tuple[int, float, int, int]]:
         """Each finished round: its number, seconds, bytes up and bytes down."""
         return list(self._database.execute("SELECT round, seconds, bytes_up, bytes_down FROM rounds ORDER BY round"))

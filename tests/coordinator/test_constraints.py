@@ -24,6 +24,7 @@ PI = Profile(
     [
         "memory>=2GB",
         "memory >= 1.5GiB and cpus=4",
+        "cpus>.5",
         "label=eu and label=roof",
         "label!=us",
         "not label=us",
