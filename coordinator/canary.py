@@ -148,5 +148,8 @@ def _latency(taken: Mapping[str, Serving], pairs: Mapping[str, Past | None]) -> 
     if not times:
         return False, "latency could not be compared: no agent measured both versions on the same submodel" if taken else ""
     ratio = statistics.median(new / old for old, new in times)
-    bad = ratio > SLOWER and statistics.median(new - old for old, new in times) > SLACK
-    return bad, f"p90 is {ratio:.2f} times that of the stable version (median of {len(times)} agents)"
+    more = statistics.median(new - old for old, new in times)
+    return (
+        ratio > SLOWER and more > SLACK,
+        f"p90 is {ratio:.2f} times that of the stable version, {1e3 * more:+.2f} ms (median of {len(times)} agents)",
+    )

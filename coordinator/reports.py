@@ -37,8 +37,8 @@ def _row(history: History, serving: Serving) -> dict[str, Any]:
     now = serving.version
     old = history.items[now].before.get(serving.agent) if now in history.items else None
     then = serving.accuracy_before if serving.accuracy_before is not None else old.accuracy if old is not None and old.version != now else None
-    state = f"refused {serving.refused}: {serving.reason}" if serving.refused else "serving" if now else "waiting"
-    kept = ("agent", "version", "submodel", "variant", "provider", "p50", "p90", "examples", "accuracy", "answered", "failed")
+    state = "refused" if serving.refused else "serving" if now else "waiting"
+    kept = ("agent", "version", "submodel", "variant", "provider", "p50", "p90", "examples", "accuracy", "answered", "failed", "refused", "reason")
     return {**{key: getattr(serving, key) for key in kept}, "accuracy_before": then, "state": state}
 
 
@@ -52,4 +52,5 @@ def _table(rows: list[dict[str, Any]]) -> str:
     head = ("agent", "version", "submodel", "variant", "provider", "p50 ms", "p90 ms", "accuracy", "now", "answered", "failed", "state")
     lines = [head, *map(shown, rows)]
     wide = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join("  ".join(f"{word:<{width}}" for word, width in zip(line, wide, strict=True)).rstrip() for line in lines)
+    told = ["  ".join(f"{word:<{width}}" for word, width in zip(line, wide, strict=True)).rstrip() for line in lines]
+    return "\n".join([*told, *(f"{row['agent']} refused {row['refused']}: {row['reason']}" for row in rows if row["refused"])])

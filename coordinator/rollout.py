@@ -172,6 +172,8 @@ class Rollout:
             change = releases.promoted if promote else releases.rolled_back
             self._write(change(history, _now(), verdict.reasons))
         self._say(f"version {name} is {'promoted: it goes to all agents' if promote else 'rolled back'}")
+        for reason in verdict.reasons if promote else ():
+            self._say(f"in spite of this: {reason}")
         result = told(self._archive.read(), self.seen, self._say)
         result["verdict"] = msgspec.to_builtins(verdict)
         return result if promote else {**result, "error": f"version {name} was rolled back: {'; '.join(verdict.reasons)}"}
@@ -181,8 +183,8 @@ class Rollout:
         made = bundle.manifest(self._archive.path(history.canary))
         old = (stable, bundle.manifest(self._archive.path(stable))) if stable else None
         verdict = canary.judged(history.canary, history.agents, item.reports, item.before, made, old)
-        for words in (*verdict.notes, *(f"against it: {reason}" for reason in verdict.reasons)):
-            self._say(words)
+        for note in verdict.notes:
+            self._say(note)
         return verdict
 
     # ---- what is done ----------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def judge(reports: list[Serving], before: list[Serving], made: Bundle | None = N
 def test_a_version_as_good_as_before_is_good() -> None:
     verdict = judge([serving("pi", NEW), serving("tv", NEW)], [serving("pi", OLD), serving("tv", OLD)])
     assert verdict.good
-    assert "p90 is 1.00 times that of the stable version (median of 2 agents)" in verdict.notes
+    assert "p90 is 1.00 times that of the stable version, +0.00 ms (median of 2 agents)" in verdict.notes
 
 
 def test_without_a_report_nothing_is_promoted() -> None:
@@ -120,7 +120,7 @@ def test_latency_is_the_median_ratio_over_agents(times: tuple[float, ...], good:
     verdict = judge(after, before, agents="d0 d1 d2")
     assert verdict.good is good
     if not good:
-        assert verdict.reasons == ("p90 is 1.30 times that of the stable version (median of 3 agents)",)
+        assert verdict.reasons == ("p90 is 1.30 times that of the stable version, +3.00 ms (median of 3 agents)",)
 
 
 def test_a_ratio_of_microseconds_is_no_reason() -> None:

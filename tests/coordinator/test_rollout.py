@@ -156,7 +156,7 @@ def test_a_slow_canary_is_not_promoted_unless_forced(fleet: Fleet) -> None:
     assert fleet.card().canary is not None, "it is on all the same, until somebody decides"
     forced = fleet.wish(promote=True, force=True)
     assert forced["stable"] == bundle.version(new)
-    assert forced["last"]["reasons"] == ("p90 is 1.30 times that of the stable version (median of 1 agents)",)
+    assert forced["last"]["reasons"] == ("p90 is 1.30 times that of the stable version, +3.00 ms (median of 1 agents)",)
 
 
 def test_a_refused_canary_is_rolled_back_by_one_command(fleet: Fleet) -> None:
