@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from models.branching import layers
 from models.families import build, example, parameters
+from models.meta import Remembering
 from models.submodel import Submodel
 from models.work import work
 
@@ -74,12 +75,12 @@ def counted(submodel: Submodel) -> tuple[int, int, int]:
     """Multiply-adds of inference and of training, and floats saved for backward, each per example."""
     net = build(submodel, "meta").train()
     x, exits = example(submodel.network, BATCH, "meta"), any(name.startswith("exits") for name in submodel.features)
-    with counter() as training:
+    with Remembering(), counter() as training:
         outs, sizes = saved(net, x, exits=exits)
         inference = training.get_total_flops()
         torch.autograd.backward([out.sum() for out in outs])
     if exits:  # inference has no use for the shallow ones
-        with counter() as deepest, torch.no_grad():
+        with Remembering(), counter() as deepest, torch.no_grad():
             net(x)
         inference = deepest.get_total_flops()
     return inference // 2 // BATCH, training.get_total_flops() // 2 // BATCH, sum(sizes) // BATCH

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.families import build, example
+from models.meta import Remembering
 from models.submodel import Objective, Submodel
 
 __all__ = ["LANES", "Work", "work"]
@@ -62,7 +63,7 @@ def work(submodel: Submodel, batch: int, *, training: bool = True) -> Work:
     net = build(submodel, "meta").train(training)
     x, exits = example(submodel.network, max(2, batch) if training else batch, "meta"), any(f.startswith("exits") for f in submodel.features)
     log = Log([*net.parameters(), *net.buffers(), x])
-    with Flash(), log, nullcontext() if training else torch.no_grad():
+    with Flash(), Remembering(), log, nullcontext() if training else torch.no_grad():
         outs = net.exits(x) if exits and training else [net(x)]  # type: ignore[operator]  # a method, which Module's type forgets
         if training:
             torch.stack([loss(out, submodel.network.objective) for out in outs]).mean().backward()  # type: ignore[no-untyped-call]
