@@ -27,8 +27,8 @@ INTRODUCTION = (
 )
 WAIT = 30.0  # seconds for the run's card, where a broker is named
 WHEN = {
-    "profile": "once, at join",
-    "status": "at join and at leaving",
+    "profile": "at join, and when the device measured itself again: its limits changed, or heat held it back",
+    "status": "at join and at leaving, and when the device pauses (--when) or goes on",
     "heartbeat": "every 15 s, and when the state changes",
     "train": "each round that asks this agent",
     "calibrate": "after rounds, for each submodel that it can hold",
