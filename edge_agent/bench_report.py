@@ -32,7 +32,7 @@ class Row:
 
     network: as asked for, empty of files. submodel: its name, or the file's (its path, where two have one name). file_bytes: of the weights or
     the graph. runs, seconds: of inference, at least so long. predicted_ms: of p50; predicted_step_ms: of the quickest step of `batch` examples;
-    predicted_bytes: of training, beyond the base. base_bytes: the process with its runtime loaded; peak_bytes: by the end of inference;
+    predicted_bytes: of training, beyond the base. base_bytes: the process with its runtime loaded; peak_bytes: at the most by its first answers;
     training_peak_bytes: by the end of training. joules: of one inference, all that the package or the board took. celsius, mhz: of the hottest
     sensor and the fastest processor, before and after inference. throttled: at any time between. busy: share of the processors that others
     used meanwhile; loaded: so much that the times are not to be trusted. error: why there is nothing.

@@ -59,7 +59,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident bytes of the process: once the runtime is loaded; at the most by the end of inference; and by the end of training."""
+    """Resident bytes of the process: once the runtime is loaded; at the most, by its first answers; and by the end of training."""
 
     base: int
     peak: int
@@ -148,8 +148,9 @@ def _by_torch(plan: Plan) -> Measured:
     found = _timed(plan, base, load, call)
     if not plan.batch:
         return found
+    _forget_peak()
     step = _training(plan, net)
-    return replace(found, step=step, memory=replace(found.memory, training=resident()[1]))
+    return replace(found, step=step, memory=replace(found.memory, training=max(found.memory.peak, resident()[1])))
 
 
 def _loaded(plan: Plan) -> nn.Module:
@@ -175,6 +176,7 @@ def _timed(plan: Plan, base: int, load: float, call: Callable[[], Any]) -> Measu
     """Latency, with what surrounds it; the base is what was resident before the load."""
     for _ in range(latencies.WARM_UP):
         call()
+    peak = resident()[1]  # before it is timed: a minute of small calls leaves millions of times in memory
     others, before = Load(), read_heat()
     with Meter() as meter:
         found = latency(call, warm_up=0, runs=plan.runs, seconds=plan.seconds)
@@ -183,7 +185,7 @@ def _timed(plan: Plan, base: int, load: float, call: Callable[[], Any]) -> Measu
     return Measured(
         load=load,
         latency=found,
-        memory=Memory(base, resident()[1]),
+        memory=Memory(base, peak),
         before=before,
         after=after,
         busy=busy,

@@ -56,6 +56,13 @@ def test_the_memory_of_a_row_is_its_own_and_not_that_of_who_asked() -> None:
     del hoard
 
 
+def test_what_timing_remembers_is_not_the_memory_of_what_is_timed() -> None:
+    (few,), (many,) = ask([GRAPH], Limits()), ask([replace(GRAPH, runs=500_000, seconds=0.0)], Limits())  # of 32 bytes each
+    assert few.measured is not None
+    assert many.measured is not None
+    assert many.measured.memory.peak < few.measured.memory.peak + 8e6
+
+
 def test_a_plan_that_fails_says_why_and_the_next_goes_on(tmp_path: Path) -> None:
     bad, good = ask([replace(GRAPH, file=str(tmp_path / "nix.onnx")), GRAPH], Limits())
     assert (bad.measured, bad.error) == (None, f"ExportError: {tmp_path / 'nix.onnx'}: expected an ONNX file, found nothing")
