@@ -33,19 +33,22 @@ class Conditions:
         self._root, self._run = root, run
         self._load = load()
         self._hot = False
+        self._unmet = ("", "")  # which condition, and why
         self._conditions = [self._parse(word.strip()) for word in text.split(",")] if text.strip() else []
         for name, condition in self._conditions:
             if condition() is None:
                 raise ConfigError(f"--when {name}: this device does not say {WHAT[name.split('<')[0].strip()]}: leave it out")
 
     def __call__(self) -> str:
-        """The first that is not met. A device that no longer tells what it did at the start does not train."""
+        """The first that is not met, in the words of when it began. A device that no longer tells what it did at the start does not train."""
         for name, condition in self._conditions:
             why = condition()
             if why is None:
-                return f"cannot tell {WHAT[name.split('<')[0].strip()]}"
+                why = f"cannot tell {WHAT[name.split('<')[0].strip()]}"
             if why:
-                return why
+                self._unmet = self._unmet if self._unmet[0] == name else (name, why)  # not a new word for every degree
+                return self._unmet[1]
+        self._unmet = ("", "")
         return ""
 
     def _parse(self, word: str) -> tuple[str, Condition]:
@@ -75,10 +78,8 @@ class Conditions:
         celsius = read_heat(self._root, self._run).celsius
         if celsius is None:
             return None
-        cooling, self._hot = self._hot, celsius >= bound - (COOLER if self._hot else 0.0)
-        if not self._hot:
-            return ""
-        return f"{celsius:.0f} C, going on below {bound - COOLER:g} C" if cooling and celsius < bound else f"{celsius:.0f} C, not below {bound:g} C"
+        self._hot = celsius >= bound - (COOLER if self._hot else 0.0)
+        return f"{celsius:.0f} C, not below {bound:g} C" if self._hot else ""
 
 
 WHAT = {
