@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import click
 
-from benchmarks import aggregation, codec, inference, methods
+from benchmarks import aggregation, codec, inference, methods, pacing, predict
 from benchmarks.table import Row, lines
 from federated.console import FORMAT
 
@@ -31,6 +31,8 @@ timed("aggregation", "Fold ten updates of a ResNet-18, beside reading their byte
 timed("codec", "Encode and decode 45 MB of weights, beside one copy of the bytes.", codec.measure)
 main.add_command(inference.command)
 main.add_command(methods.command)
+main.add_command(pacing.command)
+main.add_command(predict.command)
 
 if __name__ == "__main__":
     main()

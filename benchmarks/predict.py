@@ -1,0 +1,206 @@
+"""`python -m benchmarks predict`: how well three small submodels tell the time and the memory of a training step of all others.
+
+Submodels are drawn by a seed that is printed; none of them is timed before it is predicted. Each is measured in a fresh process of one thread. What
+they are predicted from is timed before and after, so that a machine whose speed changes meanwhile is seen, and hits both alike.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import click
+import numpy as np
+
+from benchmarks import step
+from edge_agent.load import BUSY, Load
+from federated.console import FORMAT, speaker, speaking_plainly
+from federated.errors import ConfigError, Unknown
+from federated.prediction import step_seconds
+from federated.task import Timing
+from models.cost import cost
+from models.families import full, menu, network, probes
+from models.submodel import Network, Submodel
+
+__all__ = ["FAMILIES", "Row", "Summary", "command", "drawn", "measure", "summary"]
+
+FAMILIES = ("preresnet-18", "mobilenet-v2-cifar", "vit-tiny-32")
+PICTURE, CLASSES = (3, 32, 32), 10
+NARROWEST = 0.1
+DRIFT = 0.15  # by which what was timed before and after may differ on a machine that counts as quiet
+MEAN, WORST, MEMORY = 0.10, 0.30, 1.4  # the goals
+
+
+@dataclass(frozen=True)
+class Row:
+    """A submodel. predicted, measured: milliseconds of a step; error: predicted over measured, less 1; rival_error: by multiply-adds alone.
+
+    base: bytes of the process before. predicted_bytes, measured_bytes: beyond that. memory_ratio: of the whole peak, base included, the larger
+    over the smaller; beyond_ratio: without the base.
+    """
+
+    family: str
+    submodel: str
+    predicted_ms: float
+    measured_ms: float
+    error: float
+    rival_error: float
+    base_bytes: int
+    predicted_bytes: int
+    measured_bytes: int
+    memory_ratio: float
+    beyond_ratio: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of a family. mape, worst: mean and largest error of the time, as shares; rival_*: by multiply-adds alone. memory_*_worst: as in Row.
+
+    probes: from what it was predicted. drift: of these between before and after. busy: share of the processors that others used. loaded: whether
+    times of this machine, at that time, can be trusted. met: all goals.
+    """
+
+    family: str
+    submodels: int
+    mape: float
+    worst: float
+    rival_mape: float
+    rival_worst: float
+    memory_ratio_worst: float
+    memory_beyond_worst: float
+    probes: tuple[str, ...]
+    drift: float
+    busy: float
+    loaded: bool
+    met: bool
+
+
+def drawn(made: Network, seed: int, count: int) -> list[Submodel]:
+    """So many submodels, each of a width of its own and so many blocks in each section, none of them a probe."""
+    rng, sizes = np.random.default_rng([seed, *made.family.encode()]), [len(section) for section in full(made).mask]
+    chosen, known = list[Submodel](), {*timed(made)}
+    while len(chosen) < count:
+        width, depth = round(float(rng.uniform(NARROWEST, 1)), 3), tuple(int(rng.integers(1, size + 1)) for size in sizes)
+        (submodel,) = menu(made, (width,), (depth,))
+        if submodel not in known:
+            known.add(submodel)
+            chosen.append(submodel)
+    return chosen
+
+
+def timed(made: Network) -> tuple[Submodel, ...]:
+    """What the others are predicted from."""
+    return probes(made, (1, max(len(section) for section in full(made).mask)))
+
+
+def measure(made: Network, submodels: Sequence[Submodel], batch: int, say: Callable[[Row], None]) -> tuple[list[Row], Summary]:
+    """A row for each submodel, and their summary."""
+    small, load = timed(made), Load()
+    before = [taken.seconds for taken in step.ask(small, batch)]
+    taken = [step.ask([submodel], batch)[0] for submodel in submodels]
+    after = [taken.seconds for taken in step.ask(small, batch)]
+    busy, drift = load.share(), max(max(a / b, b / a) - 1 for a, b in zip(before, after, strict=True))
+    timings = [Timing(submodel, batch, (a + b) / 2) for submodel, a, b in zip(small, before, after, strict=True)]
+    rows = [row(made, submodel, batch, timings, found) for submodel, found in zip(submodels, taken, strict=True)]
+    for one in rows:
+        say(one)
+    return rows, summary(rows, tuple(submodel.name for submodel in small), drift, busy)
+
+
+def row(made: Network, submodel: Submodel, batch: int, timings: Sequence[Timing], taken: step.Taken) -> Row:
+    """A submodel predicted beside what it took."""
+    seconds, memory, beyond = step_seconds(timings, submodel, batch), cost(submodel, batch).memory, taken.peak - taken.base
+    price = statistics.mean(t.seconds / cost(t.submodel).training_macs for t in timings)
+    return Row(
+        family=title(made),
+        submodel=submodel.name,
+        predicted_ms=seconds * 1000,
+        measured_ms=taken.seconds * 1000,
+        error=seconds / taken.seconds - 1,
+        rival_error=price * cost(submodel).training_macs / taken.seconds - 1,
+        base_bytes=taken.base,
+        predicted_bytes=memory,
+        measured_bytes=beyond,
+        memory_ratio=apart(taken.base + memory, taken.peak),
+        beyond_ratio=apart(memory, beyond),
+    )
+
+
+def apart(a: float, b: float) -> float:
+    """The larger over the smaller."""
+    return max(a / b, b / a)
+
+
+def summary(rows: Sequence[Row], small: tuple[str, ...], drift: float, busy: float) -> Summary:
+    errors, rival = [abs(row.error) for row in rows], [abs(row.rival_error) for row in rows]
+    mean, worst, memory = statistics.mean(errors), max(errors), max(row.memory_ratio for row in rows)
+    return Summary(
+        family=rows[0].family,
+        submodels=len(rows),
+        mape=mean,
+        worst=worst,
+        rival_mape=statistics.mean(rival),
+        rival_worst=max(rival),
+        memory_ratio_worst=memory,
+        memory_beyond_worst=max(row.beyond_ratio for row in rows),
+        probes=small,
+        drift=drift,
+        busy=busy,
+        loaded=busy >= BUSY or drift >= DRIFT,
+        met=mean <= MEAN and worst <= WORST and memory <= MEMORY,
+    )
+
+
+def title(made: Network) -> str:
+    return f"{made.family}-{made.preset}"
+
+
+def line(one: Row) -> str:
+    time = f"{one.predicted_ms:10.1f}{one.measured_ms:10.1f}{one.error:+8.1%}{one.rival_error:+9.1%}"
+    beyond = f"{one.predicted_bytes / 1e6:10.0f}{one.measured_bytes / 1e6:10.0f}"
+    return f"{one.submodel:28}{time}{beyond}{one.memory_ratio:8.2f}{one.beyond_ratio:8.2f}"
+
+
+HEAD = f"{'':28}{'pred. ms':>10}{'took ms':>10}{'error':>8}{'by MACs':>9}{'pred. MB':>10}{'took MB':>10}{'whole':>8}{'beyond':>8}"
+
+
+def conclusion(one: Summary) -> str:
+    loaded = f"; others used {one.busy:.0%} of the processors, and the speed changed by {one.drift:.0%}: measure again" if one.loaded else ""
+    return (
+        f"{one.family}, {one.submodels} submodels from {', '.join(one.probes)}: time {one.mape:.1%} off on average, {one.worst:.1%} at worst "
+        f"(by multiply-adds alone {one.rival_mape:.1%} and {one.rival_worst:.1%}); memory of the process {one.memory_ratio_worst:.2f}x at worst, "
+        f"{one.memory_beyond_worst:.2f}x beyond what it was before; {'met' if one.met else 'missed'}{loaded}"
+    )
+
+
+@click.command("predict")
+@click.option("--seed", default=7, show_default=True, help="draws the submodels")
+@click.option("--count", default=24, show_default=True, type=click.IntRange(min=1), metavar="N", help="submodels of each family")
+@click.option("--families", default=",".join(FAMILIES), show_default=True, metavar="NAME,...", help="families or presets, of pictures")
+@click.option("--batch", default=32, show_default=True, type=click.IntRange(min=2), help="examples of a training step")
+@FORMAT
+def command(seed: int, count: int, families: str, batch: int, form: str) -> None:
+    """Predict the time and the memory of training steps of submodels drawn by a seed from three small ones, and measure them."""
+    with speaking_plainly("python -m benchmarks predict", "train", "interrupted"):
+        say, rows, found = speaker(form), list[Row](), list[Summary]()
+        networks = [named(name) for name in families.split(",")]
+        say(f"seed {seed}, batch {batch}, one thread, pictures of {' x '.join(map(str, PICTURE))}")
+        for made in networks:
+            say(f"{title(made)}: measuring {count} submodels\n{HEAD}")
+            some, one = measure(made, drawn(made, seed, count), batch, lambda row: say(line(row)))
+            rows, found = [*rows, *some], [*found, one]
+            say(conclusion(one))
+        if form == "json":
+            click.echo(json.dumps({"seed": seed, "batch": batch, "families": [asdict(s) for s in found], "rows": [asdict(r) for r in rows]}))
+
+
+def named(name: str) -> Network:
+    """A network for pictures. Raises Unknown, ConfigError."""
+    try:
+        return network(name, PICTURE, CLASSES, (127.0,), (60.0,))
+    except LookupError as error:
+        raise Unknown("model", str(error.args[0]), error.args[1]) from None
+    except ValueError as error:
+        raise ConfigError(f"--families: {error}") from None
