@@ -209,6 +209,38 @@ def infer(name: str | None, form: str, **options: Any) -> None:
             click.echo(text)
 
 
+@main.command()
+@click.option("--broker", metavar="HOST|URL", help="take this agent's released network from a broker")
+@click.option("--model", type=click.Path(path_type=Path), metavar="FOLDER", help="use a release's folder")
+@RUN
+@click.option("--name", metavar="ID", help="the agent whose submodel to take  [default: this host's first]")
+@click.option("--submodel", metavar="NAME", help="take this submodel instead of the agent's own")
+@STORE
+@click.option("--wait", type=float, default=30.0, show_default=True, metavar="SECONDS", help="how long to wait for a release")
+@with_own_data
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="where the adapted network goes, for infer --model DIR")
+@click.option("--epochs", type=click.IntRange(1, 10_000), default=3, show_default=True, help="passes over this device's training part")
+@click.option("--steps", type=click.IntRange(0), default=0, help="at most so many steps  [default: as many as the passes have]")
+@click.option("--batch", type=click.IntRange(2, 65536), default=32, show_default=True, help="examples of a step")
+@click.option("--lr", type=click.FloatRange(0, 100, min_open=True), default=0.01, show_default=True, help="learning rate")
+@click.option("--only", type=click.Choice(["all", "head"]), default="all", show_default=True, help="head: the last layer alone learns")
+@click.option("--network", metavar="module:function", default="", help="a network of your own, where the release is of one of that name")
+@click.option("--threads", type=click.IntRange(0, 1024), default=0, help="threads to train with  [default: as PyTorch chooses]")
+@click.option("--keep-anyway", "anyway", is_flag=True, help="write the adapted network also where it is no better")
+@FORMAT
+def finetune(name: str | None, form: str, **options: Any) -> None:
+    """Adapt the released network to this device's own data, and say how good it was before and is after, on data it did not learn from.
+
+    Nothing is sent. What is no better is not written. Needs PyTorch, and the extra export to write what infer serves.
+    """
+    with plainly("finetune"):
+        from edge_agent.finetune import Request, command
+
+        if not options["data"]:
+            raise UsageError("--data is missing: name this device's own data")
+        click.echo(command(Request(name=agent_name(name), **own_data(options)), form, lambda line: click.echo(line, err=True)))
+
+
 def own_data(options: dict[str, Any]) -> dict[str, Any]:
     """The flags of with_own_data by the names that requests give them."""
     if options["shard"] is None and (options["partition"] is not None or options["seed"] is not None):

@@ -11,7 +11,6 @@ from pathlib import Path
 from edge_agent import remembered
 from edge_agent.answers import Answer, answer
 from edge_agent.choice import CPU, Choice, Held, Trial, choose, gauge, own_sample, thread_counts
-from edge_agent.load import BUSY, Load
 from edge_agent.sources import shaped
 from export.bundle import version as version_of
 from export.verify import Array, Session, load, sha256
@@ -182,9 +181,8 @@ class Engine:
     def _chosen(self, folder: Path, submodel: str, version: str) -> tuple[Session, Choice]:
         """The way that was fastest here before, tested again; or all ways, measured."""
         before = remembered.known(version, submodel, self._threads, self._held)
-        load_ = Load()
         session, choice = choose(folder, submodel, version, threads=self._threads, held=self._held, before=before)
-        if choice != before and load_.share() < BUSY:  # timings beside other work are not kept
+        if choice != before and not choice.busy:  # timings beside other work are not kept
             remembered.note(choice, self._threads, self._held)
         return session, choice
 

@@ -35,7 +35,7 @@ def listed(inputs: Sequence[Path]) -> list[Path | None]:
 
 
 def read(path: Path | None, session: Session, *, resize: bool = False) -> Array:
-    """Raw examples [n, *inputs] for a session from a file, or as JSON from standard input when `path` is None.
+    """Raw examples [n, *inputs] for a session from a file, or from standard input (JSON, or a .npy file) when `path` is None.
 
     An .npz file holds `x`, or one array only; JSON is nested lists, or one example per line. One example may come without its first axis. A
     picture becomes grey or coloured as the network takes it; resize: to its size as well, instead of being refused.
@@ -45,7 +45,7 @@ def read(path: Path | None, session: Session, *, resize: bool = False) -> Array:
     if path is not None and path.suffix.lower() in PICTURES:
         return shaped(_picture(path, session, resize=resize), session, name)
     try:
-        value = parsed(sys.stdin.buffer.read(), name) if path is None else _loaded(path, name)
+        value = _piped(sys.stdin.buffer.read(), name) if path is None else _loaded(path, name)
     except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:  # pickles are ValueErrors
         why = "it holds pickled objects, or no arrays at all" if "allow_pickle" in str(error) else error
         raise DataError(f"{name}: cannot be read as raw examples: {why}") from error
@@ -119,6 +119,10 @@ def _array(value: object, name: str) -> Array:
         return np.asarray(value)
     except (ValueError, OverflowError) as error:  # lists of different lengths
         raise DataError(f"{name}: cannot be read as raw examples: {error}") from error
+
+
+def _piped(data: bytes, name: str) -> Array:
+    return unpacked(data, name) if data.startswith(np.lib.format.MAGIC_PREFIX) else parsed(data, name)
 
 
 def _loaded(path: Path, name: str) -> Array:
