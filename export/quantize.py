@@ -1,8 +1,9 @@
 """A graph of float32 made one of int8: smaller, and faster where the processor multiplies bytes.
 
 Static: each activation has one range, found on real examples as its smallest and largest value; weights have one per channel. The raw input and
-its normalisation stay as they are. A convolutional network is int8 throughout; of one with attention only the products are, since what lies
-between them (softmax, layer norm, gelu) loses more than it gains. Dynamic: ranges are found as the graph runs, which pays for matrices alone.
+its normalisation stay as they are, and so do the units of values at the end. A convolutional network is int8 throughout; of one with attention
+only the products are, since what lies between them (softmax, layer norm, gelu) loses more than it gains. Dynamic: ranges are found as the graph
+runs, which pays for matrices alone.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = ["kinds", "quantize"]
 BATCH = 32  # examples calibrated at a time
 PRODUCTS = ("Conv", "Gemm", "MatMul")
 TABLES = ("Gather",)  # of embeddings
+UNITS = ("Add", "Mul")
 ATTENTION = "Softmax"  # no network of ours ends in one: its logits are the answer
 
 
@@ -78,8 +80,24 @@ def _made(onnx: Any, tools: Any, path: Path, kind: Kind, examples: Array, folder
     else:
         activations = tools.QuantType.QUInt8 if kind == "int8-u8s8" else tools.QuantType.QInt8
         only = [*PRODUCTS, *TABLES] if attention else None
-        tools.quantize_static(prepared, out, _Reader(examples), activation_type=activations, op_types_to_quantize=only, **weights)
+        kept = _units(onnx.load(prepared).graph)
+        tools.quantize_static(
+            prepared, out, _Reader(examples), activation_type=activations, op_types_to_quantize=only, nodes_to_exclude=kept, **weights
+        )
     return onnx.load(out)
+
+
+def _units(graph: Any) -> list[str]:
+    """The nodes that give values their raw units at the end: one range for values of unlike units would leave the smallest without digits."""
+    makers = {output: node for node in graph.node for output in node.output}
+    constants = {tensor.name for tensor in graph.initializer}
+    found, node = list[str](), makers.get(graph.output[0].name)
+    while node is not None and node.op_type in UNITS and (inner := [name for name in node.input if name not in constants]):
+        if len(inner) > 1:
+            break
+        found.append(node.name)
+        node = makers.get(inner[0])
+    return found
 
 
 class _Reader:

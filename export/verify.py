@@ -8,6 +8,7 @@ properties have the entries METADATA; `objective` (models.submodel.Objective) sa
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,12 @@ METADATA = ("objective", "outputs", "preprocessing", "round", "run", "submodel",
 TYPES: dict[str, np.dtype[Any]] = {"tensor(uint8)": np.dtype(np.uint8), "tensor(float)": np.dtype(np.float32), "tensor(int64)": np.dtype(np.int64)}
 BATCH = 256  # examples per run: activations of all of a large file at once would not fit a small device
 NUMBERS = 2**24  # of one run's output at most (64 MiB): logits of a whole vocabulary at each place of a text are many
+REASONS = {  # what the runtime says, and what of it helps
+    r"Opset (\d+) is under development.* domain (\S+) is till opset (\d+)": "expected opset {2} of {1} at most, which {version} knows, found {0}",
+    r"Unsupported model IR version: (\d+), max supported IR version: (\d+)": "expected IR version {1} at most, which {version} knows, found {0}",
+    r"No Op registered for (\S+) with domain_version of (-?\d+)": "expected operators that {version} knows, found {0} of opset {1}",
+    r"([\w.]+:\w+)\(-?\d+\) is not a registered function/op": "expected operators that {version} knows, found {0}",
+}
 QUIET = 3  # errors only: warnings of the runtime go to stderr, past any logging
 
 
@@ -48,7 +55,7 @@ class Session:
         try:
             self._session = onnxruntime.InferenceSession(model, options, providers=list(providers))
         except Exception as error:  # the runtime's errors share no base class of their own
-            raise ExportError(f"{name}: expected an ONNX file, found one that does not load: {' '.join(str(error).split())[:300]}") from error
+            raise ExportError(f"{name}: {_reason(error)}") from error
         self.name, self.providers = name, tuple(str(provider) for provider in self._session.get_providers())
         self.metadata: Mapping[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
         missing = [key for key in METADATA if key not in self.metadata]
@@ -122,6 +129,15 @@ def sha256(path: Path) -> str:
     """Digest of a file, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    """Why a graph does not load: what it asks of the runtime and what that has, or else the runtime's own words without the place in its source."""
+    said, version = " ".join(str(error).split()), f"onnxruntime {onnxruntime.__version__}"
+    for pattern, reason in REASONS.items():
+        if found := re.search(pattern, said):
+            return reason.format(*found.groups(), version=version)
+    return f"expected an ONNX file, found one that does not load: {re.sub(r'/onnxruntime_src/.*?[)] (?=[A-Z])', '', said)[:300]}"
 
 
 def _types(objective: str) -> dict[str, np.dtype[Any]]:

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from export.verify import BATCH, METADATA, compare, load, sha256
 from federated.errors import DataError, ExportError
-from tests.export.conftest import GIVEN, make_text
+from tests.export.conftest import GIVEN, make_bytes, make_text
 
 X = np.array([[1, 2], [5, 3]], np.uint8)
 Make = Callable[..., Path]
@@ -102,6 +103,30 @@ def test_a_corrupt_file_is_refused(make_graph: Make, damage: Callable[[bytes], b
 def test_a_foreign_graph_is_refused(make_graph: Make, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ExportError, match=message):
         load(make_graph(**changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: setattr(m.opset_import[0], "version", 99), r"expected opset \d+ of ai.onnx at most, which onnxruntime [\d.]+ knows, found 99"),
+        (lambda m: setattr(m, "ir_version", 99), r"expected IR version \d+ at most, which onnxruntime [\d.]+ knows, found 99"),
+        (lambda m: setattr(m.graph.node[1], "op_type", "Frob"), r"expected operators that onnxruntime [\d.]+ knows, found Frob of opset 20"),
+        (lambda m: (setattr(m.graph.node[1], "domain", "com.foo"), add(m, "com.foo")), r"expected operators .* found com\.foo:Flatten"),
+        (lambda m: m.graph.node[2].input.__setitem__(1, "gone"), r"expected an ONNX file, found one that does not load: .*gone"),
+    ],
+)
+def test_what_this_runtime_cannot_run_says_what_it_asks_for(change: Callable[[Any], object], message: str, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load_from_string(make_bytes())
+    change(model)
+    (tmp_path / "foreign.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ExportError, match=rf"foreign\.onnx: {message}") as error:
+        load(tmp_path / "foreign.onnx")
+    assert "onnxruntime_src" not in str(error.value)
+
+
+def add(model: Any, domain: str) -> None:
+    model.opset_import.append(type(model.opset_import[0])(domain=domain, version=3))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

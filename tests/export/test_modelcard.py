@@ -1,0 +1,48 @@
+"""A model card says what the manifest says, in words and in a table."""
+
+from __future__ import annotations
+
+from export.bundle import Bundle, Entry, File, Variant
+from export.modelcard import text
+
+
+def bundle(**changes: object) -> Bundle:
+    files = [File(f"w1-d1{kind}.onnx", size, f"{size:064d}") for kind, size in (("", 4000), (".int8-u8s8", 1000))]
+    graphs = (Variant("fp32", files[0], 1e-7, 0.95), Variant("int8-u8s8", files[1], 0.25, 0.9475, 0.99))
+    entry = Entry("w1-d1", 1234, 5678, graphs, File("w1-d1.tensors", 4100, "ab" * 32), ("int8-s8s8: a reason",))
+    given = {
+        "labelled": True,
+        "calibrated": 128,
+        "preprocessing": {"inside": True, "mean": [4.5, 1.0], "std": [2.0, 1.0]},
+        "about": {"method": "fedfa"},
+    }
+    check = File("check.tensors", 10, "cd" * 32)
+    return Bundle("spring", 7, (2, 8, 8), "uint8", "class", 10, 400, (entry,), check, **{**given, **changes})  # type: ignore[arg-type]
+
+
+def test_each_graph_has_a_row_and_each_absent_one_a_reason() -> None:
+    card = text(bundle())
+    assert card.startswith("# spring, round 7\n")
+    assert "| w1-d1 | 1,234 | 5,678 | fp32 | 4 kB | 0.9500 |  | 1e-07 |" in card
+    assert "| w1-d1 | 1,234 | 5,678 | int8-u8s8 | 1 kB | 0.9475 | -0.0025 | 0.25 |" in card
+    assert "- w1-d1 has no int8-s8s8: a reason" in card
+    assert "- method: fedfa" in card
+
+
+def test_inputs_classes_and_digests_are_told() -> None:
+    card = text(bundle(classes=("cat", "dog")))
+    assert "uint8 [batch, 2, 8, 8]" in card
+    assert "- mean: 4.5, 1\n- std: 2, 1\n" in card
+    assert "Classes: 0 cat, 1 dog." in card
+    assert "Classes are numbers, 0 to 9" in text(bundle())
+    for digest in ("cd" * 32, "ab" * 32, f"{4000:064d}", f"{1000:064d}"):
+        assert digest in card
+
+
+def test_what_was_not_measured_is_said() -> None:
+    assert "Each graph was run on 400 real labelled examples" in text(bundle())
+    assert "The ranges of int8 were found on 128 other examples." in text(bundle())
+    assert "Not measured here: latency" in text(bundle())
+    blind = text(bundle(labelled=False))
+    assert "without labels, so that no accuracy is known" in blind
+    assert "| int8-u8s8 | 1 kB | 0.9900 | -0.0100 |" in blind
