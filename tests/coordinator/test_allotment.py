@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,3 +118,23 @@ def test_an_agent_that_fails_at_the_smallest_is_left_out_for_a_while(tmp_path: P
     found = history(tmp_path, "once")
     assert [d.asked for d in found] == [True, False, False, False, True]
     assert found[1].reason == f"left out for now: failed in round 1 with {FIRST}: no, and none is smaller"
+
+
+def test_an_update_that_misses_the_deadline_makes_the_next_submodel_a_smaller_one(tmp_path: Path) -> None:
+    def dawdle(update: Update) -> Update:
+        if update.work == "train" and update.round == 2:
+            time.sleep(9)
+        return update
+
+    fleet = [Member("slow", digits(0, 2), change=dawdle), Member("well", digits(1, 2))]
+    federate(tmp_path, fleet, {**SMALL, "train.steps": 1, "rounds": 3, "fleet.deadline": 6.0})
+    store = Store.open(tmp_path / "runs", RUN, read_only=True)
+    outcomes = {e.agent: e.outcome for e in store.entries(2)}
+    standing = store.ledger.standings()["slow"]
+    store.close()
+    found = history(tmp_path, "slow")
+    assert outcomes == {"slow": "late", "well": "folded"}
+    assert [d.submodel for d in found[:2]] == [LAST, LAST]
+    assert found[2].submodel != LAST
+    assert f"was late in round 2 with {LAST}" in found[2].reason
+    assert standing.setbacks[0].submodel == LAST
