@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from export.verify import Session
+from federated.data.images import COLOUR, GREY
 from federated.errors import DataError, MissingExtra
 
 __all__ = ["ARRAYS", "PICTURES", "listed", "parsed", "read", "shaped", "unpacked"]
@@ -126,9 +127,10 @@ def _piped(data: bytes, name: str) -> Array:
 
 
 def _loaded(path: Path, name: str) -> Array:
-    if path.suffix in (".json", ".jsonl"):
+    suffix = path.suffix.lower()
+    if suffix in (".json", ".jsonl"):
         return parsed(path.read_bytes(), name)
-    if path.suffix not in (".npy", ".npz"):
+    if suffix not in (".npy", ".npz"):
         raise DataError(f"{name}: expected a file of {', '.join(ARRAYS)}, or a picture ({', '.join(PICTURES)})")
     with path.open("rb") as file:
         found = np.load(file, allow_pickle=False)
@@ -153,6 +155,8 @@ def _picture(path: Path, session: Session, *, resize: bool) -> Array:
         with Image.open(path) as opened:
             if (found := opened.size) != (width, height) and not resize:
                 raise DataError(f"{path}: expected a picture of {width}x{height}, found {found[0]}x{found[1]}; --resize scales it")
+            if opened.mode not in GREY + COLOUR:
+                raise DataError(f"{path}: expected a picture of 8 bits in grey or colour, found one of mode {opened.mode}")
             opened.info.pop("transparency", None)  # of a palette, of which Pillow would warn
             picture = opened.convert("L" if channels == 1 else "RGB").resize((width, height))
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from federated.data.dataset import Dataset
 from federated.errors import DataError, MissingExtra
 
-__all__ = ["read_folder", "read_zip"]
+__all__ = ["COLOUR", "GREY", "read_folder", "read_zip"]
 
 Pixels = npt.NDArray[np.uint8]
 Place = tuple[str, ...]  # a path within the folder, by its parts

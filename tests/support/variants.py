@@ -1,0 +1,43 @@
+"""A release of run `spring` whose one submodel w1-d1 has several graphs, made by hand: all compute the same, what is said of them differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from export import bundle, verify
+from export.bundle import Bundle, Entry, Kind, Variant
+from federated.wire import tensors
+from tests.support.release import GRAPH, X, field, file
+
+__all__ = ["NAME", "several"]
+
+NAME = "w1-d1"
+
+
+def several(
+    folder: Path,
+    kinds: Sequence[Kind] = ("fp32", "int8-u8s8"),
+    *,
+    off: Mapping[Kind, float] = {},
+    accuracy: Mapping[Kind, float] = {},
+    classes: tuple[str, ...] = (),
+    padding: bytes = b"",
+) -> Path:
+    """Writes it. off: how much more the check says than the graph does (the outputs' spread is 1.87); padding: makes the version another."""
+    folder.mkdir(parents=True, exist_ok=True)
+    said = {}
+    for number, kind in enumerate(kinds):
+        path = folder / f"{NAME}.{kind}.onnx"
+        path.write_bytes(GRAPH.read_bytes() + field(bytes([number]) + padding))
+        said[path.name] = verify.load(path).predict(X) + np.float32(off.get(kind, 0.0))
+    (folder / f"{NAME}.tensors").write_bytes(tensors.encode({"submodel": NAME}, {"weight": np.eye(2, dtype=np.float32)}))
+    (folder / bundle.CHECK).write_bytes(tensors.encode({}, {"x": X, **said}))
+    variants = tuple(Variant(kind, file(folder / f"{NAME}.{kind}.onnx"), 0.0, accuracy.get(kind)) for kind in kinds)
+    entry = Entry(NAME, 4, 4, variants, file(folder / f"{NAME}.tensors"))
+    made = Bundle("spring", 7, (2,), "uint8", "class", 2, 2, (entry,), file(folder / bundle.CHECK), classes)
+    (folder / bundle.MANIFEST).write_bytes(msgspec.json.encode(made))
+    return folder
