@@ -200,7 +200,7 @@ def _check_data(made: Bundle, network: Network, data: Dataset) -> None:
     target = "token" if network.objective in TOKENS else network.objective
     found = (tuple(data.x.shape[1:]), data.x.dtype.name, data.target)
     if found != (made.inputs, made.dtype, target):
-        shapes = (f"{kind}s for {dtype} {list(inputs)}" for inputs, dtype, kind in ((made.inputs, made.dtype, target), found))
+        shapes = (f"a {kind} for {dtype} {list(inputs)}" for inputs, dtype, kind in ((made.inputs, made.dtype, target), found))
         raise DataError(f"{data.name}: expected examples like those of run '{made.run}', {next(shapes)}, found {next(shapes)}")
     fits = data.outputs <= made.outputs if target == "class" else data.outputs == made.outputs
     if not fits:

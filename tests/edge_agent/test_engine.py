@@ -121,7 +121,7 @@ def test_a_restart_goes_on_with_the_last_one_and_else_with_the_one_before(tmp_pa
     assert resumed is not None
     assert resumed.version == first.version
     (moved / "r1" / f"{NAME}.fp32.onnx").write_bytes(b"damaged")
-    with pytest.raises(ExportError, match="nothing that was in use can be resumed: .*expected sha256.*; .*expected sha256"):
+    with pytest.raises(ExportError, match=r"nothing that was in use can be resumed: .*expected sha256.*; .*expected sha256"):
         Engine(moved, threads=1).resume()
 
 

@@ -150,7 +150,7 @@ def test_a_folder_is_all_that_can_be_read_in_it_by_name(tmp_path: Path) -> None:
     assert listed([]) == [None]
     assert listed([tmp_path / "x.npy"]) == [tmp_path / "x.npy"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="expected files of .* in the folder, found none"):
+    with pytest.raises(DataError, match=r"expected files of .* in the folder, found none"):
         listed([tmp_path / "empty"])
 
 
@@ -165,7 +165,7 @@ def test_an_array_in_memory_is_what_its_header_says_or_refused() -> None:
         unpacked(vast, "mine")
     pickled = io.BytesIO()
     np.save(pickled, np.array([{}], object), allow_pickle=True)
-    with pytest.raises(DataError, match="mine: expected .* found pickled objects"):
+    with pytest.raises(DataError, match=r"mine: expected .* found pickled objects"):
         unpacked(pickled.getvalue(), "mine")
     for broken in (b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00\x10\x00not a header ..", npy(x)[:40]):
         with pytest.raises(DataError, match=r"mine: expected a \.npy file"):

@@ -1,0 +1,215 @@
+"""The agent that answers, as a process of its own: asked without a pause while releases come, go wrong and are taken back at a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from coordinator import broker as brokers
+from export import bundle
+from export.publish import announce, publish, version_of
+from federated.wire import messages, topics
+from federated.wire.link import MqttLink
+from tests.support.variants import NAME, several
+
+pytestmark = [pytest.mark.processes, pytest.mark.broker]
+AGENT = [sys.executable, "-c", "import sys; sys.modules['torch'] = None\nfrom edge_agent.cli import main; main()"]  # without PyTorch
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[str]:
+    with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
+        yield started.address
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts `edge-agent infer`; its words for people go to a log."""
+    started: list[subprocess.Popen[str]] = []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
+
+    def begin(*more: str) -> subprocess.Popen[str]:
+        log = (tmp_path / f"agent-{len(started)}.err").open("w")
+        command = [*AGENT, "infer", "--name", "pi", "--store", str(tmp_path / "store"), "--threads", "1", "--format", "json", *more]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=tmp_path)
+        log.close()
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        with process:
+            if process.poll() is None:
+                process.kill()
+
+
+def eventually(what: Callable[[], Any], seconds: float = 60.0) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert found, "it did not come"
+    return found
+
+
+def address(tmp_path: Path, number: int = 0) -> str:
+    """Where the agent says that it listens."""
+    log = tmp_path / f"agent-{number}.err"
+    line = eventually(lambda: next((line for line in log.read_text().splitlines() if line.startswith("listening at ")), ""))
+    return str(line.split()[2].rstrip(":"))
+
+
+def ask(url: str) -> Any:
+    request = urllib.request.Request(f"{url}/infer", b'{"inputs": [2, 1]}', {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return json.loads(reply.read())
+
+
+def state(url: str) -> Any:
+    with urllib.request.urlopen(f"{url}/release", timeout=30) as reply:
+        return json.loads(reply.read())
+
+
+class Hammer:
+    """Asks without a pause, from two threads. answers: (version, what it called the class); failures: whatever went wrong."""
+
+    def __init__(self, url: str) -> None:
+        self.answers: list[tuple[str, str]] = []
+        self.failures: list[BaseException] = []
+        self._url, self._stop = url, threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(2)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self) -> None:
+        while not self._stop.is_set():
+            try:
+                found = ask(self._url)
+                self.answers.append((found["version"], found["answers"][0]["name"]))
+            except BaseException as error:
+                self.failures.append(error)
+
+    def end(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def release(broker: str, stable: Path, canary: Path | None = None) -> None:
+    link = MqttLink(broker, "coordinator")
+    versions = [None if folder is None else version_of(folder, "spring", {"pi": NAME}) for folder in (stable, canary)]
+    for folder in (stable, canary):
+        if folder is not None:
+            publish(link, "spring", folder, {})
+    announce(link, messages.Release("spring", versions[0], versions[1], ("pi",) if canary else ()))
+    link.close()
+
+
+def version(tmp_path: Path, number: int, **changes: Any) -> Path:
+    """Its answers call the first class by its number."""
+    return several(tmp_path / f"r{number}", ("fp32", "int8-u8s8"), padding=bytes([number]) * 300_000, classes=(f"name {number}", "-"), **changes)
+
+
+def test_no_question_is_lost_while_releases_come_go_wrong_and_are_taken_back(tmp_path: Path, broker: str, start: Start) -> None:
+    first, second, bad = version(tmp_path, 1), version(tmp_path, 2), version(tmp_path, 3, off={"fp32": 9.0, "int8-u8s8": 9.0})
+    release(broker, first)
+    agent = start("--broker", broker, "--run", "spring", "--serve", "127.0.0.1:0")
+    url = address(tmp_path)
+    eventually(lambda: state(url)["state"] == "serving")
+    hammer = Hammer(url)
+    try:
+        eventually(lambda: len(hammer.answers) > 20)
+        release(broker, first, canary=second)
+        eventually(lambda: state(url)["version"] == bundle.version(second))
+        release(broker, second)  # promoted
+        release(broker, second, canary=bad)
+        refused = eventually(lambda: state(url)["refused"])
+        assert refused["version"] == bundle.version(bad)
+        assert "differs from where it was made" in refused["reason"]
+        assert state(url)["version"] == bundle.version(second)
+        release(broker, first)  # rolled back
+        eventually(lambda: state(url)["version"] == bundle.version(first))
+        more = len(hammer.answers) + 20
+        eventually(lambda: len(hammer.answers) > more)
+    finally:
+        hammer.end()
+    assert not hammer.failures
+    assert set(hammer.answers) == {(bundle.version(first), "name 1"), (bundle.version(second), "name 2")}
+    assert state(url)["failed"] == 0
+    agent.send_signal(signal.SIGTERM)
+    out, _ = agent.communicate(timeout=30)
+    assert agent.returncode == 0
+    told = json.loads(out.splitlines()[-1])
+    assert told["answered"] == len(hammer.answers)
+    assert told["failed"] == 0
+
+
+def test_killed_and_started_without_its_broker_it_answers_as_before(tmp_path: Path, start: Start) -> None:
+    first = version(tmp_path, 1)
+    with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
+        release(started.address, first)
+        agent = start("--broker", started.address, "--run", "spring", "--serve", "127.0.0.1:0")
+        url = address(tmp_path)
+        eventually(lambda: state(url)["state"] == "serving")
+        agent.kill()
+        agent.wait()
+        gone = started.address
+    start("--broker", gone, "--run", "spring", "--serve", "127.0.0.1:0")
+    url = address(tmp_path, 1)
+    found = ask(url)
+    assert (found["version"], found["answers"][0]["name"]) == (bundle.version(first), "name 1")
+
+
+def test_a_folder_is_served_without_a_broker(tmp_path: Path, start: Start) -> None:
+    agent = start("--model", str(version(tmp_path, 1)), "--serve", "127.0.0.1:0")
+    assert ask(address(tmp_path))["answers"][0]["name"] == "name 1"
+    agent.send_signal(signal.SIGINT)
+    assert agent.wait(30) == 0
+
+
+def test_questions_are_answered_at_a_real_broker(tmp_path: Path, broker: str, start: Start) -> None:
+    release(broker, version(tmp_path, 1))
+    start("--broker", broker, "--mqtt")
+    link = MqttLink(broker, "asker")
+    try:
+        link.subscribe(topics.answer("spring", "pi", "+"))
+        log = tmp_path / "agent-0.err"
+        eventually(lambda: "answers at the broker: run 'spring', agent 'pi'" in log.read_text() and "answers with version" in log.read_text())
+        link.publish(topics.ask("spring", "pi", "q1"), b'{"inputs": [[2, 1]]}')
+        delivery = eventually(lambda: link.receive(0.2))
+        assert delivery.topic == topics.answer("spring", "pi", "q1")
+        assert json.loads(delivery.payload)["answers"][0]["name"] == "name 1"
+    finally:
+        link.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--model", "none.onnx"], 8, "none.onnx: No such file"),
+        (["--model", ".", "--serve", "0"], 8, "found no manifest.json"),
+        (["--broker", "127.0.0.1:9", "--run", "spring", "--serve", "127.0.0.1:0"], 5, "127.0.0.1:9"),
+        (["--serve", "0.0.0.0:0", "--broker", "127.0.0.1:9"], 2, "others can reach this address"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line_and_its_exit_code(tmp_path: Path, start: Start, flags: list[str], code: int, words: str) -> None:
+    agent = start(*flags)
+    agent.communicate(timeout=60)
+    lines = (tmp_path / "agent-0.err").read_text().splitlines()
+    assert agent.returncode == code
+    assert lines[-1].startswith("error: ")
+    assert words in lines[-1]
