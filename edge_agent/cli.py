@@ -189,7 +189,7 @@ def words(text: str) -> tuple[str, ...]:
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="threads of one answer  [default: as many as are fastest]")
 @click.option("--serve", metavar="HOST:PORT", help="answer over HTTP until stopped: POST /infer, GET /health, GET /release")
 @click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="a secret that askers must send; needed beyond this machine")
-@click.option("--mqtt", is_flag=True, help="answer at the broker until stopped: fl/v1/RUN/infer/NAME/ask/ID, .../answer/ID")
+@click.option("--mqtt", is_flag=True, help="answer at the broker until stopped; it says at which topic it is asked")
 @with_own_data
 @click.argument("inputs", nargs=-1, type=click.Path(path_type=Path))
 @FORMAT

@@ -22,6 +22,7 @@ from edge_agent.follow import Arrival, Follower, link_of
 from edge_agent.questions import Questions
 from edge_agent.replies import state
 from federated.errors import EspalierError, ExportError, FleetError, LinkError
+from federated.wire import topics
 from federated.wire.link import Delivery, Link
 from federated.wire.messages import Serving
 
@@ -184,7 +185,8 @@ def _follow(plan: Plan, engine: Engine, adopter: _Adopter, refusal: _Refusal, st
             arrival = follower.turn(TURN)
             if plan.mqtt and questions is None and follower.run is not None:
                 questions = Questions(link, follower.run, plan.name, engine)
-                say(f"answers at the broker: run '{follower.run}', agent '{plan.name}'")
+                asked, answered = (of(follower.run, plan.name, "ID") for of in (topics.ask, topics.answer))
+                say(f"answers at the broker: publish to {asked}, hear {answered} (ID: any word)")
             if arrival is not None:
                 adopter.take(arrival)
             news = _news(adopter, refusal, say)

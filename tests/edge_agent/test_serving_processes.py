@@ -188,7 +188,7 @@ def test_questions_are_answered_at_a_real_broker(tmp_path: Path, broker: str, st
     try:
         link.subscribe(topics.answer("spring", "pi", "+"))
         log = tmp_path / "agent-0.err"
-        eventually(lambda: "answers at the broker: run 'spring', agent 'pi'" in log.read_text() and "answers with version" in log.read_text())
+        eventually(lambda: f"publish to {topics.ask('spring', 'pi', 'ID')}, hear" in log.read_text() and "answers with version" in log.read_text())
         link.publish(topics.ask("spring", "pi", "q1"), b'{"inputs": [[2, 1]]}')
         delivery = eventually(lambda: link.receive(0.2))
         assert delivery.topic == topics.answer("spring", "pi", "q1")
