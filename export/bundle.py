@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import numpy as np
 
 from export import verify
 from export.verify import Array
@@ -22,7 +21,6 @@ from federated.wire import tensors, topics
 if TYPE_CHECKING:
     from torch import nn
 
-    from export.variants import Examples
     from models.submodel import Submodel
 
 __all__ = [
@@ -49,7 +47,6 @@ MANIFEST = "manifest.json"
 POINT = 0.01 + 1e-9  # of accuracy: what a graph of int8 may lose
 CHECK = "check.tensors"
 FORMAT = 2
-TRIES = 8  # inputs of the self-test
 
 Kind = Literal["fp32", "int8-u8s8", "int8-s8s8", "int8-dynamic"]
 """How a graph computes: in float32, in int8 with unsigned or signed activations of fixed ranges, or with ranges found as it runs."""
@@ -155,7 +152,7 @@ def write(
     (folder / MANIFEST).unlink(missing_ok=True)  # no manifest is better than one of other files
     entries = []
     for submodel, net in nets.items():
-        entries.append(_entry(folder, {"run": run, "round": round, "submodel": submodel.name}, submodel, net, trial, int8=int8))
+        entries.append(variants.entry(folder, submodel, net, {"run": run, "round": round, "submodel": submodel.name}, trial, int8=int8))
         if told is not None:
             told(entries[-1])
     entries.sort(key=lambda entry: (entry.parameters, entry.submodel))
@@ -168,7 +165,7 @@ def write(
         network.outputs,
         len(trial.x),
         tuple(entries),
-        _check(folder, network.outputs if network.objective in verify.TOKENS else 0, entries, examples),
+        variants.check(folder, network.outputs if network.objective in verify.TOKENS else 0, entries, examples),
         tuple(classes),
         labelled=truth is not None,
         calibrated=len(trial.calibration),
@@ -265,33 +262,6 @@ def _lost(first: Variant, variant: Variant) -> float:
     known = first.accuracy is not None and variant.accuracy is not None
     lost = first.accuracy - variant.accuracy if known else 1 - variant.agreement  # type: ignore[operator]  # known: neither is None
     return lost if math.isfinite(lost) else math.inf
-
-
-def _entry(folder: Path, origin: Mapping[str, object], submodel: Submodel, net: nn.Module, trial: Examples, *, int8: bool) -> Entry:
-    from export import variants
-    from models.cost import cost
-
-    graphs, absent = variants.made(folder, submodel, net, origin, trial, int8=int8)
-    weights = folder / f"{submodel.name}.tensors"
-    weights.write_bytes(tensors.encode(msgspec.to_builtins(submodel), {name: v for name, v in net.state_dict().items() if v.is_floating_point()}))
-    what = cost(submodel)
-    return Entry(submodel.name, what.parameters, what.macs, graphs, file_of(weights), absent)
-
-
-def _check(folder: Path, tokens: int, entries: list[Entry], examples: Array) -> File:
-    """Noise with the mean and the spread of the examples, and what each graph says of it on this machine. tokens: size of a vocabulary, else 0."""
-    rng = np.random.default_rng(0)
-    shape = (TRIES, *examples.shape[1:])
-    x: Array
-    if tokens:
-        x = rng.integers(0, tokens + 1, shape)  # one past the last: a hidden token
-    else:
-        x = rng.normal(examples.mean(), examples.std() + 1e-6, shape)
-        x = x.clip(0, 255).round() if examples.dtype == np.uint8 else x
-    x = x.astype(examples.dtype)
-    names = [variant.file.name for entry in entries for variant in entry.variants]
-    (folder / CHECK).write_bytes(tensors.encode({}, {"x": x, **{name: verify.load(folder / name).predict(x) for name in names}}))
-    return file_of(folder / CHECK)
 
 
 def _tensors(folder: Path, file: File) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -1,30 +1,34 @@
-"""The graphs of one submodel: float32 as exported, int8 as quantised, each measured on real examples beside PyTorch."""
+"""The graphs of one submodel: float32 as exported, int8 as quantised, each measured on real examples beside PyTorch; and a check of all."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
 
 from export import graph, verify
-from export.bundle import Kind, Variant, file_of
+from export.bundle import CHECK, Entry, File, Kind, Variant, file_of
 from export.quantize import kinds, quantize
 from export.verify import Array, Output
 from federated.errors import ExportError
 from federated.objective import tally
 from federated.scores import Tally, add, metrics
+from federated.wire import tensors
+from models.cost import cost
 from models.submodel import Network, Submodel
 
-__all__ = ["TOLERANCE", "Examples", "made", "split"]
+__all__ = ["TOLERANCE", "Examples", "check", "entry", "made", "split"]
 
 TOLERANCE = 1e-4  # of the largest output (or of 1): float32 in another order of additions; measured 1e-7 for a PreResNet of 12 blocks
 CALIBRATED = 128  # examples at most: more move no range of a trained network that matters
 FEWEST = 4  # with fewer to calibrate on, ranges would be chance
+TRIES = 8  # inputs of the self-test
 BATCH = 64  # compared at a time, which a large network in PyTorch must have room for
 
 
@@ -70,6 +74,31 @@ def made(
         paths.pop(kind).unlink()
         absent.append(f"{kind}: its answers are not finite")
     return tuple(found[kind].variant(kind, path, submodel.network) for kind, path in paths.items()), tuple(absent)
+
+
+def entry(folder: Path, submodel: Submodel, net: nn.Module, origin: Mapping[str, object], examples: Examples, *, int8: bool) -> Entry:
+    """The same, with the submodel's weights. Raises what `made` raises."""
+    graphs, absent = made(folder, submodel, net, origin, examples, int8=int8)
+    weights = folder / f"{submodel.name}.tensors"
+    weights.write_bytes(tensors.encode(msgspec.to_builtins(submodel), {name: v for name, v in net.state_dict().items() if v.is_floating_point()}))
+    what = cost(submodel)
+    return Entry(submodel.name, what.parameters, what.macs, graphs, file_of(weights), absent)
+
+
+def check(folder: Path, tokens: int, entries: Sequence[Entry], examples: Array) -> File:
+    """Noise with the mean and the spread of the examples, and what each graph says of it on this machine. tokens: size of a vocabulary, else 0."""
+    rng = np.random.default_rng(0)
+    shape = (TRIES, *examples.shape[1:])
+    x: Array
+    if tokens:
+        x = rng.integers(0, tokens + 1, shape)  # one past the last: a hidden token
+    else:
+        x = rng.normal(examples.mean(), examples.std() + 1e-6, shape)
+        x = x.clip(0, 255).round() if examples.dtype == np.uint8 else x
+    x = x.astype(examples.dtype)
+    names = [variant.file.name for entry in entries for variant in entry.variants]
+    (folder / CHECK).write_bytes(tensors.encode({}, {"x": x, **{name: verify.load(folder / name).predict(x) for name in names}}))
+    return file_of(folder / CHECK)
 
 
 @dataclass
