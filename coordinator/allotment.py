@@ -44,16 +44,18 @@ def assign(run: Run, state: State, agents: Sequence[Agent], number: int) -> dict
     return {name: verdict.submodel for name, verdict in run.verdicts.items() if verdict.submodel is not None}
 
 
-def choose(run: Run, state: State, agents: Sequence[Agent], able: Mapping[str, Submodel], number: int) -> dict[str, Submodel]:
+def choose(run: Run, state: State, able: Mapping[str, Submodel], number: int) -> dict[str, Submodel]:
     """Which of the agents that can train do so in this round. Raises FleetError when no agent can hold any submodel."""
     names = select(sorted(able), run.config.fleet.fraction, generator(run.config.seed, 1, number))
     assigned = {name: able[name] for name in names}
     if not assigned:
+        reasons = "; ".join(f"{name}: {verdict.decision.reason}" for name, verdict in run.verdicts.items())
+        if any(offer.fits for verdict in run.verdicts.values() for offer in verdict.offers):
+            raise FleetError(f"no agent can be given anything: {reasons}")
         smallest = cost(run.menu[0], run.method.recipe(state, run.menu[0]).batch)
         raise FleetError(
             f"no agent can hold a submodel: the smallest, {run.menu[0].name}, needs {smallest.memory // 10**6} MB to train and "
-            f"{run.config.assign.memory:.0%} of an agent's memory may be filled; found "
-            + ", ".join(f"{a.name} {a.profile.memory // 10**6} MB ({run.verdicts[a.name].decision.reason})" for a in agents if a.profile)
+            f"{run.config.assign.memory:.0%} of an agent's memory may be filled; {reasons}"
         )
     run.assigned.update(assigned)
     return assigned

@@ -10,6 +10,7 @@ import msgspec
 
 from coordinator.decisions import Decision
 from coordinator.standing import Standing
+from federated.errors import StoreError
 from federated.task import Profile
 
 __all__ = ["SCHEMA", "Ledger"]
@@ -30,18 +31,26 @@ class Ledger:
         self._profiles: dict[str, Profile] = {}  # as they were last written: most never change
 
     def decided(self, round: int, decisions: Mapping[str, Decision], profiles: Mapping[str, Profile]) -> None:
-        """Writes what was decided in a round, as it begins, and the profiles that are new; a round that begins again is written over."""
+        """Writes what was decided in a round, as it begins, and the profiles that are new; a round that begins again is written over.
+
+        Raises StoreError when the disk does not take it.
+        """
         new = {agent: profile for agent, profile in profiles.items() if self._profiles.get(agent) is not profile}
-        with self._database:
-            self._database.executemany(
-                "INSERT OR REPLACE INTO profiles VALUES (?, ?)", [(agent, msgspec.json.encode(profile).decode()) for agent, profile in new.items()]
-            )
-            self._database.execute("DELETE FROM decisions WHERE round = ?", (round,))
-            self._database.executemany(
-                "INSERT INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                [(round, d.agent, d.submodel, d.asked, d.reason, d.step, d.seconds, d.memory) for d in decisions.values()],
-            )
+        try:
+            with self._database:
+                self._write(round, decisions, new)
+        except sqlite3.Error as error:
+            raise StoreError(f"what was decided in round {round} could not be written: {error}") from error
         self._profiles |= new
+
+    def _write(self, round: int, decisions: Mapping[str, Decision], profiles: Mapping[str, Profile]) -> None:
+        rows = [(agent, msgspec.json.encode(profile).decode()) for agent, profile in profiles.items()]
+        self._database.executemany("INSERT OR REPLACE INTO profiles VALUES (?, ?)", rows)
+        self._database.execute("DELETE FROM decisions WHERE round = ?", (round,))
+        self._database.executemany(
+            "INSERT INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [(round, d.agent, d.submodel, d.asked, d.reason, d.step, d.seconds, d.memory) for d in decisions.values()],
+        )
 
     def keep(self, standings: Mapping[str, Standing]) -> None:
         """Writes how agents stand; within the caller's transaction."""

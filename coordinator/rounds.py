@@ -134,7 +134,7 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
     start, sent, got = time.monotonic(), run.fleet.link.sent_bytes, run.fleet.link.received_bytes
     state = replace(state, agents={a.name: a.profile.survey for a in agents if a.profile is not None})
     able = assign(run, state, agents, number)
-    chosen = choose(run, state, agents, able, number)
+    chosen = choose(run, state, able, number)
     record(run, number, chosen)
     counts = {s: sum(c == s for c in able.values()) for s in dict.fromkeys(able.values())}
     state = replace(state, fleet=counts)

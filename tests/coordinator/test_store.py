@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from coordinator.decisions import Decision
+from coordinator.standing import Setback, Standing
 from coordinator.store import Entry, Facts, Round, Score, Store, latest, names
 from federated.errors import StoreError
+from federated.task import Card, Profile, Timing
 from models.submodel import Network, Submodel
 
 NETWORK = Network("preresnet", "small", (1, 8, 8), 10)
@@ -101,6 +104,36 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"round-000001.safetensors cannot be read"):
         store.last()
     store.close()
+
+
+def test_what_is_known_of_agents_comes_back_as_it_went(tmp_path: Path) -> None:
+    """A round that begins again is written over; how agents stand is written with the round or not at all."""
+    card = Card("d", (1, 8, 8), "uint8", 10, 100, 20, (5.0,), (6.0,))
+    profile = Profile("a", "h", "s", 0.5, 10**9, 1e6, 2**18, "torch", card, (Timing(SUBMODEL, 32, 0.5),), labels=("eu",))
+    first, second = Decision("a", "w0.5-d1.2", True, "first", 0.1, 1.0, 7), Decision("a", reason="not selected: not here")
+    standing = Standing("b", 2, 1.5, 1.25, 3e5, 0.5, 1, (Setback("w1", "late", 2, "was late", share=0.5),))
+    store = Store.create(tmp_path, "r")
+    store.ledger.decided(1, {"a": second}, {"a": profile})
+    store.ledger.decided(1, {"a": first}, {"a": profile})
+    store.save(replace(done(1), standings={"a": standing}))
+    store.ledger.decided(2, {"a": second}, {})
+    with pytest.raises(StoreError, match="round 1 could not be written"):
+        store.save(replace(done(1), standings={"a": Standing()}))
+    store.close()
+    store = Store.open(tmp_path, "r", read_only=True)
+    assert store.ledger.profiles() == {"a": profile}
+    assert store.ledger.standings() == {"a": standing}
+    assert store.ledger.history("a") == [(1, first), (2, second)]
+    assert store.ledger.decisions() == {"a": (2, second)}
+    assert store.lately()["b"] == (1, store.entries(1)[1])
+    store.close()
+
+
+def test_decisions_that_cannot_be_written_are_an_error_of_the_store(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    store.close()
+    with pytest.raises(StoreError, match="what was decided in round 1 could not be written"):
+        store.ledger.decided(1, {}, {})
 
 
 def test_sessions_are_counted(tmp_path: Path) -> None:
