@@ -19,7 +19,7 @@ __all__ = ["LARGEST", "WAITING", "Questions"]
 log = logging.getLogger(__name__)
 
 LARGEST = 1 << 20  # bytes of a question
-WAITING = 64  # questions that may wait; where more come, the one that waits longest is refused: its asker has the least patience left
+WAITING = 32  # questions that may wait; where more come, the one that waits longest is refused: its asker has the least patience left
 
 
 class Questions:

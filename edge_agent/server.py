@@ -35,9 +35,10 @@ __all__ = ["LARGEST", "WAITING", "Address", "Server", "application", "listening"
 
 log = logging.getLogger(__name__)
 
-LARGEST = 16 << 20  # bytes of a question
+LARGEST = 8 << 20  # bytes of a question
 AT_ONCE = 4  # questions answered side by side: ONNX Runtime lets other threads run meanwhile
-WAITING = 64  # questions that may wait beyond that; more are asked to come again
+WAITING = 32  # questions that may wait beyond that; more are asked to come again
+PATIENCE = 30.0  # seconds that a question may take to arrive
 FAREWELL = 10.0  # seconds that questions under way have to end
 LOCAL = ("127.0.0.1", "localhost", "[::1]", "::1")  # a browser's page of another name that was made to mean this machine is refused
 LEAST_TOKEN = 16  # characters
@@ -98,9 +99,9 @@ class Server:
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         app = application(engine, state, token, local=address.local)
-        self._server = uvicorn.Server(
-            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=int(FAREWELL))
-        )
+        plain: dict[str, Any] = {"loop": "asyncio", "http": "h11", "ws": "none", "lifespan": "off", "server_header": False}
+        quiet: dict[str, Any] = {"log_config": None, "access_log": False}
+        self._server = uvicorn.Server(uvicorn.Config(app, **plain, **quiet, timeout_graceful_shutdown=int(FAREWELL)))
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="http", daemon=True)
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
@@ -116,13 +117,17 @@ class Server:
 
 def application(engine: Engine, state: State, token: str = "", *, local: bool = True) -> Starlette:
     """The application. state: what GET /release tells; local: answers only who asks for this machine by its name."""
-    limit = anyio.CapacityLimiter(AT_ONCE)
+    limit, under_way = anyio.CapacityLimiter(AT_ONCE), set[Request]()
 
     async def infer(request: Request) -> Response:
-        if limit.statistics().tasks_waiting >= WAITING:
+        if len(under_way) >= AT_ONCE + WAITING:
             raise HTTPException(503, f"{WAITING} questions wait already", {"Retry-After": "1"})
-        body, kind = await _body(request), request.headers.get("content-type", "").split(";")[0].strip().lower()
-        return await anyio.to_thread.run_sync(_answered, engine, kind, body, limiter=limit)
+        under_way.add(request)
+        try:
+            body, kind = await _body(request), request.headers.get("content-type", "").split(";")[0].strip().lower()
+            return await anyio.to_thread.run_sync(_answered, engine, kind, body, limiter=limit)
+        finally:
+            under_way.discard(request)
 
     async def health(request: Request) -> Response:
         choice = engine.choice
@@ -159,11 +164,14 @@ async def _body(request: Request) -> bytes:
     if said.isdecimal() and int(said) > LARGEST:
         raise HTTPException(413, f"expected at most {LARGEST} bytes, found {said}")
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size > LARGEST:
-                raise HTTPException(413, f"expected at most {LARGEST} bytes, found more")
-            parts.append(part)
+        with anyio.fail_after(PATIENCE):
+            async for part in request.stream():
+                size += len(part)
+                if size > LARGEST:
+                    raise HTTPException(413, f"expected at most {LARGEST} bytes, found more")
+                parts.append(part)
+    except TimeoutError as error:
+        raise HTTPException(408, f"the question did not arrive within {PATIENCE:.0f} s") from error
     except ClientDisconnect as error:
         raise HTTPException(400, "the question broke off") from error
     return b"".join(parts)

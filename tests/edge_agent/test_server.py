@@ -131,6 +131,14 @@ def test_a_body_that_is_too_large_is_not_read(server: Server, monkeypatch: pytes
         assert b"413" in link.recv(100)
 
 
+def test_a_question_that_never_ends_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "PATIENCE", 0.2)
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 5) as link:
+        link.sendall(b"POST /infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
+        assert b" 408 " in link.recv(200)
+
+
 def test_a_page_of_another_name_cannot_ask(server: Server) -> None:
     assert call(server.url, "/release", headers={"Host": "evil.example"})[0] == 400
     assert call(server.url, "/release", headers={"Host": "localhost:99"})[0] == 200
