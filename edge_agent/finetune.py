@@ -277,9 +277,10 @@ def _asked(network: Network, x: Array, y: Array, hide: float) -> tuple[Array, Ar
 
 
 def _line(scores: Scores) -> str:
-    kinds: dict[str, Callable[[float], str]] = {"accuracy": "{:.1%}".format, "perplexity": "{:.2f}".format, "rmse": "{:.4g}".format}
-    named = [f"{name} {spell(scores[name])}" for name, spell in kinds.items() if name in scores]
-    return ", ".join([*named, f"loss {scores['loss']:.4f}"])
+    """Scores for a person; what explains values is called by its name."""
+    named = [f"R2 {scores['accuracy']:.3f}" if "rmse" in scores else f"accuracy {scores['accuracy']:.1%}"]
+    named += [f"{name} {scores[name]:.4g}" for name in ("rmse", "perplexity", "loss") if name in scores]
+    return ", ".join(named)
 
 
 def _told(found: Adapted) -> str:

@@ -24,6 +24,7 @@ from edge_agent.infer import command as infer
 from export import bundle
 from export.verify import load
 from federated.data import catalogue
+from federated.data.dataset import Dataset
 from federated.errors import ConfigError, DataError, ExportError, Unknown, UsageError
 from federated.local import calibrate
 from federated.task import Recipe
@@ -219,3 +220,20 @@ def test_sources_and_targets_that_cannot_be_are_refused(release: Path, tmp_path:
     with pytest.raises(UsageError, match="expected a new folder, or one that this command wrote"):
         run(asked(release, tmp_path))
     assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+def test_a_network_that_fills_in_hidden_words_learns_the_words_of_a_device(tmp_path: Path) -> None:
+    words = (np.arange(60 * 9).reshape(60, 9) * 3 % 11).astype(np.int64)  # each word is three after the one before, of eleven
+    data = Dataset("mine", words[:50, :-1].copy(), words[:50, 1:].copy(), words[50:, :-1].copy(), words[50:, 1:].copy(), 11, "token")
+    submodel = families.full(families.network("transformer-small", (8,), 11, target="token"))
+    assert submodel.network.objective == "masked"
+    torch.manual_seed(0)
+    bundle.write(tmp_path / "release", "spring", 1, {submodel: families.build(submodel).eval()}, data.x_held[:8], int8=False)
+    lines: list[str] = []
+    request = Request("pi", tmp_path / "mine", "", model=tmp_path / "release", epochs=2, lr=0.05)
+    found = adapt(request, tmp_path / "release", submodel.name, data, lines.append)
+    assert found.kept == "personal"
+    assert found.after["perplexity"] < 0.5 * found.before["perplexity"]
+    assert "perplexity" in lines[0]
+    entry = bundle.read(tmp_path / "mine").submodels[0]
+    assert entry.variants[0].accuracy == pytest.approx(found.after["accuracy"], abs=0.2), "of other hidden words"
