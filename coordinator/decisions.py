@@ -103,6 +103,8 @@ def because(chosen: Offer, menu: Sequence[Offer], allowed: Bounds, before: Offer
     """Why this one and none larger."""
     if not quick(chosen, allowed, before):
         return f"the smallest that fits, though {spelled(chosen, allowed)}"
+    if not quick(chosen, allowed):
+        return f"keeps what it has: {spelled(chosen, allowed)}, too near to move"
     larger = list(menu)[list(menu).index(chosen) + 1 :]
     if not larger:
         return f"the largest of all: {spelled(chosen, allowed)}"

@@ -93,6 +93,12 @@ def test_a_close_thing_is_called_so() -> None:
     assert found.reason.endswith(f"; {NAMES[-1]} would take 10 s a round, too near to move")
 
 
+def test_a_little_too_slow_is_kept() -> None:
+    """3 % beyond the pace that the other sets."""
+    kept = Candidate("kept", device("kept", 1 / 1.03), previous=MENU[-1])
+    assert reason(kept, QUICK) == "keeps what it has: 10.3 s a round of 10 s allowed, too near to move"
+
+
 def test_pins_and_methods_are_named() -> None:
     pinned = Candidate("pinned", device("pinned", 0.01), Standing(step=5.0), pinned=MENU[-1])
     assert judged(pinned)[0].decision.reason == "pinned by assign.submodels"
