@@ -25,7 +25,7 @@ __all__ = ["latency_seconds", "step_seconds"]
 
 Vector = NDArray[np.float64]
 
-TRUST = 0.1  # in the ratios of a kind: how far off a relative error of 1 lets the logarithm of a price be
+TRUST = 0.15  # in the ratios of a kind: how far off a relative error of 1 lets the logarithm of a price be
 OPTIMISER = 5  # times the bytes of the parameters: it reads weight, gradient and momentum, and writes weight and momentum
 
 

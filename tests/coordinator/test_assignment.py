@@ -37,7 +37,7 @@ def profile(speed: float = 1.0, memory: int = 10**9, uplink: float = 0.0) -> Pro
 
 def test_the_time_of_a_step_is_predicted_from_small_submodels() -> None:
     for submodel in MENU:
-        assert step_seconds(profile().timings, submodel, 32) == pytest.approx(law(submodel), rel=0.25)
+        assert step_seconds(profile().timings, submodel, 32) == pytest.approx(law(submodel), rel=0.3)
     assert step_seconds(profile().timings, TIMED[0], 32) == law(TIMED[0]), "what was timed is not predicted"
 
 
