@@ -22,6 +22,7 @@ import psutil
 
 from edge_agent.energy import Meter
 from edge_agent.heat import Heat, read_heat, throttled_between
+from edge_agent.limits import end_with_parent
 from edge_agent.load import Load
 from export import latency as latencies
 from export.latency import Latency, latency
@@ -76,9 +77,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Measured:
-    """load: seconds from the file to being ready. joules: of one inference. busy: share of the processors that others used meanwhile.
+    """load: seconds from the file to being ready. joules: of one inference. before, after: it.
 
-    throttled: None where the machine does not say.
+    busy: share of the processors that others used meanwhile, in inference or in training, whichever is more. throttled: at any time in either; None
+    where the machine does not say.
     """
 
     load: float
@@ -102,6 +104,7 @@ class Answer:
 
 def main() -> None:
     """Answers plans; whatever else prints, prints to standard error."""
+    end_with_parent()
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for plan in msgspec.json.decode(sys.stdin.readline(), type=list[Plan]):
@@ -149,8 +152,12 @@ def _by_torch(plan: Plan) -> Measured:
     if not plan.batch:
         return found
     _forget_peak()
+    others = Load()
     step = _training(plan, net)
-    return replace(found, step=step, memory=replace(found.memory, training=max(found.memory.peak, resident()[1])))
+    memory = replace(found.memory, training=max(found.memory.peak, resident()[1]))
+    busy, after = max(found.busy, others.share()), read_heat()
+    throttled = None if found.throttled is None else found.throttled or throttled_between(found.after, after)
+    return replace(found, step=step, memory=memory, busy=busy, throttled=throttled)
 
 
 def _loaded(plan: Plan) -> nn.Module:

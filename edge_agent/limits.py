@@ -7,12 +7,15 @@ fractions, by a governor that stops and continues the process; memory by the pro
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import math
 import os
 import re
 import resource
 import secrets
+import signal
+import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +23,15 @@ from types import TracebackType
 
 import psutil
 
-from edge_agent.readings import ROOT, number, text
+from edge_agent.readings import ROOT, entries, number, text
 from federated.errors import ConfigError
 
-__all__ = ["Cage", "Limits", "available_cpus", "available_memory", "memory_limit", "parse_size"]
+__all__ = ["Cage", "Limits", "available_cpus", "available_memory", "end_with_parent", "memory_limit", "parse_size"]
 
 log = logging.getLogger(__name__)
 
 UNLIMITED = 2.0**62  # bytes: control groups v1 spell no limit as a number a page below 2^63
+MOST = 2**50  # bytes of a limit: more is a slip of the hand, and beyond what the kernel takes
 PERIOD = 0.02  # seconds of one scheduling period: short, so that one training step spans several
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -42,6 +46,8 @@ class Limits:
     def __post_init__(self) -> None:
         if self.cpus is not None and not 0.01 <= self.cpus <= 4096:
             raise ConfigError(f"--limit-cpus: expected a number from 0.01 to 4096, found {self.cpus}")
+        if self.memory is not None and self.memory > MOST:
+            raise ConfigError(f"--limit-memory: expected at most 1024 TiB, found {self.memory / 2**40:.6g} TiB")
         if self.memory is not None and self.memory < 64 * 2**20:
             raise ConfigError(f"--limit-memory: expected at least 64MiB, which Python alone needs, found {self.memory} bytes")
 
@@ -54,7 +60,7 @@ class Limits:
 
 def parse_size(text: str) -> int:
     """Bytes of `512MB`, `1.5GiB`, `300000`. Raises ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?I?B?)\s*", text.upper())
+    match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([KMG]?I?B?)\s*", text.upper())
     unit = match[2] if match else ""
     unit = unit if unit.endswith("B") or not unit else unit + "B"
     if match is None or unit not in UNITS:
@@ -102,6 +108,12 @@ def memory_limit(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
     return min(bounds)
 
 
+def end_with_parent() -> None:
+    """This process ends with the one that started it, however that ends: nobody would continue what a governor stopped."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def _machine_memory(root: Path) -> int:
     """Bytes that the machine can give without swapping."""
     said = re.search(r"^MemAvailable:\s*(\d+) kB$", text(root / "proc/meminfo"), re.MULTILINE)
@@ -118,6 +130,15 @@ def _own_groups(controller: str, pid: int = 0, root: Path = ROOT) -> list[Path]:
             inner = top / path.strip("/")
             return [p for p in (inner, *inner.parents) if p == top or top in p.parents]
     return []
+
+
+def _swept(parent: Path) -> None:
+    """Removes the groups of processes that are gone, whose agents were killed before they could."""
+    for group in entries(parent, "espalier-*"):
+        pid = group.name.split("-")[1]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            with contextlib.suppress(OSError):
+                group.rmdir()
 
 
 class Cage:
@@ -179,19 +200,24 @@ class Cage:
         parents = _own_groups(controller)
         if not parents:
             return False
-        group = parents[0] / f"espalier-{pid}-{secrets.token_hex(3)}"
         unified = (parents[0] / "cgroup.controllers").exists()
+        # A process is in one group of a hierarchy: of the unified one, the group that holds another limit already.
+        known = next((group for group in self._groups if group.parent == parents[0]), None)
+        group = known or parents[0] / f"espalier-{pid}-{secrets.token_hex(3)}"
+        _swept(parents[0])
         try:
-            group.mkdir()
+            group.mkdir(exist_ok=True)
             for name, value in (v2 if unified else v1).items():
                 (group / name).write_text(value)
             (group / "cgroup.procs").write_text(str(pid))
         except OSError as error:
             log.debug("no control group for %s: %s", controller, error)
-            with contextlib.suppress(OSError):
-                group.rmdir()
+            if known is None:
+                with contextlib.suppress(OSError):
+                    group.rmdir()
             return False
-        self._groups.append(group)
+        if known is None:
+            self._groups.append(group)
         return True
 
     def _govern(self, pid: int, share: float) -> None:

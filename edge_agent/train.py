@@ -6,10 +6,8 @@ whether the present task was given up.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-import signal
 import sys
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -19,6 +17,7 @@ from typing import Any
 import msgspec
 
 from edge_agent.effort import Gauge
+from edge_agent.limits import end_with_parent
 from edge_agent.worker import Channel, Job
 from federated.errors import ConfigError, EspalierError, MissingExtra, Refused, UsageError
 from federated.task import Card, Task
@@ -156,8 +155,7 @@ def _perform(job: Job, data: Any, channel: Channel, gauge: Gauge, message: dict[
 def main() -> None:
     """Serves the socket that the agent left open; ends with the agent, however that ends."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    end_with_parent()
     os.nice(5)  # the agent's heartbeats and the device's own work come first
     serve(Channel(Connection(int(sys.argv[1]))))
 

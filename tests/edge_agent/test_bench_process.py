@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from edge_agent.bench_process import ask
@@ -82,3 +86,25 @@ def test_a_graph_is_measured_where_there_is_no_torch() -> None:
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], input=given, capture_output=True, text=True, check=True)
     answer = msgspec.json.decode(done.stdout, type=Answer)
     assert answer.measured is not None, answer.error
+
+
+def test_a_process_that_measures_ends_with_who_asked(tmp_path: Path) -> None:
+    code = (
+        "from edge_agent.bench_process import ask; from edge_agent.bench_row import Plan; from edge_agent.limits import Limits; "
+        f"ask([Plan('onnx', {str(PICTURE)!r}, seconds=600.0)], Limits(cpus=0.5))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as asking:
+        (row,) = eventually(lambda: psutil.Process(asking.pid).children())
+        # Once it has its library loaded, it has long said with whom it ends.
+        eventually(lambda: [region for region in row.memory_maps() if "onnxruntime" in region.path])
+        asking.kill()
+    eventually(lambda: not row.is_running() or row.status() == psutil.STATUS_ZOMBIE)
+
+
+def eventually(look: Callable[[], Any]) -> Any:
+    """What a look finds, once it finds something."""
+    end = time.monotonic() + 60
+    while not (found := look()):
+        assert time.monotonic() < end, "in vain"
+        time.sleep(0.05)
+    return found

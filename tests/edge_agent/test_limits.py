@@ -59,8 +59,37 @@ def test_memory_ends_where_the_limit_is(way: str) -> None:
 
 
 def test_control_groups_are_gone_afterwards() -> None:
-    run("input()", Limits(cpus=0.5, memory=200_000_000))
-    assert not list(Path("/sys/fs/cgroup").glob("**/espalier-*"))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        cage = Cage(process.pid, Limits(cpus=0.5, memory=200_000_000))
+        process.communicate(b"\n", timeout=60)
+    cage.close()
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/espalier-{process.pid}-*"))  # other tests have theirs meanwhile
+
+
+def test_groups_that_a_killed_agent_left_are_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [tmp_path])
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left, used = tmp_path / f"espalier-{gone.pid}-abc123", tmp_path / f"espalier-{os.getppid()}-abc123"
+    left.mkdir()
+    used.mkdir()
+    Cage(os.getpid(), Limits(cpus=0.5)).close()
+    assert used.is_dir()
+    assert not left.exists()
+
+
+def test_both_limits_are_on_one_group_where_there_is_one_hierarchy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+    monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [tmp_path])
+    cage = Cage(os.getpid(), Limits(cpus=0.5, memory=200_000_000))  # files, which hold nobody
+    (group,) = tmp_path.glob("espalier-*")
+    assert {path.name: path.read_text() for path in group.iterdir()} == {
+        "cpu.max": "10000 20000",
+        "memory.max": "200000000",
+        "memory.swap.max": "0",
+        "cgroup.procs": str(os.getpid()),
+    }
+    cage.close()
 
 
 def test_what_is_available_is_no_more_than_the_limit() -> None:
@@ -109,3 +138,7 @@ def test_limits_that_are_none() -> None:
         Limits(cpus=0)
     with pytest.raises(ConfigError, match="64MiB"):
         Limits(memory=1000)
+    with pytest.raises(ConfigError, match=r"at most 1024 TiB, found 9\.09495e\+10 TiB"):
+        Limits(memory=parse_size("99999999999999GB"))
+    with pytest.raises(ConfigError, match="expected a size"):
+        parse_size("9" * 400)
