@@ -16,7 +16,6 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,10 @@ from edge_agent.heat import Heat, read_heat, throttled_between
 from edge_agent.limits import Limits, available_cpus
 from edge_agent.load import BUSY, Load
 from edge_agent.readings import ROOT, number
+from federated import origin
 from federated.sheet import Circumstances
 
-__all__ = ["Notebook", "folder", "surroundings", "versions"]
+__all__ = ["PACKAGES", "Notebook", "folder", "surroundings", "versions"]
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +38,20 @@ PACKAGES = ("espalier", "numpy", "onnxruntime", "torch")
 
 
 def folder() -> Path:
-    """Where measurements are kept."""
+    """Where measurements are kept; for a user without a home, nowhere: it cannot be written."""
     if named := os.environ.get("ESPALIER_CACHE"):
         return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "espalier"
+    if caches := os.environ.get("XDG_CACHE_HOME"):
+        return Path(caches) / "espalier"
+    try:
+        return Path.home() / ".cache/espalier"
+    except RuntimeError:
+        return Path(os.devnull) / "espalier"
 
 
 def versions() -> dict[str, str]:
     """Of the packages that timings depend on, where they are installed, and of Python."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+    return {"python": platform.python_version()} | {name: version for name, version in origin.versions(PACKAGES).items() if version}
 
 
 def surroundings(limits: Limits, device: str, root: Path = ROOT) -> dict[str, Any]:
@@ -123,7 +124,7 @@ class Notebook:
             value, heat = float(found["value"]), msgspec.convert(found["heat"], Heat)
             if found["format"] != FORMAT or found["about"] != about or not 0 < value < math.inf:
                 raise ValueError("it is of something else")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # msgspec's and JSON's are ValueErrors
             log.warning("measuring again: %s is damaged: %s", path, error)

@@ -66,8 +66,10 @@ class Conditions:
         power = read_power(self._root, self._run)
         return {"mains": "", "battery": "on battery", "": None}[power]
 
-    def _idle(self) -> str:
+    def _idle(self) -> str | None:
         share = self._load.share()
+        if not self._load.known:
+            return None
         return f"busy: {share:.0%} of the processors are used by others" if share >= BUSY else ""
 
     def _unmetered(self) -> str | None:

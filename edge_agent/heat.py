@@ -14,6 +14,7 @@ __all__ = ["Heat", "read_heat", "throttled_between"]
 
 NOW, EVER = 0xF, 0xF0000  # of a Pi's word: low voltage, capped, throttled, soft limit; and the same since it started
 PLAUSIBLE = (-40.0, 150.0)  # degrees; sensors that are off say -274, 0 kelvin, or nonsense
+FAKES = ("PMIC-Die",)  # of a Jetson Nano or TX2: always 100 degrees
 SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal")  # of the processor, as hwmon names them
 
 
@@ -50,7 +51,7 @@ def throttled_between(before: Heat, after: Heat) -> bool:
 
 
 def _celsius(root: Path, run: Run) -> float | None:
-    zones = [number(zone / "temp") for zone in entries(root / "sys/class/thermal", "thermal_zone*")]
+    zones = [number(zone / "temp") for zone in entries(root / "sys/class/thermal", "thermal_zone*") if text(zone / "type") not in FAKES]
     chips = [chip for chip in entries(root / "sys/class/hwmon", "hwmon*") if text(chip / "name") in SENSORS]
     inputs = [number(sensor) for chip in chips for sensor in entries(chip, "temp*_input")]
     # Thousandths of a degree; some phones' zones give whole degrees.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Collection
 
 import psutil
 
@@ -14,7 +15,12 @@ BUSY = 0.2  # share of the processors from which on a machine counts as used by 
 
 
 class Load:
-    """Looks at the processors that this process may use; each look tells of the time since the last one."""
+    """Looks at the processors that this process may use; each look tells of the time since the last one.
+
+    known: whether the system lets anyone look (Android does not); where it does not, every share is 0.
+    """
+
+    known = True
 
     def __init__(self) -> None:
         self._last = self._look()
@@ -27,13 +33,13 @@ class Load:
         others = (used_now - used) - max(0.0, own_now - own)
         return min(1.0, max(0.0, others / spent)) if spent > 0 else 0.0
 
-    @staticmethod
-    def _look() -> tuple[float, float, float]:
+    def _look(self) -> tuple[float, float, float]:
         """The time, the seconds that the processors were used by anyone, and those by this process and what it started."""
-        per_cpu = psutil.cpu_times(percpu=True)
-        here = [per_cpu[cpu] for cpu in os.sched_getaffinity(0) if cpu < len(per_cpu)]
-        guests = ("guest", "guest_nice")  # which the kernel counts under user and nice as well
-        used = sum(sum(times) - times.idle - getattr(times, "iowait", 0.0) - sum(getattr(times, name, 0.0) for name in guests) for times in here)
+        try:
+            used = _used(os.sched_getaffinity(0))
+        except OSError:
+            self.known = False
+            return time.monotonic(), 0.0, 0.0
         own = 0.0
         me = psutil.Process()
         for process in (me, *me.children(recursive=True)):
@@ -42,8 +48,17 @@ class Load:
         return time.monotonic(), used, own
 
 
-def busy(seconds: float = 0.5) -> float:
-    """Share of the processors that other processes use, looked at for some seconds."""
+def _used(cpus: Collection[int]) -> float:
+    """Seconds that processors were used by anyone since the start. Raises OSError where the system does not tell."""
+    per_cpu = psutil.cpu_times(percpu=True)
+    here = [per_cpu[cpu] for cpu in cpus if cpu < len(per_cpu)]
+    guests = ("guest", "guest_nice")  # which the kernel counts under user and nice as well
+    return float(sum(sum(times) - times.idle - getattr(times, "iowait", 0.0) - sum(getattr(times, name, 0.0) for name in guests) for times in here))
+
+
+def busy(seconds: float = 0.5) -> float | None:
+    """Share of the processors that other processes use, looked at for some seconds; None where the system does not tell."""
     load = Load()
     time.sleep(seconds)
-    return load.share()
+    share = load.share()
+    return share if load.known else None

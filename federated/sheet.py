@@ -39,7 +39,8 @@ class Calibration:
 class Circumstances:
     """Under which a measurement was taken; None: the device does not say.
 
-    celsius, mhz: hottest sensor and fastest processor afterwards. throttled: at any time meanwhile. busy: share of the processors that others used.
+    celsius, mhz: hottest sensor and fastest processor afterwards. throttled: at any time meanwhile. busy: share of the processors that others used;
+    0 also where the device does not say.
     """
 
     celsius: float | None = None

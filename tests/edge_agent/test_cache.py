@@ -51,6 +51,18 @@ def test_what_was_measured_is_known_the_second_time(tmp_path: Path) -> None:
     assert (first.taken, first.known, second.taken, second.known) == (1, 0, 0, 1)
 
 
+def test_a_user_without_a_home_measures_each_time(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("ESPALIER_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    for seconds in (0.25, 0.5):
+        assert Notebook(AROUND, heat=lambda: COOL, load=Idle).value(WHAT, lambda seconds=seconds: seconds) == seconds
+    assert "is not kept" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("around", "what"),
     [

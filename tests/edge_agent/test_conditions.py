@@ -43,6 +43,13 @@ def test_a_network_that_is_paid_by_the_byte_is_waited_out(tmp_path: Path) -> Non
     assert conditions("unmetered", recorded("termux"))() == ""
 
 
+def test_a_device_that_does_not_say_how_busy_it_is_cannot_wait_to_be_idle() -> None:
+    load = Used()
+    load.known = False
+    with pytest.raises(ConfigError, match="--when idle: this device does not say how busy it is"):
+        conditions("idle", recorded("termux"), load)
+
+
 def test_a_busy_device_waits() -> None:
     load = Used()
     when = conditions("idle", recorded("pi5"), load)

@@ -45,6 +45,13 @@ def test_a_kernel_that_slows_the_processor_to_cool_it_throttles(tmp_path: Path) 
     assert read_heat(found.root, found.run).throttled
 
 
+def test_a_zone_that_measures_nothing_is_not_the_hottest(tmp_path: Path) -> None:
+    found = copied("jetson-orin", tmp_path)
+    found.write("sys/class/thermal/thermal_zone9/type", "PMIC-Die\n")
+    found.write("sys/class/thermal/thermal_zone9/temp", "100000\n")
+    assert read_heat(found.root, found.run).celsius == 49.125
+
+
 def test_a_pi_without_zones_is_asked_by_its_command(tmp_path: Path) -> None:
     found = copied("container-v1", tmp_path)
     found.write("commands/vcgencmd_measure_temp", "temp=48.3'C\n")

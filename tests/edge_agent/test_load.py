@@ -42,6 +42,16 @@ def test_the_share_is_of_others_since_the_last_look(monkeypatch: pytest.MonkeyPa
     assert load.share() == 0, "no time passed"
 
 
+def test_where_the_system_lets_nobody_look_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(percpu: bool) -> None:
+        raise PermissionError(13, "Permission denied", "/proc/stat")  # as Android answers any app
+
+    monkeypatch.setattr(psutil, "cpu_times", refused)
+    load = Load()
+    assert (load.known, load.share()) == (False, 0.0)
+    assert busy(0.0) is None
+
+
 @pytest.fixture
 def spinning() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", SPIN])
