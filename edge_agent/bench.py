@@ -6,11 +6,9 @@ whole ones (forward, backward, update). Files and predictions are made before an
 
 from __future__ import annotations
 
-import signal
+import math
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import product
@@ -28,7 +26,8 @@ from edge_agent.bench_target import INT8, Target, check_provider, chosen, files,
 from edge_agent.limits import Limits
 from edge_agent.load import BUSY
 from export.latency import SECONDS
-from federated.errors import UsageError
+from federated.console import terminable
+from federated.errors import ConfigError, UsageError
 from federated.task import Timing
 from models.submodel import Submodel
 
@@ -38,6 +37,7 @@ Say = Callable[[str], None]
 
 SUSTAINED = 60.0  # seconds of inference that show whether heat slows it down
 FAILED, INTERRUPTED = 1, 130  # exit codes: a row that failed or was slower than allowed; ctrl-C
+MOST = 1024  # threads
 QUICK, QUICK_RUNS = 0.5, 30  # seconds and runs of a probe
 
 
@@ -80,12 +80,13 @@ class Work:
 def bench(request: Request, form: str, say: Say) -> int:
     """Measures, prints (form: text or json), writes; the exit code: 0, FAILED or INTERRUPTED, which keeps the rows that are done.
 
-    Raises Unknown, UsageError, ConfigError, ExportError, MissingExtra before anything is measured.
+    Raises Unknown, UsageError, ConfigError, ExportError, MissingExtra before anything is measured; ConfigError at the end for a file that cannot be
+    written.
     """
     old = _checked(request)
     report = Report(fingerprint(request.limits), (), datetime.now(UTC).isoformat(timespec="seconds"))
     interrupted = False
-    with tempfile.TemporaryDirectory(prefix="espalier-bench-") as folder, _terminable():
+    with tempfile.TemporaryDirectory(prefix="espalier-bench-") as folder, terminable():
         work = _prepared(request, Path(folder), say)
         report = replace(report, probes=tuple(target.name for target in work.probes))
         plans = [(target, way) for target in work.targets for way in work.ways]
@@ -94,17 +95,18 @@ def bench(request: Request, form: str, say: Say) -> int:
             for number, (target, way) in enumerate(plans, 1):
                 row = _row(request, target, *way, predictions.get(way, Prediction()))
                 report = replace(report, rows=(*report.rows, row))
-                _keep(report, request.out)
+                _keep(report, request.out, say)
                 say(f"{number}/{len(plans)} {row.submodel} {row.runtime}, threads {row.threads}: {bench_table.line(row)}")
         except KeyboardInterrupt:
             interrupted = True
             say(f"interrupted; rows that are done, and kept: {len(report.rows)} of {len(plans)}")
-    _keep(report, request.out)
     if not report.rows:
         return INTERRUPTED
+    slow = _print(report, old, request, form, say)
+    if request.out is not None:
+        bench_report.write(report, request.out)
     if request.plot is not None:
         _draw(report, request.plot, say)
-    slow = _print(report, old, request, form, say)
     if interrupted:
         return INTERRUPTED
     return FAILED if slow or any(row.error for row in report.rows) else 0
@@ -114,8 +116,10 @@ def _checked(request: Request) -> Report | None:
     """The report to compare with; raises what can be wrong with the request before an hour of measuring."""
     if request.fail_above is not None and request.compare is None:
         raise UsageError("--fail-above is the largest ratio to an older benchmark: name that by --compare OLD.json")
-    if min(request.threads, default=0) < 1:
-        raise UsageError(f"--threads: expected numbers of at least 1, found {','.join(map(str, request.threads)) or 'none'}")
+    if request.fail_above is not None and not 0 < request.fail_above < math.inf:
+        raise UsageError(f"--fail-above: expected a ratio above 0, such as 1.2, found {request.fail_above:g}")
+    if not request.threads or not all(1 <= count <= MOST for count in request.threads):
+        raise UsageError(f"--threads: expected numbers from 1 to {MOST}, found {','.join(map(str, request.threads)) or 'none'}")
     if len(set(request.threads)) < len(request.threads):
         raise UsageError(f"--threads: expected each number once, found {','.join(map(str, request.threads))}")
     if request.batch < 0 or request.batch == 1:
@@ -154,10 +158,13 @@ def _prepared(request: Request, folder: Path, say: Say) -> Work:
     )
 
 
-def _keep(report: Report, out: Path | None) -> None:
-    """Row by row: what was measured is not lost."""
-    if out is not None and report.rows:
-        bench_report.write(report, out)
+def _keep(report: Report, out: Path | None, say: Say) -> None:
+    """Row by row: what was measured is not lost. A full disk is no reason to measure no further: at the end it is tried again."""
+    if out is not None:
+        try:
+            bench_report.write(report, out)
+        except ConfigError as error:
+            say(f"not kept yet: {error}")
 
 
 def _calibrated(request: Request, probes: Sequence[Target], runtime: str, threads: int, say: Say) -> Prediction:
@@ -265,18 +272,9 @@ def _print(report: Report, old: Report | None, request: Request, form: str, say:
 def _draw(report: Report, path: Path, say: Say) -> None:
     from edge_agent.bench_plot import draw
 
-    if not draw(report, path):
-        say(f"no picture {path}: no row has both multiply-adds and a latency")
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """A service manager's SIGTERM is answered as ctrl-C is."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        drawn = draw(report, path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+    if not drawn:
+        say(f"no picture {path}: no row has both multiply-adds and a latency")

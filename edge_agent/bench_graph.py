@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from export.verify import reason
 from federated.errors import ExportError, MissingExtra, Unknown
 
 __all__ = ["Graph", "check", "counted", "drawn", "provider_named"]
@@ -41,7 +42,7 @@ class Graph:
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=[wanted])  # by path: weights may lie beside it
         except Exception as error:  # the runtime's errors share no base class of their own
-            raise ExportError(f"{path}: ONNX Runtime {onnxruntime.__version__} cannot load it: {_said(error)}") from error
+            raise ExportError(f"{path}: {reason(error)}") from error
         if (found := self._session.get_providers()[0]) != wanted:
             raise ExportError(
                 f"{path}: expected to run on {wanted}, found that it falls back to {found}: the provider's libraries are missing or unfit"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import platform
@@ -14,6 +15,7 @@ import msgspec
 import psutil
 
 from edge_agent.board import processor, read_board
+from edge_agent.cache import PACKAGES
 from edge_agent.limits import Limits, available_cpus
 from federated.errors import ConfigError, UsageError
 from federated.origin import commit, versions
@@ -22,7 +24,6 @@ from federated.task import Board
 __all__ = ["Fingerprint", "Ratio", "Report", "Row", "compare", "differences", "fingerprint", "read", "writable", "write"]
 
 FORMAT = 1
-PACKAGES = ("espalier", "numpy", "onnxruntime", "torch")
 SUFFIXES = (".csv", ".json")
 
 
@@ -139,16 +140,21 @@ def fingerprint(limits: Limits) -> Fingerprint:
 
 
 def compare(new: Report, old: Report) -> tuple[Ratio, ...]:
-    """A ratio for each row that both measured, in the order of the new one."""
+    """A ratio for each row that both measured, in the order of the new one. Submodels of one name for other inputs or classes are not the same."""
     before = {row.key: row for row in old.rows}
-    pairs = [(row, before[row.key]) for row in new.rows if row.key in before]
+    pairs = [(row, before[row.key]) for row in new.rows if row.key in before and _same(row, before[row.key])]
     return tuple(Ratio(row, _over(row.p90_ms, past.p90_ms), _step(row, past)) for row, past in pairs)
 
 
 def differences(new: Report, old: Report) -> tuple[str, ...]:
-    """What differs between the machines of two reports, in words: their ratios may tell of that alone."""
-    pairs = zip(_flat(new.fingerprint).items(), _flat(old.fingerprint).items(), strict=True)
-    return tuple(f"{name} was {was or 'none'}, is {now or 'none'}" for (name, now), (_, was) in pairs if now != was)
+    """What differs between two reports, in words: their ratios may tell of that alone."""
+    now, was = _flat(new.fingerprint), _flat(old.fingerprint)
+    found = [f"{name} was {was.get(name) or 'none'}, is {now.get(name) or 'none'}" for name in {**now, **was} if now.get(name) != was.get(name)]
+    shared = {row.key: row for row in old.rows}
+    others = [row for row in new.rows if row.key in shared and not _same(row, shared[row.key])]
+    found += [f"{row.submodel} {row.runtime} is of other inputs or classes: not compared" for row in others]
+    spans = sorted({(old_row.seconds, row.seconds) for row in new.rows if (old_row := shared.get(row.key)) and row.seconds and old_row.seconds})
+    return (*found, *(f"inference was measured for {before:g} s, is for {after:g} s" for before, after in spans if before != after))
 
 
 def read(path: Path) -> Report:
@@ -165,7 +171,7 @@ def read(path: Path) -> Report:
 
 
 def write(report: Report, path: Path) -> None:
-    """Writes a report, whole or not at all, as the suffix says: all of it as JSON, or its rows as CSV."""
+    """Writes a report, whole or not at all, as the suffix says: all of it as JSON, or its rows as CSV. Raises ConfigError."""
     if path.suffix == ".json":
         content = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
     else:
@@ -175,8 +181,13 @@ def write(report: Report, path: Path) -> None:
         table.writerows(asdict(row) for row in report.rows)
         content = text.getvalue().encode()
     partial = path.with_name(f"{path.name}.part")
-    partial.write_bytes(content)
-    partial.replace(path)
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
@@ -190,6 +201,11 @@ def writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
     return path
+
+
+def _same(new: Row, old: Row) -> bool:
+    """Whether two rows of one key are of one network; a file may have changed, which is what its owner then compares."""
+    return not new.network or (new.parameters, new.macs) == (old.parameters, old.macs)
 
 
 def _over(new: float | None, old: float | None) -> float | None:

@@ -5,6 +5,7 @@ What it is and what it may use take no time; each family of networks takes secon
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from edge_agent.heat import Heat, read_heat
 from edge_agent.load import BUSY, busy
 from edge_agent.power import read_metered
 from edge_agent.worker import Job, Worker
+from federated.console import terminable
 from federated.errors import ConfigError, EspalierError, MissingExtra, Unknown
 from federated.sheet import FORMAT, RUNTIMES, Calibration, Circumstances, Sheet, write
 from federated.task import Board, Card, Profile
@@ -71,16 +73,13 @@ def as_json(sheet: Sheet) -> str:
 def take(job: Job, wanted: Wanted, say: Say) -> Sheet:
     """Looks at the device, and calibrates it. Raises MissingExtra without PyTorch, ConfigError where no calibration is possible, LinkError."""
     heat = read_heat()
-    worker = Worker(job)
-    try:
+    with terminable(), contextlib.closing(Worker(job)) as worker:
         card = _loaded(worker)
         seen = worker.look()
         for line in described(seen, heat, worker.limits):
             say(line)
         chunk, uplink = _uplink(job, wanted.broker, say)
         calibrations, circumstances = _calibrations(worker, card, wanted, say)
-    finally:
-        worker.close()
     if circumstances.throttled:
         say("the device throttled meanwhile: these timings are those of a hot device, and are not kept")
     if circumstances.busy >= BUSY:
@@ -106,11 +105,11 @@ def described(seen: dict[str, Any], heat: Heat, limits: str) -> list[str]:
     held = {None: "throttling not readable", False: "not throttled", True: "throttled"}[heat.throttled]
     earlier = ", was throttled since it started" if heat.ever and not heat.throttled else ""
     metered = {None: "not known to be metered or not", False: "unmetered", True: "metered"}[read_metered()]
-    share = busy()
+    used = "not known what others use" if (share := busy()) is None else f"others use {share:.0%}"
     gpu = f"{board.gpu}{' (shares the memory)' if board.shared else ''}" if board.gpu else "none"
     return [
         f"board      {board.model or 'a machine without a name'} ({board.kind}), {seen['system']}",
-        f"processor  {processor()}: {seen['cpus']:g} to use; limits: {limits}; others use {share:.0%}",
+        f"processor  {processor()}: {seen['cpus']:g} to use; limits: {limits}; {used}",
         f"memory     {seen['memory'] / 1e6:.0f} MB to train in",
         f"gpu        {gpu}",
         f"heat       {', '.join([*warm, held])}{earlier}",

@@ -19,7 +19,7 @@ import onnxruntime
 
 from federated.errors import DataError, ExportError
 
-__all__ = ["INPUT", "METADATA", "OUTPUTS", "TOKENS", "Array", "Output", "Session", "compare", "load", "sha256"]
+__all__ = ["INPUT", "METADATA", "OUTPUTS", "TOKENS", "Array", "Output", "Session", "compare", "load", "reason", "sha256"]
 
 Array = npt.NDArray[Any]
 Output = npt.NDArray[np.float32]
@@ -55,7 +55,7 @@ class Session:
         try:
             self._session = onnxruntime.InferenceSession(model, options, providers=list(providers))
         except Exception as error:  # the runtime's errors share no base class of their own
-            raise ExportError(f"{name}: {_reason(error)}") from error
+            raise ExportError(f"{name}: {reason(error)}") from error
         self.name, self.providers = name, tuple(str(provider) for provider in self._session.get_providers())
         self.metadata: Mapping[str, str] = dict(self._session.get_modelmeta().custom_metadata_map)
         missing = [key for key in METADATA if key not in self.metadata]
@@ -125,19 +125,19 @@ def compare(path: Path, x: Array, wanted: Output) -> float:
     return float(np.abs(found - wanted).max())
 
 
+def reason(error: Exception) -> str:
+    """Why a graph does not load: what it asks of the runtime and what that has, or else the runtime's own words without the place in its source."""
+    said, version = " ".join(str(error).split()), f"onnxruntime {onnxruntime.__version__}"
+    for pattern, words in REASONS.items():
+        if found := re.search(pattern, said):
+            return words.format(*found.groups(), version=version)
+    return f"expected an ONNX file, found one that does not load: {re.sub(r'/onnxruntime_src/.*?[)] (?=[A-Z])', '', said)[:300]}"
+
+
 def sha256(path: Path) -> str:
     """Digest of a file, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _reason(error: Exception) -> str:
-    """Why a graph does not load: what it asks of the runtime and what that has, or else the runtime's own words without the place in its source."""
-    said, version = " ".join(str(error).split()), f"onnxruntime {onnxruntime.__version__}"
-    for pattern, reason in REASONS.items():
-        if found := re.search(pattern, said):
-            return reason.format(*found.groups(), version=version)
-    return f"expected an ONNX file, found one that does not load: {re.sub(r'/onnxruntime_src/.*?[)] (?=[A-Z])', '', said)[:300]}"
 
 
 def _types(objective: str) -> dict[str, np.dtype[Any]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
@@ -12,7 +14,7 @@ import click
 
 from federated.errors import EspalierError, MissingExtra
 
-__all__ = ["FORMAT", "configure_logging", "speaker", "speaking_plainly"]
+__all__ = ["FORMAT", "configure_logging", "speaker", "speaking_plainly", "terminable"]
 
 FORMAT = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: the result as the last line"
@@ -59,3 +61,16 @@ def speaking_plainly(command: str, extra: str, interrupted: str) -> Iterator[Non
     except KeyboardInterrupt:
         click.echo(interrupted, err=True)
         sys.exit(130)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """A service manager's SIGTERM is answered as ctrl-C is, so that what must be tidied up is. Only the main thread can hear it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -104,11 +104,25 @@ def test_an_older_benchmark_is_compared_and_may_fail_the_command(tmp_path: Path)
     assert "nothing to compare" in run(TOY, "--compare", str(old)).output
 
 
+def test_a_file_that_cannot_be_written_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "a.json"
+    writable = bench.bench_report.writable
+    monkeypatch.setattr(bench.bench_report, "writable", lambda path, *kinds: (writable(path, *kinds), path.mkdir()))  # afterwards it is in the way
+    done = run(PICTURE, TOY, "--out", str(out), "--no-predict")
+    assert done.exit_code == 3
+    assert "not kept yet" in done.output
+    assert "2/2 toy.onnx onnx, threads 1: p90" in done.output
+    assert "parameters" in done.output, "the table is there"
+    assert "a.json: cannot be written: Is a directory" in done.output.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
         (("--threads", "one", PICTURE), 2, "expected whole numbers between commas, found 'one'"),
-        (("--threads", "0", PICTURE), 2, "--threads: expected numbers of at least 1"),
+        (("--threads", "0", PICTURE), 2, "--threads: expected numbers from 1 to 1024, found 0"),
+        (("--threads", "100000", PICTURE), 2, "--threads: expected numbers from 1 to 1024, found 100000"),
+        (("--fail-above", "nan", "--compare", "old.json", PICTURE), 2, "--fail-above: expected a ratio above 0"),
         (("--threads", "1,1", PICTURE), 2, "each number once"),
         (("--batch", "1", PICTURE), 2, "--batch: expected at least 2"),
         (("--runtime", "torch", PICTURE), 2, "--runtime torch"),

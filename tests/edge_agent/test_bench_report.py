@@ -66,6 +66,20 @@ def test_only_what_both_measured_is_compared() -> None:
     assert (second.p90, second.step) == (1.0, None)  # steps of other batches
 
 
+def test_a_submodel_for_other_inputs_is_not_the_same_and_that_is_said() -> None:
+    old, new = report(row(p90_ms=2.0, macs=100)), report(row(p90_ms=8.0, macs=400))
+    assert not compare(new, old)
+    assert differences(new, old) == ("w1 torch is of other inputs or classes: not compared",)
+    file = replace(row(p90_ms=2.0, macs=100), network="")
+    (found,) = compare(report(replace(file, p90_ms=1.0, macs=50)), report(file))
+    assert found.p90 == 0.5, "a file that became smaller is what its owner compares"
+
+
+def test_a_minute_is_not_compared_with_seconds_unsaid() -> None:
+    old, new = report(row(p90_ms=2.0, seconds=3.0)), report(row(p90_ms=2.0, seconds=60.0))
+    assert differences(new, old) == ("inference was measured for 3 s, is for 60 s",)
+
+
 def test_a_row_that_failed_has_no_ratio() -> None:
     (found,) = compare(report(row(error="it died")), report(row(p90_ms=2.0)))
     assert (found.p90, found.step, found.worst) == (None, None, 0.0)
@@ -78,6 +92,15 @@ def test_what_differs_between_machines_is_said() -> None:
     assert not differences(old, old)
     assert [text.split()[0] for text in differences(new, old)] == ["memory", "versions.torch"]
     assert "is 1.0" in differences(new, old)[1]
+    fewer = replace(old, fingerprint=replace(about, memory=old.fingerprint.memory, versions={"jax": "0.5"}))
+    assert "versions.jax was 0.5, is none" in differences(old, fewer)
+
+
+def test_a_file_that_cannot_be_written_is_named_and_nothing_lies_about(tmp_path: Path) -> None:
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(ConfigError, match=r"a\.json: cannot be written: Is a directory"):
+        write(report(row()), tmp_path / "a.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_where_nothing_can_be_written_is_said_at_once(tmp_path: Path) -> None:

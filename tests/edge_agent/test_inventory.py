@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,3 +95,17 @@ def test_what_is_wrong_is_said_in_one_line(words: list[str], code: int, said: st
     assert done.exit_code == code, done.output
     assert said in (error := done.output.splitlines()[-1])
     assert error.startswith("error: ")
+
+
+def test_a_profile_that_is_ended_by_its_service_manager_leaves_nothing_behind(tmp_path: Path) -> None:
+    places = {"TMPDIR": str(tmp_path / "tmp"), "ESPALIER_CACHE": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1"}
+    (tmp_path / "tmp").mkdir()
+    code = "from edge_agent.cli import main; main()"
+    command = [sys.executable, "-c", code, "profile", "--family", "mlp", "--runtime", "torch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **places}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("board")
+        process.terminate()
+        _, err = process.communicate()
+    assert (process.returncode, err.strip()) == (130, "interrupted")
+    assert not list((tmp_path / "tmp").iterdir())
