@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -41,11 +42,11 @@ def serve(channel: Channel) -> None:
             message = channel.receive()
             match message["do"]:
                 case "measure":
-                    channel.send(_measure(job, data, message["run"], fresh=message["fresh"]))
+                    channel.send(_answer(_measure, job, data, message))
                 case "look":
                     channel.send(_look(job))
                 case "calibrate":
-                    channel.send(_calibrate(job, data, message["order"]))
+                    channel.send(_answer(_calibrate, job, data, message["order"]))
                 case "task":
                     channel.send({"number": message["number"], **_perform(job, data, channel, gauge, message)})
                 case "cancel":
@@ -54,6 +55,14 @@ def serve(channel: Channel) -> None:
         channel.send(_refusal(error))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
+
+
+def _answer(make: Callable[[Job, Any, dict[str, Any]], dict[str, Any]], job: Job, data: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """What is made, or why it cannot be: a measurement that is not possible is no end of the others, nor of training."""
+    try:
+        return make(job, data, asked)
+    except EspalierError as error:
+        return _refusal(error)
 
 
 def _refusal(error: EspalierError) -> dict[str, Any]:
@@ -84,11 +93,11 @@ def _load(job: Job) -> Any:
     return device(job.data, job.root, name=job.name, shard=job.shard or None, partition=job.partition, seed=job.seed)
 
 
-def _measure(job: Job, data: Any, run: dict[str, Any], *, fresh: bool) -> dict[str, Any]:
+def _measure(job: Job, data: Any, message: dict[str, Any]) -> dict[str, Any]:
     from edge_agent.profile import measure
 
-    check_allowed(job, run)
-    found = measure(msgspec.convert(run, messages.Run), data, job.limits, job.device, fresh=fresh)
+    check_allowed(job, message["run"])
+    found = measure(msgspec.convert(message["run"], messages.Run), data, job.limits, job.device, fresh=message["fresh"])
     rest = {"data": asdict(found.data), "timings": [asdict(timing) for timing in found.timings], "survey": found.survey}
     return {**asdict(found.seen), **rest, "labels": job.labels}
 
@@ -100,14 +109,10 @@ def _look(job: Job) -> dict[str, Any]:
 
 
 def _calibrate(job: Job, data: Any, order: dict[str, Any]) -> dict[str, Any]:
-    """A calibration; one that is not possible is no end of the others."""
     from edge_agent.calibration import Order, calibrate
 
-    try:
-        check_allowed(job, {"family": order["model"]})
-        return asdict(calibrate(job, data, msgspec.convert(order, Order)))
-    except EspalierError as error:
-        return _refusal(error)
+    check_allowed(job, {"family": order["model"]})
+    return asdict(calibrate(job, data, msgspec.convert(order, Order)))
 
 
 def check_allowed(job: Job, message: Any) -> None:

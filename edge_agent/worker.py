@@ -135,7 +135,7 @@ class Worker:
     def measure(self, run: dict[str, Any], *, fresh: bool = False) -> dict[str, Any]:
         """What the device is and can do, for a run's network; seconds of work where it is not known. See `edge_agent.profile`.
 
-        fresh: takes nothing as known.
+        fresh: takes nothing as known. An error of its own ends nothing.
         """
         return self._request({"do": "measure", "run": run, "fresh": fresh})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,19 @@ def test_throttling_is_measured_without_what_was_known(devices: list[Device], tm
     after = device.later().timings[0].seconds
     assert device.said[0] == "measuring again: the processor is throttled"
     assert after != before, "two measurements are never the same to the last digit"
+
+
+def test_a_measurement_that_is_not_possible_leaves_the_training_process_at_work(devices: list[Device], tmp_path: Path) -> None:
+    devices.append(device := Device(Limits(), tmp_path))
+    before, pid = device.later(), device.worker.pid
+    device.participant.run = replace(CARD, calibration=(replace(SMALL, network=replace(NETWORK, family="os:system")),))
+    device.heat = Heat(85.0, 600.0, True, True, 1)
+    assert device.later() == before
+    assert device.said == ["measuring again: the processor is throttled"]
+    device.participant.run = CARD
+    os.sched_setaffinity(pid, sorted(os.sched_getaffinity(0))[:1])
+    assert device.later().cpus == 1
+    assert device.worker.pid == pid, "no task that came meanwhile was lost with it"
 
 
 def test_a_training_process_that_dies_of_it_leaves_the_old_profile_and_is_replaced(devices: list[Device], tmp_path: Path) -> None:
