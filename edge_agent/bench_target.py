@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from federated.errors import ConfigError, Unknown, UsageError
+from federated.errors import ConfigError, ExportError, Unknown, UsageError
 from models.submodel import Network, Submodel
 
 if TYPE_CHECKING:
@@ -112,7 +112,10 @@ def made_ready(network: str, submodel: Submodel, wanted: Sequence[str], batch: i
     from models.cost import cost
 
     what = cost(submodel, max(1, batch))
-    made = _written(submodel, wanted, folder)
+    try:
+        made = _written(submodel, wanted, folder)
+    except ExportError as error:  # by names of submodels: nobody knows the folder
+        raise ExportError(str(error).replace(f"{folder}/", "")) from error
     return Target(network, submodel.name, made, submodel, what.parameters, what.macs, what.training_macs, what.memory if batch else None)
 
 

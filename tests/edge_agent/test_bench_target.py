@@ -94,3 +94,10 @@ def test_files_are_targets_by_their_names(tmp_path: Path) -> None:
         files([copy, tmp_path / "." / "toy.onnx"], "cpu")
     with pytest.raises(ExportError, match="nix"):
         files([copy, tmp_path / "nix.onnx"], "cpu")
+
+
+def test_a_submodel_that_cannot_be_made_ready_is_named_without_its_folder(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    (submodel,) = chosen(named("preresnet", (1, 8, 8), 10), (0.25,), (1,), ())
+    with pytest.raises(ExportError, match=r"^w0\.25-d1\.1\.1\.onnx: int8-dynamic is for graphs with attention"):
+        made_ready("preresnet", submodel, ("onnx-int8-dynamic",), 0, tmp_path)
