@@ -83,7 +83,7 @@ def take(job: Job, wanted: Wanted, say: Say) -> Sheet:
     if circumstances.throttled:
         say("the device throttled meanwhile: these timings are those of a hot device, and are not kept")
     if circumstances.busy >= BUSY:
-        say(f"others used up to {circumstances.busy:.0%} of the processors meanwhile: measure again on an idle device (what they disturbed is not kept)")
+        say(f"others used up to {circumstances.busy:.0%} of the processors: measure again on an idle device (what they disturbed is not kept)")
     facts = {**seen, "agent": job.name, "uplink": uplink, "chunk": chunk, "data": asdict(card), "timings": ()}
     profile = msgspec.convert(facts, Profile)
     taken = datetime.now(UTC).isoformat(timespec="seconds")
