@@ -1,7 +1,7 @@
 """`python -m benchmarks predict`: how well three small submodels tell the time and the memory of a training step of all others.
 
-Submodels are drawn by a seed that is printed; none of them is timed before it is predicted. Each is measured in a fresh process of one thread. What
-they are predicted from is timed before and after, so that a machine whose speed changes meanwhile is seen, and hits both alike.
+Submodels are drawn by a seed that is printed, and predicted from others alone. Each is measured in a fresh process of one thread. What they are
+predicted from is timed before, between and after, so that a machine whose speed changes meanwhile is seen, and hits both alike.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ __all__ = ["FAMILIES", "Row", "Summary", "command", "drawn", "measure", "summary
 FAMILIES = ("preresnet-18", "mobilenet-v2-cifar", "vit-tiny-32")
 PICTURE, CLASSES = (3, 32, 32), 10
 NARROWEST = 0.1
-DRIFT = 0.15  # by which what was timed before and after may differ on a machine that counts as quiet
+BETWEEN = 8  # submodels between two looks at what they are predicted from; the median of all looks counts
+DRIFT = 0.15  # by which looks may differ on a machine that counts as quiet
 MEAN, WORST, MEMORY = 0.10, 0.30, 1.4  # the goals
 
 
@@ -58,8 +59,8 @@ class Row:
 class Summary:
     """Of a family. mape, worst: mean and largest error of the time, as shares; rival_*: by multiply-adds alone. memory_*_worst: as in Row.
 
-    probes: from what it was predicted. drift: of these between before and after. busy: share of the processors that others used. loaded: whether
-    times of this machine, at that time, can be trusted. met: all goals.
+    probes: from what it was predicted. drift: the largest difference between looks at these. busy: share of the processors that others used.
+    loaded: whether times of this machine, at that time, are not to be trusted. met: all goals.
     """
 
     family: str
@@ -97,12 +98,15 @@ def timed(made: Network) -> tuple[Submodel, ...]:
 
 def measure(made: Network, submodels: Sequence[Submodel], batch: int, say: Callable[[Row], None]) -> tuple[list[Row], Summary]:
     """A row for each submodel, and their summary."""
-    small, load = timed(made), Load()
-    before = [taken.seconds for taken in step.ask(small, batch)]
-    taken = [step.ask([submodel], batch)[0] for submodel in submodels]
-    after = [taken.seconds for taken in step.ask(small, batch)]
-    busy, drift = load.share(), max(max(a / b, b / a) - 1 for a, b in zip(before, after, strict=True))
-    timings = [Timing(submodel, batch, (a + b) / 2) for submodel, a, b in zip(small, before, after, strict=True)]
+    small, load, taken = timed(made), Load(), list[step.Taken]()
+    looks = [[found.seconds for found in step.ask(small, batch)]]
+    for number, submodel in enumerate(submodels, 1):
+        taken += step.ask([submodel], batch)
+        if number % BETWEEN == 0 or number == len(submodels):
+            looks.append([found.seconds for found in step.ask(small, batch)])
+    busy, times = load.share(), list(zip(*looks, strict=True))
+    drift = max(max(known) / min(known) - 1 for known in times)
+    timings = [Timing(submodel, batch, statistics.median(known)) for submodel, known in zip(small, times, strict=True)]
     rows = [row(made, submodel, batch, timings, found) for submodel, found in zip(submodels, taken, strict=True)]
     for one in rows:
         say(one)
