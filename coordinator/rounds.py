@@ -245,7 +245,8 @@ def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -
     settled_all = list(run.fleet.collection.entries.values())
     for settled in settled_all:
         if (agent := settled.task.agent) not in entries:
-            elapsed = run.fleet.clock() - settled.started
+            # Simulated devices claim speeds: the seconds of this machine say nothing of them.
+            elapsed = run.fleet.clock() - settled.started if run.patience < ENDLESS else 0.0
             run.standings[agent] = lessons.missed(run.standings[agent], run.verdicts[agent], settled, elapsed)
     others = [Entry(s.task.agent, s.task.submodel.unowned.name, s.outcome) for s in settled_all if s.task.agent not in entries]
     return total, sorted([*entries.values(), *others], key=lambda e: e.agent), of_training(found)

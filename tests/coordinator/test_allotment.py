@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.decisions import Decision
+from coordinator.evaluation import ENDLESS
+from coordinator.rounds import PATIENCE
 from coordinator.store import Store
 from federated.errors import FleetError
 from federated.prediction import step_seconds
@@ -138,3 +140,22 @@ def test_an_update_that_misses_the_deadline_makes_the_next_submodel_a_smaller_on
     assert found[2].submodel != LAST
     assert f"was late in round 2 with {LAST}" in found[2].reason
     assert standing.setbacks[0].submodel == LAST
+
+
+@pytest.mark.parametrize(("patience", "setbacks"), [(PATIENCE, 1), (ENDLESS, 0)])
+def test_who_comes_after_the_quorum_is_late_by_what_was_predicted_but_never_in_a_simulation(tmp_path: Path, patience: float, setbacks: int) -> None:
+    """A simulated device claims a speed, which the clock of this machine says nothing of."""
+
+    def dawdle(update: Update) -> Update:
+        if update.work == "train":
+            time.sleep(1.0)
+        return update
+
+    fleet = [Member("slow", digits(0, 2), speed=1e-4, change=dawdle), Member("well", digits(1, 2), speed=1e-4)]
+    federate(tmp_path, fleet, {**SMALL, "train.steps": 1, "fleet.quorum": 0.5}, patience=patience)
+    store = Store.open(tmp_path / "runs", RUN, read_only=True)
+    outcomes, standing = {e.agent: e.outcome for e in store.entries(1)}, store.ledger.standings()["slow"]
+    store.close()
+    assert outcomes == {"slow": "late", "well": "folded"}
+    assert len(standing.setbacks) == setbacks
+    assert standing.step == 1.0 or setbacks

@@ -16,7 +16,7 @@ from coordinator import start
 from coordinator.config import load, parse_setting
 from coordinator.fleet import Fleet
 from coordinator.progress import Lines
-from coordinator.rounds import Result
+from coordinator.rounds import PATIENCE, Result
 from edge_agent.agent import find_run
 from federated.data import catalogue
 from federated.data.dataset import Dataset
@@ -119,6 +119,7 @@ def federate(
     broker: MemoryBroker | str | None = None,
     resume: bool = False,
     watch: Callable[[Fleet], None] = lambda fleet: None,
+    patience: float = PATIENCE,
 ) -> Federation:
     """Runs members and a coordinator to the end of the run; settings are keys of the configuration. broker: one in memory, or an address."""
     torch.set_num_threads(1)
@@ -133,7 +134,7 @@ def federate(
     for thread in threads:
         thread.start()
     try:
-        result = start.run(prepared, link, Lines(lines.append), lambda fleet: (fleets.append(fleet), watch(fleet))[0])
+        result = start.run(prepared, link, Lines(lines.append), lambda fleet: (fleets.append(fleet), watch(fleet))[0], patience=patience)
     finally:
         prepared.store.close()
         link.close()
