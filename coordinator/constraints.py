@@ -49,7 +49,8 @@ WORDS: Mapping[str, Callable[[Profile], tuple[str, ...]]] = MappingProxyType(
 """What is compared as text; of several labels one is enough."""
 
 COMPARISONS = {"=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+EXAMPLES = MappingProxyType({"cpus": "4", "examples": "100", "memory": "512MB", "uplink": "5MB/s"})  # of amounts, as a person writes them
 TOKEN = re.compile(r"""\s*(?:(?P<sign><=|>=|!=|=|<|>|\(|\))|"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[^\s()<>=!"']+))""")
 DEEPEST = 50  # brackets and nots within each other
 
@@ -183,7 +184,7 @@ class Reader:
         sign = self.tokens[self.next].text
         self.next += 1
         value = self.word("a value", quoted=True)
-        return Comparison(key.text, sign, value.text, self.amount(value) if key.text in AMOUNTS else 0.0)
+        return Comparison(key.text, sign, value.text, self.amount(key.text, value) if key.text in AMOUNTS else 0.0)
 
     def word(self, wanted: str, *, quoted: bool = False) -> Token:
         there = self.tokens[self.next] if self.next < len(self.tokens) else None
@@ -192,11 +193,12 @@ class Reader:
         self.next += 1
         return there
 
-    def amount(self, value: Token) -> float:
-        match = re.fullmatch(r"(\d+\.?\d*|\.\d+)([a-z]*)(?:/s)?", value.text.lower())
-        if match is None or match[2] not in UNITS:
-            raise ConfigError(f"{self.where(value.at)}: expected an amount such as 4, 512MB or 5MB/s, found '{value.text}'")
-        return float(match[1]) * UNITS[match[2]]
+    def amount(self, key: str, value: Token) -> float:
+        match = re.fullmatch(r"(\d+\.?\d*|\.\d+)([a-z]*)(/s)?", value.text.lower())
+        units = {"": 1, **UNITS} if key in ("memory", "uplink") else {"": 1}
+        if match is None or match[2] not in units or (match[3] and (key != "uplink" or not match[2])):
+            raise ConfigError(f"{self.where(value.at)}: expected an amount such as {EXAMPLES[key]}, found '{value.text}'")
+        return float(match[1]) * units[match[2]]
 
     def took(self, text: str) -> bool:
         """Reads a word that means something, if it comes now."""

@@ -65,7 +65,8 @@ class Ledger:
 
     def decisions(self) -> dict[str, tuple[int, Decision]]:
         """The last decision of each agent, by name, with its round."""
-        rows = self._database.execute("SELECT agent, submodel, asked, reason, step, seconds, memory, round FROM decisions ORDER BY round")
+        # SQLite gives the row of the maximum (bare columns): a long run of many agents has too many rows to read them all.
+        rows = self._database.execute("SELECT agent, submodel, asked, reason, step, seconds, memory, MAX(round) FROM decisions GROUP BY agent")
         return {agent: (round, Decision(agent, submodel, bool(asked), *rest)) for agent, submodel, asked, *rest, round in rows}
 
     def history(self, agent: str) -> list[tuple[int, Decision]]:

@@ -66,7 +66,7 @@ def predicted(timings: tuple[Timing, ...], submodel: Submodel, batch: int, *, tr
     return float(asked(submodel, batch, kind.lanes, training) @ prices)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2**16)  # of a large fleet every device: a fit takes as long as all the rest of a decision
 def fitted(timings: tuple[Timing, ...], training: bool) -> tuple[Kind, Vector]:
     """The kind of machine that explains the timings best, and its prices in seconds."""
     seconds = np.array([t.seconds for t in timings])

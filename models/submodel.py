@@ -80,12 +80,12 @@ class Submodel:
     @property
     def unowned(self) -> Submodel:
         """The same for whoever: as a menu lists it."""
-        return replace(self, owner="")
+        return replace(self, owner="") if self.owner else self
 
     @property
     def plain(self) -> Submodel:
         """The same part of the network without what concerns one device alone: its owner, and its branches, which are merged away."""
-        return replace(self, branches=1, owner="")
+        return replace(self, branches=1, owner="") if self.owner or self.branches != 1 else self
 
 
 def kept(ratio: float, channels: int) -> int:
