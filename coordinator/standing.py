@@ -81,8 +81,8 @@ class Setback:
 class Standing:
     """How an agent stands.
 
-    basis: digest of the timings that its predictions start from; others start all of this anew. trained: measured trainings.
-    step, memory: measured over predicted, moving averages. rate: bytes per second of its transfers, 0: as its profile says.
+    basis: digest of the timings that its predictions start from; with others, all but what memory and failures have shown starts anew.
+    trained: measured trainings. step, memory: measured over predicted, moving averages. rate: bytes per second of its transfers, 0: as its profile says.
     extra: seconds of a training besides its steps, at the speed that the profile says. misses: late rounds in a row. setbacks: the latest last.
     """
 
@@ -97,9 +97,11 @@ class Standing:
 
 
 def measured_anew(standing: Standing, profile: Profile) -> Standing:
-    """The same while the agent's timings are; else a new one, since what was off then is measured now."""
+    """The same while the agent's timings are; else one without what times have shown: they are measured now, memory is not."""
     basis = sha256(msgspec.json.encode(profile.timings)).hexdigest()[:16]
-    return standing if standing.basis == basis else Standing(basis)
+    if standing.basis == basis:
+        return standing
+    return Standing(basis, memory=standing.memory, setbacks=tuple(one for one in standing.setbacks if one.kind != "late"))
 
 
 def learned(standing: Standing, seen: Observed) -> Standing:

@@ -58,10 +58,11 @@ def test_memory_is_corrected_within_bounds_and_by_large_ones_alone() -> None:
 
 
 def test_a_new_measurement_starts_the_averages_anew() -> None:
-    known = replace(measured_anew(Standing(), PROFILE), step=3.0, setbacks=(Setback("w1", "memory", 1, ""),))
+    memory, slow = Setback("w1", "memory", 1, ""), Setback("w0.5", "late", 2, "")
+    known = replace(measured_anew(Standing(), PROFILE), step=3.0, memory=1.2, misses=1, rate=5.0, setbacks=(memory, slow))
     assert measured_anew(known, replace(PROFILE, memory=1, host="other")) == known, "the same timings"
     other = measured_anew(known, replace(PROFILE, timings=(Timing(SMALL, 32, 0.02),)))
-    assert (other.step, other.setbacks) == (1.0, ())
+    assert other == Standing(other.basis, memory=1.2, setbacks=(memory,)), "how much memory it takes was not measured"
 
 
 def test_a_setback_is_tried_again_after_three_rounds_in_time_and_then_after_six() -> None:
