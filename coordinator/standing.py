@@ -82,8 +82,9 @@ class Standing:
     """How an agent stands.
 
     basis: digest of the timings that its predictions start from; with others, all but what memory and failures have shown starts anew.
-    trained: measured trainings. step, memory: measured over predicted, moving averages. rate: bytes per second of its transfers, 0: as its profile says.
-    extra: seconds of a training besides its steps, at the speed that the profile says. misses: late rounds in a row. setbacks: the latest last.
+    trained: measured trainings. step, memory: measured over predicted, moving averages. rate: bytes per second of its transfers, 0: as its
+    profile says. extra: seconds of a training besides its steps, at the speed that the profile says. misses: late rounds in a row.
+    setbacks: the latest last.
     """
 
     basis: str = ""
