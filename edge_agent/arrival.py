@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from federated.wire import messages, topics
 from federated.wire.link import Delivery, Link
 from federated.wire.transfer import Download
 
-__all__ = ["LARGEST", "Arriving", "folder_of", "target"]
+__all__ = ["LARGEST", "Arriving", "folder_of", "target", "within"]
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,11 @@ def folder_of(directory: Path, run: str, version: str) -> Path:
     return directory / run / version
 
 
+def within(directory: Path, said: str) -> str:
+    """What leaves this device of a reason: files by their place in the store, not by where that lies."""
+    return said.replace(f"{directory}{os.sep}", "")
+
+
 class Arriving:
     """One version, on its way into `folder`; what lies there with the right digest is not fetched again. `whole`: all of it is there."""
 
@@ -53,9 +59,9 @@ class Arriving:
         self._download: Download | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._go_on(now)
         except OSError as error:
             raise StoreError(f"{folder}: {error.strerror or error}") from error
-        self._go_on(now)
 
     def hear(self, delivery: Delivery, now: float) -> bool:
         """Takes a delivery of this release; True for one that was. Raises ExportError for a file that is not what was promised, StoreError."""

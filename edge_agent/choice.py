@@ -113,8 +113,8 @@ def choose(
         trial, session = _tried(bench, variant, provider, count, _reference(trials), min((t.p90 for t in trials if not t.reason), default=math.inf))
         trials.append(trial)
         if session is not None:
-            known = {**sessions, len(trials) - 1: session}
-            sessions = {best: known[best] for best in (_best(trials, busy=False), _best(trials, busy=True))}  # not all, in memory
+            near = _near(trials, busy=False).keys() | _near(trials, busy=True).keys()
+            sessions = {i: one for i, one in {**sessions, len(trials) - 1: session}.items() if i in near}  # not all, in memory
     if not sessions or _broken(trials):
         raise ExportError(f"{folder}: no way to run {submodel} is right on this device: {_reasons(trials)}")
     busy = others.share() >= BUSY
@@ -183,7 +183,7 @@ def _tried(bench: _Bench, variant: Variant, provider: str, threads: int, referen
     try:
         session = load(bench.folder / variant.file.name, variant.file.sha256, providers=_chain(provider), threads=threads)
     except ExportError as error:
-        return replace(trial, reason=f"does not load: {error}"), None
+        return replace(trial, reason=f"does not load: {str(error).replace(f'{bench.folder}/', '')}"), None
     if session.providers[0] != provider:
         return replace(trial, reason=f"the runtime fell back to {session.providers[0]}"), None
     reason, difference = _wrong(bench, variant, session)
@@ -268,8 +268,13 @@ def _best(trials: list[Trial], *, busy: bool) -> int:
 
     busy: others use the processors, and hold up one call in a few: then p90 tells of them, and the middle of this network.
     """
+    return min(_near(trials, busy=busy), key=lambda i: (trials[i].threads, i))
+
+
+def _near(trials: list[Trial], *, busy: bool) -> dict[int, float]:
+    """The right ones that are about as fast as the fastest of them, in seconds; what is none of them now will be none later."""
     took = {i: trial.p50 if busy else trial.p90 for i, trial in enumerate(trials) if not trial.reason}
-    return min((i for i in took if took[i] <= AS_GOOD * min(took.values())), key=lambda i: (trials[i].threads, i))
+    return {i: seconds for i, seconds in took.items() if seconds <= AS_GOOD * min(took.values())}
 
 
 def _reference(trials: list[Trial]) -> Trial | None:

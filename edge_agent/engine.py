@@ -14,7 +14,7 @@ from edge_agent.choice import CPU, Choice, Held, Trial, choose, gauge, own_sampl
 from edge_agent.sources import shaped
 from export.bundle import version as version_of
 from export.verify import Array, Session, load, sha256
-from federated.errors import DataError, EspalierError, ExportError
+from federated.errors import DataError, EspalierError, ExportError, StoreError
 
 __all__ = ["Answered", "Counts", "Engine", "Past"]
 
@@ -114,7 +114,7 @@ class Engine:
                 session, choice = self._chosen(folder, submodel, found)
                 choice, past = self._beside(session, choice, present)
             if self._store is not None:
-                remembered.remember(self._store, folder, submodel, found)
+                self._remember(self._store, folder, choice)
             self._present = _Present(session, choice, past)  # one assignment: a question sees the old one or the new one, whole
             return choice
 
@@ -160,11 +160,12 @@ class Engine:
             raise DataError(f"{name}: expected at most {most} examples at a time, found {len(x)}")
         try:
             found = answer(present.session, x, present.choice.classes)
-        except DataError:
-            raise
+        except DataError as error:  # whoever asks is not told where files lie here
+            raise DataError(str(error).replace(present.session.name, name)) from error
         except Exception as error:  # the runtime's own share no base class
             self._count(failed=1)
-            raise ExportError(f"version {present.choice.version} failed: {' '.join(str(error).split())[:300]}") from error
+            said = " ".join(str(error).split()).replace(present.session.name, Path(present.session.name).name)
+            raise ExportError(f"version {present.choice.version} failed: {said[:300]}") from error
         self._count(answered=len(found))
         return Answered(present.choice, found)
 
@@ -177,6 +178,15 @@ class Engine:
         with self._tally.lock:
             self._tally.answered += answered
             self._tally.failed += failed
+
+    def _remember(self, store: Path, folder: Path, choice: Choice) -> None:
+        """Raises StoreError where that fails, but not while nothing answers: to answer until the next restart is better than not at all."""
+        try:
+            remembered.remember(store, folder, choice.submodel, choice.version)
+        except StoreError as error:
+            if self._present is not None:
+                raise
+            log.warning("version %s answers, but is not remembered: %s", choice.version, error)
 
     def _chosen(self, folder: Path, submodel: str, version: str) -> tuple[Session, Choice]:
         """The way that was fastest here before, tested again; or all ways, measured."""

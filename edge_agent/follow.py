@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_agent.arrival import Arriving, folder_of, target
+from edge_agent.arrival import Arriving, folder_of, target, within
 from edge_agent.fetch import card_of, choose
 from export.publish import SETTLE
 from federated.errors import ExportError, StoreError
@@ -203,7 +203,7 @@ class Follower:
         self._drop()
         self._again = now + RETRY
         if self._wanted is not None:
-            self._refused(self._wanted[0].name, str(error))
+            self._refused(self._wanted[0].name, within(self._store, str(error)))
 
     def _refused(self, version: str, reason: str) -> None:
         log.warning("version %s of run '%s' is not taken up: %s", version, self.run, reason)
@@ -220,13 +220,16 @@ class Follower:
     # ---- what is kept ----------------------------------------------------------------------------------------------
 
     def _prune(self, current: str) -> None:
-        """Removes versions but the present one, the one that is wanted, and the last few that were in use before."""
+        """Removes versions but the present one, the one that is wanted, and the last few that were in use before; if that fails, they stay."""
         if self.run is None:
             return
         here = folder_of(self._store, self.run, current)
-        if here.is_dir():
-            os.utime(here)
         wanted = {current, self._wanted[0].name if self._wanted is not None else current}
-        others = [path for path in here.parent.glob("*") if re.match(topics.VERSION, path.name) and path.name not in wanted]
-        for path in sorted(others, key=lambda path: path.stat().st_mtime)[:-KEPT]:
-            shutil.rmtree(path, ignore_errors=True)
+        try:
+            if here.is_dir():
+                os.utime(here)
+            others = [path for path in here.parent.glob("*") if re.match(topics.VERSION, path.name) and path.name not in wanted]
+            for path in sorted(others, key=lambda path: path.stat().st_mtime)[:-KEPT]:
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError as error:  # of another process that removes the same, or a failing disk: no reason not to answer
+            log.warning("old versions of run '%s' stay: %s", self.run, error)

@@ -76,11 +76,17 @@ class Questions:
     def _answer(self, question: str, payload: bytes) -> None:
         name = f"question {question}"
         try:
-            found = reply(self._engine.answer(inputs_of(payload, name), name, MOST))
+            found = msgspec.json.encode(reply(self._engine.answer(inputs_of(payload, name), name, MOST)))
         except EspalierError as error:
             self._refuse(question, str(error))
+        except Exception as error:  # whatever one question does, the next ones are answered
+            log.exception("%s", name)
+            self._refuse(question, f"{name}: {type(error).__name__}")
         else:
-            self._publish(question, msgspec.json.encode(found))
+            if len(found) > self._link.max_payload:
+                self._refuse(question, f"{name}: the answer has {len(found)} bytes, more than the {self._link.max_payload} that the broker takes")
+            else:
+                self._publish(question, found)
 
     def _refuse(self, question: str, reason: str) -> None:
         self._publish(question, msgspec.json.encode({"error": reason}))

@@ -68,24 +68,28 @@ def places(store: Path) -> tuple[Place, ...]:
 
 
 def remember(store: Path, release: Path, submodel: str, version: str) -> None:
-    """From now on, a restart begins with this release. Raises StoreError."""
-    place = Place(version, os.path.relpath(release.resolve(), store.resolve()), submodel)  # the whole store may be moved
-    _write(store / CURRENT, Remembered(place, tuple(old for old in places(store) if old != place)[:GOOD]))
+    """From now on, a restart begins with this release. Raises StoreError; never for what a restart begins with already."""
+    place, before = Place(version, os.path.relpath(release.resolve(), store.resolve()), submodel), places(store)  # the whole store may be moved
+    if before[:1] != (place,):
+        _write(store / CURRENT, Remembered(place, tuple(old for old in before if old != place)[:GOOD]))
 
 
 @contextlib.contextmanager
 def trying(store: Path, version: str) -> Iterator[None]:
-    """A test of a release: one that processes died of is not tested again. Raises ExportError for it, StoreError."""
+    """A test of a release: one that processes died of is not tested again. Raises ExportError for it. A full disk does not keep it from a test."""
     path = store / TRYING
     before = _read(path, Trying)
     attempts = before.attempts if before is not None and before.version == version else 0
     if attempts >= ATTEMPTS:
         raise ExportError(f"version {version}: the process ended {attempts} times while it was tested; remove {path} to try again")
-    _write(path, Trying(version, attempts + 1))
+    try:
+        _write(path, Trying(version, attempts + 1))
+    except StoreError as error:
+        log.warning("version %s is tested without a note of it: %s", version, error)
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        untried(store)
 
 
 def untried(store: Path) -> None:

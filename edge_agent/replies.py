@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from edge_agent.choice import Choice
 from edge_agent.engine import Answered, Engine
+from edge_agent.sources import Numbers, array
 from export.verify import Array
 from federated.errors import DataError
 
@@ -18,21 +18,17 @@ __all__ = ["MOST", "about", "inputs_of", "reply", "state"]
 MOST = 256  # examples of one question
 
 
+class _Question(msgspec.Struct):
+    inputs: Numbers
+
+
 def inputs_of(body: bytes, name: str) -> Array:
     """The raw examples of a question, JSON {"inputs": nested lists}. Raises DataError."""
     try:
-        question = msgspec.json.decode(body)
+        question = msgspec.json.decode(body, type=_Question)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{name}: expected JSON, found what is none: {error}") from error
-    except RecursionError as error:
-        raise DataError(f"{name}: nested too deeply") from error
-    if not isinstance(question, dict) or "inputs" not in question:
-        found = f"the fields {', '.join(map(str, question))[:200] or 'none'}" if isinstance(question, dict) else "no object"
-        raise DataError(f"{name}: expected an object with 'inputs', found {found}")
-    try:
-        return np.asarray(question["inputs"])
-    except (ValueError, OverflowError) as error:  # lists of different lengths
-        raise DataError(f"{name}: expected lists of one shape in 'inputs': {error}") from error
+        raise DataError(f'{name}: expected JSON {{"inputs": numbers in lists}}: {error}') from error
+    return array(question.inputs, name)
 
 
 def reply(answered: Answered) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_agent.arrival import within
 from edge_agent.choice import Choice
 from edge_agent.engine import Counts, Engine
 from edge_agent.follow import Arrival, Follower, link_of
@@ -189,7 +190,7 @@ def _follow(plan: Plan, engine: Engine, adopter: _Adopter, refusal: _Refusal, st
                 say(f"answers at the broker: publish to {asked}, hear {answered} (ID: any word)")
             if arrival is not None:
                 adopter.take(arrival)
-            news = _news(adopter, refusal, say)
+            news = _news(adopter, refusal, plan.store, say)
             now = serving(engine, plan.name, session, refusal.version, refusal.reason)
             if news or (now != told and time.monotonic() - at >= TELL):
                 follower.report(now)
@@ -200,7 +201,7 @@ def _follow(plan: Plan, engine: Engine, adopter: _Adopter, refusal: _Refusal, st
     follower.close()
 
 
-def _news(adopter: _Adopter, refusal: _Refusal, say: Say) -> bool:
+def _news(adopter: _Adopter, refusal: _Refusal, store: Path, say: Say) -> bool:
     """Whether something became of an arrival; notes it, and tells people."""
     try:
         arrival, found = adopter.done.get_nowait()
@@ -211,7 +212,7 @@ def _news(adopter: _Adopter, refusal: _Refusal, say: Say) -> bool:
         refusal.version, refusal.reason = "", ""
         say(f"answers with {what}{_told(found)}")
     else:
-        refusal.version, refusal.reason = arrival.version, str(found)
+        refusal.version, refusal.reason = arrival.version, within(store, str(found))
         say(f"{what}version {arrival.version} is not taken up: {found}")
     return True
 

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,16 @@ from export.verify import Session
 from federated.data.images import COLOUR, GREY
 from federated.errors import DataError, MissingExtra
 
-__all__ = ["ARRAYS", "PICTURES", "listed", "parsed", "read", "shaped", "unpacked"]
+__all__ = ["ARRAYS", "PICTURES", "Numbers", "array", "listed", "parsed", "read", "shaped", "unpacked"]
 
 Array = npt.NDArray[Any]
 
 ARRAYS = (".json", ".jsonl", ".npy", ".npz")
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
+
+_Row = int | float | bool
+Numbers = _Row | list[_Row | list[_Row | list[_Row | list[_Row | list[_Row]]]]]
+"""What JSON may hold: numbers in lists, five deep at most. A single text among many numbers would make an array as wide as it for each of them."""
 
 
 def listed(inputs: Sequence[Path]) -> list[Path | None]:
@@ -47,7 +52,7 @@ def read(path: Path | None, session: Session, *, resize: bool = False) -> Array:
         return shaped(_picture(path, session, resize=resize), session, name)
     try:
         value = _piped(sys.stdin.buffer.read(), name) if path is None else _loaded(path, name)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:  # pickles are ValueErrors
+    except (OSError, EOFError, ValueError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # pickles are ValueErrors
         why = "it holds pickled objects, or no arrays at all" if "allow_pickle" in str(error) else error
         raise DataError(f"{name}: cannot be read as raw examples: {why}") from error
     return shaped(value, session, name)
@@ -69,23 +74,33 @@ def shaped(value: Array, session: Session, name: str) -> Array:
         raise DataError(f"{name}: expected ids of tokens, which are whole numbers, found others")
     if session.dtype == np.uint8 and value.size and not ((value >= 0) & (value <= 255) & (value == np.floor(value))).all():
         raise DataError(f"{name}: expected whole numbers from 0 to 255 as in the data it was trained on, found {value.min():g} to {value.max():g}")
-    return np.ascontiguousarray(value, session.dtype)
+    with np.errstate(over="ignore"):
+        fitting = np.ascontiguousarray(value, session.dtype)
+    if not np.isfinite(fitting).all():
+        raise DataError(f"{name}: expected numbers that {session.dtype} can hold, found up to {np.abs(value).max():g}")
+    return fitting
 
 
 def parsed(text: bytes, name: str) -> Array:
     """The array that JSON spells as nested lists of one shape, or one example per line. Raises DataError."""
     try:
-        return _array(msgspec.json.decode(text), name)
+        return array(msgspec.json.decode(text, type=Numbers), name)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         rows = [line for line in text.splitlines() if line.strip()]
         if len(rows) < 2:
             raise DataError(f"{name}: cannot be read as raw examples: {error}") from error
-    except RecursionError as error:
-        raise DataError(f"{name}: nested too deeply") from error
     try:
-        return _array([msgspec.json.decode(row) for row in rows], name)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return array([msgspec.json.decode(row, type=Numbers) for row in rows], name)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{name}: cannot be read as raw examples, neither as a whole nor line by line: {error}") from error
+
+
+def array(value: Numbers, name: str) -> Array:
+    """The array that nested lists spell. Raises DataError for lists of different lengths."""
+    try:
+        return np.asarray(value)
+    except (ValueError, OverflowError) as error:
+        raise DataError(f"{name}: expected lists of one shape, found some of other lengths than others") from error
 
 
 def unpacked(data: bytes, name: str) -> Array:
@@ -95,13 +110,16 @@ def unpacked(data: bytes, name: str) -> Array:
         version = np.lib.format.read_magic(file)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = header(file)
-    except (ValueError, OSError, EOFError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+    except Exception as error:  # of the parsers of Python, which find many words for what is none
         raise DataError(f"{name}: expected a .npy file, found one that cannot be read: {' '.join(str(error).split())[:200]}") from error
     size, found = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
     if dtype.hasobject or size != found:
         what = "pickled objects" if dtype.hasobject else f"{found} bytes"
         raise DataError(f"{name}: expected {size} bytes of {list(shape)} as its header says, found {what}")
-    return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
+    try:
+        return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
+    except (ValueError, TypeError) as error:  # sizes that are none, too many axes, elements of no bytes
+        raise DataError(f"{name}: expected a .npy file of numbers, found {dtype} {str(shape)[:100]}: {error}") from error
 
 
 def _within(path: Path) -> Iterator[Path]:
@@ -115,13 +133,6 @@ def _within(path: Path) -> Iterator[Path]:
     yield from chosen
 
 
-def _array(value: object, name: str) -> Array:
-    try:
-        return np.asarray(value)
-    except (ValueError, OverflowError) as error:  # lists of different lengths
-        raise DataError(f"{name}: cannot be read as raw examples: {error}") from error
-
-
 def _piped(data: bytes, name: str) -> Array:
     return unpacked(data, name) if data.startswith(np.lib.format.MAGIC_PREFIX) else parsed(data, name)
 
@@ -130,11 +141,13 @@ def _loaded(path: Path, name: str) -> Array:
     suffix = path.suffix.lower()
     if suffix in (".json", ".jsonl"):
         return parsed(path.read_bytes(), name)
-    if suffix not in (".npy", ".npz"):
+    if suffix == ".npy":
+        return unpacked(path.read_bytes(), name)
+    if suffix != ".npz":
         raise DataError(f"{name}: expected a file of {', '.join(ARRAYS)}, or a picture ({', '.join(PICTURES)})")
     with path.open("rb") as file:
         found = np.load(file, allow_pickle=False)
-        if isinstance(found, np.ndarray):
+        if isinstance(found, np.ndarray):  # a .npy file under another name
             return found
         key = "x" if "x" in found else found.files[0] if len(found.files) == 1 else None
         if key is None:

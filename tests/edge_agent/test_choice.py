@@ -51,6 +51,20 @@ def test_of_ways_about_as_fast_the_first_with_the_fewest_threads_is_chosen(tmp_p
     assert (found.best.kind, found.best.threads) == ("fp32", 1)
 
 
+def test_a_way_that_was_passed_over_may_be_the_best_of_those_about_as_fast_as_a_later_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    took = iter([0.00104, 0.00100, 0.00150, 0.00099])  # with one thread and two: the first is too slow once the last is known
+
+    def timed(*_: object) -> Latency:
+        seconds = next(took)
+        return Latency(seconds, seconds, seconds, seconds, seconds, 50)
+
+    monkeypatch.setattr(choosing, "_timed", timed)
+    monkeypatch.setattr(choosing, "thread_counts", lambda threads: (1, 2))
+    session, found = choose(several(tmp_path), NAME, "v")
+    assert (found.best.kind, found.best.threads, found.best.p90) == ("fp32", 2, 0.001)
+    assert Path(session.name).name == f"{NAME}.fp32.onnx"
+
+
 def test_a_graph_that_says_something_else_here_is_not_used_however_fast(tmp_path: Path, quick: dict[str, float]) -> None:
     quick[f"{NAME}.int8-u8s8.onnx"] = 0.0001
     _, found = choose(several(tmp_path, off={"int8-u8s8": 0.5}), NAME, "v", threads=1)

@@ -174,10 +174,51 @@ def test_a_release_that_processes_die_of_is_not_tested_a_third_time(tmp_path: Pa
 def test_a_store_that_cannot_be_written_leaves_the_present_release(tmp_path: Path, store: Path) -> None:
     engine = Engine(store, threads=1)
     good = engine.adopt(release(tmp_path, 1), NAME)
-    (store / "trying.json").mkdir()
-    with pytest.raises(StoreError, match=r"trying\.json: cannot be written"):
+    (store / "current.json").unlink()
+    (store / "current.json").mkdir()
+    with pytest.raises(StoreError, match=r"current\.json: cannot be written"):
         engine.adopt(release(tmp_path, 2), NAME)
     assert engine.choice == good
+
+
+def test_a_store_that_cannot_be_written_any_more_does_not_keep_a_restart_from_the_last_good_release(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = release(tmp_path, 1), release(tmp_path, 2)
+    engine = Engine(store, threads=1)
+    old, new = engine.adopt(first, NAME), engine.adopt(second, NAME)
+
+    def full(path: Path, value: object) -> None:
+        raise StoreError(f"{path}: cannot be written: No space left on device")
+
+    monkeypatch.setattr(remembered, "_write", full)
+    again = Engine(store, threads=1).resume()
+    assert again is not None
+    assert again.version == new.version
+    shutil.rmtree(second)
+    again = Engine(store, threads=1).resume()
+    assert again is not None
+    assert again.version == old.version
+
+
+def test_an_asker_is_not_told_where_files_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(None, threads=1)
+    engine.adopt(release(tmp_path, 1), NAME)
+    assert engine.session is not None
+    where = engine.session.name
+
+    def refuse(*_: object) -> None:
+        raise DataError(f"{where}: expected tokens 0 to 7, found 9")
+
+    def fail(*_: object) -> None:
+        raise ExportError(f"{where}: expected a finite output")
+
+    monkeypatch.setattr(engines, "answer", refuse)
+    with pytest.raises(DataError, match=r"^question 1: expected tokens 0 to 7, found 9$"):
+        engine.answer(X, "question 1")
+    monkeypatch.setattr(engines, "answer", fail)
+    with pytest.raises(ExportError, match=rf"^version [0-9a-f]{{12}} failed: {NAME}\.fp32\.onnx: expected a finite output$"):
+        engine.answer(X)
 
 
 def test_a_single_graph_answers_too_without_a_test(tmp_path: Path) -> None:

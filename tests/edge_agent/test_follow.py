@@ -240,6 +240,24 @@ def test_old_versions_leave_the_store_but_the_last_good_ones(broker: MemoryBroke
     assert {path.name for path in (tmp_path / "spring").iterdir()} == set(names[2:])
 
 
+def test_a_disk_that_fails_is_a_reason_and_not_the_end(
+    broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> str:
+        raise OSError(5, "Input/output error")
+
+    one, store = make("1"), tmp_path / "store"
+    card(broker, one)
+    assert follower(broker, store).turn(9) is not None
+    monkeypatch.setattr("edge_agent.arrival.sha256", fail)
+    f = follower(broker, store)
+    assert f.turn(0.3) is None
+    assert (said(broker).refused, said(broker).reason) == (one.name, f"spring/{one.name}: Input/output error")  # not where the store lies
+    (store / "spring" / "0123456789ab").symlink_to("nowhere")  # gone as it is looked at
+    serve(f, one.name)
+    assert said(broker).version == one.name
+
+
 def test_closing_takes_the_report_away(broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path) -> None:
     one = make("1")
     card(broker, one)

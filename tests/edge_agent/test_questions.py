@@ -97,6 +97,7 @@ def test_a_question_is_answered_under_its_name(questions: Questions, asker: tupl
     ("payload", "message"),
     [
         (b"{", "question a: expected JSON"),
+        (json.dumps({"inputs": ["a" * 500_000, *[""] * 100_000]}).encode(), "got `str` - at `$.inputs[0]`"),  # 200 GB as an array
         (b'{"inputs": [[1, 2, 3]]}', "question a: expected raw examples of shape"),
         (json.dumps({"inputs": np.zeros((257, 2), int).tolist()}).encode(), "expected at most 256 examples at a time, found 257"),
         (b" " * (asked.LARGEST + 1), "expected a question of at most 1048576 bytes, found 1048577"),
@@ -105,6 +106,30 @@ def test_a_question_is_answered_under_its_name(questions: Questions, asker: tupl
 def test_what_cannot_be_answered_is_refused(questions: Questions, asker: tuple[MemoryBroker, MemoryLink], payload: bytes, message: str) -> None:
     asker[1].publish(topics.ask("spring", "pi", "a"), payload)
     assert message in answers(asker[1], 1)["a"]["error"]
+
+
+def test_a_question_that_breaks_what_answers_is_not_the_last_one(
+    questions: Questions, asker: tuple[MemoryBroker, MemoryLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(body: bytes, name: str) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(asked, "inputs_of", short)
+        ask(asker[1], "a", [2, 1])
+        assert answers(asker[1], 1) == {"a": {"error": "question a: MemoryError"}}
+    ask(asker[1], "b", [2, 1])
+    assert "answers" in answers(asker[1], 1)["b"]
+
+
+def test_an_answer_too_large_for_the_broker_is_refused_with_the_reason(engine: Slow) -> None:
+    broker = MemoryBroker(max_payload=1024)
+    link, asker = MemoryLink(broker, "pi"), MemoryLink(broker, "asker")
+    asker.subscribe(topics.answer("spring", "pi", "+"))
+    questions = Questions(link, "spring", "pi", engine)
+    questions.hear(Delivery(topics.ask("spring", "pi", "a"), json.dumps({"inputs": [[2, 1]] * 100}).encode()))
+    assert "more than the 1024 that the broker takes" in answers(asker, 1)["a"]["error"]
+    questions.close()
 
 
 def test_where_more_wait_than_can_be_answered_the_oldest_is_refused(

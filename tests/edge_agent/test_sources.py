@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,27 @@ def npy(x: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.save(file, x)
     return file.getvalue()
+
+
+def header(shape: str, kind: str) -> bytes:
+    """A .npy file of no data that claims this shape."""
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def archive(x: bytes, *, damaged: bool = False) -> bytes:
+    """A .npz file of one array."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("x.npy", x)
+    data = file.getvalue()
+    return data[:40] + bytes([data[40] ^ 0xFF]) + data[41:] if damaged else data
+
+
+def test_numbers_that_a_network_cannot_hold_are_the_askers_fault() -> None:
+    session = Session(make_bytes(dtype="FLOAT"), "floats")
+    with pytest.raises(DataError, match=r"mine: expected numbers that float32 can hold, found up to 1e\+39"):
+        shaped(np.full((1, *session.inputs), 1e39), session, "mine")
 
 
 def test_tokens_are_whole_numbers() -> None:
@@ -100,6 +122,10 @@ def test_what_would_be_misread_is_refused(toy: Session, value: np.ndarray, messa
         ("h.npy", b""),
         ("i.jsonl", b"[1, 2]\n[3"),
         ("j.png", b"\x89PNG\r\n\x1a\n"),
+        ("k.npy", header("(1000000000000,)", "<f8")),
+        ("l.npz", archive(header("(1000000000000000,)", "<f8"))),
+        ("m.npz", archive(npy(np.zeros((2, 2))), damaged=True)),
+        ("n.json", json.dumps(["a" * 500_000, *[""] * 160_000]).encode()),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, toy: Session, picture: Session, name: str, content: bytes) -> None:
@@ -167,6 +193,9 @@ def test_an_array_in_memory_is_what_its_header_says_or_refused() -> None:
     np.save(pickled, np.array([{}], object), allow_pickle=True)
     with pytest.raises(DataError, match=r"mine: expected .* found pickled objects"):
         unpacked(pickled.getvalue(), "mine")
+    for shape, kind in (("(-1, -1)", "<f8"), (f"({'1, ' * 65})", "<f8"), ("(True,)", "<f8"), ("(0,)", "<U0"), ("(0, 2**70)", "<f8")):
+        with pytest.raises(DataError, match=r"mine: expected a \.npy file"):
+            unpacked(header(shape.replace("2**70", str(2**70)), kind) + (b"" if "0" in shape else bytes(8)), "mine")
     for broken in (b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00\x10\x00not a header ..", npy(x)[:40]):
         with pytest.raises(DataError, match=r"mine: expected a \.npy file"):
             unpacked(broken, "mine")
