@@ -109,9 +109,9 @@ def test_each_side_hears_what_is_for_it_and_nothing_else() -> None:
 
 
 def test_a_version_is_a_digest_and_a_file_no_path() -> None:
-    with pytest.raises(UsageError, match="12 hexadecimal digits, found '../etc'"):
+    with pytest.raises(UsageError, match=r"12 hexadecimal digits, found '\.\./etc'"):
         topics.release("r", "../etc", "f")
-    with pytest.raises(UsageError, match="no '.' first; found '..'"):
+    with pytest.raises(UsageError, match=r"no '\.' first; found '\.\.'"):
         topics.release("r", "00ff00ff00ff", "..")
 
 
