@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import ipaddress
@@ -9,7 +10,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edge_agent.engine import Engine
 from edge_agent.replies import MOST, about, inputs_of, reply
@@ -38,7 +40,8 @@ log = logging.getLogger(__name__)
 LARGEST = 8 << 20  # bytes of a question
 AT_ONCE = 4  # questions answered side by side: ONNX Runtime lets other threads run meanwhile
 WAITING = 32  # questions that may wait beyond that; more are asked to come again
-PATIENCE = 30.0  # seconds that a question may take to arrive
+OPEN = 256  # connections at a time: a process may have no more than some hundred files open
+PATIENCE = 30.0  # seconds that a question may take to arrive, and before that its headers
 FAREWELL = 10.0  # seconds that questions under way have to end
 LOCAL = ("127.0.0.1", "localhost", "[::1]", "::1")  # a browser's page of another name that was made to mean this machine is refused
 LEAST_TOKEN = 16  # characters
@@ -80,6 +83,27 @@ def token_of(path: Path) -> str:
     return token
 
 
+class Hasty(H11Protocol):
+    """A connection that does not wait for ever: it is closed where no question begins on it for PATIENCE seconds."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+        super().connection_made(transport)
+        self._later = self.loop.call_later(PATIENCE, self._look, None)
+        if len(self.connections) > OPEN:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._later.cancel()
+        super().connection_lost(exc)
+
+    def _look(self, before: object) -> None:
+        """before: the question that was the last one when this was called before."""
+        if self.cycle is before and (self.cycle is None or self.cycle.response_complete):
+            self.transport.abort()
+        else:
+            self._later = self.loop.call_later(PATIENCE, self._look, self.cycle)
+
+
 class Server:
     """Serves an engine from a thread of its own until closed; questions under way then get their answers."""
 
@@ -98,8 +122,8 @@ class Server:
             raise ConfigError(f"--serve {address.host}:{address.port}: {error.strerror or error}") from error
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        app = application(engine, state, token, local=address.local)
-        plain: dict[str, Any] = {"loop": "asyncio", "http": "h11", "ws": "none", "lifespan": "off", "server_header": False}
+        app = application(engine, state, token, names=(*LOCAL, address.host) if address.local else ())
+        plain: dict[str, Any] = {"loop": "asyncio", "http": Hasty, "ws": "none", "lifespan": "off", "server_header": False}
         quiet: dict[str, Any] = {"log_config": None, "access_log": False}
         self._server = uvicorn.Server(uvicorn.Config(app, **plain, **quiet, timeout_graceful_shutdown=int(FAREWELL)))
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="http", daemon=True)
@@ -115,8 +139,8 @@ class Server:
             self._socket.close()
 
 
-def application(engine: Engine, state: State, token: str = "", *, local: bool = True) -> Starlette:
-    """The application. state: what GET /release tells; local: answers only who asks for this machine by its name."""
+def application(engine: Engine, state: State, token: str = "", *, names: Sequence[str] = LOCAL) -> Starlette:
+    """The application. state: what GET /release tells; names: of this machine, by one of which askers without a token must ask for it."""
     limit, under_way = anyio.CapacityLimiter(AT_ONCE), set[Request]()
 
     async def infer(request: Request) -> Response:
@@ -141,7 +165,7 @@ def application(engine: Engine, state: State, token: str = "", *, local: bool = 
         Route("/health", health, methods=["GET"]),
         Route("/release", _guarded(release, token), methods=["GET"]),
     ]
-    trusted = [Middleware(TrustedHostMiddleware, allowed_hosts=list(LOCAL))] if local and not token else []
+    trusted = [Middleware(TrustedHostMiddleware, allowed_hosts=list(names))] if names and not token else []
     return Starlette(routes=routes, middleware=trusted, exception_handlers={HTTPException: _told, Exception: _broken})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import socket
@@ -139,6 +140,46 @@ def test_a_question_that_never_ends_is_not_waited_for(server: Server, monkeypatc
     with socket.create_connection((host, int(port)), 5) as link:
         link.sendall(b"POST /infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
         assert b" 408 " in link.recv(200)
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /inf", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_a_connection_on_which_nothing_is_asked_is_not_kept(engine: Engine, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    monkeypatch.setattr(serving, "PATIENCE", 0.2)
+    server = Server(engine, HERE, lambda: {})
+    try:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), 10) as link:
+            link.sendall(begun)
+            ended = b""
+            with contextlib.suppress(ConnectionResetError):
+                while part := link.recv(1000):
+                    ended += part
+            assert ended.startswith(b"HTTP/1.1 200" if begun.endswith(b"\n") else b"")
+    finally:
+        server.close()
+
+
+def test_more_connections_than_can_be_held_are_turned_away(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "OPEN", 2)
+    server = Server(engine, HERE, lambda: {})
+    try:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), 10), socket.create_connection((host, int(port)), 10) as second:
+            with pytest.raises((ConnectionError, urllib.error.URLError)):
+                call(server.url, "/health")
+            second.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert second.recv(12) == b"HTTP/1.1 200"
+    finally:
+        server.close()
+
+
+def test_this_machine_is_asked_for_by_the_address_that_was_named(engine: Engine) -> None:
+    server = Server(engine, listening("127.0.0.2:0"), lambda: {})
+    try:
+        assert call(server.url, "/health")[0] == 200
+        assert call(server.url, "/health", headers={"Host": "evil.example"})[0] == 400
+    finally:
+        server.close()
 
 
 def test_a_page_of_another_name_cannot_ask(server: Server) -> None:
