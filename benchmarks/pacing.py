@@ -122,7 +122,10 @@ def pacing(folder: Path, say: Say, parts: Parts = Parts()) -> Pacing:
         agents = {}
         for index, name in enumerate(CPUS):
             agents[name] = stack.enter_context(process(name, agent_command(name, index, broker.address, folder), folder))
-            wait_for_words(agents[name], "joined run")  # each measures itself undisturbed by the others
+            if CPUS[name] == 1:
+                wait_for_words(agents[name], "joined run")  # undisturbed by the others, which have room for themselves
+        for agent in agents.values():
+            wait_for_words(agent, "joined run")
         told = follow(coordinator, folder, parts.steady, 0, say)
         with slowed(agents[SLOWED], FACTOR):
             say(f"{SLOWED} is slowed {FACTOR:g} times")
