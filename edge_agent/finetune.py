@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,18 +18,17 @@ import torch
 from torch import nn
 
 from edge_agent.infer import released
+from edge_agent.personal import check_target, write
 from export import bundle
 from export.bundle import Bundle, Entry
-from export.verify import TOKENS, Array
+from export.verify import TOKENS
 from federated.data.catalogue import device
 from federated.data.dataset import Dataset
-from federated.errors import ConfigError, DataError, ExportError, StoreError, UsageError
+from federated.errors import ConfigError, DataError, ExportError, UsageError
 from federated.local import calibrate, evaluate
-from federated.objective import pose
 from federated.scores import metrics
 from federated.task import Recipe
 from federated.training import Diverged, train
-from federated.wire import tensors
 from models import families
 from models.submodel import Network, Submodel
 
@@ -40,7 +38,6 @@ Say = Callable[[str], None]
 Scores = dict[str, float]
 
 BATCH = 256  # examples at a time that are only looked at
-EXAMPLES = 1024  # of this device's own at most that the adapted graphs are compared on, and as many to calibrate int8
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class Adapted:
 def command(request: Request, form: str, say: Say) -> str:
     """Adapts, writes, and returns what is printed last. Raises EspalierError for all that can be wrong with a release, data or options."""
     folder, submodel = _source(request)
-    _check_out(request.out, folder)
+    check_target(request.out, folder)
     if request.threads:
         torch.set_num_threads(request.threads)
     data = device(request.data, request.root, name=request.name, shard=request.shard, partition=request.partition, seed=request.seed)
@@ -127,7 +124,7 @@ def adapt(request: Request, folder: Path, name: str, data: Dataset, say: Say) ->
     if not better(before, after, submodel.network) and not request.anyway:
         return Adapted(*facts, "release", str(folder), "")
     whole = importlib.util.find_spec("onnx") is not None and importlib.util.find_spec("onnxscript") is not None
-    weights = _write(request.out, made, submodel, net, data, recipe.hide, whole=whole)
+    weights = write(request.out, made, submodel, net, data, recipe.hide, whole=whole)
     if not whole:
         say("only the weights are written: pip install 'espalier[export]' to make of them what `edge-agent infer` serves")
     return Adapted(*facts, "personal", str(request.out) if whole else "", str(weights))
@@ -150,8 +147,8 @@ def loaded(folder: Path, entry: Entry, allowed: str = "") -> tuple[Submodel, nn.
     try:
         net = families.build(submodel)
         wanted = families.shapes(submodel) | families.statistics(submodel)
-    except (LookupError, ValueError) as error:
-        raise ExportError(f"{path}: no network can be built of '{family}': {error}") from error
+    except Exception as error:  # whatever PyTorch says of sizes that cannot be
+        raise ExportError(f"{path}: no network can be built of '{family}': {str(error)[:300] or type(error).__name__}") from error
     found = {name: tuple(value.shape) for name, value in values.items()}
     if odd := {name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)}:
         name = min(odd)
@@ -182,18 +179,6 @@ def _source(request: Request) -> tuple[Path, str]:
     if request.model.is_file():
         raise UsageError(f"--model {request.model}: expected the folder of a release, which has weights to train; a single graph has none")
     return request.model, released(request.model, request.submodel)
-
-
-def _check_out(out: Path, folder: Path) -> None:
-    if out.resolve() == folder.resolve():
-        raise UsageError(f"--out {out}: expected another folder than the release's, which stays as it is")
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not _ours(out))):
-        raise UsageError(f"--out {out}: expected a new folder, or one that this command wrote")
-
-
-def _ours(out: Path) -> bool:
-    names = {path.name for path in out.iterdir()}
-    return bundle.MANIFEST in names or all(name.endswith(".tensors") for name in names)
 
 
 def _check_data(made: Bundle, network: Network, data: Dataset) -> None:
@@ -238,42 +223,6 @@ def _trained(net: nn.Module, submodel: Submodel, recipe: Recipe, data: Dataset, 
 
 def _scores(net: nn.Module, submodel: Submodel, data: Dataset) -> Scores:
     return metrics(evaluate(net, submodel, Recipe(batch=BATCH), data.x_held, data.y_held)["all"], submodel.network)
-
-
-def _write(out: Path, made: Bundle, submodel: Submodel, net: nn.Module, data: Dataset, hide: float, *, whole: bool) -> Path:
-    """Writes a release of this device's own beside `out`, and puts it there when all of it is whole; where its weights lie. Raises StoreError."""
-    part, old = (out.with_name(f"{out.name}.{what}") for what in ("part", "old"))
-    try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        if whole:
-            x, truth = _asked(submodel.network, data.x_held[:EXAMPLES], data.y_held[:EXAMPLES], hide)
-            few = x if len(x) > 1 else np.concatenate([x, x])
-            about = {"personal": "adapted on a device to its own data", "data": data.name}
-            owns = _asked(submodel.network, data.x[:EXAMPLES], data.y[:EXAMPLES], hide)[0]
-            truth = truth if len(x) > 1 else np.concatenate([truth, truth])
-            bundle.write(part, made.run, made.round, {submodel: net}, few, truth, calibration=owns, classes=made.classes, about=about)
-        else:
-            state = {name: value for name, value in net.state_dict().items() if value.is_floating_point()}
-            (part / f"{submodel.name}.tensors").write_bytes(tensors.encode(msgspec.to_builtins(submodel), state))
-        shutil.rmtree(old, ignore_errors=True)
-        if out.exists():
-            out.replace(old)
-        part.replace(out)
-    except OSError as error:
-        raise StoreError(f"{out}: cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
-    return out / f"{submodel.name}.tensors"
-
-
-def _asked(network: Network, x: Array, y: Array, hide: float) -> tuple[Array, Array]:
-    """Raw examples as the network is asked, with what it should answer, in raw units."""
-    if network.objective != "masked":
-        return x, y
-    shown, truth = pose(network, hide, torch.from_numpy(x), torch.from_numpy(y), torch.Generator().manual_seed(0))
-    return shown.numpy(), truth.numpy()
 
 
 def _line(scores: Scores) -> str:

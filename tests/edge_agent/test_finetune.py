@@ -222,6 +222,22 @@ def test_sources_and_targets_that_cannot_be_are_refused(release: Path, tmp_path:
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
+def test_no_folder_of_other_things_is_replaced_whatever_it_is_called(release: Path, copy: Path, tmp_path: Path) -> None:
+    page, backup = tmp_path / "page", tmp_path / "mine.old"
+    for folder in (page, backup, tmp_path / "mine.part"):
+        folder.mkdir()
+        (folder / "manifest.json").write_text('{"name": "a web page"}')
+    personal = tmp_path / "personal"
+    run(asked(release, tmp_path, anyway=True, epochs=1, out=personal))
+    (personal / "notes.txt").write_text("mine")
+    for out in (page, copy, personal):  # of others; a release of the run; ours, with something beside it
+        with pytest.raises(UsageError, match="expected a new folder, or one that this command wrote"):
+            run(asked(release, tmp_path, out=out))
+    run(asked(release, tmp_path, anyway=True, epochs=1))
+    assert (backup / "manifest.json").exists()
+    assert (tmp_path / "mine.part" / "manifest.json").exists()
+
+
 def test_a_network_that_fills_in_hidden_words_learns_the_words_of_a_device(tmp_path: Path) -> None:
     words = (np.arange(60 * 9).reshape(60, 9) * 3 % 11).astype(np.int64)  # each word is three after the one before, of eleven
     data = Dataset("mine", words[:50, :-1].copy(), words[:50, 1:].copy(), words[50:, :-1].copy(), words[50:, 1:].copy(), 11, "token")
