@@ -24,6 +24,7 @@ from export.quantize import quantize
 from export.verify import Array
 from federated.console import FORMAT, speaking_plainly
 from federated.data.catalogue import central
+from federated.errors import ExportError
 from federated.task import Recipe
 from federated.training import train
 from models.families import build, full, network
@@ -156,6 +157,8 @@ def learned(model: str, data: str, root: Path | None, steps: int, folder: Path) 
     origin = {"run": "benchmark", "round": 0, "submodel": submodel.name}
     graphs, absent = variants.made(folder, submodel, net, origin, examples, int8=True)
     scores = {variant.kind: variant.accuracy for variant in graphs if variant.accuracy is not None}
+    if len(scores) < 2:
+        raise ExportError(f"{model} on {data} has no graph of int8: {'; '.join(absent) or 'no labels'}")
     fp32, kind = scores.pop("fp32"), min(scores, key=lambda name: scores[name])
     return Accuracy(f"{model} on {data}", len(examples.x), fp32, scores[kind], kind, LOST, not absent and fp32 - scores[kind] <= LOST + 1e-9)
 

@@ -40,9 +40,9 @@ class Device:
 
 DEVICES = (
     Device("laptop", 0.7, "2GB"),
-    Device("jetson", 0.5, "1GB"),
+    Device("jetson", 0.48, "1GB"),
     Device("phone", 0.33, "700MB"),
-    Device("pi", 0.2, "600MB"),
+    Device("pi", 0.18, "600MB"),
 )
 RUN = "demo"
 ROUNDS = 13
@@ -181,7 +181,11 @@ def follow(coordinator: Running, agents: Sequence[Running], say: Say) -> dict[st
 
 def answer_of(command: Sequence[str], folder: Path, name: str) -> dict[str, Any]:
     """The JSON on the last line of a command. Raises EspalierError with what it said when it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment(), cwd=folder, timeout=LIMIT)  # noqa: S603
+    given: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "env": environment(), "cwd": folder}
+    try:
+        done = subprocess.run(command, timeout=LIMIT, **given)  # noqa: S603
+    except subprocess.TimeoutExpired as error:
+        raise EspalierError(f"{name} was not done within {LIMIT:.0f} s") from error
     if done.returncode != 0:
         raise EspalierError(f"{name} failed with exit code {done.returncode}:\n{done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -92,7 +92,10 @@ def write_release(
     first = next(iter(nets))
     x, truth = examples(config, inputs, first.network, method.recipe(state, first).hide)
     about = {"method": method.name, "data": "of the agents" if config.data.name == AGENTS else config.data.name, "model": config.model.name}
-    made = bundle.write(out, run, last.round, nets, x, truth, int8=int8, about=about, told=told)
+    try:
+        made = bundle.write(out, run, last.round, nets, x, truth, int8=int8, about=about, told=told)
+    except OSError as error:
+        raise ExportError(f"{out}: cannot be written: {error.strerror or error}") from error
     return made, {agent: plain[name] for agent, name in trained.items()}
 
 

@@ -107,6 +107,8 @@ class Rollout:
 
     def _release(self, wish: Wish) -> None:
         """A version to all, or to some; where the run has nothing new, what is released already is published again."""
+        if wish.share is not None:
+            self._drawn(wish.share, "")  # before an export, which may take minutes
         with self._archive.changing():
             old = self._archive.read()
             known = None if wish.bundle is not None or wish.force else _of_round(old, self._rounds)
@@ -136,10 +138,14 @@ class Rollout:
         if wish.share is None:
             self._say(f"version {name} (round {version.round}) goes to all agents")
             return releases.released(old, item, _now())
-        known = sorted(self.seen.servings) or sorted(self._trained)
-        agents = canary.drawn(wish.share, name, known, self._trained)
+        known, agents = self._drawn(wish.share, name)
         self._say(f"version {name} (round {version.round}) goes to {len(agents)} of {len(known)} agents first: {', '.join(agents)}")
         return releases.canaried(old, item, agents, _now())
+
+    def _drawn(self, share: str, version: str) -> tuple[list[str], tuple[str, ...]]:
+        """The agents that are known, and those of a canary. Raises what `canary.drawn` raises."""
+        known = sorted(self.seen.servings) or sorted(self._trained)
+        return known, canary.drawn(share, version, known, self._trained)
 
     def _promote(self, force: bool) -> dict[str, Any]:
         history = self._noted()

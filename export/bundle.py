@@ -204,6 +204,12 @@ def manifest(folder: Path) -> Bundle:
     for file in files(bundle):
         if not re.match(topics.FILE, file.name) or file.name == MANIFEST:
             raise ExportError(f"{folder / MANIFEST}: expected a file within the folder, found '{file.name}'")
+    for entry in bundle.submodels:
+        kinds = [variant.kind for variant in entry.variants]
+        if kinds[:1] != ["fp32"] or len(set(kinds)) != len(kinds):
+            raise ExportError(f"{folder / MANIFEST}: expected graphs of {entry.submodel}, fp32 first, each once; found {', '.join(kinds) or 'none'}")
+    if not bundle.submodels:
+        raise ExportError(f"{folder / MANIFEST}: expected at least one submodel, found none")
     return bundle
 
 

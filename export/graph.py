@@ -127,7 +127,8 @@ def _translated(net: nn.Module, output: str, example: Tensor) -> Any:
                 verbose=False,
             )
         except Exception as error:  # whatever a network of a user's own makes torch raise
-            raise ExportError(f"{type(net).__name__} cannot be exported: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+            said = next(iter(str(error).splitlines()), "no reason given")
+            raise ExportError(f"{type(net).__name__} cannot be exported: {type(error).__name__}: {said}") from error
     return program.model_proto  # type: ignore[union-attr]  # None only where dynamo is off
 
 

@@ -62,7 +62,7 @@ def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
             _inherit(onnx, made, path, {"kind": kind, "examples": seen, "onnxruntime": onnxruntime.__version__})
             onnx.checker.check_model(made, full_check=True)
         except Exception as error:  # the tools' errors share no base class
-            raise ExportError(f"{path}: cannot be quantised to {kind}: {type(error).__name__}: {str(error).splitlines()[0][:200]}") from error
+            raise ExportError(f"{path}: cannot be quantised to {kind}: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(out.name + ".part")
     partial.write_bytes(made.SerializeToString(deterministic=True))

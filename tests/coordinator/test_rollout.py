@@ -15,7 +15,7 @@ from coordinator.archive import Archive
 from coordinator.rollout import Rollout, Wish, release_run
 from edge_agent.follow import Follower
 from export import bundle
-from federated.errors import ExportError, FleetError, LinkError, StoreError, UsageError
+from federated.errors import ExportError, FleetError, LinkError, StoreError, Unknown, UsageError
 from federated.wire import messages, topics
 from federated.wire.memory import MemoryBroker, MemoryLink
 from tests.support.release import toy
@@ -263,6 +263,17 @@ def test_nothing_to_promote_and_nobody_to_try_are_said(fleet: Fleet) -> None:
     rollout = Rollout(link, Archive(fleet.folder / "runs", "spring"), fleet.folder / "runs", {}, 7, fleet.lines.append)
     with pytest.raises(FleetError, match="no agent is known"):
         rollout.follow(Wish("spring", "memory", bundle=fleet.made("1"), share="10%"))
+
+
+@pytest.mark.parametrize("share", ["0%", "9", "nobody", "10 %"])
+def test_a_share_that_cannot_be_is_said_before_anything_is_exported(fleet: Fleet, share: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it was exported")
+
+    stable(fleet, "1")
+    monkeypatch.setattr("coordinator.rollout.write_release", never)
+    with pytest.raises((UsageError, Unknown)):
+        fleet.wish(share=share, force=True)
 
 
 @pytest.mark.parametrize(

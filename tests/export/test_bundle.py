@@ -166,6 +166,9 @@ def graph_of(manifest: dict[str, Any]) -> dict[str, Any]:
         (lambda m: m.pop("run"), "missing required field `run`"),
         (lambda m: m.update(format=1), "expected format 2, found 1"),
         (lambda m: m["submodels"][0]["variants"][0].update(kind="int4"), r"Invalid enum value 'int4'"),
+        (lambda m: m["submodels"][0]["variants"].clear(), "expected graphs of w0.125-d1.1.1, fp32 first, each once; found none"),
+        (lambda m: m["submodels"][0]["variants"].append(m["submodels"][0]["variants"][0]), "each once; found .*fp32, .*fp32"),
+        (lambda m: m["submodels"].clear(), "expected at least one submodel, found none"),
     ],
 )
 def test_a_manifest_that_does_not_fit_its_files_is_refused(copy: Path, change: Callable[[dict[str, object]], object], message: str) -> None:

@@ -128,6 +128,15 @@ def test_a_network_that_cannot_be_traced_is_an_export_error(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+def test_an_exporter_that_fails_without_a_word_is_an_export_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("torch.onnx.export", fail)
+    with pytest.raises(ExportError, match="Toy cannot be exported: AssertionError: no reason given"):
+        export(Toy(), TOY, np.zeros((2, 2), np.uint8), tmp_path / "net.onnx", ORIGIN)
+
+
 @pytest.mark.parametrize("example", [np.zeros((1, 2), np.uint8), np.zeros((2, 3), np.uint8), np.zeros((2, 2))])
 def test_an_unfit_example_is_refused(tmp_path: Path, example: np.ndarray) -> None:
     with pytest.raises(DataError, match=r"at least 2 of uint8 or float32 \[2\]"):
