@@ -13,7 +13,7 @@ import numpy as np
 
 from federated.errors import Refused
 from federated.scores import fields
-from federated.task import Profile, Task, Update
+from federated.task import LONGEST, SHORTEST, Profile, Task, Update
 from federated.wire import tensors
 from federated.wire.messages import Run
 from models.families import statistics
@@ -24,7 +24,6 @@ __all__ = ["check_match", "check_profile", "check_scores", "check_statistics", "
 OUTSIZE = 1e3  # times the norm that was sent (and a unit per entry, for tensors that start at zero)
 EXITS = 64  # more than any network has
 DRIFT = 0.02  # share, and seconds, by which two machines' clocks may differ over a round
-STEPS = (1e-12, 1e9)  # seconds: beyond them, no step of any machine, and the fit of its prices would leave what floats can hold
 VAST = 1e18  # of a mean or variance: the square root of float32's range
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -46,15 +45,10 @@ def check_profile(profile: Profile, run: Run) -> None:
     """
     timed = [(t.submodel, t.batch) for t in profile.timings]
     asked = [(submodel, run.batch) for submodel in run.calibration if (submodel, run.batch) in timed]
-    if timed != asked or (run.calibration and not timed) or not all(STEPS[0] <= t.seconds <= STEPS[1] for t in profile.timings):
+    if timed != asked or (run.calibration and not timed) or not all(SHORTEST <= t.seconds <= LONGEST for t in profile.timings):
         raise Refused(
             f"profile of {profile.agent}: expected timings of the {len(run.calibration)} submodels on the run's card, or of those that it has room "
             f"for, found {len(timed)} others"
-        )
-    if not 0 < profile.cpus < math.inf or not 0 <= profile.memory < 2**60 or not (profile.uplink == 0 or 1 <= profile.uplink < math.inf):
-        raise Refused(
-            f"profile of {profile.agent}: expected processors, bytes of memory and an uplink of bytes per second, found {profile.cpus}, "
-            f"{profile.memory} and {profile.uplink}"
         )
     card = profile.data
     channels = {len(card.mean), len(card.std)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from federated.errors import ConfigError, WireError
-from federated.task import Profile, Timing
+from federated.task import LONGEST, SHORTEST, Profile, Timing
 from federated.wire import messages
 
 __all__ = ["FORMAT", "RUNTIMES", "Calibration", "Circumstances", "Runtime", "Sheet", "profile_of", "read", "write"]
@@ -135,7 +134,9 @@ def _check_timings(timings: Sequence[Timing], own: str) -> None:
         submodel = timing.submodel
         if not 0 < submodel.width <= 1 or submodel.branches < 1:
             raise ValueError(f"{submodel.name}: expected a width above 0 and up to 1 and at least one branch, found {submodel.width:g}")
-        if timing.batch < 1 or not 0 < timing.seconds < math.inf:
-            raise ValueError(f"{submodel.name}: expected a batch of at least 1 and seconds above 0, found {timing.batch} and {timing.seconds:g}")
+        if timing.batch < 1 or not SHORTEST <= timing.seconds <= LONGEST:
+            raise ValueError(
+                f"{submodel.name}: expected a batch of at least 1 and seconds of {SHORTEST:g} to {LONGEST:g}, found {timing.batch} and {timing.seconds:g}"
+            )
         if ":" in submodel.network.family and submodel.network.family != own:
             raise ValueError(f"it times the network '{submodel.network.family}', whose code would run here: name it (--model) if you trust it")

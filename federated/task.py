@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 from models.submodel import Submodel, Target
 
-__all__ = ["Board", "Card", "Profile", "Recipe", "Task", "Timing", "Update", "Work"]
+__all__ = ["LONGEST", "SHORTEST", "Board", "Card", "Profile", "Recipe", "Task", "Timing", "Update", "Work"]
+
+SHORTEST, LONGEST = 1e-12, 1e9  # seconds: no machine's step is beyond them, and what is predicted from one would leave what floats can hold
 
 Work = Literal["train", "calibrate", "evaluate"]
 

@@ -329,7 +329,8 @@ def _check(kind: str, message: Message) -> None:
             names = [(message.run, topics.NAME), (message.agent, topics.AGENT), (message.version, topics.NAME), (message.digest, _SHA256)]
             names.append((_submodel_name(kind, message.submodel), topics.SUBMODEL))
         case Profile():
-            wrong = min(message.memory, message.chunk) < 0 or not (0 <= message.cpus < math.inf and 0 <= message.uplink < math.inf)
+            wrong = min(message.memory, message.chunk) < 0 or not 0 <= message.cpus < math.inf
+            wrong = wrong or not (message.uplink == 0 or 1 <= message.uplink < math.inf)
             wrong = wrong or any(not 0 <= timing.seconds < math.inf for timing in message.timings)
             names = [(message.agent, topics.AGENT)]
         case Release():

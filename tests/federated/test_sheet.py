@@ -65,7 +65,8 @@ def test_a_family_that_was_not_timed_is_told_with_those_that_were():
         (lambda s: s["profile"].update(agent="a/b"), "a/b"),
         (lambda s: s["calibrations"][0].update(timings=[]), "expected timings"),
         (lambda s: s["calibrations"][0].update(family="vit"), "expected submodels of it, found some of mobilenet"),
-        (lambda s: s["calibrations"][0]["timings"][0].update(seconds=0), "seconds above 0, found 32 and 0"),
+        (lambda s: s["calibrations"][0]["timings"][0].update(seconds=0), "seconds of 1e-12 to 1e.09, found 32 and 0"),
+        (lambda s: s["calibrations"][0]["timings"][0].update(seconds=1e300), "seconds of 1e-12 to 1e.09, found 32 and 1e.300"),
         (lambda s: s["calibrations"][0]["timings"][0]["submodel"].update(width=3), "a width above 0"),
     ],
 )
