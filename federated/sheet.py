@@ -136,7 +136,7 @@ def _check_timings(timings: Sequence[Timing], own: str) -> None:
             raise ValueError(f"{submodel.name}: expected a width above 0 and up to 1 and at least one branch, found {submodel.width:g}")
         if timing.batch < 1 or not SHORTEST <= timing.seconds <= LONGEST:
             raise ValueError(
-                f"{submodel.name}: expected a batch of at least 1 and seconds of {SHORTEST:g} to {LONGEST:g}, found {timing.batch} and {timing.seconds:g}"
+                f"{submodel.name}: expected a batch above 0 and seconds of {SHORTEST:g} to {LONGEST:g}, found {timing.batch} and {timing.seconds:g}"
             )
         if ":" in submodel.network.family and submodel.network.family != own:
             raise ValueError(f"it times the network '{submodel.network.family}', whose code would run here: name it (--model) if you trust it")
