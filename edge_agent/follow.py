@@ -106,8 +106,8 @@ class Follower:
             serving = replace(serving, refused=past.refused, reason=past.reason)
         self._serving, self._reported = replace(serving, reason=serving.reason[:REASON]), True
         self._tell()
-        if serving.version and serving.version != past.version:
-            self._prune(serving.version)
+        if serving.version and (serving.version, serving.refused) != (past.version, past.refused):
+            self._prune(serving.version, serving.refused)
 
     def close(self) -> None:
         """Stops following, and takes the report away. The link stays open."""
@@ -209,6 +209,8 @@ class Follower:
         log.warning("version %s of run '%s' is not taken up: %s", version, self.run, reason)
         self._serving, self._reported = replace(self._serving, refused=version, reason=reason[:REASON]), True
         self._tell()
+        if self._serving.version:
+            self._prune(self._serving.version, version)
 
     def _tell(self) -> None:
         if self.run is not None:
@@ -219,8 +221,11 @@ class Follower:
 
     # ---- what is kept ----------------------------------------------------------------------------------------------
 
-    def _prune(self, current: str) -> None:
-        """Removes versions but the present one, the one that is wanted, and the last few that were in use before; if that fails, they stay."""
+    def _prune(self, current: str, refused: str) -> None:
+        """Removes versions but the present one, the one that is wanted, and the last few that were in use before; if that fails, they stay.
+
+        What was refused is the first to go: it must not drive out what was good.
+        """
         if self.run is None:
             return
         here = folder_of(self._store, self.run, current)
@@ -228,6 +233,8 @@ class Follower:
         try:
             if here.is_dir():
                 os.utime(here)
+            if refused and (bad := here.with_name(refused)).is_dir():
+                os.utime(bad, (0, 0))
             others = [path for path in here.parent.glob("*") if re.match(topics.VERSION, path.name) and path.name not in wanted]
             for path in sorted(others, key=lambda path: path.stat().st_mtime)[:-KEPT]:
                 shutil.rmtree(path, ignore_errors=True)

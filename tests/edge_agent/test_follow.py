@@ -240,6 +240,23 @@ def test_old_versions_leave_the_store_but_the_last_good_ones(broker: MemoryBroke
     assert {path.name for path in (tmp_path / "spring").iterdir()} == set(names[2:])
 
 
+def test_versions_that_were_refused_drive_out_none_that_was_good(
+    broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path
+) -> None:
+    f = follower(broker, tmp_path)
+    names = []
+    for letter, good in zip("abcdef", (True, True, False, False, False, True), strict=True):
+        version = make(letter)
+        card(broker, version)
+        arrived = f.turn(9)
+        assert arrived is not None
+        if good:
+            names.append(version.name)
+        serve(f, names[-1], refused="" if good else version.name, reason="" if good else "the self-test fails")
+        time.sleep(0.01)  # so that files differ in age
+    assert {path.name for path in (tmp_path / "spring").iterdir()} == set(names)
+
+
 def test_a_disk_that_fails_is_a_reason_and_not_the_end(
     broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
