@@ -40,7 +40,7 @@ class Device:
 
 DEVICES = (
     Device("laptop", 0.7, "2GB"),
-    Device("jetson", 0.48, "1GB"),
+    Device("jetson", 0.45, "1GB"),
     Device("phone", 0.33, "700MB"),
     Device("pi", 0.18, "600MB"),
 )

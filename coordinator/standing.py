@@ -16,6 +16,7 @@ import msgspec
 from federated.task import Profile
 
 __all__ = [
+    "CALM",
     "FIRST",
     "JUMP",
     "LATER",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 FIRST, LATER = 0.5, 0.3  # weight of a measurement in the moving average: of the first, beside the prediction, and of later ones
+CALM = 0.1  # weight of a later measurement in what sets the fleet's pace: one slow round of its quickest device must not move all the others
 JUMP = 1.5  # times off: so far from the average, a measurement takes its place, since the device is not what it was
 PROOF = 3  # rounds in time after a setback until the submodel is tried again
 DOUBLINGS = 5  # at most, of the proof
@@ -84,7 +86,7 @@ class Standing:
     basis: digest of the timings that its predictions start from; with others, all but what memory and failures have shown starts anew.
     trained: measured trainings. step, memory: measured over predicted, moving averages. rate: bytes per second of its transfers, 0: as its
     profile says. extra: seconds of a training besides its steps, at the speed that the profile says. misses: late rounds in a row.
-    setbacks: the latest last.
+    setbacks: the latest last. usual: as step, but slow and without jumps: what sets the pace of others.
     """
 
     basis: str = ""
@@ -95,6 +97,7 @@ class Standing:
     extra: float = 0.0
     misses: int = 0
     setbacks: tuple[Setback, ...] = ()
+    usual: float = 1.0
 
 
 def measured_anew(standing: Standing, profile: Profile) -> Standing:
@@ -116,6 +119,7 @@ def learned(standing: Standing, seen: Observed) -> Standing:
         standing,
         trained=standing.trained + 1,
         step=averaged(standing.step, off, weight),
+        usual=standing.usual + (CALM if standing.trained else FIRST) * (off - standing.usual),
         memory=memory_after(standing.memory, seen),
         rate=rate_after(standing.rate, seen),
         extra=standing.extra + LATER * (extra - standing.extra) if standing.trained else extra,

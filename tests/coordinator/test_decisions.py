@@ -117,3 +117,14 @@ def test_who_is_not_asked_is_told_why() -> None:
 @pytest.mark.parametrize(("seconds", "words"), [(0.0412, "41.2 ms"), (0.9, "900 ms"), (12.34, "12.3 s"), (4321.0, "4321 s")])
 def test_seconds_for_people(seconds: float, words: str) -> None:
     assert human_seconds(seconds) == words
+
+
+def test_one_slow_round_of_the_quickest_moves_it_down_and_nobody_up() -> None:
+    slowed = Candidate("quick", device("quick"), Standing(trained=2, step=3.0, usual=1.2))
+    other = Candidate("other", device("other", 0.5))
+    before, after = judged(QUICK, other, slack=1.15), judged(slowed, other, slack=1.15)
+    assert before[0].submodel == MENU[-1]
+    assert after[0].submodel is not None
+    assert cost(after[0].submodel).parameters < cost(MENU[-1]).parameters / 2
+    assert [v[1].bounds.seconds for v in (before, after)] == pytest.approx([11.5, 1.2 * 11.5])
+    assert after[0].decision.seconds <= 1.2 * 11.5
