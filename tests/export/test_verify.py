@@ -142,3 +142,22 @@ def test_a_device_without_torch_and_onnx_predicts(make_graph: Make) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "[[4.0, -1.0]]\n"
+
+
+def test_a_graph_that_would_read_other_files_of_the_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load_from_string((Path(__file__).parent / "toy.onnx").read_bytes())
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(np.ones(4, np.float32).tobytes())
+    monkeypatch.chdir(tmp_path)
+    for where in ("secret.bin", str(secret), f"../{tmp_path.name}/secret.bin"):
+        tensor = onnx.TensorProto(name="stolen", data_type=onnx.TensorProto.FLOAT, dims=[2, 2], data_location=onnx.TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value=where)
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        changed.graph.initializer.append(tensor)
+        changed.graph.node[-1].output[0] = "inner"
+        changed.graph.node.append(onnx.helper.make_node("MatMul", ["inner", "stolen"], [changed.graph.output[0].name]))
+        (tmp_path / "one.onnx").write_bytes(changed.SerializeToString())
+        with pytest.raises(ExportError, match=r"one\.onnx: expected an ONNX file, found one that does not load"):
+            load(tmp_path / "one.onnx")
