@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from edge_agent.address import listening, token_of
 from edge_agent.answers import told
 from edge_agent.choice import Held, table
 from edge_agent.engine import Engine
@@ -137,12 +138,12 @@ def _serve(request: Request, engine: Engine, form: str, say: Say, stop: threadin
 
     address, token = None, ""
     if request.serve is not None:
-        try:
-            from edge_agent.server import listening, token_of
-        except ModuleNotFoundError as error:
-            raise MissingExtra("edge-agent infer --serve", "serve", error.name or "starlette") from error
         address = listening(request.serve)
         token = "" if request.token_file is None else token_of(request.token_file)
+        try:
+            import edge_agent.server  # noqa: F401 (whether it can be)
+        except ModuleNotFoundError as error:
+            raise MissingExtra("edge-agent infer --serve", "serve", error.name or "starlette") from error
     if request.model is not None:
         _open(engine, request)
     plan = Plan(request.name, request.broker or "", request.run, request.submodel, request.store, address, token, request.mqtt)

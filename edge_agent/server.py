@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import ipaddress
 import logging
 import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -27,13 +24,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from edge_agent.address import Address
 from edge_agent.engine import Engine
 from edge_agent.replies import MOST, about, inputs_of, reply
 from edge_agent.sources import unpacked
 from export.verify import Array
 from federated.errors import ConfigError, DataError, ExportError, UsageError
 
-__all__ = ["LARGEST", "WAITING", "Address", "Server", "application", "listening", "token_of"]
+__all__ = ["LARGEST", "WAITING", "Server", "application"]
 
 log = logging.getLogger(__name__)
 
@@ -44,43 +42,9 @@ OPEN = 256  # connections at a time: a process may have no more than some hundre
 PATIENCE = 30.0  # seconds that a question may take to arrive, and before that its headers
 FAREWELL = 10.0  # seconds that questions under way have to end
 LOCAL = ("127.0.0.1", "localhost", "[::1]", "::1")  # a browser's page of another name that was made to mean this machine is refused
-LEAST_TOKEN = 16  # characters
 NPY = ("application/x-npy", "application/octet-stream")
 
 State = Callable[[], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where to listen. local: only this machine can reach it."""
-
-    host: str
-    port: int
-    local: bool
-
-
-def listening(text: str) -> Address:
-    """HOST:PORT or PORT as an address; without a host, this machine only. Raises UsageError."""
-    host, _, port = text.rpartition(":")
-    host = host.strip("[]") or "127.0.0.1"
-    if not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"--serve: expected HOST:PORT, such as 127.0.0.1:8080, found '{text}'")
-    try:
-        found = {info[4][0] for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
-    except OSError as error:
-        raise UsageError(f"--serve: expected an address of this machine, found '{host}': {error}") from error
-    return Address(host, int(port), all(ipaddress.ip_address(str(one).split("%")[0]).is_loopback for one in found))
-
-
-def token_of(path: Path) -> str:
-    """The secret that a file holds. Raises ConfigError."""
-    try:
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--token-file {path}: expected a secret in ASCII: {error}") from error
-    if len(token) < LEAST_TOKEN or not token.isprintable() or " " in token:
-        raise ConfigError(f"--token-file {path}: expected a secret of at least {LEAST_TOKEN} letters or digits, found {len(token)} characters")
-    return token
 
 
 class Hasty(H11Protocol):

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from edge_agent.address import Address
 from edge_agent.arrival import within
 from edge_agent.choice import Choice
 from edge_agent.engine import Counts, Engine
@@ -26,9 +26,6 @@ from federated.errors import EspalierError, ExportError, FleetError, LinkError
 from federated.wire import topics
 from federated.wire.link import Delivery, Link
 from federated.wire.messages import Serving
-
-if TYPE_CHECKING:
-    from edge_agent.server import Address
 
 __all__ = ["Plan", "serve", "serving"]
 

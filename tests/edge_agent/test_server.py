@@ -20,9 +20,10 @@ import pytest
 pytest.importorskip("uvicorn")
 
 from edge_agent import server as serving
+from edge_agent.address import Address, listening, token_of
 from edge_agent.engine import Answered, Engine
 from edge_agent.replies import state
-from edge_agent.server import Address, Server, listening, token_of
+from edge_agent.server import Server
 from federated.errors import ConfigError, UsageError
 from tests.support.variants import NAME, several
 
