@@ -152,7 +152,8 @@ def test_what_is_asked_for_wrongly_is_named_before_anything_is_measured(words: t
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_benchmark_keeps_the_rows_that_are_done(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "a.json"
-    code = "from edge_agent.cli import main; main()"
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # tests that run in the background ignore it
+    code = f"{heard}; from edge_agent.cli import main; main()"
     command = [sys.executable, "-c", code, "bench", PICTURE, TOY, "--threads", "1,2", "--out", str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as process:
         assert process.stdout is not None
