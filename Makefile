@@ -25,8 +25,8 @@ demo: $(VENV)/installed
 # Side by side; then, one by one, what starts brokers and processes or measures this machine.
 test: $(VENV)/installed-dev
 ifeq ($(strip $(TESTS)),)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not broker and not processes and not timed"
-	$(BIN)/python -m pytest -m "broker or processes or timed"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "beside or not (broker or processes or timed)"
+	$(BIN)/python -m pytest -m "(broker or processes or timed) and not (beside or slow)"
 else
 	$(BIN)/python -m pytest $(TESTS)
 endif

@@ -20,7 +20,7 @@ from models.families import network
 from models.submodel import Submodel
 from tests.support.federation import RUN, Member, federate
 
-pytestmark = [pytest.mark.broker, pytest.mark.processes]
+pytestmark = [pytest.mark.broker, pytest.mark.processes, pytest.mark.beside]
 AGENTS = 3
 PARTITION = "dirichlet:1.0"
 MODELS = ("preresnet", "resnet-small")  # the first that can do what a method asks of a network

@@ -34,6 +34,7 @@ def test_the_rounds_in_which_the_slowed_agent_moved_are_found() -> None:
 @pytest.mark.broker
 @pytest.mark.processes
 @pytest.mark.timed
+@pytest.mark.slow
 @pytest.mark.timeout(580)
 def test_four_agents_keep_pace_and_the_slowed_one_is_moved_down_while_the_run_goes_on(tmp_path: Path) -> None:
     """The promised 1.3 is what the benchmark shows on an idle machine. With one submodel for all it would be 10."""
