@@ -28,7 +28,7 @@ from federated.data import catalogue
 from federated.wire import messages, tensors
 from tests.support.federation import RUN, Member, digits, federate
 
-pytestmark = [pytest.mark.processes, pytest.mark.broker]
+pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
 COORDINATOR = [sys.executable, "-c", "from coordinator.cli import main; main()"]
 SMALL = "w1-d1.1.1"
 RESULT = tuple[int, dict[str, Any], str]

@@ -25,7 +25,7 @@ from federated.wire import messages, topics
 from federated.wire.link import MqttLink
 from tests.support.variants import NAME, several
 
-pytestmark = [pytest.mark.processes, pytest.mark.broker]
+pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
 AGENT = [sys.executable, "-c", "import sys; sys.modules['torch'] = None\nfrom edge_agent.cli import main; main()"]  # without PyTorch
 
 Start = Callable[..., "subprocess.Popen[str]"]
