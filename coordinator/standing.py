@@ -86,7 +86,7 @@ class Standing:
     basis: digest of the timings that its predictions start from; with others, all but what memory and failures have shown starts anew.
     trained: measured trainings. step, memory: measured over predicted, moving averages. rate: bytes per second of its transfers, 0: as its
     profile says. extra: seconds of a training besides its steps, at the speed that the profile says. misses: late rounds in a row.
-    setbacks: the latest last. usual: as step, but slow and without jumps: what sets the pace of others.
+    setbacks: the latest last. usual: as step, but slow to rise: what sets the pace of others.
     """
 
     basis: str = ""
@@ -115,11 +115,12 @@ def learned(standing: Standing, seen: Observed) -> Standing:
     weight = LATER if standing.trained else FIRST
     off = seen.step / seen.predicted_step if seen.step and seen.predicted_step else standing.step
     extra = max(0.0, seen.seconds - seen.steps * seen.step) / off if seen.step else standing.extra
+    step = averaged(standing.step, off, weight)
     return replace(
         standing,
         trained=standing.trained + 1,
-        step=averaged(standing.step, off, weight),
-        usual=standing.usual + (CALM if standing.trained else FIRST) * (off - standing.usual),
+        step=step,
+        usual=min(step, standing.usual + (CALM if standing.trained else FIRST) * (off - standing.usual)),
         memory=memory_after(standing.memory, seen),
         rate=rate_after(standing.rate, seen),
         extra=standing.extra + LATER * (extra - standing.extra) if standing.trained else extra,

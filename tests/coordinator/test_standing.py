@@ -34,10 +34,12 @@ def test_a_measurement_that_is_far_off_replaces_the_average() -> None:
     assert learned(slowed, seen(0.11)).step == pytest.approx(1.1)
 
 
-def test_what_sets_the_pace_of_others_changes_slowly() -> None:
+def test_what_sets_the_pace_of_others_rises_slowly_and_falls_as_the_average() -> None:
     assert learned(Standing(), seen(0.12)).usual == pytest.approx(1.1), "the first measurement as with every average"
     slowed = learned(learned(Standing(), seen(0.1)), seen(0.3))
     assert slowed.usual == pytest.approx(1.2), "a tenth of the way from 1 to 3"
+    again = learned(slowed, seen(0.1))
+    assert again.usual == again.step == pytest.approx(1.0), "a quick round proves what it can do"
 
 
 def test_a_device_that_says_nothing_teaches_nothing() -> None:
