@@ -123,7 +123,7 @@ def learned(standing: Standing, seen: Observed) -> Standing:
         usual=min(step, standing.usual + (CALM if standing.trained else FIRST) * (off - standing.usual)),
         memory=memory_after(standing.memory, seen),
         rate=rate_after(standing.rate, seen),
-        extra=standing.extra + LATER * (extra - standing.extra) if standing.trained else extra,
+        extra=min(extra, standing.extra + LATER * (extra - standing.extra)) if standing.trained else extra,  # a first training warms up
     )
 
 

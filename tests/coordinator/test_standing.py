@@ -47,6 +47,13 @@ def test_a_device_that_says_nothing_teaches_nothing() -> None:
     assert learned(Standing(), simulated) == Standing()
 
 
+def test_what_a_first_training_took_beside_its_steps_is_forgotten_once_a_later_one_takes_less() -> None:
+    warming = replace(seen(0.1, settled=20.0), seconds=9.0)
+    first = learned(Standing(), warming)
+    assert first.extra == pytest.approx(8.0)
+    assert learned(first, seen(0.1)).extra == pytest.approx(0.5)
+
+
 def test_what_a_training_takes_beside_its_steps_is_kept_at_the_speed_of_the_profile() -> None:
     assert learned(Standing(), seen(0.2)).extra == pytest.approx(0.25), "0.5 s at half the speed"
 
