@@ -62,18 +62,15 @@ def decide(
 ) -> list[Verdict]:
     """A verdict for each candidate, in their order; whoever has a submodel counts as asked. deadline: seconds of a round, 0: none."""
     made = [tuple(offers(c.profile, menu, recipe, settings.memory, c.standing)) for c in candidates]
-    allowed = bounds(list(map(pacing(menu, recipe, settings), candidates, made)), recipe, settings.slack, deadline)
+    pacing = [calm(c, menu_of, menu, recipe, settings.memory) for c, menu_of in zip(candidates, made, strict=True)]
+    allowed = bounds(pacing, recipe, settings.slack, deadline)
     return [verdict(index, c, menu_of, allowed, settings.memory, choose) for index, (c, menu_of) in enumerate(zip(candidates, made, strict=True))]
 
 
-def pacing(menu: Sequence[Submodel], recipe: Recipe, settings: Assign) -> Callable[[Candidate, tuple[Offer, ...]], Sequence[Offer]]:
+def calm(candidate: Candidate, made: Sequence[Offer], menu: Sequence[Submodel], recipe: Recipe, share: float) -> Sequence[Offer]:
     """A candidate's offers at its usual speed: by its latest, one slow round of the quickest agent would move all the others up."""
-
-    def calm(candidate: Candidate, made: tuple[Offer, ...]) -> Sequence[Offer]:
-        standing = replace(candidate.standing, step=candidate.standing.usual)
-        return made if standing == candidate.standing else offers(candidate.profile, menu, recipe, settings.memory, standing)
-
-    return calm
+    standing = replace(candidate.standing, step=candidate.standing.usual)
+    return made if standing == candidate.standing else offers(candidate.profile, menu, recipe, share, standing)
 
 
 def verdict(index: int, candidate: Candidate, menu: tuple[Offer, ...], allowed: Bounds, share: float, choose: Choice) -> Verdict:
