@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from federated.method import LAWS, Method, Setting
+from federated.method import LAWS, MODES, Method, Setting
 from federated.methods.catalogue import METHODS, method
 
 __all__ = ["described", "listed", "one_text", "table_text"]
@@ -30,7 +30,7 @@ def described(name: str) -> dict[str, Any]:
         "trains": "with PyTorch alone" if made.hooks is not None and made.hooks.train else "by a recipe",
         "settings": {key: told(known) for key, known in made.settings.items()},
         "laws": {law: broken(made, law) for law in LAWS},
-        "allows": sorted(made.allows),
+        "modes": {mode: made.forbids.get(mode, "") for mode in MODES},
     }
 
 
@@ -66,6 +66,9 @@ def one_text(one: Mapping[str, Any]) -> str:
     lines += ["", "Laws of the combination:"]
     for law, why in one["laws"].items():
         lines += folded(law, LAWS[law] if not why else f"does not hold: {why}", 13)
+    lines += ["", "Modes of combining (fleet.mode, robust.rule, private.noise):"]
+    for mode, why in one["modes"].items():
+        lines += folded(mode, MODES[mode] if not why else f"not with this method: {why}", 13)
     return "\n".join(lines)
 
 

@@ -24,7 +24,7 @@ from models.submodel import Network, Submodel
 if TYPE_CHECKING:
     from federated.aggregate import Total
 
-__all__ = ["LAWS", "Method", "Part", "Setting", "Settings", "State", "Tensors", "configure", "varied"]
+__all__ = ["LAWS", "MODES", "Method", "Part", "Setting", "Settings", "State", "Tensors", "configure", "varied"]
 
 Tensors = Mapping[str, Tensor]
 Settings = Mapping[str, Any]
@@ -39,6 +39,15 @@ LAWS: Mapping[str, str] = MappingProxyType(
     }
 )
 """What holds for the combination of updates under every method, but for those that a method says it `breaks`; the tests try each."""
+
+MODES: Mapping[str, str] = MappingProxyType(
+    {
+        "buffered": "late updates count, by their age",
+        "private": "an update's share is bounded, and noise covers it",
+        "robust": "some devices may send what they like",
+    }
+)
+"""Ways in which updates can be combined besides the method's own; a method that does not stand one `forbids` it, with the reason."""
 
 KINDS = {bool: "true or false", float: "a number", int: "a whole number", str: "a word", tuple: "a list"}
 EACH: Mapping[str, tuple[type, ...]] = MappingProxyType(
@@ -118,13 +127,12 @@ class Method:
 
     name: as `--method` takes it. summary: one line. paper: authors, title, identifier.
     settings: every setting that it knows. features: what it asks of the network (see `Submodel.features`).
-    allows: which modes of the engine its parts stand: buffered, robust, private.
     menu: the submodels that it proposes, smallest first. start: from the initial tensors of the whole network, the menu and the settings.
     assign: of the submodels that a device can afford (at least one), the one it gets; the generator is numpy's.
     place: where a submodel's tensors live. dispatch: what a device receives; also the view for evaluation and export.
     recipe: how a device trains. parts: what an update contributes. finish: the next state, the round counted.
     hooks: what a device does beyond its recipe, for which it needs PyTorch; None where the recipe says everything.
-    breaks: of the `LAWS` those that do not hold, each with its reason.
+    breaks: of the `LAWS` those that do not hold, each with its reason. forbids: of the `MODES` those that its parts do not stand, likewise.
     """
 
     name: str
@@ -132,7 +140,6 @@ class Method:
     paper: str
     settings: Mapping[str, Setting]
     features: tuple[str, ...]
-    allows: frozenset[str]
     menu: Callable[[Network, Settings], tuple[Submodel, ...]]
     start: Callable[[Tensors, Sequence[Submodel], Settings], State]
     assign: Callable[[State, Profile | None, Sequence[Submodel], np.random.Generator], Submodel]
@@ -143,6 +150,12 @@ class Method:
     finish: Callable[[State, Total, np.random.Generator], State]
     hooks: Hooks | None = None
     breaks: Mapping[str, str] = field(default_factory=dict)
+    forbids: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def allows(self) -> frozenset[str]:
+        """The modes that its parts stand."""
+        return frozenset(MODES.keys() - self.forbids.keys())
 
 
 def configure(method: Method, given: Settings, *, seed: int = 0, rounds: int = 0) -> dict[str, Any]:

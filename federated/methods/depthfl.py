@@ -31,7 +31,7 @@ from federated.aggregate import Total, bands
 from federated.common.endings import endings, ordered
 from federated.errors import ConfigError
 from federated.hooks import Hooks, Session
-from federated.method import Method, Part, Setting, Settings, State, Tensors, varied
+from federated.method import MODES, Method, Part, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
 from federated.task import Recipe, Update
 from models.families import initial
@@ -43,6 +43,7 @@ __all__ = ["consistency", "depthfl", "distilled_loss"]
 FEATURES = ("exits",)
 EXITS = {"attention": "exits", "adapter": "exits-adapter"}  # as features of the network
 STATISTICS = ("running_mean", "running_var")
+MEMORY = "FedDyn's h remembers for ever what was late, noise or a lie"
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
@@ -134,7 +135,7 @@ def depthfl() -> Method:
         paper="Kim, Yu, Kim and Moon, DepthFL, ICLR 2023 (not on arXiv); Acar et al., FedDyn (arXiv 2111.04263)",
         settings=varied(fedavg.settings, weighting="uniform", sharing=None, **training, **choices),
         features=FEATURES,
-        allows=frozenset(),
+        forbids=dict.fromkeys(MODES, MEMORY),
         menu=propose,
         start=start,
         recipe=distilling_recipe,

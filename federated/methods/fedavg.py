@@ -140,7 +140,6 @@ def fedavg() -> Method:
         paper="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017 (arXiv 1602.05629)",
         settings=SETTINGS,
         features=(),
-        allows=frozenset({"buffered", "private", "robust"}),
         menu=proposal,
         start=start,
         assign=assign,

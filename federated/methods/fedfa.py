@@ -52,6 +52,7 @@ BREAKS = {
     "fedavg": "layers are brought to one norm before the mean, of whole networks too",
     "identity": "layers are brought to one norm, and blocks of one device stand in for deeper ones",
 }
+LEVELS = "each layer is divided by its own norm before the mean, and all by their mean norm after it: no bound on what came holds for what is made"
 WIDTHS = (0.5, 0.75, 1.0)
 
 
@@ -138,7 +139,7 @@ def fedfa() -> Method:
         summary="narrower and shallower copies; blocks that a device lacks are grafted, layers brought to one scale",
         paper="Park and Joe-Wong, Federated Learning with Flexible Architectures (arXiv 2406.09877)",
         settings=varied(base.settings, sharing=None, **sizes, **training, **choices, **CHOICES),
-        allows=frozenset(),
+        forbids={"private": LEVELS, "robust": LEVELS},
         menu=propose,
         assign=choose,
         recipe=fair_recipe,

@@ -29,6 +29,8 @@ from models.slicing import Plan, at, present
 
 __all__ = ["fednova", "normaliser"]
 
+STEPS = "parts are steps, each divided by how many its device says that it took: no weights that could be bounded or compared"
+
 
 def normaliser(steps: int, rho: float) -> float:
     """a_c: by how much `steps` gradients of SGD with momentum rho move the weights, if each is one learning rate long."""
@@ -68,7 +70,7 @@ def fednova() -> Method:
         name="fednova",
         summary="FedAvg of steps: devices that took more of them do not weigh more for it",
         paper="Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020 (arXiv 2007.07481)",
-        allows=frozenset(),  # its parts are steps, each divided by its own number: neither weights to bound nor of any other round
+        forbids={"private": STEPS, "robust": STEPS},
         parts=normalised,
         finish=finish_steps,
         breaks={"fedavg": "devices that took unequal numbers of steps count per step"},

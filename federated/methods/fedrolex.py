@@ -72,6 +72,5 @@ def fedrolex() -> Method:
         summary="HeteroFL with a window of channels that rolls on by one each round, so that all weights are trained evenly",
         paper="Alam et al., FedRolex, NeurIPS 2022 (arXiv 2212.01548)",
         settings=varied(base.settings, direction=direction),
-        allows=frozenset({"robust"}),  # an older round's update belongs to another window
         place=place,
     )

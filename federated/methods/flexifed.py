@@ -127,7 +127,7 @@ def flexifed() -> Method:
             match=Setting("prefix", "when layers agree: with all layers before them, or by themselves", ("prefix", "position")),
             **training,
         ),
-        allows=frozenset({"private", "robust"}),  # buffered: who shares what may have changed since
+        forbids={"buffered": "which layers devices share may have changed since a late update's task"},
         menu=propose,
         place=place,
         recipe=recipe,

@@ -59,7 +59,7 @@ def heterofl() -> Method:
         paper="Diao, Ding and Tarokh, HeteroFL, ICLR 2021 (arXiv 2010.01264)",
         settings=varied(base.settings, widths=RATES, weighting="uniform", norm="static", sharing=None, **recipe),
         features=FEATURES,
-        allows=frozenset({"buffered", "robust"}),
+        forbids={"private": "which classes a device holds goes out as it is, and says which rows are divided by what"},
         menu=propose,
         recipe=own_recipe,
         parts=own_parts,

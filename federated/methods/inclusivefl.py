@@ -40,6 +40,7 @@ __all__ = ["inclusivefl", "size_local"]
 
 THIRDS = (1 / 3, 2 / 3, 1.0)  # of the blocks, as BERT's 4, 8 and 12 of 12
 MOMENTUM = "m/"
+SUMS = "parts go to sums of sizes, and what is in those is no mean of any weight"
 ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -162,7 +163,7 @@ def inclusivefl() -> Method:
         summary="shallower copies with top layers and heads of their own; larger ones teach the top layers of smaller ones",
         paper="Liu et al., No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices, KDD 2022 (arXiv 2202.08036)",
         settings=varied({key: setting for key, setting in method.settings.items() if key != "sharing"}, **choices),
-        allows=frozenset(),  # its parts go to sums of sizes, and what is in those is no mean of any home
+        forbids={"private": SUMS, "robust": SUMS},
         menu=propose,
         place=place,
         parts=parts,

@@ -41,7 +41,7 @@ from federated.common.student import HOOKS, PREFIX
 from federated.hypernetwork import network as hyper
 from federated.hypernetwork.moments import adam
 from federated.hypernetwork.sizes import propose
-from federated.method import Method, Part, Setting, Settings, State, Tensors, varied
+from federated.method import MODES, Method, Part, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
 from federated.task import Profile, Recipe, Update
 from models.families import shapes
@@ -71,6 +71,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
     }
 )
 RECIPE = {"widths": (0.2, 1.0), "epochs": 5, "batch": 128, "lr": 0.01, "momentum": 0.0}  # the authors'
+GRADIENTS = "an update moves the hypernetwork by a gradient at what made the weights: it is of no other state, and has no bound of its own"
 STATIC = Setting("static", "statistics of batch norm stay on devices", ("static",))
 BREAKS = {
     "alone": "an update moves the hypernetwork one step towards it",
@@ -182,7 +183,7 @@ def recipfl_with(generate: Generate) -> Method:
         summary="a hypernetwork makes each device's weights, so that networks of any form learn from each other",
         paper="Zhang et al., How Few Davids Improve One Goliath, WWW 2024; its hypernetwork: GHN-2, Knyazev et al. (arXiv 2110.13100)",
         settings=varied(fedavg.settings, **RECIPE, **SETTINGS, norm=STATIC, sharing=None),
-        allows=frozenset(),
+        forbids=dict.fromkeys(MODES, GRADIENTS),
         menu=propose,
         start=own_start,
         assign=own_assign,

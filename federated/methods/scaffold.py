@@ -105,7 +105,7 @@ def scaffold() -> Method:
         settings=varied(
             plain.settings, momentum=0.0, server_lr=Setting(1.0, "how far the coordinator goes to the mean of the weights; 1: all the way", above=0)
         ),
-        allows=frozenset({"private", "robust"}),
+        forbids={"buffered": "a late variate is a gradient of weights of long ago, and the coordinator's would remember it for ever"},
         start=start,
         place=place,
         recipe=recipe,

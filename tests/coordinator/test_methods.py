@@ -11,7 +11,7 @@ from coordinator.cli import main
 from coordinator.methods import described, one_text
 from coordinator.start import unable
 from federated.data import catalogue
-from federated.method import LAWS, configure
+from federated.method import LAWS, MODES, configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Profile
 
@@ -69,6 +69,8 @@ def test_a_method_is_explained_with_its_settings_and_laws(name: str) -> None:
     assert found["settings"].keys() == method(name).settings.keys()
     assert all(known["help"] for known in found["settings"].values())
     assert found["laws"].keys() == LAWS.keys()
+    assert found["modes"].keys() == MODES.keys() >= method(name).forbids.keys()
+    assert all(bool(why) == (mode not in method(name).allows) for mode, why in found["modes"].items())
     defaults = {key: known["default"] for key, known in found["settings"].items()}
     assert configure(method(name), defaults).keys() == {*defaults, "seed", "rounds"}, "defaults are valid settings"
     text = said(name)

@@ -127,10 +127,6 @@ def test_layers_that_a_dense_block_lacks_do_not_roll():
     assert all(row.here == row.there for row in chosen.place(state, shallow).rows)
 
 
-def test_an_older_rounds_update_is_not_folded_later():
-    assert method("fedrolex").allows == {"robust"}
-
-
 def test_three_sizes_learn_digits(tmp_path: Path) -> None:
     fleet = [Member(f"a{i}", digits(i, 3)) for i in range(3)]
     pins = {"a0": "w0.25-d1.1.1-scaler", "a1": "w0.5-d1.1.1-scaler", "a2": "w1-d1.1.1-scaler"}
