@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
-from federated.console import FORMAT, configure_logging, speaker, speaking_plainly
+from federated.console import FORMAT, speaker, speaking_plainly
 from federated.errors import ExportError
+from federated.logs import configure
 
 __all__ = ["main"]
 
@@ -32,7 +33,7 @@ def plainly(command: str) -> AbstractContextManager[None]:
 @click.option("-v", "--verbose", is_flag=True, help="log what happens on the wire")
 def main(verbose: bool) -> None:
     """Grow one model on a fleet of unequal devices. No data leave a device."""
-    configure_logging(verbose=verbose)
+    configure(verbose=verbose)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's wish to stop is a person's ctrl-C
 
 
@@ -55,6 +56,9 @@ FLAGS = {  # flag -> key of the configuration
     "select": "fleet.select",
     "fraction": "fleet.fraction",
     "deadline": "fleet.deadline",
+    "log_format": "log.format",
+    "log_file": "log.file",
+    "metrics": "metrics.listen",
     "seed": "seed",
 }
 
@@ -77,6 +81,9 @@ FLAGS = {  # flag -> key of the configuration
 @click.option("--select", metavar="EXPR", help="only agents that meet this, such as 'memory>=2GB and label=eu'")
 @click.option("--fraction", type=float, metavar="F", help="of the agents, asked each round  [default: 1]")
 @click.option("--deadline", type=float, metavar="S", help="seconds of a round  [default: as the fleet's measurements say]")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="json: one object per line, with fields  [default: text]")
+@click.option("--log-file", metavar="FILE", help="log all that happens there too; it rotates at 8 MB")
+@click.option("--metrics", metavar="HOST:PORT", help="answer Prometheus here, such as at 127.0.0.1:9464")
 @click.option("--seed", type=int, help="[default: 0]")
 @click.option("--name", metavar="RUN", help="of the run  [default: method-data, numbered]")
 @click.option("--config", "file", type=click.Path(path_type=Path), metavar="run.toml", help="a run's configuration; flags and --set go over it")

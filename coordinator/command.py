@@ -14,13 +14,14 @@ from rich.console import Console
 from coordinator import broker as brokers
 from coordinator import store as stores
 from coordinator.agent import Agent
-from coordinator.config import Config, load, parse_setting, to_json
+from coordinator.config import Config, Log, load, parse_setting, to_json
 from coordinator.fleet import Fleet
 from coordinator.progress import Lines, Say, Screen, Watch, closing_table, human_bytes, score_table
 from coordinator.rounds import Result
 from coordinator.scores import overall
 from coordinator.start import free_name, prepare, run
 from coordinator.store import Store
+from federated import logs
 from federated.errors import ConfigError
 from federated.wire import topics
 from federated.wire.link import Link, MqttLink
@@ -55,6 +56,8 @@ def start_run(
     config = resumed(load(file, environment, given), file, environment, given, runs) if resume else load(file, environment, given)
     if not config.name:
         config = msgspec.structs.replace(config, name=free_name(config, runs))
+    if config.log != Log():
+        logs.configure(form=config.log.format, file=Path(config.log.file) if config.log.file else None)
     prepared = prepare(config, runs, resume=resume)
     folder = runs / config.name
     try:

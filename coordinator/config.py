@@ -18,7 +18,7 @@ from federated.errors import ConfigError, Unknown
 from federated.methods.catalogue import METHODS
 from federated.task import Recipe
 
-__all__ = ["Assign", "Broker", "Config", "Data", "Evaluate", "Fleet", "Model", "Simulate", "load", "parse_setting", "to_json"]
+__all__ = ["Assign", "Broker", "Config", "Data", "Evaluate", "Fleet", "Log", "Metrics", "Model", "Simulate", "load", "parse_setting", "to_json"]
 
 PREFIX = "ESPALIER_"
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -123,6 +123,31 @@ class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     slots: Positive = 8
 
 
+class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """format: of what goes to standard error and to `file`, a file that rotates. The run's own events are in its folder whatever this says."""
+
+    format: Literal["text", "json"] = "text"
+    file: str = ""
+
+
+class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """listen: HOST:PORT where Prometheus may ask; empty: nowhere. Beyond loopback only with all of the rest.
+
+    certificate, key: files of this server's; ca: file of the authority whose certificates askers must have.
+    """
+
+    listen: str = ""
+    certificate: str = ""
+    key: str = ""
+    ca: str = ""
+
+
+class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """every: updates folded between two snapshots of the total, and so about as many that the spool holds; 0: none before the round is over."""
+
+    every: Annotated[int, msgspec.Meta(ge=0)] = 32
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything that decides a run. train, method: the method's settings, in either table; unnamed ones are its own."""
 
@@ -136,7 +161,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     evaluate: Evaluate = Evaluate()
     broker: Broker = Broker()
     wire: Wire = Wire()
+    journal: Journal = Journal()
     simulate: Simulate = Simulate()
+    log: Log = Log()
+    metrics: Metrics = Metrics()
     rounds: Positive = 20
     target_accuracy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     seed: Seed = 0

@@ -19,8 +19,9 @@ from edge_agent.bench_command import bench
 from edge_agent.identity import free_name, machine_name
 from edge_agent.limits import Limits, parse_size
 from edge_agent.worker import Job
-from federated.console import FORMAT, configure_logging, speaker, speaking_plainly
+from federated.console import FORMAT, speaker, speaking_plainly
 from federated.errors import UsageError
+from federated.logs import configure, logged
 
 __all__ = ["main"]
 
@@ -61,7 +62,7 @@ def plainly(command: str) -> AbstractContextManager[None]:
 @click.option("-v", "--verbose", is_flag=True, help="log what happens on the wire")
 def main(verbose: bool) -> None:
     """One device of a federation. Its data never leave it."""
-    configure_logging(verbose=verbose)
+    configure(verbose=verbose)
 
 
 main.add_command(bench)
@@ -93,6 +94,7 @@ main.add_command(bench)
 )
 @click.option("--dry-run", is_flag=True, help="join nothing: show exactly what would leave this device")
 @FORMAT
+@logged
 def join(
     broker: str | None,
     run: str | None,
@@ -193,6 +195,7 @@ def words(text: str) -> tuple[str, ...]:
 @with_own_data
 @click.argument("inputs", nargs=-1, type=click.Path(path_type=Path))
 @FORMAT
+@logged
 def infer(name: str | None, form: str, **options: Any) -> None:
     """Answer for INPUTS: .npy, .npz, .json or .jsonl files of raw examples, pictures, folders of them; without any, JSON from standard input.
 

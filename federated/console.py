@@ -1,41 +1,22 @@
-"""What both commands have in common: plain errors, one way to log, and the choice between words and JSON."""
+"""What both commands have in common: plain errors, and the choice between words and JSON."""
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
 
 import click
 
 from federated.errors import EspalierError, MissingExtra
 
-__all__ = ["FORMAT", "configure_logging", "speaker", "speaking_plainly", "terminable"]
+__all__ = ["FORMAT", "speaker", "speaking_plainly", "terminable"]
 
 FORMAT = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: the result as the last line"
 )
-
-
-class Present(logging.StreamHandler[TextIO]):
-    """Writes to whatever standard error is at the moment: a live display puts itself in its place, to keep lines above the table."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        return sys.stderr
-
-
-def configure_logging(*, verbose: bool) -> None:
-    """Logs to standard error, one line each, for a person or a service to collect."""
-    level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(handlers=[Present()], level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def speaker(form: str) -> Callable[[str], None]:
