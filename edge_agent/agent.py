@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from edge_agent.limits import available_cpus, memory_limit
 from edge_agent.watch import Watch
 from edge_agent.worker import Job, Worker
 from federated.errors import EspalierError, FleetError, LinkError, WireError
+from federated.manager import Manager
 from federated.memory import FOLDER
 from federated.participant import Participant
 from federated.task import Card, Profile
@@ -53,8 +55,8 @@ class Joined:
     refused: bool
 
 
-def find_run(link: Link, name: str | None, wait: float, say: Say = say_nothing) -> messages.Run:
-    """The run to join: `name`, or the only one that the broker knows of.
+def find_run(link: Link, name: str | None, wait: float, say: Say = say_nothing, alive: Callable[[], None] = lambda: None) -> messages.Run:
+    """The run to join: `name`, or the only one that the broker knows of. alive: called while it looks.
 
     Raises FleetError when there is none within `wait` seconds, or several and no name.
     """
@@ -65,6 +67,7 @@ def find_run(link: Link, name: str | None, wait: float, say: Say = say_nothing) 
     settle = start + wait
     said = False
     while (now := time.monotonic()) < settle:
+        alive()
         delivery = link.receive(min(0.5, settle - now))
         if delivery is not None and delivery.payload and not delivery.topic.startswith("$"):
             try:
@@ -106,14 +109,15 @@ def join(
     """
     session = secrets.token_hex(8)
     pause = Conditions(when)
-    worker = Worker(job)
-    try:
+    with ExitStack() as stack:
+        manager = stack.enter_context(Manager())  # before the worker, which is not to inherit it
+        worker = Worker(job)
+        stack.callback(worker.close)
         card = worker.load()
         say(describe(job, card, worker.limits))
-        with tempfile.TemporaryDirectory(prefix="espalier-") as folder:
-            return _join(job, broker, run, worker, session, wait=wait, spool=spool or Path(folder), stop=stop, say=say, pause=pause, fresh=fresh)
-    finally:
-        worker.close()
+        manager.ready("looking for a run")
+        folder = spool or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-")))
+        return _join(job, broker, run, worker, session, wait=wait, spool=folder, stop=stop, say=say, pause=pause, fresh=fresh, manager=manager)
 
 
 def _join(
@@ -129,10 +133,11 @@ def _join(
     say: Say,
     pause: Callable[[], str],
     fresh: bool,
+    manager: Manager,
 ) -> Joined:
     scout = MqttLink(broker, f"scout-{job.name}-{session[:4]}", None)
     try:
-        run = find_run(scout, name, wait, say)
+        run = find_run(scout, name, wait, say, manager.alive)
     finally:
         scout.close()
     will = topics.status(run.run, job.name), messages.encode(messages.Status(job.name, session, False))
@@ -150,7 +155,12 @@ def _join(
             pause=pause,
         )
         watch = Watch(lambda: bounds(worker))
-        return take_part(participant, stop, say, lambda: remeasure(participant, worker, watch, say))
+
+        def between() -> None:
+            manager.alive(f"run {run.run}: {participant.state}, {participant.finished} updates")
+            remeasure(participant, worker, watch, say)
+
+        return take_part(participant, stop, say, between)
     finally:
         link.close()
 

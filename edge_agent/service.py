@@ -23,6 +23,7 @@ from edge_agent.follow import Arrival, Follower, link_of
 from edge_agent.questions import Questions
 from edge_agent.replies import state
 from federated.errors import EspalierError, ExportError, FleetError, LinkError
+from federated.manager import Manager
 from federated.wire import topics
 from federated.wire.link import Delivery, Link
 from federated.wire.messages import Serving
@@ -93,10 +94,13 @@ class _Adopter:
 def serve(plan: Plan, engine: Engine, stop: threading.Event, say: Say, connect: Connect | None = None) -> Counts:
     """Answers until `stop` is set; what became of the questions. connect: makes the link, for `plan.broker` by default.
 
+    A service manager hears that it is ready once it can be asked, and that it is alive from the loop that follows releases.
+
     Raises LinkError and FleetError where there is neither a broker nor anything to serve without; UsageError, ConfigError.
     """
     refusal = _Refusal()
     with ExitStack() as stack:
+        manager = stack.enter_context(Manager())
         stack.callback(engine.close)
         if plan.broker:
             _resume(engine, say)
@@ -106,11 +110,12 @@ def serve(plan: Plan, engine: Engine, stop: threading.Event, say: Say, connect: 
             server = Server(engine, plan.address, lambda: state(engine, refusal.version, refusal.reason), plan.token)
             stack.callback(server.close)
             say(f"listening at {server.url}: POST /infer, GET /health, GET /release")
+        manager.ready(_summary(engine))
         if plan.broker:
             adopter = _Adopter(engine)
-            _stay(plan, engine, adopter, refusal, stop, say, connect or (lambda: link_of(plan.broker, plan.run, plan.name)))
-        else:
-            stop.wait()
+            _stay(plan, engine, adopter, refusal, stop, say, connect or (lambda: link_of(plan.broker, plan.run, plan.name)), manager)
+        while not stop.wait(TURN):
+            manager.alive(_summary(engine))
     return engine.counts
 
 
@@ -149,24 +154,38 @@ def _resume(engine: Engine, say: Say) -> None:
         say(f"goes on with {_told(choice)}")
 
 
-def _stay(plan: Plan, engine: Engine, adopter: _Adopter, refusal: _Refusal, stop: threading.Event, say: Say, connect: Connect) -> None:
+def _stay(
+    plan: Plan, engine: Engine, adopter: _Adopter, refusal: _Refusal, stop: threading.Event, say: Say, connect: Connect, manager: Manager
+) -> None:
     """Follows releases; where the broker is gone, serves what there is, and comes back."""
     session = f"s{secrets.token_hex(6)}"
     while not stop.is_set():
         try:
             link = connect()
             try:
-                _follow(plan, engine, adopter, refusal, stop, say, link, session)
+                _follow(plan, engine, adopter, refusal, stop, say, link, session, manager)
             finally:
                 link.close()
         except (LinkError, FleetError) as error:
             if engine.choice is None:
                 raise
             say(f"{error}; goes on with version {engine.choice.version}, and tries again in {RETRY:.0f} s")
-            stop.wait(RETRY)
+            until = time.monotonic() + RETRY
+            while time.monotonic() < until and not stop.wait(TURN):
+                manager.alive()
 
 
-def _follow(plan: Plan, engine: Engine, adopter: _Adopter, refusal: _Refusal, stop: threading.Event, say: Say, link: Link, session: str) -> None:
+def _follow(
+    plan: Plan,
+    engine: Engine,
+    adopter: _Adopter,
+    refusal: _Refusal,
+    stop: threading.Event,
+    say: Say,
+    link: Link,
+    session: str,
+    manager: Manager,
+) -> None:
     """Hears the broker until `stop` is set. Raises LinkError, FleetError."""
     questions: Questions | None = None
 
@@ -180,6 +199,7 @@ def _follow(plan: Plan, engine: Engine, adopter: _Adopter, refusal: _Refusal, st
         follower.report(told)
     try:
         while not stop.is_set():
+            manager.alive(_summary(engine))
             arrival = follower.turn(TURN)
             if plan.mqtt and questions is None and follower.run is not None:
                 questions = Questions(link, follower.run, plan.name, engine)
@@ -212,6 +232,11 @@ def _news(adopter: _Adopter, refusal: _Refusal, store: Path, say: Say) -> bool:
         refusal.version, refusal.reason = arrival.version, within(store, str(found))
         say(f"{what}version {arrival.version} is not taken up: {found}")
     return True
+
+
+def _summary(engine: Engine) -> str:
+    """What a service manager is told."""
+    return "no release yet" if engine.choice is None else f"answers with version {engine.choice.version}"
 
 
 def _told(choice: Choice) -> str:

@@ -1,0 +1,74 @@
+"""What a long-running command tells the service manager that started it (systemd's sd_notify): ready, alive, doing this, stopping.
+
+Who calls `alive` is the loop that does the work, never a thread of its own: a loop that hangs is then seen to hang, and started anew.
+Where no manager listens, nothing is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+
+from sdnotify import SystemdNotifier
+
+__all__ = ["Manager"]
+
+PARTS = 4  # pings in the time after which silence counts as hanging
+LONGEST = 200  # characters of a status
+
+
+class Manager:
+    """The end of the line to the service manager, from the environment that it gave this process and that its children do not inherit."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._notifier = SystemdNotifier() if os.environ.get("NOTIFY_SOCKET") else None  # without, it would leave a socket open
+        self._period = watchdog(os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")) / PARTS
+        self._next = 0.0
+        self._status = ""
+        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
+            os.environ.pop(name, None)
+
+    def __enter__(self) -> Manager:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._send("STOPPING=1")
+        if self._notifier is not None and self._notifier.socket is not None:
+            self._notifier.socket.close()
+            self._notifier = None
+
+    def ready(self, status: str = "") -> None:
+        """The command began what it is for; from now on the manager expects to hear that it is alive."""
+        self._send("READY=1")
+        self.alive(status)
+
+    def alive(self, status: str = "") -> None:
+        """The loop came round. Cheap: pings a few times in the manager's patience, and says a status only where it is another one."""
+        now = self._clock()
+        if self._period and now >= self._next:
+            self._next = now + self._period
+            self._send("WATCHDOG=1")
+        if status and status != self._status:
+            self._status = status
+            self._send(f"STATUS={line(status)}")
+
+    def _send(self, state: str) -> None:
+        if self._notifier is not None:
+            self._notifier.notify(state)
+
+
+def watchdog(microseconds: str, pid: str) -> float:
+    """Seconds of silence that the manager takes for hanging; 0 where it does not watch, or watches another process."""
+    with suppress(ValueError):
+        if not pid or int(pid) == os.getpid():
+            return max(0.0, int(microseconds) / 1e6)
+    return 0.0
+
+
+def line(text: str) -> str:
+    """One line of plain characters: others would not be sent at all."""
+    return " ".join(text.split()).encode("ascii", "replace").decode()[:LONGEST]
