@@ -12,6 +12,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from federated.errors import LinkError
+from federated.wire import secure
 from federated.wire.address import Address, parse_address
 from federated.wire.inbox import LINK_DOWN, LINK_UP, Delivery, Inbox
 from federated.wire.mqtt import MAX_PACKET, Handlers, connect, measure, part
@@ -25,6 +26,7 @@ OVERHEAD = 4 << 10  # bytes that a packet holds beside a chunk's data: topic, en
 PROBES = (CHUNK + OVERHEAD, 96 << 10, 32 << 10)  # payloads to try: ours, one for brokers that stop at 128 KB, a last resort
 STRIKES = 3  # connections lost in a row, each with a message under way and none acknowledged
 SHORT, SHORTS = 5.0, 5  # connections in a row that lasted less than so many seconds
+SHUT = 3  # connections in a row without a greeting (the first is the one that was lost), after which TLS is asked why
 HOLD = 20.0  # seconds that a full inbox holds the network up (less than half the keep-alive) before a delivery is dropped
 FAREWELL = 5.0  # seconds that closing waits for what is still to be sent
 
@@ -102,8 +104,9 @@ class MqttLink:
         self._acknowledged = threading.Event()
         self._fatal, self._closed, self._greeted = "", False, False
         self._strikes, self._shorts, self._acks, self._since = 0, 0, 0, time.monotonic()
+        self._shut = 0  # connections in a row that the broker cut before it greeted
         handlers = Handlers(self._on_connected, self._on_disconnected, self._on_message, self._on_published, self._on_subscribed)
-        greeting = connect(self.address, client_id, will, handlers, timeout=timeout, version=version)
+        greeting = connect(self.address, secure.private_name(self.address, client_id), will, handlers, timeout=timeout, version=version)
         self._client, self.protocol = greeting.client, greeting.protocol
         self._limit(min(MAX_PACKET, greeting.max_packet) - OVERHEAD)
 
@@ -149,7 +152,8 @@ class MqttLink:
 
     def probe(self, topic: str, sizes: tuple[int, ...] = PROBES) -> Probe:
         """Also lowers `max_payload` and `max_chunk` to what passed, where more did not."""
-        passed, rate = measure(self.address, f"{self.client_id}-probe", topic, sizes, limit=self.max_payload, version=self.protocol, timeout=30.0)
+        own = secure.private_name(self.address, f"{self.client_id}-probe")
+        passed, rate = measure(self.address, own, topic, sizes, limit=self.max_payload, version=self.protocol, timeout=30.0)
         if passed < max(sizes):
             self._limit(passed)
         return passed, rate
@@ -177,10 +181,21 @@ class MqttLink:
         """Raises LinkError where the link is beyond mending; revives a network thread that died."""
         if self._closed:
             raise LinkError(f"the link of '{self.client_id}' is closed")
+        if self._shut >= SHUT and self.address.tls:
+            self._inquire()
         if self._fatal:
             raise LinkError(self._fatal)
         if self._client._thread is None:
             self._revive()
+
+    def _inquire(self) -> None:
+        """Asks a broker's TLS why it does not let this client in again. Who was revoked need not come back; whatever else it is may pass."""
+        self._shut = 0
+        why = secure.refusal(self.address)
+        if why == secure.REVOKED:
+            self._end(f"{self.address}: {why}")
+        elif why:
+            log.warning("%s: no way back to the broker so far: %s", self.address, why)
 
     def _revive(self) -> None:
         """Starts the network's thread again. It ends by itself only where something in it raised, and then says nothing."""
@@ -208,7 +223,7 @@ class MqttLink:
     # ---- in the network's thread -----------------------------------------------------------------------------------
 
     def _on_connected(self, client: mqtt.Client, resumed: bool) -> None:
-        self._acks, self._since = 0, time.monotonic()
+        self._acks, self._since, self._shut = 0, time.monotonic(), 0
         if not self._greeted:
             self._greeted = True
             return
@@ -220,6 +235,7 @@ class MqttLink:
         if self._closed or not self._greeted:
             return
         self._inbox.put(Delivery(LINK_DOWN, str(reason).encode()), force=True)
+        self._shut += 1
         self._shorts = self._shorts + 1 if time.monotonic() - self._since < SHORT else 0
         if reason.getName() == "Session taken over" or self._shorts >= SHORTS:
             self._end(f"{self.address}: the broker keeps hanging up; is another client connected as '{self.client_id}'? Each needs a name of its own")

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import paho.mqtt.client as mqtt
@@ -23,7 +22,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from federated.errors import ConfigError, LinkError
+from federated.errors import LinkError
+from federated.wire import secure
 from federated.wire.address import Address
 
 __all__ = ["MAX_PACKET", "Greeting", "Handlers", "connect", "measure", "part"]
@@ -135,6 +135,8 @@ def _try(
         return Greeting(client, protocol, door.max_packet)
     part(client, protocol)
     where = f"no link to the broker at {address}{_resolved(address)}"
+    if door.reason is None and address.tls and (why := secure.refusal(address)):
+        raise LinkError(f"{where}: {why}")
     if door.reason is None:
         raise _ProtocolError(f"{where}: something listens there, but does not answer as an MQTT broker: try another port, or mqtts://")
     name = door.reason.getName()
@@ -155,7 +157,9 @@ def _client(address: Address, client_id: str, will: tuple[str, bytes] | None, pr
     if will is not None:
         client.will_set(will[0], will[1], qos=1, retain=True)
     if address.tls:
-        client.tls_set_context(_tls(address))
+        made = secure.context(address)
+        client.tls_set_context(made)
+        client.on_pre_connect = lambda c, _: _show_newest(made, address)
     _jitter(client)
 
     def on_connect(c: mqtt.Client, _: Any, flags: mqtt.ConnectFlags, reason: ReasonCode, properties: Properties | None) -> None:
@@ -175,6 +179,14 @@ def _client(address: Address, client_id: str, will: tuple[str, bytes] | None, pr
     client.on_subscribe = lambda c, _, mid, reasons, properties: handlers.subscribed(mid, reasons)
     client.on_socket_open = _send_at_once
     return client
+
+
+def _show_newest(made: ssl.SSLContext, address: Address) -> None:
+    """A certificate that was renewed since the last connection is the one to show."""
+    try:
+        secure.reload(made, address)
+    except OSError as error:
+        log.warning("%s: going on with the certificate of before: %s", address, error)
 
 
 def _send_at_once(client: mqtt.Client, _: Any, sock: Any) -> None:
@@ -234,15 +246,6 @@ def _expiry(packet: int, seconds: int) -> Properties:
     return properties
 
 
-def _tls(address: Address) -> ssl.SSLContext:
-    if address.ca is not None and not Path(address.ca).is_file():
-        raise ConfigError(f"{address}: the CA file {address.ca} does not exist")
-    try:
-        return ssl.create_default_context(cafile=address.ca)
-    except ssl.SSLError as error:
-        raise ConfigError(f"{address}: {address.ca} holds no certificates: {error}") from error
-
-
 def _explain(address: Address, error: Exception, timeout: float) -> str:
     """What a failure to connect means, and what to do about it."""
     match error:
@@ -250,10 +253,8 @@ def _explain(address: Address, error: Exception, timeout: float) -> str:
             why = f"the name '{address.host}' does not resolve: check it, or give an IP address"
         case ConnectionRefusedError():
             why = "refused, nothing listens there: start a broker (mosquitto, or coordinator start), or check host and port"
-        case ssl.SSLCertVerificationError():
-            why = f"its certificate is not trusted ({error.verify_message}): give its authority as mqtts://...?ca=FILE"
         case ssl.SSLError():
-            why = "it does not speak TLS at this port: use mqtt://, or the port that does"
+            why = secure.explain(address, error)
         case TimeoutError():
             why = f"no answer within {timeout:.0f} s: wrong address, or a firewall between"
         case OSError(errno=errno.ENETUNREACH | errno.EHOSTUNREACH):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from federated.errors import UsageError
-from federated.wire.address import Address, parse_address
+from federated.wire.address import Address, identified, parse_address, url
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,7 @@ from federated.wire.address import Address, parse_address
         ("mqtt://me:p%40ss:w@broker:5", Address("broker", 5, user="me", password="p@ss:w")),
         ("mqtts://broker", Address("broker", 8883, tls=True)),
         ("mqtts://u@[fe80::1]:9?ca=/etc/ca.pem", Address("fe80::1", 9, tls=True, user="u", ca="/etc/ca.pem")),
+        ("mqtts://b?ca=a%20b.pem&cert=c.pem&key=k", Address("b", 8883, tls=True, ca="a b.pem", cert="c.pem", key="k")),
     ],
 )
 def test_an_address_is_read(text: str, expected: Address) -> None:
@@ -40,7 +41,8 @@ def test_an_address_is_read(text: str, expected: Address) -> None:
         ("http://broker", "neither mqtt nor mqtts"),
         ("mqtt://broker/path", "only '\\?ca=FILE'"),
         ("mqtt://broker?ca=x", "only with mqtts"),
-        ("mqtts://broker?key=x", "only '\\?ca=FILE'"),
+        ("mqtts://broker?cart=x", "only '\\?ca=FILE'"),
+        ("mqtts://broker?key=x", "give cert=FILE too"),
     ],
 )
 def test_what_is_no_address_is_a_usage_error_that_says_why(text: str, why: str) -> None:
@@ -56,3 +58,12 @@ def test_a_password_shows_neither_in_an_address_nor_in_an_error() -> None:
     with pytest.raises(UsageError) as caught:
         parse_address("mqtt://me:secret@broker:0")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["mqtt://b:1883", "mqtts://[::1]:9", "mqtts://u:p%40%2F@b:8883?ca=a+b.pem&cert=c%26d.pem"])
+def test_the_text_of_an_address_is_read_as_the_same_address(text: str) -> None:
+    assert parse_address(url(parse_address(text))) == parse_address(text)
+
+
+def test_a_certificate_found_elsewhere_goes_under_what_an_address_names_itself() -> None:
+    assert identified(parse_address("mqtts://b?ca=mine"), "ca", "cert") == Address("b", 8883, tls=True, ca="mine", cert="cert")
