@@ -8,11 +8,12 @@ per coordinate, where age is how many of the aggregations since r folded somethi
 more often than its outer ring, which only large devices train, so that ages differ between bands of rectangles. What nobody touched has age 0
 and is taken bit for bit as it came. What the method makes of value', and its weight, is the method's own.
 
-FedBuff (Nguyen et al., arXiv 2106.06639, Algorithm 1) adds up K differences, each times 1/sqrt(1 + tau), and divides by K, as here the mean does where
-all who cover a coordinate weigh alike: the weights are not discounted, so an old buffer makes a smaller step and no other mean. Its tau is n - r for the
-whole network; ours is never larger, and smaller where only some devices train. FedAsync (Xie et al., arXiv 1903.03934, Algorithm 1, s polynomial
-with a = 1/2) moves by alpha s(tau) towards the late weights themselves, which takes back what others learned meanwhile; that is what we do with
-running statistics of norms alone, present + s(age) (value - present): they are measurements and no sums of steps, and a variance stays positive.
+FedBuff (Nguyen et al., arXiv 2106.06639, Algorithm 1) adds up K differences, each times 1/sqrt(1 + tau), and divides by K, as the mean here
+does where all who cover a coordinate weigh alike: weights are not discounted, so that old updates make a smaller step and no other mean. Its
+tau is n - r for the whole network; ours is never larger, and smaller where only some devices train. FedAsync (Xie et al., arXiv 1903.03934,
+Algorithm 1, s polynomial with a = 1/2) moves by alpha s(tau) towards the late weights themselves, which takes back what others learned
+meanwhile. We do so with running statistics of norms alone, present + s(age) (value - present): they are measurements and no sums of steps,
+and a variance stays positive.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ def rows_of(weight: Weight, other: Where, cut: Where) -> Weight:
 def reach(one: Mapping[Where, Weight], band: Where) -> Weight:
     """1 where an aggregation folded into a band, or rows of 0 and 1."""
     inside = ((other, mark) for other, mark in one.items() if all(a <= x and y <= b for (x, y), (a, b) in zip(band, other, strict=True)))
-    return reduce(either, (rows_of(mark, other, band) for other, mark in inside), 0.0)
+    nothing: Weight = 0.0
+    return reduce(either, (rows_of(mark, other, band) for other, mark in inside), nothing)
 
 
 def touched(total: Total, tensors: Tensors) -> dict[str, dict[Where, Weight]]:
@@ -145,4 +147,4 @@ def either(one: Weight, other: Weight) -> Weight:
     """1 where one of two marks is."""
     if not isinstance(one, Tensor) and not isinstance(other, Tensor):
         return max(one, other)
-    return torch.maximum(*torch.broadcast_tensors(*(torch.as_tensor(mark, dtype=torch.float64) for mark in (one, other))))
+    return torch.maximum(torch.as_tensor(one, dtype=torch.float64), torch.as_tensor(other, dtype=torch.float64))

@@ -14,11 +14,11 @@ from torch import Tensor
 from federated.aggregate import Total, fold
 from federated.buffered import Base, Touched, ages, buffered, discount, rebased, touched
 from federated.errors import ConfigError
-from federated.method import Method, Part, State, Tensors, configure
+from federated.method import Method, Part, State, configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Update
 from models.families import initial, network
-from models.slicing import Plan, Row, Where, at, corner, present
+from models.slicing import Plan, Row, Where, at, present
 from models.submodel import Submodel
 
 ABLE = sorted(name for name in METHODS if "buffered" in method(name).allows)
