@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,8 @@ Check = Callable[[Task, Update], None]
 class Settled:
     """How one task stands. outcome: empty while it is open, then `folded` or a reason. started, seconds: of the coordinator's clock.
 
-    update: the file of a checked update that waits to be folded. lost: its agent went; a late return is welcome while the collection is open.
+    update: the file of a checked update; digest: its sha256. lost: its agent went; a late return is welcome while the collection is open.
+    resumed: the task went out before this coordinator started, whose clock says nothing of it.
     """
 
     task: Task
@@ -27,7 +28,9 @@ class Settled:
     outcome: str = ""
     seconds: float = 0.0
     update: Path | None = None
+    digest: str = ""
     lost: bool = False
+    resumed: bool = False
 
     @property
     def open(self) -> bool:
@@ -36,12 +39,24 @@ class Settled:
 
 
 class Collection:
-    """Tasks in the order of agent and submodel names, which is the order in which their updates are folded."""
+    """Tasks in the order of agent and submodel names, which is the order in which their updates are folded.
 
-    def __init__(self, tasks: Sequence[Task] = (), check: Check = lambda task, update: None, now: float = 0.0) -> None:
+    folder: below the spool, where updates stay when they are folded; empty where they go then. settled: what an earlier coordinator knew of
+    the same tasks, by agent; None where there was none.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task] = (),
+        check: Check = lambda task, update: None,
+        now: float = 0.0,
+        folder: str = "",
+        settled: Mapping[str, str] | None = None,
+    ) -> None:
         ordered = sorted(tasks, key=lambda t: (t.agent, t.submodel.name))
-        self.entries = {(t.agent, t.submodel.name): Settled(t, now) for t in ordered}
-        self.check = check
+        known = settled or {}
+        self.entries = {(t.agent, t.submodel.name): Settled(t, now, known.get(t.agent, ""), resumed=settled is not None) for t in ordered}
+        self.check, self.folder = check, folder
         self._waiting = list(self.entries.values())
 
     def of(self, agent: str) -> list[Settled]:

@@ -7,9 +7,10 @@ has passed.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from coordinator.acceptance import check_match, check_profile
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 SILENCE = 45.0  # seconds: three missed heartbeats
 OWING = 3.0  # seconds after which an idle agent is told its task again
+TEMPORARY = "now"  # folder of the spool for updates that go as they are folded
 
 
 class Fleet:
@@ -43,6 +45,7 @@ class Fleet:
         attempt: int = 1,
         slots: int = 8,
         chunk: int = 0,
+        sync: bool = True,
         notify: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -51,7 +54,7 @@ class Fleet:
         self.folded: dict[str, int] = {}  # the last round of which each agent's update was folded
         self.accept: Callable[[Profile], str] = lambda profile: ""  # why an agent cannot take part, or nothing
         self.select: Callable[[Profile], str] = lambda profile: ""  # why one that could is not to, or nothing
-        self.inbox = Inbox(spool, slots)
+        self.inbox = Inbox(spool, slots, sync=sync)
         self.shelf = Shelf(link, run.run, spool, chunk)
         self.collection = Collection()
 
@@ -69,6 +72,11 @@ class Fleet:
         for agent in self.agents.values():
             agent.profile = None
         self._publish_card()
+
+    def await_return(self, profiles: Mapping[str, Profile]) -> None:
+        """Counts agents that an earlier coordinator knew as here, until they have been silent for long enough to be gone."""
+        for name, profile in profiles.items():
+            self.agents.setdefault(name, Agent(name, online=True, seen=self.clock(), profile=profile))
 
     def admit(self, accept: Callable[[Profile], str]) -> None:
         """From now on, agents that `accept` finds unfit (it says why) are turned away, those that are here included."""
@@ -125,24 +133,43 @@ class Fleet:
         deadline: float,
         check: Check,
         size: Callable[[Task], int],
+        folder: str = "",
+        settled: Mapping[str, str] | None = None,
     ) -> Iterator[tuple[Settled, Update]]:
         """Sends the tasks and yields their updates, each once, checked by `check` (which raises Refused), in the order of agent names.
 
         An update is kept in the spool until all earlier names are settled, so that sums of floats repeat bit for bit.
         Ends when `quorum` updates are in, when every task is settled, or after `deadline` seconds.
         size: largest acceptable encoding of a task's update, bytes.
+        folder: below the spool, where the updates stay until the caller forgets them; without one they go as they are yielded.
+        settled: outcomes by agent, of an earlier coordinator that sent the same tasks; what it received whole is not asked for again.
         """
-        self.collection = Collection(tasks, check, self.clock())
+        self.collection = Collection(tasks, check, self.clock(), folder, settled)
         entries = self.collection.entries
-        self.inbox.expect({key: size(entry.task) for key, entry in entries.items()})
+        there = self.inbox.expect({key: size(entry.task) for key, entry in entries.items()}, folder or TEMPORARY)
+        for key, path in there.items():
+            self._find(entries[key], path)
         for entry in entries.values():
-            entry.lost = not self.agents[entry.task.agent].online
-            self.agents[entry.task.agent].submodel = entry.task.submodel.name
-            self._command(entry.task.agent, entry.task)
+            agent = self.agents[entry.task.agent]
+            entry.lost, agent.submodel = not agent.online, entry.task.submodel.name
+            if entry.open:
+                self._command(agent.name, entry.task)
         try:
             yield from self._await(quorum, self.clock() + deadline)
         finally:
             self._close()
+
+    def _find(self, entry: Settled, path: Path) -> None:
+        """Takes up what lies in the spool: of the same tasks it was received before, of others it is nothing."""
+        try:
+            if not entry.resumed or entry.outcome not in ("", "folded"):
+                raise Refused("it belongs to an earlier task")
+            if not entry.outcome:
+                self._check(entry, path)
+                entry.update, entry.digest = path, digest(path)
+        except WireError as error:
+            log.info("dropped %s of %s: %s", path.name, entry.task.agent, error)
+            path.unlink()
 
     def _await(self, quorum: int, until: float) -> Iterator[tuple[Settled, Update]]:
         closing = not self.collection.entries
@@ -155,8 +182,9 @@ class Fleet:
     def _take(self, entry: Settled) -> Update:
         assert entry.update is not None
         update = self.inbox.read(entry.update)
-        entry.update.unlink()
-        entry.update, entry.outcome = None, "folded"
+        if not self.collection.folder:
+            entry.update.unlink()
+        entry.outcome = "folded"
         return update
 
     def _close(self) -> None:
@@ -164,6 +192,7 @@ class Fleet:
             abort = messages.Abort(entry.task.round, entry.task.attempt, f"round {entry.task.round} is closed")
             self._command(entry.task.agent, abort)
         self.inbox.expect({})
+        self.inbox.forget(TEMPORARY)
         self.notify()
 
     # ---- hearing ---------------------------------------------------------------------------------------------------
@@ -199,7 +228,7 @@ class Fleet:
 
     def _meet(self, agent: Agent, status: messages.Status) -> None:
         if not status.online:
-            if status.session == agent.session:
+            if agent.session in ("", status.session):
                 self._lose(agent, "went away")
             return
         returned = agent.session not in ("", status.session)
@@ -266,17 +295,21 @@ class Fleet:
             path.unlink(missing_ok=True)
             return
         try:
-            update = self.inbox.read(path)
-            check_match(entry.task, update)
-            self.collection.check(entry.task, update)
+            update = self._check(entry, path)
         except WireError as error:
             path.unlink(missing_ok=True)
             self._refuse(agent.name, entry, chunk.transfer, str(error))
             return
-        entry.update, entry.seconds = path, self.clock() - entry.started
+        entry.update, entry.digest, entry.seconds = path, offer.manifest.sha256, self.clock() - entry.started
         if update.work == "train":
             agent.loss = float(update.notes["loss"])
         self._receipt(agent.name, chunk.transfer, True, "")
+
+    def _check(self, entry: Settled, path: Path) -> Update:
+        update = self.inbox.read(path)
+        check_match(entry.task, update)
+        self.collection.check(entry.task, update)
+        return update
 
     # ---- answering -------------------------------------------------------------------------------------------------
 
@@ -297,3 +330,8 @@ class Fleet:
 
     def _command(self, agent: str, message: messages.Message) -> None:
         self.link.publish(topics.command(self.run.run, agent), messages.encode(message))
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,114 +1,122 @@
-"""Updates on their way in: each transfer into a file of the spool, a few at a time, acknowledged by bitmap."""
+"""Updates on their way in: each transfer into a file of the spool, a few at a time, acknowledged by bitmap; a file outlives the process."""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import logging
 import mmap
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from coordinator import disk
 from federated.errors import Malformed, Refused
 from federated.task import Update
 from federated.wire import messages, tensors
-from federated.wire.chunks import Receiver
-from federated.wire.transfer import allocate
+from federated.wire.partial import Partial
 
-__all__ = ["Inbox"]
+__all__ = ["Inbox", "Key"]
 
 log = logging.getLogger(__name__)
 
 IDLE = 30.0  # seconds without a chunk after which a transfer's slot goes to another
 
+Key = tuple[str, str]
+"""An agent and the name of a submodel: of both, one update is expected."""
+
 
 @dataclass
 class Transfer:
-    """One update's chunks, in a memory-mapped file. progressed: when the last new chunk came, in the coordinator's seconds."""
+    """One update's chunks. progressed: when the last new chunk came, in the coordinator's seconds."""
 
     agent: str
     offer: messages.Offer
-    path: Path
-    map: mmap.mmap
-    receiver: Receiver
+    partial: Partial
     progressed: float
-
-    def close(self) -> None:
-        with contextlib.suppress(BufferError):  # somebody still holds a view: it closes when they let go
-            self.receiver.release()
-            self.map.close()
 
 
 class Inbox:
-    """Receives what is expected, of the size that is expected, and nothing else; at most `slots` transfers flow at a time."""
+    """Receives what is expected, of the size that is expected, and nothing else; at most `slots` transfers flow at a time.
 
-    def __init__(self, spool: Path, slots: int) -> None:
-        self.spool, self.slots = spool, slots
-        self._limits: Mapping[tuple[str, str], int] = {}
-        self._flowing: dict[tuple[str, str], Transfer] = {}
-        self._parked: dict[tuple[str, str], Transfer] = {}  # what came before a transfer lost its slot
-        self._waiting: dict[tuple[str, str], messages.Offer] = {}
-        self._opened = 0
+    sync: whether a received update is on disk, not only with the system, before it is acknowledged.
+    """
+
+    def __init__(self, spool: Path, slots: int, *, sync: bool = True) -> None:
+        self.spool, self.slots, self._sync = spool, slots, sync
+        self._limits: Mapping[Key, int] = {}
+        self._folder = spool
+        self._flowing: dict[Key, Transfer] = {}
+        self._parked: dict[Key, Transfer] = {}  # what came before a transfer lost its slot
+        self._waiting: dict[Key, messages.Offer] = {}
         spool.mkdir(parents=True, exist_ok=True)
-        for path in spool.glob("*.update"):
-            path.unlink()  # of a coordinator that died: its tasks are void
 
-    def expect(self, limits: Mapping[tuple[str, str], int]) -> None:
-        """From now on, only these (agent, submodel name) with at most so many bytes; what was on its way is dropped."""
-        self._limits = limits
+    def expect(self, limits: Mapping[Key, int], folder: str = "") -> dict[Key, Path]:
+        """From now on, only these (agent, submodel name) with at most so many bytes; what was on its way is dropped.
+
+        folder: below the spool, where they go. What is whole there already, of an earlier process, is given back by key; what is begun goes on.
+        """
         for transfer in [*self._flowing.values(), *self._parked.values()]:
-            transfer.close()
-            transfer.path.unlink(missing_ok=True)
+            transfer.partial.discard()
         self._flowing, self._parked, self._waiting = {}, {}, {}
+        self._limits, self._folder = limits, self.spool / folder
+        if not limits:
+            return {}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return {key: path for key in limits if (path := self._path(key)).exists()}
+
+    def forget(self, folder: str) -> None:
+        """Removes a folder of the spool, and what is in it."""
+        shutil.rmtree(self.spool / folder, ignore_errors=True)
 
     def open(self, agent: str, offer: messages.Offer, now: float) -> messages.Grant:
-        """Answers an offer: with a slot and the bitmap of what is there already, or with the word to wait. Raises Refused when it is too large."""
+        """Answers an offer: with a slot and the bitmap of what is there already, or with the word to wait, also for room on the disk.
+
+        Raises Refused when it is too large.
+        """
         manifest = offer.manifest
         limit = self._limits.get((agent, offer.submodel), 0)
         if not 0 < manifest.size <= limit:
             raise Refused(f"update of {agent} for {offer.submodel}: at most {limit} bytes expected, {manifest.size} offered")
-        key = (agent, manifest.transfer)
+        key = (agent, offer.submodel)
         known = self._flowing.get(key) or self._parked.get(key)
         if known is not None and known.offer.manifest != manifest:
-            self._forget(key)
+            self._drop(key)
         if key in self._flowing:
             return self._grant(self._flowing[key])
         if len(self._flowing) >= self.slots:
             self._waiting[key] = offer
             return messages.Grant(manifest.transfer, b"", False)
-        return self._grant(self._admit(key, offer, now))
+        return self._admit(key, offer, now)
 
     def take(self, agent: str, chunk: messages.Chunk, now: float) -> tuple[messages.Offer, Path] | None:
         """Stores a chunk; the offer and the file once the transfer is whole. Raises Refused for a corrupt chunk or a wrong digest."""
-        key = (agent, chunk.transfer)
-        transfer = self._flowing.get(key)
-        if transfer is None:
+        key = next((k for k, t in self._flowing.items() if k[0] == agent and t.offer.manifest.transfer == chunk.transfer), None)
+        if key is None:
             return None  # late, or of a transfer that waits for a slot
-        if transfer.receiver.take(chunk, now):
+        transfer = self._flowing[key]
+        if transfer.partial.take(chunk, now):
             transfer.progressed = now
-        if not transfer.receiver.complete:
+        if not transfer.partial.complete:
             return None
-        transfer.receiver.finish()
+        path = transfer.partial.finish(sync=self._sync)
         del self._flowing[key]
-        transfer.close()
-        return transfer.offer, transfer.path
+        if self._sync:
+            disk.sync(path.parent)
+        return transfer.offer, path
 
     def grants(self, now: float) -> Iterator[tuple[str, messages.Grant]]:
         """The acknowledgements that are due, and slots for those who wait."""
         for key, transfer in list(self._flowing.items()):
-            if transfer.receiver.wants_grant(now):
+            if transfer.partial.receiver.wants_grant(now):
                 yield transfer.agent, self._grant(transfer)
             elif now - transfer.progressed > IDLE and self._waiting:
                 self._parked[key] = self._flowing.pop(key)
         while self._waiting and len(self._flowing) < self.slots:
             key = next(iter(self._waiting))
-            offer = self._waiting.pop(key)
-            try:
-                yield key[0], self._grant(self._admit(key, offer, now))
-            except Refused as error:
-                log.warning("no room for %s of %s: %s", key[1], key[0], error)  # it asks again
+            yield key[0], self._admit(key, self._waiting.pop(key), now)
 
     def read(self, path: Path) -> Update:
         """The update in a file, its tensors as views of the mapped file. Raises Malformed."""
@@ -119,27 +127,27 @@ class Inbox:
         except msgspec.ValidationError as error:
             raise Malformed(f"header of an update: {error}") from error
 
-    def _admit(self, key: tuple[str, str], offer: messages.Offer, now: float) -> Transfer:
+    def _admit(self, key: Key, offer: messages.Offer, now: float) -> messages.Grant:
         transfer = self._parked.pop(key, None)
         if transfer is None:
-            self._opened += 1
-            path = self.spool / f"{self._opened}.update"  # a name of our own: no two transfers share a file, whatever they call themselves
             try:
-                mapped = allocate(path, offer.manifest.size)
+                partial = Partial(offer.manifest, self._path(key), limit=offer.manifest.size)
             except OSError as error:
-                raise Refused(f"no room at the coordinator for {offer.manifest.size} bytes: {error.strerror}") from error
-            receiver = Receiver(offer.manifest, limit=offer.manifest.size, buffer=memoryview(mapped))
-            transfer = Transfer(key[0], offer, path, mapped, receiver, now)
+                log.error("no room for the %d bytes of %s by %s in %s: %s", offer.manifest.size, key[1], key[0], self._folder, error.strerror)
+                return messages.Grant(offer.manifest.transfer, b"", False)  # the agent keeps it, and asks again
+            transfer = Transfer(key[0], offer, partial, now)
         transfer.progressed = now
         self._flowing[key] = transfer
-        return transfer
+        return self._grant(transfer)
 
-    def _forget(self, key: tuple[str, str]) -> None:
+    def _drop(self, key: Key) -> None:
         for store in (self._flowing, self._parked):
             if key in store:
-                transfer = store.pop(key)
-                transfer.close()
-                transfer.path.unlink(missing_ok=True)
+                store.pop(key).partial.discard()
 
     def _grant(self, transfer: Transfer) -> messages.Grant:
-        return messages.Grant(transfer.offer.manifest.transfer, transfer.receiver.have, True)
+        return messages.Grant(transfer.offer.manifest.transfer, transfer.partial.tell(), True)
+
+    def _path(self, key: Key) -> Path:
+        """A name of our own: no two transfers share a file, whatever they call themselves, and a later process finds it."""
+        return self._folder / f"{hashlib.sha256('/'.join(key).encode()).hexdigest()[:32]}.update"

@@ -11,8 +11,9 @@ from rich.table import Table
 
 from coordinator import store as stores
 from coordinator.decisions import Decision, human_seconds, megabytes
+from coordinator.journal import Entry
 from coordinator.standing import Standing
-from coordinator.store import Entry, Store
+from coordinator.store import Store
 from federated.errors import StoreError
 from federated.task import Profile
 

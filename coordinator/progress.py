@@ -15,8 +15,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.journal import Entry
 from coordinator.scores import best_view, overall
-from coordinator.store import Entry, Round, Score
+from coordinator.store import Round, Score
 from models.submodel import Submodel
 
 if TYPE_CHECKING:

@@ -1,46 +1,40 @@
 """The rounds of a run, read top-down: wait, select, assign, collect and fold, finish, evaluate, store, again.
 
 conduct ── begin or resume
-   └── advance ── assign ── choose ── train ── method.finish ── evaluate ── store.save
+   └── advance ── training.begin ── training.train ── method.finish ── evaluate ── store.save
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from coordinator import assignment, lessons
-from coordinator.acceptance import check_training, expected
+from coordinator import training
 from coordinator.agent import Agent
-from coordinator.allotment import assign, choose, record
 from coordinator.config import Config
 from coordinator.decisions import Verdict
-from coordinator.evaluation import ENDLESS, Evaluator, without_statistics
+from coordinator.evaluation import Evaluator, without_statistics
 from coordinator.fleet import Fleet
+from coordinator.journal import Entry
 from coordinator.progress import Watch
-from coordinator.scores import of_training, overall
+from coordinator.scores import overall
 from coordinator.selection import generator
 from coordinator.standing import Standing
-from coordinator.store import Entry, Round, Score, Store
-from coordinator.weights import Shipment, received
-from federated.aggregate import Total, fold
+from coordinator.store import Round, Score, Store
+from coordinator.weights import Shipment
 from federated.errors import FleetError
-from federated.local import Tallies
 from federated.method import Method, State, configure
-from federated.task import Recipe, Task, Update
 from models.submodel import Network, Submodel
 
 __all__ = ["Result", "Run", "conduct", "wait_for"]
 
 log = logging.getLogger(__name__)
 
-GRACE = 60.0  # least seconds of a round without a deadline
-PATIENCE = 6.0  # and otherwise this many times what the slowest is predicted to need
+PATIENCE = 6.0  # a round without a deadline lasts this many times what the slowest is predicted to need
 
 
 @dataclass
@@ -48,8 +42,8 @@ class Run:
     """All that a run's rounds need.
 
     tensors: of the whole network before the first round. pinned: submodels fixed by configuration. patience: times the predicted seconds
-    after which a round without a deadline closes. assigned: what each agent trained last. standings: what rounds have shown of each.
-    verdicts: of the present round, by agent.
+    after which a round without a deadline closes. durable: whether a round under way survives this process. assigned: what each agent trained
+    last. standings: what rounds have shown of each. verdicts: of the present round, by agent.
     """
 
     config: Config
@@ -63,6 +57,7 @@ class Run:
     tensors: Mapping[str, Tensor]
     pinned: Callable[[str], Submodel | None] = lambda agent: None
     patience: float = PATIENCE
+    durable: bool = True
     assigned: dict[str, Submodel] = field(default_factory=dict)
     standings: dict[str, Standing] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
@@ -128,18 +123,18 @@ def reached(scores: Sequence[Score], menu: Sequence[Submodel], target: float) ->
 
 
 def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
-    """One round: from a stored state to the next stored state."""
+    """One round: from a stored state to the next stored state, through one that an earlier coordinator began where there is one."""
     number = state.round + 1
-    agents = wait_for(run.fleet, run.config.fleet.min_agents, run.config.fleet.wait, run.watch)
+    left = run.store.journal.standstill(number)
     start, sent, got = time.monotonic(), run.fleet.link.sent_bytes, run.fleet.link.received_bytes
-    state = replace(state, agents={a.name: a.profile.survey for a in agents if a.profile is not None})
-    able = assign(run, state, agents, number)
-    chosen = choose(run, state, able, number)
-    record(run, number, chosen)
-    counts = {s: sum(c == s for c in able.values()) for s in dict.fromkeys(able.values())}
-    state = replace(state, fleet=counts)
-    run.watch.began(number, run.config.rounds, chosen)
-    total, entries, trained = train(run, state, chosen, number)
+    round = training.resume(run, state, left) if left is not None else None
+    if round is None:
+        wait_for(run.fleet, run.config.fleet.min_agents, run.config.fleet.wait, run.watch)
+        start, sent, got = time.monotonic(), run.fleet.link.sent_bytes, run.fleet.link.received_bytes
+        round = training.begin(run, state)
+    state = round.state
+    run.watch.began(number, run.config.rounds, round.opened.chosen)
+    total, entries, trained = training.train(run, round)
     if not total.seen:
         raise_if_hopeless(run, entries)
     after = without_statistics(run.method.finish(state, total, generator(run.config.seed, 3, number)))
@@ -147,6 +142,7 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
         log.error("round %d made weights that are not finite; the weights of before stay", number)
         after = replace(without_statistics(state), round=number)
     state = after
+    chosen = round.opened.chosen
     state, evaluated = run.evaluator.evaluate(state, to_evaluate(run, chosen, number), chosen, run.assigned)
     scores = (*evaluated, *trained)
     run.fleet.shelf.clear(keep=Shipment.version(state))
@@ -154,7 +150,7 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
         number,
         time.monotonic() - start,
         state.tensors,
-        counts,
+        dict(round.opened.fleet),
         entries,
         scores,
         run.fleet.link.received_bytes - got,
@@ -162,6 +158,7 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
         dict(run.standings),
     )
     run.store.save(done)
+    run.fleet.inbox.forget(training.folder(number))
     run.watch.ended(done)
     return state, scores
 
@@ -193,75 +190,9 @@ def wait_for(fleet: Fleet, wanted: int, limit: float, watch: Watch) -> list[Agen
     return ready
 
 
-def norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """L2 norm of each tensor."""
-    return {name: float(value.double().norm()) for name, value in tensors.items()}
-
-
 def refusals(fleet: Fleet) -> str:
     """Why those who came are not there."""
     return "; ".join(f"{a.name} {'was ' if a.refused else ''}{a.absence}" for a in fleet.agents.values() if a.absence)
-
-
-def train(run: Run, state: State, chosen: Mapping[str, Submodel], number: int) -> tuple[Total, list[Entry], list[Score]]:
-    """Sends the tasks, folds the updates as they can be folded, and says what became of each; the devices' own scores where they were asked for."""
-    shipment = Shipment(run.fleet, state, run.method)
-    recipes = {submodel: asked(run.method.recipe(state, submodel), run.config) for submodel in set(chosen.values())}
-    limit = closing(run, chosen)
-    tasks = [
-        shipment.task(agent, "train", submodel, recipes[submodel], limit, round=number, run=run.config.name) for agent, submodel in chosen.items()
-    ]
-    total, entries, found = Total(), {}, list[tuple[Submodel, str, Tallies]]()
-    sent = {submodel: norms(run.method.dispatch(state, run.method.place(state, submodel))) for submodel in recipes}
-    shapes = {submodel: expected(run.method.place(state, submodel)) for submodel in recipes}
-
-    def check(task: Task, update: Update) -> None:
-        profile = run.fleet.agents[task.agent].profile
-        examples = profile.data.examples if profile is not None else 0
-        elapsed = run.fleet.clock() - run.fleet.collection.entries[task.agent, task.submodel.name].started
-        check_training(update, shapes[task.submodel], sent[task.submodel], examples, assignment.planned(task.recipe, examples), elapsed)
-
-    quorum = max(1, math.ceil(round(run.config.fleet.quorum * len(tasks), 9)))
-    for settled, update in run.fleet.collect(tasks, quorum=quorum, deadline=limit, check=check, size=shipment.limit):
-        plan = run.method.place(state, update.submodel)
-        fold(total, run.method.parts(state, plan, received(update)), (update.agent, update.attempt))
-        entries[update.agent] = Entry(
-            update.agent,
-            update.submodel.unowned.name,
-            "folded",
-            update.samples,
-            update.steps,
-            float(update.notes.get("loss", math.nan)),
-            settled.seconds,
-            lessons.number(update.notes, "step"),
-            int(lessons.number(update.notes, "peak")),
-        )
-        profile = run.fleet.agents[update.agent].profile
-        if profile is not None:
-            run.standings[update.agent] = lessons.trained(run.standings[update.agent], run.verdicts[update.agent], profile, settled, update)
-        run.fleet.folded[update.agent] = number
-        found.append((update.submodel.plain, update.agent, update.notes.get("tallies", {})))
-        run.watch.folded(entries[update.agent])
-    settled_all = list(run.fleet.collection.entries.values())
-    for settled in settled_all:
-        if (agent := settled.task.agent) not in entries:
-            # Simulated devices claim speeds: the seconds of this machine say nothing of them.
-            elapsed = run.fleet.clock() - settled.started if run.patience < ENDLESS else 0.0
-            run.standings[agent] = lessons.missed(run.standings[agent], run.verdicts[agent], settled, elapsed)
-    others = [Entry(s.task.agent, s.task.submodel.unowned.name, s.outcome) for s in settled_all if s.task.agent not in entries]
-    return total, sorted([*entries.values(), *others], key=lambda e: e.agent), of_training(found)
-
-
-def closing(run: Run, chosen: Mapping[str, Submodel]) -> float:
-    """Seconds after which a round closes: the configured deadline, or generously more than the slowest was predicted to need."""
-    if run.config.fleet.deadline and run.patience < ENDLESS:
-        return run.config.fleet.deadline
-    return max(GRACE, run.patience * max(run.verdicts[agent].decision.seconds for agent in chosen))
-
-
-def asked(recipe: Recipe, config: Config) -> Recipe:
-    """The method's recipe with what the run adds: which scores devices take."""
-    return replace(recipe, scores=config.evaluate.local, per_class=config.evaluate.per_class)
 
 
 def raise_if_hopeless(run: Run, entries: Sequence[Entry]) -> None:

@@ -139,7 +139,7 @@ def carry_out(prepared: Prepared, source: Source, say: Say) -> None:
         devices = Devices(broker, prepared.config, source, spool)
         link = MemoryLink(broker, "coordinator")
         try:
-            run(prepared, link, Lines(say), devices.begin, patience=ENDLESS, device=prepared.config.simulate.device)
+            run(prepared, link, Lines(say), devices.begin, patience=ENDLESS, device=prepared.config.simulate.device, durable=False)
         except LinkError:
             if devices.error is None:
                 raise

@@ -25,7 +25,7 @@ from coordinator.rounds import PATIENCE, Result, Run, conduct, wait_for
 from coordinator.store import Facts, Store
 from federated.data import catalogue as data
 from federated.data.dataset import Dataset
-from federated.errors import ConfigError, EspalierError, LinkError, Unknown, UsageError
+from federated.errors import ConfigError, EspalierError, LinkError, StoreError, Unknown, UsageError
 from federated.method import Method, configure
 from federated.methods.catalogue import METHODS
 from federated.methods.catalogue import method as method_named
@@ -152,10 +152,12 @@ def run(
     *,
     patience: float = PATIENCE,
     device: str = "cpu",
+    durable: bool = True,
 ) -> Result:
     """Conducts a run over a link: announces it, waits for agents, and goes through its rounds. `bind` is given the fleet, to show it.
 
     patience: times the predicted seconds after which a round without a deadline closes. device: where the coordinator itself computes.
+    durable: whether what agents sent survives this process and a power cut; else a round that is interrupted begins anew.
     """
     config, method, store = prepared.config, prepared.method, prepared.store
     settings = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
@@ -170,13 +172,25 @@ def run(
         session=secrets.token_hex(8),
     )
     card = asking(card, method, settings)
-    fleet = Fleet(link, card, store.spool, attempt=store.next_session(), slots=config.wire.slots, chunk=config.wire.chunk, notify=watch.changed)
+    fleet = Fleet(
+        link,
+        card,
+        store.spool,
+        attempt=store.next_session(),
+        slots=config.wire.slots,
+        chunk=config.wire.chunk,
+        sync=durable,
+        notify=watch.changed,
+    )
     fleet.select = selecting(config)
     bind(fleet)
     try:
         fleet.announce()
-        return _conduct(prepared, fleet, settings, watch, patience, device)
+        return _conduct(prepared, fleet, settings, watch, patience, device, durable)
     except LinkError:
+        raise
+    except StoreError:  # a disk that is full is no end: the agents wait for a coordinator that resumes
+        fleet.withdraw()
         raise
     except EspalierError as error:
         fleet.dismiss(f"the run ended: {error}")
@@ -186,7 +200,7 @@ def run(
         raise
 
 
-def _conduct(prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], watch: Watch, patience: float, device: str) -> Result:
+def _conduct(prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], watch: Watch, patience: float, device: str, durable: bool) -> Result:
     """The rounds, once the network is known: from the store, the coordinator's data or the agents' cards."""
     config, method, store, known = prepared.config, prepared.method, prepared.store, fleet.run.network
     if known is None:
@@ -199,7 +213,8 @@ def _conduct(prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], w
     store.write_facts(Facts(to_json(config), network, menu))
     evaluator = Evaluator(config, method, menu, fleet, prepared.held, patience, device)
     tensors = beginning(config, network, method)
-    return conduct(Run(config, method, network, menu, fleet, store, evaluator, watch, tensors, pinned(menu, config.assign.submodels), patience))
+    pins = pinned(menu, config.assign.submodels)
+    return conduct(Run(config, method, network, menu, fleet, store, evaluator, watch, tensors, pins, patience, durable))
 
 
 def beginning(config: Config, network: Network, method: Method) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
     runs/NAME/run.sqlite                 what the run is, and every finished round
     runs/NAME/round-000012.safetensors   the state after 12 rounds
+    runs/NAME/total-000013-000032....    of the round under way, the sum of what was folded, now and then
     runs/NAME/spool/                     updates on their way into the fold
 
 A round is written whole or not at all: the checkpoint is moved into place first, then one transaction names it.
@@ -25,42 +26,26 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from coordinator import disk, ledger
+from coordinator import disk, journal, ledger
+from coordinator.journal import Entry
 from coordinator.standing import Standing
 from federated.errors import StoreError
 from models.submodel import Network, Submodel
 
-__all__ = ["Entry", "Round", "Score", "Store", "latest", "names"]
+__all__ = ["Round", "Score", "Store", "latest", "names"]
 
 DATABASE = "run.sqlite"
 KEPT = 2  # checkpoints kept: the last, and the one before in case a disk lies about having written
+PRESENT = "SELECT checkpoint, fleet, metrics, digest, standing, reason, began FROM rounds, scores, updates, standings, decisions, journal LIMIT 1"
 SCHEMA = """
 CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, finished TEXT NOT NULL, seconds REAL NOT NULL, checkpoint TEXT NOT NULL, fleet TEXT NOT NULL,
                      bytes_up INTEGER NOT NULL, bytes_down INTEGER NOT NULL);
 CREATE TABLE updates (round INTEGER, agent TEXT, submodel TEXT NOT NULL, outcome TEXT NOT NULL, samples INTEGER, steps INTEGER, loss REAL,
-                      seconds REAL, step REAL, peak INTEGER, PRIMARY KEY (round, agent));
+                      seconds REAL, step REAL, peak INTEGER, position INTEGER, digest TEXT, PRIMARY KEY (round, agent));
 CREATE TABLE scores (round INTEGER, submodel TEXT, view TEXT, agent TEXT, accuracy REAL NOT NULL, loss REAL, examples INTEGER NOT NULL,
                      metrics TEXT NOT NULL, PRIMARY KEY (round, submodel, view, agent));
 """
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What became of one agent's task in a round. outcome: `folded`, or why not; seconds: from task to acceptance.
-
-    step, peak: mean seconds of a step and bytes at the peak, as the device says; 0 where it does not.
-    """
-
-    agent: str
-    submodel: str
-    outcome: str
-    samples: int = 0
-    steps: int = 0
-    loss: float = float("nan")
-    seconds: float = 0.0
-    step: float = 0.0
-    peak: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,6 +111,7 @@ class Store:
         self.folder, self._database, self._lock = folder, database, lock
         self.spool = folder / "spool"
         self.ledger = ledger.Ledger(database)
+        self.journal = journal.Journal(database, folder)
 
     @classmethod
     def create(cls, root: Path, name: str) -> Store:
@@ -141,7 +127,7 @@ class Store:
         database = sqlite3.connect(folder / DATABASE)
         database.execute("PRAGMA journal_mode=WAL")
         with database:
-            database.executescript(SCHEMA + ledger.SCHEMA)
+            database.executescript(SCHEMA + ledger.SCHEMA + journal.SCHEMA)
         return cls(folder, database, lock)
 
     @classmethod
@@ -154,7 +140,7 @@ class Store:
         database = sqlite3.connect(folder / DATABASE)
         store = cls(folder, database, lock)
         try:
-            database.execute("SELECT checkpoint, fleet, metrics, peak, standing, reason FROM rounds, scores, updates, standings, decisions LIMIT 1")
+            database.execute(PRESENT)
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{folder / DATABASE} is not a run's history: {error}") from error
         return store
@@ -205,10 +191,11 @@ class Store:
             disk.sync(self.folder)
             with self._database:
                 self._record(done, checkpoint.name)
+                self.journal.end(done.round)
         except (OSError, sqlite3.Error, SafetensorError) as error:
             raise StoreError(f"round {done.round} could not be written to {self.folder}: {error}") from error
         kept = {name for (name,) in self._database.execute("SELECT checkpoint FROM rounds ORDER BY round DESC LIMIT ?", (KEPT,))}
-        for path in self.folder.glob("round-*"):
+        for path in [*self.folder.glob("round-*"), *self.folder.glob("total-*")]:
             if path.name not in kept:
                 path.unlink()
 
@@ -220,8 +207,8 @@ class Store:
         )
         for e in done.entries:
             self._database.execute(
-                "INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (done.round, e.agent, e.submodel, e.outcome, e.samples, e.steps, e.loss, e.seconds, e.step, e.peak),
+                "INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (done.round, e.agent, e.submodel, e.outcome, e.samples, e.steps, e.loss, e.seconds, e.step, e.peak, e.position, e.digest),
             )
         self.ledger.keep(done.standings)
         for s in done.scores:
@@ -281,9 +268,8 @@ class Store:
         return list(self._database.execute("SELECT round, seconds, bytes_up, bytes_down FROM rounds ORDER BY round"))
 
     def entries(self, number: int) -> list[Entry]:
-        rows = self._database.execute(
-            "SELECT agent, submodel, outcome, samples, steps, loss, seconds, step, peak FROM updates WHERE round = ? ORDER BY agent", (number,)
-        )
+        columns = "agent, submodel, outcome, samples, steps, loss, seconds, step, peak, position, digest"
+        rows = self._database.execute(f"SELECT {columns} FROM updates WHERE round = ? ORDER BY agent", (number,))  # noqa: S608  # ours
         return [
             Entry(agent, submodel, outcome, samples, steps, math.nan if loss is None else loss, *effort)
             for agent, submodel, outcome, samples, steps, loss, *effort in rows

@@ -53,6 +53,8 @@ class Partial:
     def tell(self) -> bytes:
         """The bitmap, kept on disk before anyone is told of it; a disk that does not take it costs only what a restart would have saved."""
         have = self.receiver.have
+        if not any(have):
+            return have  # what a restart finds without it
         new = self._have.with_name(self._have.name + ".new")
         with contextlib.suppress(OSError):
             new.write_bytes(msgspec.msgpack.encode((self.manifest, have)))

@@ -11,7 +11,8 @@ import torch
 
 from coordinator.decisions import Decision
 from coordinator.standing import Setback, Standing
-from coordinator.store import Entry, Facts, Round, Score, Store, latest, names
+from coordinator.journal import Entry
+from coordinator.store import Facts, Round, Score, Store, latest, names
 from federated.errors import StoreError
 from federated.task import Card, Profile, Timing
 from models.submodel import Network, Submodel

@@ -1,0 +1,170 @@
+"""The round under way, as it stands on disk: what was asked of whom, snapshots of the total, and how it closed.
+
+A coordinator that is killed goes on inside the round. What agents sent lies in the spool, whole or in part; what was folded lies in the last
+snapshot of the total or still in the spool. So nothing is asked for twice, and the spool holds at most what came since the last snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from coordinator import disk
+from coordinator.decisions import Verdict
+from coordinator.standing import Standing
+from federated.aggregate import Total, dump, load
+from federated.errors import StoreError
+from models.submodel import Submodel
+
+__all__ = ["SCHEMA", "Entry", "Folded", "Journal", "Opened", "Standstill"]
+
+SCHEMA = """
+CREATE TABLE journal (round INTEGER PRIMARY KEY, opened REAL NOT NULL, began BLOB NOT NULL, closed TEXT, total TEXT, folded BLOB);
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What became of one agent's task in a round. outcome: `folded`, or why not; seconds: from task to acceptance.
+
+    step, peak: mean seconds of a step and bytes at the peak, as the device says; 0 where it does not.
+    position: how many updates of the round were folded before it; digest: sha256 of the update as it came. Of one that was folded.
+    """
+
+    agent: str
+    submodel: str
+    outcome: str
+    samples: int = 0
+    steps: int = 0
+    loss: float = float("nan")
+    seconds: float = 0.0
+    step: float = 0.0
+    peak: int = 0
+    position: int = 0
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """How a round began: all that could not be found out again once the fleet has changed.
+
+    attempt: that its tasks carry, whoever goes on with it. chosen: agent -> submodel; digests: agent -> sha256 of the weights that it was sent.
+    fleet: how many agents would be given each submodel. surveys, verdicts, standings: by agent. limit: seconds that the round may take.
+    """
+
+    round: int
+    attempt: int
+    chosen: dict[str, Submodel]
+    digests: dict[str, str]
+    fleet: tuple[tuple[Submodel, int], ...]
+    surveys: dict[str, dict[str, Any]]
+    verdicts: dict[str, Verdict]
+    standings: dict[str, Standing]
+    limit: float
+
+
+@dataclass(frozen=True)
+class Folded:
+    """An update that is in the total, and what it taught. submodel: that it was of; tallies: the device's own scores, where it took any."""
+
+    entry: Entry
+    submodel: Submodel
+    standing: Standing
+    tallies: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """A round as an earlier coordinator left it. total, folded: of its last snapshot. closed: agent -> outcome, None while it was open."""
+
+    opened: Opened
+    total: Total
+    folded: tuple[Folded, ...]
+    closed: Mapping[str, str] | None
+
+    @property
+    def settled(self) -> dict[str, str]:
+        """agent -> outcome, of those from whom nothing is expected any more; what is folded and in no snapshot lies in the spool."""
+        others = {agent: outcome for agent, outcome in (self.closed or {}).items() if outcome != "folded"}
+        return others | {one.entry.agent: "folded" for one in self.folded}
+
+
+class Journal:
+    """These tables of an open database, and the snapshots beside it. Every method raises StoreError when the disk does not take it, or lost it."""
+
+    def __init__(self, database: sqlite3.Connection, folder: Path) -> None:
+        self._database, self._folder = database, folder
+
+    def begin(self, opened: Opened) -> None:
+        """Writes down a round before anyone hears of it."""
+        began = msgspec.msgpack.encode(opened)
+        self._write(opened.round, "INSERT OR REPLACE INTO journal VALUES (?, ?, ?, NULL, NULL, NULL)", (opened.round, time.time(), began))
+
+    def snapshot(self, round: int, total: Total, folded: Sequence[Folded]) -> None:
+        """Keeps the total as it is; what it holds need not be kept anywhere else once this returns."""
+        name = f"total-{round:06d}-{len(folded):06d}.safetensors"
+        path = self._folder / name
+        tensors, text = dump(total)
+        try:
+            part = path.with_suffix(".part")
+            save_file({home: tensor.contiguous() for home, tensor in tensors.items()}, part, {"total": text})
+            disk.sync(part)
+            part.replace(path)
+            disk.sync(self._folder)
+        except (OSError, SafetensorError) as error:
+            raise StoreError(f"a snapshot of round {round} could not be written to {self._folder}: {error}") from error
+        self._write(round, "UPDATE journal SET total = ?, folded = ? WHERE round = ?", (name, msgspec.msgpack.encode(list(folded)), round))
+        self._sweep(keep=name)
+
+    def close(self, round: int, outcomes: Mapping[str, str]) -> None:
+        """From now on the round takes no update: whoever goes on with it folds the same."""
+        self._write(round, "UPDATE journal SET closed = ? WHERE round = ?", (json.dumps(dict(outcomes)), round))
+
+    def standstill(self, round: int) -> Standstill | None:
+        """The round as it was left, where it had begun."""
+        row = self._database.execute("SELECT began, closed, total, folded FROM journal WHERE round = ?", (round,)).fetchone()
+        if row is None:
+            return None
+        began, closed, name, folded = row
+        try:
+            opened = msgspec.msgpack.decode(began, type=Opened)
+            done = msgspec.msgpack.decode(folded, type=tuple[Folded, ...]) if folded is not None else ()
+            total = self._read(name) if name is not None else Total()
+        except (msgspec.DecodeError, OSError, SafetensorError, ValueError, KeyError) as error:
+            raise StoreError(f"round {round}, which was under way, cannot be gone on with from {self._folder}: {error}") from error
+        return Standstill(opened, total, done, None if closed is None else json.loads(closed))
+
+    def end(self, round: int) -> None:
+        """Forgets rounds up to this one; within the caller's transaction."""
+        self._database.execute("DELETE FROM journal WHERE round <= ?", (round,))
+
+    def drop(self, round: int) -> None:
+        """Forgets a round that cannot be gone on with: it begins anew."""
+        self._write(round, "DELETE FROM journal WHERE round = ?", (round,))
+        self._sweep()
+
+    def _read(self, name: str) -> Total:
+        with safe_open(self._folder / name, framework="pt") as file:
+            metadata = file.metadata() or {}
+            return load({home: file.get_tensor(home) for home in file.keys()}, metadata["total"])  # noqa: SIM118  # it is no mapping
+
+    def _sweep(self, keep: str = "") -> None:
+        for path in self._folder.glob("total-*"):
+            if path.name != keep:
+                path.unlink()
+
+    def _write(self, round: int, statement: str, values: tuple[Any, ...]) -> None:
+        try:
+            with self._database:
+                self._database.execute(statement, values)
+        except sqlite3.Error as error:
+            raise StoreError(f"the journal of round {round} could not be written to {self._folder}: {error}") from error
