@@ -24,6 +24,7 @@ from models.submodel import Network, Submodel
 
 __all__ = [
     "MAX_CHUNK",
+    "MAX_MESSAGE",
     "MESSAGES",
     "MIN_CHUNK",
     "PROTOCOL",
@@ -50,6 +51,7 @@ __all__ = [
 PROTOCOL = 1
 MIN_CHUNK = 1 << 10
 MAX_CHUNK = 64 << 20
+MAX_MESSAGE = 1 << 20  # bytes of any but a chunk (a release for 4,600 agents of the longest names): read, it takes up to 80 times that
 
 _Name = Annotated[str, Meta(pattern=topics.NAME)]
 _Agent = Annotated[str, Meta(pattern=topics.AGENT)]
@@ -114,7 +116,7 @@ class Receipt:
 class Run:
     """Retained card of a run, by which an agent measures itself before it joins.
 
-    session: of the coordinator's process; a new one means that it came back and knows no task of before.
+    session: of the coordinator's process; a new one means that it came back, and goes on with the tasks of before.
     calibration: submodels to time at `batch` examples; data: what a device's data must look like.
     settings, menu: of the method, where it surveys the devices that join; empty otherwise.
     """
@@ -284,9 +286,20 @@ MESSAGES: dict[str, type[Message]] = {
 for _type in (*MESSAGES.values(), Update):
     msgspec.msgpack.Decoder(_type)  # msgspec learns a type when it first converts one, and crashes where two threads do so at once (0.22)
 
+
+class _Envelope(msgspec.Struct):
+    """Seen through without making anything of what is inside; every length is that of what is there."""
+
+    v: msgspec.Raw
+    kind: msgspec.Raw
+    body: msgspec.Raw
+
+
+_ENVELOPE, _CHUNK = msgspec.msgpack.Decoder(_Envelope), msgspec.msgpack.Decoder(Chunk)
 _KINDS: dict[type[Message], str] = {type_: kind for kind, type_ in MESSAGES.items()}
 # The largest of each msgpack type that a message may hold; a length beyond it is refused before anything is allocated.
 _LIMITS = {"max_str_len": 1 << 20, "max_bin_len": MAX_CHUNK, "max_array_len": 1 << 16, "max_map_len": 1 << 16, "max_ext_len": 0}
+_OUTSIDE = 256  # bytes of a version and a kind, whoever's
 
 
 def encode(message: Message) -> bytes:
@@ -298,27 +311,41 @@ def encode(message: Message) -> bytes:
 
 def decode(payload: bytes | bytearray | memoryview) -> Message:
     """The message of a payload. Raises ProtocolMismatch for another version, Malformed for everything else that is wrong."""
-    envelope = _unpack(payload)
-    if not isinstance(envelope, dict) or not {"v", "kind", "body"} <= envelope.keys():
-        raise Malformed(f"message: expected a map of v, kind and body, found {_glimpse(envelope)}")
-    if envelope["v"] != PROTOCOL or isinstance(envelope["v"], bool):
-        raise ProtocolMismatch(f"the peer speaks protocol {_glimpse(envelope['v'])}, this side {PROTOCOL}: install the same version on both")
-    kind = envelope["kind"]
+    envelope = _opened(payload)
+    if (v := _unpack(envelope.v)) != PROTOCOL or isinstance(v, bool):
+        raise ProtocolMismatch(f"the peer speaks protocol {_glimpse(v)}, this side {PROTOCOL}: install the same version on both")
+    kind = _unpack(envelope.kind)
     if not isinstance(kind, str) or kind not in MESSAGES:
         raise Malformed(f"message: expected a kind among {', '.join(MESSAGES)}, found {_glimpse(kind)}")
+    if kind != "chunk" and len(payload) > MAX_MESSAGE:
+        raise Malformed(f"message '{kind}': expected at most {MAX_MESSAGE} bytes, found {len(payload)}")
+    message: Message
     try:
-        message = msgspec.convert(envelope["body"], MESSAGES[kind], strict=True, builtin_types=(bytes,))
-    except (msgspec.ValidationError, OverflowError, RecursionError) as error:
+        if kind == "chunk":
+            message = _CHUNK.decode(envelope.body)
+        else:
+            message = msgspec.convert(_unpack(envelope.body), MESSAGES[kind], strict=True, builtin_types=(bytes,))
+    except (msgspec.MsgspecError, OverflowError, RecursionError) as error:
         raise Malformed(f"message '{kind}': {error}") from None
     _check(kind, message)
     return message
 
 
-def _unpack(payload: bytes | bytearray | memoryview) -> Any:
+def _opened(payload: bytes | bytearray | memoryview) -> _Envelope:
     try:
-        return msgpack.unpackb(payload, raw=False, strict_map_key=True, **_LIMITS)
+        envelope = _ENVELOPE.decode(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Malformed(f"message of {len(payload)} bytes: expected a msgpack map of v, kind and body, found: {str(error)[:200]}") from None
+    if len(outside := bytes(envelope.v) + bytes(envelope.kind)) > _OUTSIDE:
+        raise Malformed(f"message: expected a version and a kind, found {len(outside)} bytes")
+    return envelope
+
+
+def _unpack(part: msgspec.Raw) -> Any:
+    try:
+        return msgpack.unpackb(memoryview(part), raw=False, strict_map_key=True, **_LIMITS)
     except (ValueError, TypeError, RecursionError, OverflowError, msgpack.exceptions.UnpackException) as error:
-        raise Malformed(f"message of {len(payload)} bytes: expected msgpack, found {type(error).__name__}: {str(error)[:200]}") from None
+        raise Malformed(f"message: expected msgpack, found {type(error).__name__}: {str(error)[:200]}") from None
 
 
 def _check(kind: str, message: Message) -> None:

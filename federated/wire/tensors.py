@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgpack
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,7 +27,7 @@ Array = NDArray[Any]
 MAGIC, VERSION = b"ESPL", 1
 PREFIX = struct.Struct("<4sHHQ")
 ALIGNMENT = 64
-MAX_HEADER = 16 * 2**20
+MAX_HEADER = 4 * 2**20  # bytes, which take up to 80 times as many once they are read
 MAX_AXES = 8
 DTYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 
@@ -117,10 +118,21 @@ def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
+class _Seen(msgspec.Struct):
+    """A header seen through without making anything of it; every length in it is that of what is there."""
+
+    meta: msgspec.Raw
+    tensors: msgspec.Raw
+
+
+_SEEN = msgspec.msgpack.Decoder(_Seen)
+
+
 def _header(raw: memoryview) -> tuple[dict[str, Any], list[Any]]:
     try:
+        _SEEN.decode(raw)
         header = msgpack.unpackb(raw, raw=False, strict_map_key=True, max_ext_len=0)
-    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+    except (ValueError, TypeError, msgspec.MsgspecError, msgpack.UnpackException, RecursionError) as error:
         raise Malformed(f"tensors: the header is no msgpack: {type(error).__name__}: {str(error)[:200]}") from error
     if not isinstance(header, dict) or not isinstance(header.get("meta"), dict) or not isinstance(header.get("tensors"), list):
         raise Malformed("tensors: expected a header with meta and tensors")
@@ -148,7 +160,10 @@ def _views(data: memoryview, entries: list[Any]) -> dict[str, Array]:
 def _entry(entry: Any) -> tuple[str, str, tuple[int, ...], int]:
     match entry:
         case [str() as name, str() as dtype, list() as shape, int() as start] if (
-            dtype in DTYPES and len(shape) <= MAX_AXES and all(type(n) is int and 0 <= n < 2**40 for n in (*shape, start))
+            dtype in DTYPES
+            and len(shape) <= MAX_AXES
+            and all(type(n) is int and 0 <= n < 2**40 for n in (*shape, start))
+            and math.prod(n or 1 for n in shape) < 2**40  # numpy takes no larger shape, not even where one side of it is 0
         ):
             return name, dtype, tuple(shape), start
     raise Malformed(f"tensors: expected [name, dtype, shape, offset], found {str(entry)[:200]}")

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+import tracemalloc
 from typing import Any
 
 import msgpack
@@ -177,6 +178,29 @@ def test_a_field_that_is_wrong_makes_the_message_malformed(kind: str, name: str,
 def test_what_is_no_message_is_malformed(payload: bytes) -> None:
     with pytest.raises(Malformed):
         m.decode(payload)
+
+
+def test_only_a_chunk_may_be_large_and_nothing_is_made_of_what_is_not() -> None:
+    large = m.Chunk("t", 0, 1, m.MAX_MESSAGE, 7, bytes(m.MAX_MESSAGE))
+    assert m.decode(m.encode(large)) == large
+    empties = b"\xdd" + (4 * m.MAX_MESSAGE).to_bytes(4, "big") + b"\x80" * 4 * m.MAX_MESSAGE  # four million maps of 64 bytes each, once they are made
+    tracemalloc.start()
+    for kind in (b"\xa5chunk", b"\xa7goodbye"):
+        with pytest.raises(Malformed, match=r"chunk|at most 1048576 bytes"):
+            m.decode(b"\x83\xa1v\x01\xa4kind" + kind + b"\xa4body" + empties)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * len(empties)
+
+
+def test_lengths_that_a_message_only_claims_take_no_memory() -> None:
+    payload = b"\x83\xa1v\x01\xa4kind\xa7goodbye\xa4body" + b"\xdd\x00\x01\x00\x00" * 900 + bytes(70_000)
+    tracemalloc.start()
+    with pytest.raises(Malformed, match="truncated"):
+        m.decode(payload)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * len(payload)
 
 
 @settings(max_examples=300, deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,7 @@ FAULTS = {
     "numpy's other names of dtypes": blob([["w", "f4", [2], 0]], bytes(8)),
     "negative axis": blob([["w", "float32", [-2], 0]], bytes(8)),
     "product that wraps": blob([["w", "float32", [1 << 39, 1 << 39], 0]], bytes(8)),
+    "an empty tensor of vast sides": blob([["w", "float32", [0, 1 << 39, 1 << 39], 0]], b""),
     "axis of true": blob([["w", "float32", [True], 0]], bytes(4)),
     "nine axes": blob([["w", "float32", [1] * 9, 0]], bytes(4)),
     "offset outside": blob([["w", "float32", [2], 64]], bytes(8)),
@@ -144,6 +146,17 @@ def test_a_damaged_blob_decodes_or_is_malformed_and_nothing_else(data: st.DataOb
     for candidate in (bytes(raw), bytes(raw[:cut])):
         with contextlib.suppress(Malformed):
             decode(candidate)
+
+
+def test_lengths_that_a_header_only_claims_take_no_memory() -> None:
+    claims = b"\xdd\x00\x01\x00\x00" * 900 + bytes(70_000)  # lists within lists, of 65,536 each it says: 470 MB of places
+    header = b"\x82\xa7tensors\x90\xa4meta\x81\xa1a" + claims
+    tracemalloc.start()
+    with pytest.raises(Malformed, match="truncated"):
+        decode(struct.pack("<4sHHQ", b"ESPL", 1, 0, len(header)) + header)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * len(header)
 
 
 def test_a_blob_over_the_limit_is_refused_unread() -> None:
