@@ -60,10 +60,14 @@ class Simulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """min_agents: how many to wait for. fraction: of them, asked each round. quorum: share of the asked whose updates close a round.
+    """min_agents: how many to wait for. fraction: of them, needed each round. over: of the needed, how many more are asked, in case some fail.
 
+    quorum: share of the needed whose updates close a round.
     select: which agents take part at all, as `coordinator.constraints` reads it; empty: all.
     deadline: seconds of a round; 0 lets the fleet's own measurements decide. wait: seconds without enough agents before giving up; 0: never.
+    late: what becomes of an update whose round is closed: it is dropped, or folded into a later round by its age (`federated.buffered`).
+    mode: sync, in rounds that wait for their agents; buffered, where each trains at its own pace and a round is closed by any `buffer` updates
+    (0: half as many as train). staleness: rounds that an update may be late, where late ones count.
     """
 
     min_agents: Positive = 2
@@ -72,6 +76,11 @@ class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     select: str = ""
     deadline: Seconds = 0.0
     wait: Seconds = 0.0
+    over: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
+    late: Literal["drop", "take"] = "drop"
+    mode: Literal["sync", "buffered"] = "sync"
+    buffer: Annotated[int, msgspec.Meta(ge=0)] = 0
+    staleness: Positive = 10
 
 
 class Assign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 from models.submodel import Submodel, Target
 
-__all__ = ["LONGEST", "SHORTEST", "Board", "Card", "Profile", "Recipe", "Task", "Timing", "Update", "Work"]
+__all__ = ["HEARTBEAT", "LONGEST", "SHORTEST", "Board", "Card", "Profile", "Recipe", "Task", "Timing", "Update", "Work", "beats"]
+
+HEARTBEAT, QUICKEST = 15.0, 3.0  # seconds between heartbeats of an agent, and the fewest
 
 SHORTEST, LONGEST = 1e-12, 1e9  # seconds: no machine's step is beyond them, and what is predicted from one would leave what floats can hold
 
@@ -77,6 +79,7 @@ class Task:
     digest: sha256 of the encoded weights, hexadecimal; size: their bytes.
     deadline: seconds from receipt after which the update is no longer wanted.
     since: the last round of which the coordinator took an update of this agent, 0 if none: what the device kept then is what it goes on with.
+    lease: seconds after which the coordinator asks another agent, unless heartbeats show that something goes on; 0: it never does.
     """
 
     run: str
@@ -91,6 +94,7 @@ class Task:
     recipe: Recipe
     deadline: float
     since: int = 0
+    lease: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -184,3 +188,8 @@ class Profile:
     survey: Mapping[str, Any] = field(default_factory=dict)
     board: Board = field(default_factory=Board)
     labels: tuple[str, ...] = ()
+
+
+def beats(lease: float) -> float:
+    """Seconds between heartbeats while there is a task of such a lease: several within it, but for the shortest."""
+    return min(HEARTBEAT, max(QUICKEST, lease / 5)) if lease else HEARTBEAT
