@@ -14,6 +14,7 @@ import msgspec
 
 from coordinator.releases import FORMAT, History, kept
 from export import bundle, modelcard
+from federated import disk
 from federated.errors import StoreError
 from federated.wire.topics import VERSION
 
@@ -69,15 +70,9 @@ class Archive:
 
     def write(self, history: History) -> None:
         """Raises StoreError; the history before stays then."""
-        part = self.folder / f"{HISTORY}.{os.getpid()}.part"
         try:
-            with part.open("wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(history), indent=2) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self.folder / HISTORY)
+            disk.write(self.folder / HISTORY, msgspec.json.format(msgspec.json.encode(history), indent=2) + b"\n")
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise StoreError(f"the history of releases could not be written to {self.folder}: {error.strerror}") from error
 
     @contextmanager

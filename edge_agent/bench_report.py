@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import platform
@@ -17,6 +16,7 @@ import psutil
 from edge_agent.board import processor, read_board
 from edge_agent.cache import PACKAGES
 from edge_agent.limits import Limits, available_cpus
+from federated import disk
 from federated.errors import ConfigError, UsageError
 from federated.origin import commit, versions
 from federated.task import Board
@@ -180,13 +180,9 @@ def write(report: Report, path: Path) -> None:
         table.writeheader()
         table.writerows(asdict(row) for row in report.rows)
         content = text.getvalue().encode()
-    partial = path.with_name(f"{path.name}.part")
     try:
-        partial.write_bytes(content)
-        partial.replace(path)
+        disk.write(path, content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 

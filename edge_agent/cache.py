@@ -6,7 +6,6 @@ damaged, or cannot be written, costs a measurement and never more.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -26,7 +25,7 @@ from edge_agent.heat import Heat, read_heat, throttled_between
 from edge_agent.limits import Limits, available_cpus
 from edge_agent.load import BUSY, Load
 from edge_agent.readings import ROOT, number
-from federated import origin
+from federated import disk, origin
 from federated.sheet import Circumstances
 
 __all__ = ["PACKAGES", "Notebook", "folder", "surroundings", "versions"]
@@ -136,12 +135,8 @@ class Notebook:
 
     @staticmethod
     def _write(path: Path, entry: Mapping[str, Any]) -> None:
-        part = path.with_name(f"{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(entry))
-            part.replace(path)
+            disk.write(path, json.dumps(entry).encode())
         except OSError as error:
             log.warning("a measurement is not kept: %s: %s", path, error.strerror)
-            with contextlib.suppress(OSError):
-                part.unlink()

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 from edge_agent.cache import folder, surroundings
 from edge_agent.choice import Choice, Held, providers
 from edge_agent.limits import Limits
+from federated import disk
 from federated.errors import ExportError, StoreError
 
 __all__ = ["Place", "Remembered", "known", "note", "places", "remember", "trying", "untried"]
@@ -131,16 +131,9 @@ def _read(path: Path, kind: type[Kind]) -> Kind | None:
 
 
 def _write(path: Path, value: object) -> None:
-    """All of it or nothing, also where the power fails. Raises StoreError."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(3)}.part")
+    """Raises StoreError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(msgspec.json.encode(value))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        disk.write(path, msgspec.json.encode(value))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise StoreError(f"{path}: cannot be written: {error.strerror or error}") from error

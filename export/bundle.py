@@ -15,6 +15,7 @@ import msgspec
 
 from export import verify
 from export.verify import Array
+from federated import disk
 from federated.errors import ExportError, Malformed, Unknown
 from federated.wire import tensors, topics
 
@@ -173,9 +174,7 @@ def write(
         about=dict(about or {}),
     )
     (folder / modelcard.NAME).write_text(modelcard.text(bundle), encoding="utf-8")
-    partial = folder / f"{MANIFEST}.part"
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n")
-    partial.replace(folder / MANIFEST)
+    disk.write(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n")
     return bundle
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from export.verify import INPUT, OUTPUTS, TOKENS, Array, Output
+from federated import disk
 from federated.errors import DataError, ExportError, MissingExtra
 from models.submodel import Network
 
@@ -49,10 +50,9 @@ def export(net: nn.Module, network: Network, example: Array, path: Path, metadat
         onnx.checker.check_model(model, full_check=True)
     except Exception as error:  # checker and shape inference share no base class
         raise ExportError(f"{path}: the exported graph is not valid: {error}") from error
-    partial = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_bytes(model.SerializeToString(deterministic=True))
-    return partial.replace(path)
+    disk.write(path, model.SerializeToString(deterministic=True))
+    return path
 
 
 def predict(net: nn.Module, network: Network, x: Array) -> Output:

@@ -21,6 +21,7 @@ import onnxruntime
 
 from export.bundle import Kind
 from export.verify import INPUT, Array, load
+from federated import disk
 from federated.errors import ExportError, MissingExtra
 
 __all__ = ["kinds", "quantize"]
@@ -64,9 +65,8 @@ def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
         except Exception as error:  # the tools' errors share no base class
             raise ExportError(f"{path}: cannot be quantised to {kind}: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".part")
-    partial.write_bytes(made.SerializeToString(deterministic=True))
-    return partial.replace(out)
+    disk.write(out, made.SerializeToString(deterministic=True))
+    return out
 
 
 def _made(onnx: Any, tools: Any, path: Path, kind: Kind, examples: Array, folder: Path, *, attention: bool) -> Any:

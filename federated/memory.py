@@ -13,6 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from federated import disk
 from federated.wire import tensors
 
 __all__ = ["FOLDER", "prune", "read", "write"]
@@ -30,10 +31,7 @@ def read(folder: Path, since: int) -> dict[str, NDArray[Any]]:
 def write(folder: Path, round: int, values: Mapping[str, NDArray[Any]], *, since: int) -> None:
     """What a round leaves, beside what it started from: no other will be asked for again."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{round}{SUFFIX}"
-    part = path.with_suffix(".part")
-    part.write_bytes(tensors.encode({}, values))
-    part.replace(path)
+    disk.write(folder / f"{round}{SUFFIX}", tensors.encode({}, values))
     prune(folder, since, round)
 
 

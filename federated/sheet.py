@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from federated import disk
 from federated.errors import ConfigError, WireError
 from federated.task import LONGEST, SHORTEST, Profile, Timing
 from federated.wire import messages
@@ -67,12 +67,9 @@ class Sheet:
 
 def write(sheet: Sheet, path: Path) -> None:
     """The sheet as a JSON file, whole or not at all. Raises ConfigError where it cannot be written."""
-    part = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
-        part.write_bytes(msgspec.json.format(msgspec.json.encode({"format": FORMAT, **msgspec.to_builtins(sheet)}), indent=2) + b"\n")
-        part.replace(path)
+        disk.write(path, msgspec.json.format(msgspec.json.encode({"format": FORMAT, **msgspec.to_builtins(sheet)}), indent=2) + b"\n")
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
