@@ -20,7 +20,7 @@ from coordinator.releases import History, Item
 from coordinator.reports import told
 from coordinator.store import Store
 from export import bundle
-from export.publish import Published, announce, publish, published, version_of, withdraw
+from export.publish import Published, announce, confirm, publish, published, version_of, withdraw
 from federated.errors import ExportError, StoreError, UsageError
 from federated.wire.link import Link, MqttLink
 
@@ -225,11 +225,13 @@ class Rollout:
         sent = {key: one for name in wanted for key, one in publish(self._link, self.run, self._archive.path(name), there).items()}
         self._archive.write(history)
         self._archive.prune(history)
-        announce(self._link, releases.card_of(history))
+        card, self.seen.card = releases.card_of(history), None  # until the broker shows it
+        announce(self._link, card)
         withdraw(self._link, self.run, wanted, there)
         self.seen.manifests = {key: one for key, one in {**there, **sent}.items() if key[0] in wanted}
         if sent:
             self._say(f"published {sum(one.size for one in sent.values()) / 1e6:.2f} MB")
+        confirm(self._link, self.seen, card, self._clock)
 
     def _await(self, agents: tuple[str, ...], seconds: float) -> None:
         """Hears agents until all have said something of the newest version, or time is up."""

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from export import bundle
-from federated.errors import ExportError, WireError
+from federated.errors import ExportError, LinkError, WireError
 from federated.wire import messages, topics, transfer
 from federated.wire.chunks import split
 from federated.wire.link import Delivery, Link
 
-__all__ = ["SETTLE", "Published", "announce", "publish", "published", "version_of", "withdraw"]
+__all__ = ["SETTLE", "Published", "announce", "confirm", "publish", "published", "version_of", "withdraw"]
 
 SETTLE = 1.0  # seconds of silence after which a broker has shown all that it retains
+PATIENCE = 60.0  # seconds for a broker to show what was published: a busy one may stop for some, to write to its disk say
 
 
 @dataclass
@@ -97,6 +98,20 @@ def publish(link: Link, run: str, folder: Path, there: Mapping[tuple[str, str], 
 def announce(link: Link, card: messages.Release) -> None:
     """Publishes the card, of versions whose files are there: who sees it can have the rest. Raises LinkError."""
     link.publish(topics.release_card(card.run), messages.encode(card), retain=True)
+
+
+def confirm(link: Link, found: Published, card: messages.Release, clock: Callable[[], float]) -> None:
+    """Returns once the broker shows a card that was announced, and so has all that was published before it: a link that is closed earlier
+    leaves out what a broker did not take within a few seconds. found: what the link hears, without a card until then. Raises LinkError.
+    """
+    until = clock() + PATIENCE
+    while found.card != card:
+        if clock() >= until:
+            again = f"coordinator release {card.run} publishes it again"
+            raise LinkError(f"the broker does not show what is released within {PATIENCE:.0f} s, so agents may not hear of it: {again}")
+        delivery = link.receive(0.2)
+        if delivery is not None:
+            found.hear(delivery)
 
 
 def withdraw(link: Link, run: str, keep: Collection[str], there: Mapping[tuple[str, str], messages.Manifest]) -> None:
