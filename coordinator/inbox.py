@@ -68,8 +68,9 @@ class Inbox:
         return {key: path for key in limits if (path := self._path(key)).exists()}
 
     def forget(self, folder: str) -> None:
-        """Removes a folder of the spool, and what is in it."""
-        shutil.rmtree(self.spool / folder, ignore_errors=True)
+        """Removes a folder of the spool, or all that fit a pattern such as `round-*`, and what is in them."""
+        for path in self.spool.glob(folder):
+            shutil.rmtree(path, ignore_errors=True)
 
     def open(self, agent: str, offer: messages.Offer, now: float) -> messages.Grant:
         """Answers an offer: with a slot and the bitmap of what is there already, or with the word to wait, also for room on the disk.

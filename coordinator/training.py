@@ -58,7 +58,7 @@ def begin(run: Run, state: State) -> Begun:
     """The next round, with the agents that are ready."""
     opened = planned(run, state)
     begun = tasked(run, state, opened)
-    run.fleet.inbox.forget(folder(opened.round))
+    run.fleet.inbox.forget("round-*")  # of rounds that are over, or that began and were not written down
     if run.durable:
         run.store.journal.begin(replace(opened, digests=digests(begun.tasks)))
     return begun
