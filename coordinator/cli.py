@@ -89,15 +89,17 @@ FLAGS = {  # flag -> key of the configuration
 @click.option("--config", "file", type=click.Path(path_type=Path), metavar="run.toml", help="a run's configuration; flags and --set go over it")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="any key of the configuration, such as train.lr=0.05")
 @click.option("--resume", is_flag=True, help="go on with the run of that name, or the latest")
+@click.option("--or-resume", is_flag=True, help="go on with the run of that name where there is one: for a service that is started again and again")
 @RUNS
 @FORMAT
-def start(file: Path | None, settings: tuple[str, ...], resume: bool, runs: Path, form: str, **flags: Any) -> None:
+def start(file: Path | None, settings: tuple[str, ...], resume: bool, or_resume: bool, runs: Path, form: str, **flags: Any) -> None:
     """Start a run, or go on with one, and stay until it is over."""
     with plainly("start"):
         from coordinator.command import start_run
 
         given = [(FLAGS[flag], value) for flag, value in flags.items() if value is not None]
-        result = start_run(file, os.environ, settings, given, runs, resume=resume, live=form == "text" and sys.stdout.isatty(), say=speaker(form))
+        live = form == "text" and sys.stdout.isatty()
+        result = start_run(file, os.environ, settings, given, runs, resume=resume, or_resume=or_resume, live=live, say=speaker(form))
         if form == "json":
             click.echo(json.dumps(result))
 

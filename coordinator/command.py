@@ -22,7 +22,8 @@ from coordinator.scores import overall
 from coordinator.start import free_name, prepare, run
 from coordinator.store import Store
 from federated import logs
-from federated.errors import ConfigError
+from federated.errors import ConfigError, UsageError
+from federated.manager import Manager
 from federated.wire import topics
 from federated.wire.link import Link, MqttLink
 from models.cost import cost
@@ -48,12 +49,21 @@ def start_run(
     runs: Path,
     *,
     resume: bool,
+    or_resume: bool = False,
     live: bool,
     say: Say,
 ) -> dict[str, Any]:
-    """Starts or resumes the run that file, environment, settings and flags describe; the result as plain values."""
+    """Starts or resumes the run that file, environment, settings and flags describe; the result as plain values.
+
+    or_resume: resumes it where there is one of its name. Raises UsageError for no name.
+    """
     given = [*map(parse_setting, settings), *flags]
-    config = resumed(load(file, environment, given), file, environment, given, runs) if resume else load(file, environment, given)
+    config = load(file, environment, given)
+    if or_resume and not config.name:
+        raise UsageError("--or-resume goes on with the run of a name, or starts it: name it by --name")
+    resume = resume or (or_resume and config.name in stores.names(runs))
+    if resume:
+        config = resumed(config, file, environment, given, runs)
     if not config.name:
         config = msgspec.structs.replace(config, name=free_name(config, runs))
     if config.log != Log():
@@ -62,18 +72,33 @@ def start_run(
     folder = runs / config.name
     try:
         with (
+            Manager() as manager,  # before the broker, which is not to inherit it
             begin_broker(config, folder, say) as address,
             linked(config, address) as link,
             watching(config, live=live, say=say) as (watch, bind),
         ):
             say(f"run '{config.name}': {config.method_name} on {config.data.name}, up to {config.rounds} rounds, kept in {folder}")
-            result = run(prepared, link, watch, bind)
+            result = run(prepared, link, watch, lambda fleet: tell(fleet, manager, bind))
     finally:
         prepared.store.close()
         if not resume:
             prepared.store.discard_if_empty()
     show(result, live=live, say=say)
     return report(result, config)
+
+
+def tell(fleet: Fleet, manager: Manager, bind: Callable[[Fleet], None]) -> None:
+    """Those who watch learn of the fleet; the service manager hears from the fleet's own loop that it turns, and how the round stands."""
+
+    def standing() -> str:
+        entries = fleet.collection.entries.values()
+        number = next((entry.task.round for entry in entries), 0)
+        waited = f"round {number}: {sum(not entry.open for entry in entries)} of {len(entries)} settled; " if number else ""
+        return f"run {fleet.run.run}: {waited}{len(fleet.ready())} of {len(fleet.agents)} agents ready"
+
+    bind(fleet)
+    fleet.alive = lambda: manager.alive(standing)
+    manager.ready("waiting for agents")
 
 
 def resumed(wanted: Config, file: Path | None, environment: Mapping[str, str], given: Sequence[tuple[str, Any]], runs: Path) -> Config:

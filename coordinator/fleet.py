@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from coordinator.agent import Agent
 from coordinator.collection import Check, Collection, Settled
 from coordinator.inbox import Inbox
 from coordinator.shelf import Shelf
-from federated.errors import Refused, WireError
+from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
 from federated.participant import JOINING
 from federated.task import Profile, Task, Update
 from federated.wire import messages, topics
@@ -51,9 +52,12 @@ class Fleet:
     ) -> None:
         self.link, self.run, self.attempt, self.notify, self.clock = link, run, attempt, notify, clock
         self.agents: dict[str, Agent] = {}
+        self.refused = Counter[str]()  # what was not accepted, by kind (`coordinator.metrics.REFUSALS`)
+        self.each_turn: Callable[[], None] = lambda: None
         self.folded: dict[str, int] = {}  # the last round of which each agent's update was folded
         self.accept: Callable[[Profile], str] = lambda profile: ""  # why an agent cannot take part, or nothing
         self.select: Callable[[Profile], str] = lambda profile: ""  # why one that could is not to, or nothing
+        self.alive: Callable[[], None] = lambda: None  # hears of every turn
         self.inbox = Inbox(spool, slots, sync=sync)
         self.shelf = Shelf(link, run.run, spool, chunk)
         self.collection = Collection()
@@ -109,12 +113,14 @@ class Fleet:
 
     def turn(self, timeout: float) -> None:
         """Handles one delivery, if one comes in time, and notices who has gone silent."""
+        self.each_turn()
+        self.alive()
         delivery = self.link.receive(timeout)
         if delivery is not None:
             try:
                 self._hear(delivery)
             except WireError as error:
-                self._reject_message(delivery.topic, str(error))
+                self._reject_message(delivery.topic, error)
         now = self.clock()
         if delivery is None:  # only now is everything heard that was said while somebody computed
             for agent in self.agents.values():
@@ -231,10 +237,10 @@ class Fleet:
             if agent.session in ("", status.session):
                 self._lose(agent, "went away")
             return
-        returned = agent.session not in ("", status.session)
+        returned, known = agent.session not in ("", status.session), agent.online
         agent.session, agent.online, agent.paused = status.session, True, status.paused
-        if returned:
-            log.info("%s started anew", agent.name)
+        if not known or returned:
+            log.info("%s %s", agent.name, "started anew" if returned else "came", extra={"event": "came", "agent": agent.name})
         for entry in self.collection.of(agent.name):
             entry.lost = False
             if entry.open:
@@ -255,11 +261,12 @@ class Fleet:
         check_profile(profile, self.run)
         agent.profile, agent.refused, agent.excluded = profile, self.accept(profile), self.select(profile)
         if agent.refused:
-            log.warning("%s cannot take part: %s", agent.name, agent.refused)
+            log.warning("%s cannot take part: %s", agent.name, agent.refused, extra={"event": "turned away", "agent": agent.name})
+            self.refused["joining"] += 1
             self._command(agent.name, messages.Refusal(agent.refused, JOINING))
 
     def _lose(self, agent: Agent, why: str) -> None:
-        log.warning("%s %s", agent.name, why)
+        log.warning("%s %s", agent.name, why, extra={"event": "went", "agent": agent.name})
         agent.online, agent.state = False, "gone"
         for entry in self.collection.of(agent.name):
             entry.lost = True
@@ -269,11 +276,13 @@ class Fleet:
         entry = self.collection.find(agent.name, failure)
         if entry is not None and entry.open:
             entry.outcome = f"{'paused' if failure.paused else 'failed'}: {failure.reason}"
-            log.warning("%s at %s: %s", agent.name, failure.submodel, entry.outcome)
+            fields = {"event": "failed", "agent": agent.name, "submodel": failure.submodel, "outcome": entry.outcome}
+            log.warning("%s at %s: %s", agent.name, failure.submodel, entry.outcome, extra=fields)
 
     def _welcome(self, agent: Agent, offer: messages.Offer) -> None:
         entry = self.collection.find(agent.name, offer)
         if entry is None:
+            self.refused["unasked"] += 1
             self._receipt(agent.name, offer.manifest.transfer, False, f"round {offer.round} of attempt {offer.attempt} awaits no such update")
         elif entry.update is not None or entry.outcome == "folded":
             self._receipt(agent.name, offer.manifest.transfer, True, "already there")
@@ -283,7 +292,7 @@ class Fleet:
             try:
                 self._command(agent.name, self.inbox.open(agent.name, offer, self.clock()))
             except Refused as error:
-                self._refuse(agent.name, entry, offer.manifest.transfer, str(error))
+                self._refuse(agent.name, entry, offer.manifest.transfer, str(error), "size")
 
     def _receive(self, agent: Agent, chunk: messages.Chunk) -> None:
         finished = self.inbox.take(agent.name, chunk, self.clock())
@@ -313,20 +322,23 @@ class Fleet:
 
     # ---- answering -------------------------------------------------------------------------------------------------
 
-    def _refuse(self, agent: str, entry: Settled, transfer: str, reason: str) -> None:
+    def _refuse(self, agent: str, entry: Settled, transfer: str, reason: str, kind: str = "update") -> None:
         entry.outcome = f"refused: {reason}"
+        self.refused[kind] += 1
         self._receipt(agent, transfer, False, reason)
 
     def _receipt(self, agent: str, transfer: str, accepted: bool, reason: str) -> None:
         if not accepted:
-            log.warning("refused from %s: %s", agent, reason)
+            log.warning("refused from %s: %s", agent, reason, extra={"event": "refused", "agent": agent, "transfer": transfer})
         self._command(agent, messages.Receipt(transfer, accepted, reason))
 
-    def _reject_message(self, topic: str, reason: str) -> None:
-        log.warning("refused from %s: %s", topic, reason)
+    def _reject_message(self, topic: str, error: WireError) -> None:
         where = topics.parse(topic)
-        if where is not None and where.agent:
-            self._command(where.agent, messages.Refusal(reason, topic))
+        name = where.agent if where is not None else None
+        log.warning("refused from %s: %s", topic, error, extra={"event": "refused", "agent": name, "topic": topic})
+        self.refused[{ProtocolMismatch: "protocol", Malformed: "malformed"}.get(type(error), "message")] += 1
+        if name:
+            self._command(name, messages.Refusal(str(error), topic))
 
     def _command(self, agent: str, message: messages.Message) -> None:
         self.link.publish(topics.command(self.run.run, agent), messages.encode(message))

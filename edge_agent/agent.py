@@ -9,26 +9,27 @@ from __future__ import annotations
 
 import logging
 import secrets
-import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from edge_agent import state
 from edge_agent.conditions import Conditions
 from edge_agent.limits import available_cpus, memory_limit
 from edge_agent.watch import Watch
 from edge_agent.worker import Job, Worker
-from federated.errors import EspalierError, FleetError, LinkError, WireError
+from federated.clock import Jumps
+from federated.errors import EspalierError, FleetError, LinkError, StoreError, WireError
 from federated.manager import Manager
-from federated.memory import FOLDER
 from federated.participant import Participant
+from federated.spool import LIMIT, InUse, Spool
 from federated.task import Card, Profile
 from federated.wire import messages, topics
 from federated.wire.link import Link, MqttLink
@@ -102,10 +103,12 @@ def join(
     say: Say = say_nothing,
     when: str = "",
     fresh: bool = False,
+    limit: int = LIMIT,
 ) -> Joined:
     """Loads, measures and takes part until the run is over or `stop` is set. Raises as its parts do.
 
     when: the conditions under which the device trains (see `edge_agent.conditions`). fresh: measures it whatever is known.
+    spool: where what outlives the agent lies, in a folder of its own for each run and name; limit: bytes there of weights and updates.
     """
     session = secrets.token_hex(8)
     pause = Conditions(when)
@@ -116,33 +119,53 @@ def join(
         card = worker.load()
         say(describe(job, card, worker.limits))
         manager.ready("looking for a run")
-        folder = spool or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-")))
-        return _join(job, broker, run, worker, session, wait=wait, spool=folder, stop=stop, say=say, pause=pause, fresh=fresh, manager=manager)
+        found = _find(broker, f"scout-{job.name}-{session[:4]}", run, wait, say, manager)
+        held = stack.enter_context(closing(_spool(spool, found, job.name, limit, stack, say)))  # before the link: of two of one name, the first stays
+        return _join(job, broker, found, worker, session, spool=held, stop=stop, say=say, pause=pause, fresh=fresh, manager=manager)
+
+
+def _find(broker: str, client: str, name: str | None, wait: float, say: Say, manager: Manager) -> messages.Run:
+    """`find_run` over a link of its own: what the will of the other says needs the run."""
+    scout = MqttLink(broker, client, None)
+    try:
+        return find_run(scout, name, wait, say, lambda: manager.alive(lambda: "looking for a run"))
+    finally:
+        scout.close()
+
+
+def _spool(root: Path | None, run: messages.Run, name: str, limit: int, stack: ExitStack, say: Say) -> Spool:
+    """This agent's spool of a run. Where the usual place cannot be used, one that ends with the process. Raises StoreError."""
+    try:
+        base = root if root is not None else state.folder() / "spool"
+        spool = Spool(base / run.run / name, lasting=True, limit=limit)
+    except InUse:
+        raise
+    except StoreError as error:
+        if root is not None:
+            raise
+        say(f"{error}; updates are lost if this process is killed: name a folder by --spool")
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-")))
+        spool = Spool(base / run.run / name, lasting=True, limit=limit)
+    spool.tidy(base.glob(f"*/{name}"))
+    return spool
 
 
 def _join(
     job: Job,
     broker: str,
-    name: str | None,
+    run: messages.Run,
     worker: Worker,
     session: str,
     *,
-    wait: float,
-    spool: Path,
+    spool: Spool,
     stop: threading.Event,
     say: Say,
     pause: Callable[[], str],
     fresh: bool,
     manager: Manager,
 ) -> Joined:
-    scout = MqttLink(broker, f"scout-{job.name}-{session[:4]}", None)
-    try:
-        run = find_run(scout, name, wait, say, manager.alive)
-    finally:
-        scout.close()
     will = topics.status(run.run, job.name), messages.encode(messages.Status(job.name, session, False))
     link = MqttLink(broker, f"{run.run}-{job.name}", will)
-    spool = emptied(spool / run.run / job.name)
     try:
         participant = Participant(
             link,
@@ -157,7 +180,7 @@ def _join(
         watch = Watch(lambda: bounds(worker))
 
         def between() -> None:
-            manager.alive(f"run {run.run}: {participant.state}, {participant.finished} updates")
+            manager.alive(lambda: f"run {run.run}: {participant.paused or participant.state}, {participant.finished} updates")
             remeasure(participant, worker, watch, say)
 
         return take_part(participant, stop, say, between)
@@ -189,15 +212,6 @@ def remeasure(participant: Participant, worker: Worker, watch: Watch, say: Say) 
         participant.remeasured(msgspec.convert({**found, "agent": old.agent, "uplink": old.uplink, "chunk": old.chunk}, Profile))
         say(told(participant.profile))
     watch.settled()
-
-
-def emptied(folder: Path) -> Path:
-    """A folder of this agent and run alone, with its memory of earlier rounds: what else an earlier life left is of tasks that nobody waits for."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.iterdir():
-        if path.name != FOLDER:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return folder
 
 
 def measure(worker: Worker, run: messages.Run, link: Link, name: str, say: Say, *, fresh: bool = False) -> Profile:
@@ -234,12 +248,14 @@ def take_part(participant: Participant, stop: threading.Event, say: Say = say_no
     """Joins, turns until the run is over or `stop` is set, and leaves. between: called after every turn."""
     participant.join()
     say(f"joined run '{participant.run.run}' as {participant.name}")
-    state, paused = "", ""
+    doing, paused, jumps = "", "", Jumps()
     try:
         while not stop.is_set() and participant.turn(0.05):
-            if participant.state != state:
-                state = participant.state
-                log.info("%s: %s", participant.name, state)
+            if participant.state != doing:
+                doing = participant.state
+                log.info("%s: %s", participant.name, doing)
+            if jumped := jumps.look():
+                log.warning("%s", jumped)
             if participant.paused != paused:
                 paused = participant.paused
                 say(f"pausing: {paused}" if paused else "going on")

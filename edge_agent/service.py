@@ -115,7 +115,7 @@ def serve(plan: Plan, engine: Engine, stop: threading.Event, say: Say, connect: 
             adopter = _Adopter(engine)
             _stay(plan, engine, adopter, refusal, stop, say, connect or (lambda: link_of(plan.broker, plan.run, plan.name)), manager)
         while not stop.wait(TURN):
-            manager.alive(_summary(engine))
+            manager.alive(lambda: _summary(engine))
     return engine.counts
 
 
@@ -172,7 +172,7 @@ def _stay(
             say(f"{error}; goes on with version {engine.choice.version}, and tries again in {RETRY:.0f} s")
             until = time.monotonic() + RETRY
             while time.monotonic() < until and not stop.wait(TURN):
-                manager.alive()
+                manager.alive(lambda: f"no broker; {_summary(engine)}")
 
 
 def _follow(
@@ -199,7 +199,7 @@ def _follow(
         follower.report(told)
     try:
         while not stop.is_set():
-            manager.alive(_summary(engine))
+            manager.alive(lambda: _summary(engine))
             arrival = follower.turn(TURN)
             if plan.mqtt and questions is None and follower.run is not None:
                 questions = Questions(link, follower.run, plan.name, engine)

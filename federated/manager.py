@@ -6,6 +6,7 @@ Where no manager listens, nothing is sent.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ __all__ = ["Manager"]
 
 PARTS = 4  # pings in the time after which silence counts as hanging
 LONGEST = 200  # characters of a status
+TELL = 1.0  # seconds between two looks at the status
 
 
 class Manager:
@@ -27,8 +29,8 @@ class Manager:
         self._clock = clock
         self._notifier = SystemdNotifier() if os.environ.get("NOTIFY_SOCKET") else None  # without, it would leave a socket open
         self._period = watchdog(os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")) / PARTS
-        self._next = 0.0
-        self._status = ""
+        self._ping = self._tell = -math.inf  # when to, next
+        self._told = ""
         for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
             os.environ.pop(name, None)
 
@@ -44,17 +46,21 @@ class Manager:
     def ready(self, status: str = "") -> None:
         """The command began what it is for; from now on the manager expects to hear that it is alive."""
         self._send("READY=1")
-        self.alive(status)
+        self.alive(lambda: status)
 
-    def alive(self, status: str = "") -> None:
-        """The loop came round. Cheap: pings a few times in the manager's patience, and says a status only where it is another one."""
+    def alive(self, status: Callable[[], str]) -> None:
+        """The loop came round. Cheap: pings a few times in the manager's patience; asks for the status once a second, and tells another one."""
+        if self._notifier is None:
+            return
         now = self._clock()
-        if self._period and now >= self._next:
-            self._next = now + self._period
+        if self._period and now >= self._ping:
+            self._ping = now + self._period
             self._send("WATCHDOG=1")
-        if status and status != self._status:
-            self._status = status
-            self._send(f"STATUS={line(status)}")
+        if now >= self._tell:
+            self._tell = now + TELL
+            if (told := line(status())) != self._told:
+                self._told = told
+                self._send(f"STATUS={told}")
 
     def _send(self, state: str) -> None:
         if self._notifier is not None:

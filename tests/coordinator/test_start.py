@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.command import start_run
 from coordinator.config import load
 from coordinator.start import free_name, pooled, prepare
 from federated.errors import ConfigError, UsageError
@@ -75,4 +76,10 @@ def test_a_setting_of_others_is_told_where_it_belongs(tmp_path: Path, key: str, 
 def test_a_constraint_that_cannot_be_read_is_told_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"select 'memry>2GB', character 1: unknown key 'memry'; known: memory"):
         prepare(load(None, {}, [("name", "r"), ("fleet.select", "memry>2GB")]), tmp_path, resume=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_service_that_may_find_its_run_there_says_which(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--name"):
+        start_run(None, {}, (), (), tmp_path, resume=False, or_resume=True, live=False, say=print)
     assert not list(tmp_path.iterdir())

@@ -46,7 +46,7 @@ def test_a_quick_loop_pings_four_times_in_its_patience_and_says_a_status_once(he
     with Manager(lambda: now[0]) as manager:
         for tenth in range(81):  # eight seconds: at 0, 2, 4, 6 and 8
             now[0] = tenth / 10
-            manager.alive("idle" if tenth < 40 else "train")
+            manager.alive(lambda: "idle" if now[0] < 4 else "train")
     said = all_of(heard)
     assert said.count("WATCHDOG=1") == 5
     assert [word for word in said if word.startswith("STATUS")] == ["STATUS=idle", "STATUS=train"]
@@ -69,7 +69,7 @@ def test_without_a_manager_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     with Manager() as manager:
         manager.ready("x")
-        manager.alive()
+        manager.alive(lambda: "y")
 
 
 def test_a_manager_that_is_gone_ends_nothing(heard: socket.socket) -> None:
