@@ -80,9 +80,7 @@ def start_run(
             say(f"run '{config.name}': {config.method_name} on {config.data.name}, up to {config.rounds} rounds, kept in {folder}")
             result = run(prepared, link, watch, lambda fleet: tell(fleet, manager, bind))
     finally:
-        prepared.store.close()
-        if not resume:
-            prepared.store.discard_if_empty()
+        prepared.store.close(discard=not resume)
     show(result, live=live, say=say)
     return report(result, config)
 

@@ -104,6 +104,11 @@ class Journal:
     def __init__(self, database: sqlite3.Connection, folder: Path) -> None:
         self._database, self._folder = database, folder
 
+    @property
+    def empty(self) -> bool:
+        """Whether no round is under way."""
+        return self._database.execute("SELECT 1 FROM journal LIMIT 1").fetchone() is None
+
     def begin(self, opened: Opened) -> None:
         """Writes down a round before anyone hears of it."""
         began = msgspec.msgpack.encode(opened)

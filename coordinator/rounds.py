@@ -16,11 +16,12 @@ from torch import Tensor
 from coordinator import training
 from coordinator.agent import Agent
 from coordinator.config import Config
+from coordinator.control import Helm
 from coordinator.decisions import Verdict
 from coordinator.evaluation import Evaluator, without_statistics
 from coordinator.fleet import Fleet
 from coordinator.journal import Entry
-from coordinator.progress import Watch
+from coordinator.progress import Watch, timing
 from coordinator.scores import overall
 from coordinator.selection import generator
 from coordinator.standing import Standing
@@ -58,6 +59,7 @@ class Run:
     pinned: Callable[[str], Submodel | None] = lambda agent: None
     patience: float = PATIENCE
     durable: bool = True
+    helm: Helm | None = None
     assigned: dict[str, Submodel] = field(default_factory=dict)
     standings: dict[str, Standing] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
@@ -84,6 +86,8 @@ def conduct(run: Run) -> Result:
     target = run.config.target_accuracy
     while state.round < run.config.rounds and not reached(scores, run.menu, target):
         state, scores = advance(run, state)
+        if run.helm is not None:
+            run.helm.between()
     history = run.store.history()
     run.fleet.dismiss("the run is over")
     return Result(
@@ -129,21 +133,26 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
     start, sent, got = time.monotonic(), run.fleet.link.sent_bytes, run.fleet.link.received_bytes
     round = training.resume(run, state, left) if left is not None else None
     if round is None:
+        hold(run)
         wait_for(run.fleet, run.config.fleet.min_agents, run.config.fleet.wait, run.watch)
         start, sent, got = time.monotonic(), run.fleet.link.sent_bytes, run.fleet.link.received_bytes
         round = training.begin(run, state)
+    if run.helm is not None:
+        run.helm.within()
     state = round.state
     run.watch.began(number, run.config.rounds, round.opened.chosen)
     total, entries, trained = training.train(run, round)
     if not total.seen:
-        raise_if_hopeless(run, entries)
-    after = without_statistics(run.method.finish(state, total, generator(run.config.seed, 3, number)))
+        raise_if_hopeless(run, number, entries)
+    with timing(run.watch, "finish"):
+        after = without_statistics(run.method.finish(state, total, generator(run.config.seed, 3, number)))
     if not all(bool(value.isfinite().all()) for value in after.tensors.values()):
         log.error("round %d made weights that are not finite; the weights of before stay", number)
         after = replace(without_statistics(state), round=number)
     state = after
     chosen = round.opened.chosen
-    state, evaluated = run.evaluator.evaluate(state, to_evaluate(run, chosen, number), chosen, run.assigned)
+    with timing(run.watch, "evaluate"):
+        state, evaluated = run.evaluator.evaluate(state, to_evaluate(run, chosen, number), chosen, run.assigned)
     scores = (*evaluated, *trained)
     run.fleet.shelf.clear(keep=Shipment.version(state))
     done = Round(
@@ -157,10 +166,18 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
         run.fleet.link.sent_bytes - sent,
         dict(run.standings),
     )
-    run.store.save(done)
+    with timing(run.watch, "save"):
+        run.store.save(done)
     run.fleet.inbox.forget(training.folder(number))
     run.watch.ended(done)
     return state, scores
+
+
+def hold(run: Run) -> None:
+    """Waits while people want no round to begin; the agents stay, and are heard."""
+    while run.helm is not None and run.helm.paused:
+        run.watch.paused()
+        run.fleet.turn(0.2)
 
 
 def to_evaluate(run: Run, chosen: Mapping[str, Submodel], number: int) -> list[Submodel]:
@@ -195,9 +212,10 @@ def refusals(fleet: Fleet) -> str:
     return "; ".join(f"{a.name} {'was ' if a.refused else ''}{a.absence}" for a in fleet.agents.values() if a.absence)
 
 
-def raise_if_hopeless(run: Run, entries: Sequence[Entry]) -> None:
+def raise_if_hopeless(run: Run, number: int, entries: Sequence[Entry]) -> None:
     """A round without any update leaves the state as it is; with nobody left who could bring one, the run ends."""
     reasons = "; ".join(f"{e.agent}: {e.outcome}" for e in entries)
     log.warning("no update in this round: %s", reasons)
     if all(e.outcome.startswith("failed") and e.submodel == run.menu[0].unowned.name for e in entries):
+        run.store.journal.drop(number)
         raise FleetError(f"no agent can train even the smallest submodel: {reasons}")

@@ -109,9 +109,7 @@ def simulate_once(config: Config, runs: Path, folder: Path, *, resume: bool, say
         with writing(folder):
             return results.write(folder, config, prepared.store, source, say)
     finally:
-        prepared.store.close()
-        if not going_on:
-            prepared.store.discard_if_empty()
+        prepared.store.close(discard=not going_on)
 
 
 @contextmanager

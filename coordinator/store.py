@@ -145,15 +145,14 @@ class Store:
             raise StoreError(f"{folder / DATABASE} is not a run's history: {error}") from error
         return store
 
-    def close(self) -> None:
+    def close(self, *, discard: bool = False) -> None:
+        """Lets go of the run. discard: removes one without a round, finished or under way: it takes no name, and nothing can be resumed."""
+        empty = discard and self.journal.empty and not any(self.folder.glob("round-*.safetensors"))
         self._database.close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    def discard_if_empty(self) -> None:
-        """Removes the folder of a run that never finished a round: it takes no name, and nothing can be resumed."""
-        if not any(self.folder.glob("round-*.safetensors")):
+        if empty:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     # ---- what the run is -------------------------------------------------------------------------------------------
