@@ -7,51 +7,54 @@ the broker. So there is nothing to leave behind, not even after `kill -9`.
 from __future__ import annotations
 
 import contextlib
-import errno
-import ipaddress
 import json
 import os
-import re
 import secrets
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from importlib import metadata, util
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import quote
 
+from coordinator import mosquitto
 from coordinator import passwords as users
+from coordinator.listening import check_exposure, free_port, reachable
+from coordinator.mosquitto import COORDINATOR, MAX_PACKET, Secured, find_mosquitto
+from federated import disk
 from federated.errors import ConfigError, LinkError, MissingExtra
-from federated.wire.link import OVERHEAD, MqttLink
+from federated.wire.address import Address, url
+from federated.wire.link import MqttLink
 
 __all__ = ["Broker", "find_mosquitto", "start"]
 
-PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # where it often is and PATH is not
-MAX_PACKET = (16 << 20) + OVERHEAD  # bytes: the largest chunk that can be configured
-QUEUE = 20_000  # messages per link that is down or slow: twice the chunks of 2.6 GB; mosquitto drops at 1000 by default, and says nothing
-QUEUE_BYTES = 1 << 30
-UNGIVEN = range(20_000, 32_000)  # below the ports that Linux and BSD give to outgoing connections
 STARTING = 20.0  # seconds until a broker must answer
 ENDING = 5.0  # seconds that it has to end by itself
+SAVING = 60.0  # seconds that it has to write down what it keeps, where it is to come back
 MQTT_3_1_1 = 4  # the protocol's number on the wire
-OWN_USER = "espalier-coordinator"
+RIGHTS = "rights.acl"
 TAIL = 1500  # characters of its log to show
 
-# Runs the command, and ends it when standard input ends. The pipe is read beside it so that the broker's own end is noticed, too.
-GUARD = 'exec 3<&0; "$@" </dev/null 3<&- & broker=$!; { cat <&3 >/dev/null; kill "$broker" 2>/dev/null; } & wait "$broker"; exit $?'
+# Runs the command, and ends it when standard input ends; SIGHUP, by which a broker reads its files again, is passed on. The pipe is read beside
+# it so that the broker's own end is noticed, too; a signal interrupts waiting, and is no end.
+GUARD = """exec 3<&0; "$@" </dev/null 3<&- & broker=$!
+trap 'kill -HUP "$broker"' HUP
+{ trap - HUP; cat <&3 >/dev/null; kill "$broker" 2>/dev/null; } &
+while wait "$broker"; status=$?; kill -0 "$broker" 2>/dev/null; do :; done; exit $status"""
 
 
 class Broker:
-    """A broker that runs. address: for agents; url: for the coordinator, with the password that it gave itself where there are any."""
+    """A broker that runs. address: for agents; url: for the coordinator, with what it shows to be let in."""
 
-    def __init__(self, kind: str, version: str, address: str, url: str, log: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, kind: str, version: str, address: str, url: str, log: Path, command: list[str]) -> None:
+        """Starts it, and waits until it answers. Raises LinkError with the end of its log."""
         self.kind, self.version, self.address, self.url, self.log = kind, version, address, url, log
-        self._process = process
+        self._command = command
+        self._process = self._started()
 
     def __enter__(self) -> Broker:
         return self
@@ -59,16 +62,66 @@ class Broker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
-    def stop(self) -> None:
+    def reload(self, barred: Iterable[str] = ()) -> None:
+        """Has mosquitto read its certificates, the list of revoked ones and the rights again; who is `barred` may do nothing any more.
+
+        Connections stay, those of revoked certificates too: they may only do nothing. `restart` cuts them.
+        """
+        disk.write(self.log.parent / RIGHTS, mosquitto.rights(COORDINATOR, barred).encode())
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGHUP)
+
+    def restart(self) -> None:
+        """Ends the broker and starts it again, with all that it keeps. Everybody is cut, and comes back who may."""
+        self.stop(SAVING)
+        self._process = self._started()
+
+    def stop(self, patience: float = ENDING) -> None:
         """Ends the broker and waits for it; twice is fine."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(ENDING)
+            self._process.wait(patience)
         with contextlib.suppress(ProcessLookupError):  # what is left of its group
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
+        with self.log.open("wb") as out:
+            # A session of its own: Ctrl-C is for the coordinator, which has goodbyes to send.
+            self._process = subprocess.Popen(  # noqa: S603  # nothing in it comes from elsewhere
+                ["/bin/sh", "-c", GUARD, "guard", *self._command],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                env=environment,
+                start_new_session=True,
+            )
+        try:
+            self._await()
+        except BaseException:
+            self.stop()
+            raise
+        return self._process
+
+    def _await(self) -> None:
+        """Returns once a client could connect. Raises LinkError with the end of the broker's log where none can."""
+        version = MQTT_3_1_1 if self.kind == "amqtt" else None
+        until = time.monotonic() + STARTING
+        why = ""
+        while time.monotonic() < until and self._process.poll() is None:
+            try:
+                MqttLink(self.url, f"waiting-{secrets.token_hex(4)}", timeout=5.0, version=version).close()
+                return
+            except LinkError as error:
+                why = str(error)
+                time.sleep(0.05)
+        ended = self._process.poll()
+        how = f"ended with status {ended}" if ended is not None else f"did not answer within {STARTING:.0f} s ({why})"
+        tail = self.log.read_text(errors="replace")[-TAIL:].strip()
+        raise LinkError(f"{self.kind} {self.version} {how}; its log ({self.log}) ends:\n{tail or '(empty)'}")
 
 
 def start(
@@ -78,100 +131,63 @@ def start(
     directory: Path | None = None,
     passwords: Path | None = None,
     *,
+    tls: Secured | None = None,
+    own: Path | None = None,
     max_packet: int = MAX_PACKET,
 ) -> Broker:
     """Starts a broker and waits until it answers.
 
-    listen: an IP address or `localhost`; any but loopback needs `passwords`, a file of lines user:password. port: 0 for any free one.
+    listen: an IP address or `localhost`; any but loopback needs `tls`, or `passwords`, a file of lines user:password. port: 0 for any free one.
     kind: mosquitto, amqtt, or auto. directory: for its configuration, its log and what it keeps; a temporary one by default.
+    tls: the files of a broker that knows clients by their certificates; own: the coordinator's.
     max_packet: bytes of the largest packet that mosquitto takes (amqtt takes any).
     Raises ConfigError for a combination that is not safe or an address that is not ours, LinkError where it does not start, MissingExtra.
     """
-    _check_exposure(listen, passwords)
+    if tls is not None and passwords is not None:
+        raise ConfigError("--tls knows devices by their certificates, --passwords by users: choose one of them")
+    check_exposure(listen, known=passwords is not None or tls is not None)
     program = find_mosquitto() if kind in ("auto", "mosquitto") else None
+    if tls is not None and program is None:
+        raise LinkError("--tls needs mosquitto, since amqtt knows nobody by a certificate: install it (apt install mosquitto)")
     if kind == "mosquitto" and program is None:
         raise LinkError("mosquitto was not found: install it (apt install mosquitto, brew install mosquitto), or use another kind of broker")
-    port = _free_port(listen, port)
+    port = free_port(listen, port)
     folder = Path(tempfile.mkdtemp(prefix="espalier-broker-")) if directory is None else directory
     folder.mkdir(parents=True, exist_ok=True)
-    credentials, file = _users(folder, passwords)
+    secret, file = _users(folder, passwords)
+    near, far = reachable(listen)
+    entry = Address(near.strip("[]"), port, tls is not None, COORDINATOR if secret else None, secret or None)
+    if tls is not None:
+        entry = replace(entry, ca=str(tls.ca), cert=str(own))
+    address = f"{'mqtts://' if tls else ''}{far}:{port}"
     if program is not None:
-        command = _mosquitto(program, listen, port, folder, file, max_packet)
-        return _launch("mosquitto", _version(program), command, listen, port, folder, credentials)
+        command = _mosquitto(program, listen, port, folder, file, tls, max_packet)
+        return Broker("mosquitto", mosquitto.version_of(program), address, url(entry), folder / "mosquitto.log", command)
     command = _amqtt(listen, port, folder, file)
-    return _launch("amqtt", metadata.version("amqtt"), command, listen, port, folder, credentials)
-
-
-def find_mosquitto() -> str | None:
-    """The program's path, on PATH or where systems put it."""
-    return shutil.which("mosquitto") or shutil.which("mosquitto", path=os.pathsep.join(PLACES))
-
-
-def _check_exposure(listen: str, passwords: Path | None) -> None:
-    try:
-        loopback = listen == "localhost" or ipaddress.ip_address(listen).is_loopback
-    except ValueError:
-        raise ConfigError(f"broker.listen: expected an IP address or localhost, found '{listen}'") from None
-    if not loopback and passwords is None:
-        raise ConfigError(
-            f"broker.listen = '{listen}' opens the broker to the network, where anyone could take part: give a file of lines user:password "
-            "by --passwords (agents join by mqtt://user:password@host), or use a broker of your own by --broker"
-        )
-
-
-def _free_port(listen: str, port: int) -> int:
-    """`port`, if it can be bound; for 0 a free one that no outgoing connection is given before the broker takes it."""
-    family = socket.AF_INET6 if ":" in listen else socket.AF_INET
-    for candidate in [port] if port else [secrets.choice(UNGIVEN) for _ in range(20)]:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((listen, candidate))
-                return candidate
-            except OSError as error:
-                failed = _unbound(listen, candidate, error)
-    raise failed
-
-
-def _unbound(listen: str, port: int, error: OSError) -> ConfigError | LinkError:
-    if error.errno == errno.EADDRINUSE:
-        return LinkError(
-            f"port {port} of {listen} is in use: if a broker runs there, use it by --broker {listen}:{port}; else choose another by --port"
-        )
-    if error.errno == errno.EACCES:
-        return LinkError(f"port {port} may not be used by this user: choose one above 1023 by --port")
-    return ConfigError(f"broker.listen = '{listen}': no address of this machine ({error.strerror})")
+    return Broker("amqtt", metadata.version("amqtt"), address, url(entry), folder / "amqtt.log", command)
 
 
 def _users(folder: Path, passwords: Path | None) -> tuple[str, Path | None]:
-    """What goes before the host in the coordinator's own address, and the file of hashes: those given, and one made up for the coordinator."""
+    """The coordinator's own password, made up for it, and the file of hashes: those given, and its own."""
     if passwords is None:
         return "", None
     secret, file = secrets.token_urlsafe(24), folder / "passwords"
-    users.write(file, {**users.read(passwords), OWN_USER: users.hashed(secret)})
-    return f"{OWN_USER}:{quote(secret)}@", file
+    users.write(file, {**users.read(passwords), COORDINATOR: users.hashed(secret)})
+    return secret, file
 
 
-def _mosquitto(program: str, listen: str, port: int, folder: Path, file: Path | None, max_packet: int) -> list[str]:
+def _mosquitto(program: str, listen: str, port: int, folder: Path, file: Path | None, tls: Secured | None, max_packet: int) -> list[str]:
+    """Writes what it reads; the command that starts it."""
+    known = file is not None or tls is not None
+    if known:
+        disk.write(folder / RIGHTS, mosquitto.rights(COORDINATOR).encode())
     lines = [
         f"listener {port} {listen}",
-        f"allow_anonymous {'true' if file is None else 'false'}",
+        f"allow_anonymous {'false' if known else 'true'}",
         *([] if file is None else [f"password_file {file.resolve()}"]),
-        f"max_packet_size {max_packet}",
-        "max_inflight_messages 20",
-        f"max_queued_messages {QUEUE}",
-        f"max_queued_bytes {QUEUE_BYTES}",
-        "persistent_client_expiration 1d",
-        "set_tcp_nodelay true",
-        "persistence true",
-        f"persistence_location {folder.resolve()}/",
-        "autosave_interval 30",
-        "log_dest stderr",
-        "log_type error",
-        "log_type warning",
-        "log_type notice",
-        "connection_messages false",
-        *(["user root"] if os.geteuid() == 0 else []),  # else it becomes a user that may not write here, and keeps nothing
+        *([] if tls is None else mosquitto.secured(tls)),
+        *([f"acl_file {(folder / RIGHTS).resolve()}"] if known else []),
+        *mosquitto.limits(folder, max_packet),
     ]
     configuration = folder / "mosquitto.conf"
     configuration.write_text("\n".join(lines) + "\n")
@@ -184,63 +200,3 @@ def _amqtt(listen: str, port: int, folder: Path, file: Path | None) -> list[str]
     settings = folder / "amqtt.json"
     settings.write_text(json.dumps({"listen": listen, "port": port, "passwords": str(file.resolve()) if file else ""}))
     return [sys.executable, "-m", "coordinator.embedded", str(settings)]
-
-
-def _launch(kind: str, version: str, command: list[str], listen: str, port: int, folder: Path, credentials: str) -> Broker:
-    log = folder / f"{kind}.log"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
-    with log.open("wb") as out:
-        # A session of its own: Ctrl-C is for the coordinator, which has goodbyes to send.
-        process = subprocess.Popen(  # noqa: S603  # nothing in it comes from elsewhere
-            ["/bin/sh", "-c", GUARD, "guard", *command], stdin=subprocess.PIPE, stdout=out, stderr=out, env=environment, start_new_session=True
-        )
-    near, far = _reachable(listen)
-    broker = Broker(kind, version, f"{far}:{port}", f"mqtt://{credentials}{near}:{port}", log, process)
-    try:
-        _await(broker)
-    except BaseException:
-        broker.stop()
-        raise
-    return broker
-
-
-def _await(broker: Broker) -> None:
-    """Returns once a client could connect. Raises LinkError with the end of the broker's log where none can."""
-    version = MQTT_3_1_1 if broker.kind == "amqtt" else None
-    until = time.monotonic() + STARTING
-    why = ""
-    while time.monotonic() < until and broker._process.poll() is None:
-        try:
-            MqttLink(broker.url, f"waiting-{secrets.token_hex(4)}", timeout=5.0, version=version).close()
-            return
-        except LinkError as error:
-            why = str(error)
-            time.sleep(0.05)
-    ended = broker._process.poll()
-    how = f"ended with status {ended}" if ended is not None else f"did not answer within {STARTING:.0f} s ({why})"
-    tail = broker.log.read_text(errors="replace")[-TAIL:].strip()
-    raise LinkError(f"{broker.kind} {broker.version} {how}; its log ({broker.log}) ends:\n{tail or '(empty)'}")
-
-
-def _reachable(listen: str) -> tuple[str, str]:
-    """The host to connect to from here and from elsewhere, as addresses spell it."""
-    if listen in ("0.0.0.0", "::"):  # noqa: S104  # compared, not bound
-        return ("127.0.0.1" if listen == "0.0.0.0" else "[::1]"), _own_address(listen)  # noqa: S104
-    host = f"[{listen}]" if ":" in listen else listen
-    return host, host
-
-
-def _own_address(listen: str) -> str:
-    """This machine's address on the way to the world, which others in its network can most likely reach; its name where there is no network."""
-    family, world = (socket.AF_INET6, "2001:db8::1") if ":" in listen else (socket.AF_INET, "192.0.2.1")
-    with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect((world, 9))  # a datagram socket sends nothing by this
-        host = str(probe.getsockname()[0])
-        return f"[{host}]" if ":" in host else host
-    return socket.gethostname()
-
-
-def _version(program: str) -> str:
-    shown = subprocess.run([program, "-h"], capture_output=True, text=True, check=False, timeout=10).stdout  # noqa: S603
-    found = re.search(r"mosquitto version (\S+)", shown)
-    return found[1] if found else "of unknown version"

@@ -116,13 +116,21 @@ class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Broker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """url: of an existing broker; without it one is started. listen, port, passwords, kind: of that one."""
+    """url: of an existing broker; without it one is started. listen, port, passwords, kind: of that one; no port: 1883, or 8883 with tls.
+
+    tls: only devices that were enrolled may take part; pki: the folder of the authority that says so, empty for this user's own. hosts: names
+    and addresses by which devices reach the broker, beside this machine's own. enrol: the port where they enrol.
+    """
 
     url: str | None = None
     listen: str = "127.0.0.1"
-    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 1883
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None
     passwords: str | None = None
     kind: Literal["auto", "mosquitto", "amqtt"] = "auto"
+    tls: bool = False
+    pki: str = ""
+    hosts: tuple[str, ...] = ()
+    enrol: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8884
 
 
 class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

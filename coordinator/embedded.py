@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from amqtt.broker import Broker
-from amqtt.plugins.base import BaseAuthPlugin
+from amqtt.contexts import Action
+from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
 from amqtt.session import Session
 
 from coordinator import passwords
+from coordinator.mosquitto import COORDINATOR
+from federated.wire import topics
 
-__all__ = ["Gate", "configuration", "serve"]
+__all__ = ["Gate", "Rights", "configuration", "may", "serve"]
 
 EXPIRY = 3600  # seconds that the session of a link that is down is kept
 USERS: dict[str, str] = {}  # user -> hash; none: everyone may come in
@@ -37,12 +40,27 @@ class Gate(BaseAuthPlugin):  # type: ignore[misc]  # amqtt has no types
         return entry is not None and passwords.verify(session.password or "", entry)
 
 
+class Rights(BaseTopicPlugin):  # type: ignore[misc]  # amqtt has no types
+    """Where users have passwords, each may do what an agent of the user's name may do, and the coordinator everything."""
+
+    async def topic_filtering(self, *, session: Session | None = None, topic: str | None = None, action: Action | None = None) -> bool:
+        return not USERS or (session is not None and may(session.username or "", action or Action.PUBLISH, topic or ""))
+
+
+def may(user: str, action: Action, topic: str) -> bool:
+    """Whether a user may publish to a topic, or hear all that a pattern stands for."""
+    if user == COORDINATOR:
+        return True
+    wanted = "write" if action == Action.PUBLISH else "read"
+    return any(access == wanted and topics.matches(pattern.replace("%u", user), topic) for access, pattern in topics.agent_rights())
+
+
 def configuration(listen: str, port: int) -> dict[str, Any]:
     host = f"[{listen}]" if ":" in listen else listen
     return {
         "listeners": {"default": {"type": "tcp", "bind": f"{host}:{port}", "max_connections": 0}},
         "session_expiry_interval": EXPIRY,
-        "plugins": {f"{Gate.__module__}.{Gate.__name__}": {}},
+        "plugins": {f"{plugin.__module__}.{plugin.__name__}": {} for plugin in (Gate, Rights)},
     }
 
 

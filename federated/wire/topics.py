@@ -35,6 +35,8 @@ __all__ = [
     "VERSION",
     "Place",
     "agent_patterns",
+    "agent_rights",
+    "all_topics",
     "answer",
     "any_run",
     "ask",
@@ -184,6 +186,22 @@ def chunk(base: str, index: int | Literal["+"]) -> str:
 def agent_patterns(run: str, agent: str) -> tuple[str, ...]:
     """What an agent listens to, its own status included: it shows a second agent of the same name."""
     return globals()["run"](run), command(run, agent), everyone(run), status(run, agent)
+
+
+def agent_rights() -> tuple[tuple[Literal["read", "write"], str], ...]:
+    """What a broker is to let an agent do, in any run, and nothing else; `%u` is the name that the broker knows it by."""
+    own = f"{ROOT}/+/agent/%u"
+    heard = (f"{ROOT}/+/{what}" for what in ("run", "cmd/%u", f"cmd/{ALL}", "model/#", "release/#", "infer/%u/ask/+"))
+    return (
+        ("write", f"{own}/#"),
+        ("write", f"{ROOT}/+/infer/%u/answer/+"),
+        *(("read", pattern) for pattern in (*heard, f"{own}/status", f"{own}/probe")),
+    )
+
+
+def all_topics() -> str:
+    """The pattern of everything of ours."""
+    return f"{ROOT}/#"
 
 
 def coordinator_patterns(run: str) -> tuple[str, ...]:

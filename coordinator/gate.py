@@ -1,0 +1,152 @@
+"""The way in, for as long as a run lasts: a broker, and where that asks for certificates, the authority that gives and takes them.
+
+With --tls a keeper looks every second at what `coordinator enroll` and `coordinator revoke` changed in the authority's folder, and tells
+the broker: a revoked agent may do nothing at once, and its connections are cut.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator import broker as brokers
+from coordinator.config import Broker as Wanted
+from coordinator.listening import check_exposure
+from coordinator.mosquitto import COORDINATOR
+from coordinator.progress import Say
+from federated.errors import ConfigError, EspalierError, MissingExtra
+from federated.wire.address import identified, parse_address, url
+
+if TYPE_CHECKING:
+    from coordinator.authority import Authority
+    from coordinator.enrolment import Enrolment
+
+__all__ = ["Gate", "Keeper", "authority_of", "open_gate"]
+
+log = logging.getLogger(__name__)
+
+LOOK = 1.0  # seconds between two looks at the authority's folder
+TEND = 3600.0  # seconds between two looks at what is soon over
+PORTS = {False: 1883, True: 8883}
+
+
+class Gate:
+    """What a coordinator needs of it. address: of the broker, with what lets the coordinator in."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.names: frozenset[str] = frozenset()
+
+    def barred(self, name: str) -> bool:
+        """Whether an agent's certificates were all revoked: nothing that comes in its name is to be believed."""
+        return name in self.names
+
+
+class Keeper:
+    """Looks after an authority's folder from a thread of its own. broker: the one that was started here, or None."""
+
+    def __init__(self, authority: Authority, gate: Gate, broker: brokers.Broker | None, enrolment: Enrolment) -> None:
+        self._authority, self._gate, self._broker, self._enrolment = authority, gate, broker, enrolment
+        self._stop, self._tended, self._stamp = threading.Event(), time.monotonic(), self._seen()
+        gate.names = authority.registry.barred()
+        if broker is not None and gate.names:
+            broker.reload(gate.names)
+        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def look(self) -> None:
+        """One look: files that are new are read again, names that are barred since the last one are cut off."""
+        if time.monotonic() - self._tended > TEND:
+            self._tended = time.monotonic()
+            self._authority.tend()
+        names, stamp = self._authority.registry.barred(), self._seen()
+        new = names - self._gate.names
+        if names == self._gate.names and stamp == self._stamp:
+            return
+        self._gate.names, self._stamp = names, stamp  # the coordinator refuses before the broker knows
+        self._enrolment.reload()
+        if self._broker is not None:
+            self._broker.reload(names)
+            if new:
+                log.warning("revoked: %s; restarting the broker, which cuts its connections", ", ".join(sorted(new)))
+                self._broker.restart()
+        elif new:
+            log.warning("revoked: %s; the broker is not ours: give it the new list (coordinator authority --for-broker DIR)", ", ".join(sorted(new)))
+
+    def _seen(self) -> tuple[int, ...]:
+        """When the files that others read were written."""
+        return tuple(path.stat().st_mtime_ns for path in (self._authority.crl, self._authority.server))
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK):
+            try:
+                self.look()
+            except (EspalierError, OSError) as error:  # the next look may find it mended
+                log.error("the authority's folder: %s", error)
+
+
+def authority_of(wanted: Wanted) -> Authority:
+    """The authority that a configuration names. Raises MissingExtra, ConfigError."""
+    try:
+        from coordinator.authority import Authority, default_folder
+    except ModuleNotFoundError as error:
+        raise MissingExtra("--tls", "secure", error.name or "cryptography") from error
+    return Authority(Path(wanted.pki) if wanted.pki else default_folder(), wanted.hosts)
+
+
+@contextmanager
+def open_gate(wanted: Wanted, folder: Path, say: Say) -> Iterator[Gate]:
+    """The broker that is named, or one started for as long as the context lasts; with `tls` also the authority, and where devices enrol."""
+    if wanted.tls:
+        with _secured(wanted, folder, say) as gate:
+            yield gate
+        return
+    if wanted.url:
+        yield Gate(wanted.url)
+        return
+    passwords = Path(wanted.passwords) if wanted.passwords else None
+    port = PORTS[False] if wanted.port is None else wanted.port
+    with brokers.start(wanted.listen, port, wanted.kind, folder / "broker", passwords=passwords) as broker:
+        door = f"mqtt://USER:PASSWORD@{broker.address}" if passwords else broker.address
+        say(f"started {broker.kind} {broker.version} at {broker.address}; agents join by: edge-agent join --broker {door}")
+        yield Gate(broker.url)
+
+
+@contextmanager
+def _secured(wanted: Wanted, folder: Path, say: Say) -> Iterator[Gate]:
+    from coordinator.enrolment import Enrolment
+
+    if wanted.passwords:
+        raise ConfigError("--tls knows devices by their certificates, --passwords by users: choose one of them")
+    check_exposure(wanted.listen, known=True)
+    with ExitStack() as stack:
+        authority = authority_of(wanted)
+        stack.callback(authority.close)
+        if wanted.url:
+            address = parse_address(wanted.url)
+            if not address.tls:
+                raise ConfigError(f"--tls needs a broker that speaks it: mqtts://HOST, found {address}")
+            address = identified(address, str(authority.ca), str(authority.coordinator))
+            broker, told, gate = None, str(address), Gate(url(address))
+        else:
+            authority.add_hosts([wanted.listen] if wanted.listen not in ("0.0.0.0", "::") else [])  # noqa: S104  # compared, not bound
+            port = PORTS[True] if wanted.port is None else wanted.port
+            files, own = authority.secured, authority.coordinator
+            broker = stack.enter_context(brokers.start(wanted.listen, port, wanted.kind, folder / "broker", tls=files, own=own))
+            told, gate = broker.address.rpartition(":")[2], Gate(broker.url)
+        enrolment = Enrolment(authority, wanted.listen, wanted.enrol, lambda: told)
+        stack.callback(enrolment.close)
+        authority.registry.note("enrolment", str(enrolment.port))
+        stack.callback(Keeper(authority, gate, broker, enrolment).close)
+        what = f"started mosquitto {broker.version} at {broker.address}" if broker else f"using the broker at {told} as '{COORDINATOR}'"
+        say(f"{what}; devices enrol at port {enrolment.port}: coordinator enroll NAME prints a token for edge-agent join --token")
+        yield gate
