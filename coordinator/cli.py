@@ -6,26 +6,20 @@ import json
 import os
 import signal
 import sys
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from federated.console import FORMAT, speaker, speaking_plainly
+from coordinator.options import RUNS, plainly
+from coordinator.steering import COMMANDS
+from federated.console import FORMAT, speaker
 from federated.errors import ExportError
 from federated.logs import configure
 
 __all__ = ["main"]
 
 INIT = "start from these weights: a run's checkpoint, a file of torchvision's, or torchvision:DEFAULT"
-RUNS = click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, metavar="DIR", help="where runs are kept")
-
-
-def plainly(command: str) -> AbstractContextManager[None]:
-    return speaking_plainly(
-        f"coordinator {command}", "coordinator,export", "interrupted" + ("; go on later with --resume" if command in {"start", "simulate"} else "")
-    )
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,6 +29,10 @@ def main(verbose: bool) -> None:
     """Grow one model on a fleet of unequal devices. No data leave a device."""
     configure(verbose=verbose)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's wish to stop is a person's ctrl-C
+
+
+for command in COMMANDS:
+    main.add_command(command)
 
 
 # ---- start -----------------------------------------------------------------------------------------------------------

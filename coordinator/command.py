@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from coordinator import broker as brokers
 from coordinator import store as stores
 from coordinator.agent import Agent
 from coordinator.config import Config, Log, load, parse_setting, to_json
+from coordinator.control import Stopped
 from coordinator.fleet import Fleet
+from coordinator.gate import Gate, open_gate
 from coordinator.progress import Lines, Say, Screen, Watch, closing_table, human_bytes, score_table
 from coordinator.rounds import Result
 from coordinator.scores import overall
@@ -73,19 +74,23 @@ def start_run(
     try:
         with (
             Manager() as manager,  # before the broker, which is not to inherit it
-            begin_broker(config, folder, say) as address,
-            linked(config, address) as link,
+            open_gate(config.broker, folder, say) as gate,
+            linked(config, gate.address) as link,
             watching(config, live=live, say=say) as (watch, bind),
         ):
             say(f"run '{config.name}': {config.method_name} on {config.data.name}, up to {config.rounds} rounds, kept in {folder}")
-            result = run(prepared, link, watch, lambda fleet: tell(fleet, manager, bind))
+            result = run(prepared, link, watch, lambda fleet: tell(fleet, manager, gate, bind))
+    except Stopped as why:
+        resume = True  # there is something to go on with
+        say(f"{why}; go on with: coordinator start --name {config.name} --resume")
+        return {"run": config.name, "method": config.method_name, "rounds": prepared.store.rounds_done, "stopped": str(why)}
     finally:
         prepared.store.close(discard=not resume)
     show(result, live=live, say=say)
     return report(result, config)
 
 
-def tell(fleet: Fleet, manager: Manager, bind: Callable[[Fleet], None]) -> None:
+def tell(fleet: Fleet, manager: Manager, gate: Gate, bind: Callable[[Fleet], None]) -> None:
     """Those who watch learn of the fleet; the service manager hears from the fleet's own loop that it turns, and how the round stands."""
 
     def standing() -> str:
@@ -95,6 +100,7 @@ def tell(fleet: Fleet, manager: Manager, bind: Callable[[Fleet], None]) -> None:
         return f"run {fleet.run.run}: {waited}{len(fleet.ready())} of {len(fleet.agents)} agents ready"
 
     bind(fleet)
+    fleet.barred = gate.barred
     fleet.alive = lambda: manager.alive(standing)
     manager.ready("waiting for agents")
 
@@ -118,19 +124,6 @@ def check_same(before: Config, after: Config) -> None:
         have, want = (attrgetter(key)(config) for config in (before, after))
         if have != want:
             raise ConfigError(f"run '{before.name}' cannot go on with another {key}: it has {have!r}, asked for is {want!r}")
-
-
-@contextmanager
-def begin_broker(config: Config, folder: Path, say: Callable[[str], None]) -> Iterator[str]:
-    """The address of a broker: the one that is named, or one started for as long as the context lasts."""
-    if config.broker.url:
-        yield config.broker.url
-        return
-    passwords = Path(config.broker.passwords) if config.broker.passwords else None
-    with brokers.start(config.broker.listen, config.broker.port, config.broker.kind, folder / "broker", passwords=passwords) as broker:
-        door = f"mqtt://USER:PASSWORD@{broker.address}" if passwords else broker.address
-        say(f"started {broker.kind} {broker.version} at {broker.address}; agents join by: edge-agent join --broker {door}")
-        yield broker.url
 
 
 @contextmanager

@@ -84,6 +84,7 @@ class Helm:
         self._database.execute("PRAGMA busy_timeout = 0")  # whoever writes at the moment, the next look is a second away
         self._looked = -LOOK
         self._stop = ""
+        self._within = False
         self.paused = False
         self.look()
 
@@ -96,20 +97,23 @@ class Helm:
         return bool(self._stop)
 
     def look(self) -> None:
-        """Called often, looks once a second. Raises Stopped where the wish is to stop now."""
+        """Called often, looks once a second. Raises Stopped where the wish is to stop now, or to stop and no round is under way."""
         now = self._clock()
         if now - self._looked >= LOOK:
             self._looked = now
             with contextlib.suppress(sqlite3.Error):  # a disk in trouble is said by those who must write
                 self._read()
-        if self._stop == "stop now":
+        if self._stop == "stop now" or (self._stop and not self._within):
             self._obey()
 
+    def within(self) -> None:
+        """A round is under way."""
+        self._within = True
+
     def between(self) -> None:
-        """Called where no round is under way. Raises Stopped where the wish is to stop."""
+        """None is. Raises Stopped as `look` does."""
+        self._within = False
         self.look()
-        if self._stop:
-            self._obey()
 
     def _read(self) -> None:
         rows = self._database.execute("SELECT about, wanted, heard FROM wishes").fetchall()

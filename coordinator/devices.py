@@ -149,7 +149,7 @@ class Devices:
 
 def attend(participant: Participant, link: MemoryLink) -> bool:
     """All that is due at a device; False once it has left the run."""
-    while participant.turn(0.0) and link.waiting:
+    while participant.turn(0.0) and link.backlog:
         pass
     if participant.over:
         participant.leave()

@@ -108,6 +108,11 @@ class Inbox:
             disk.sync(path.parent)
         return transfer.offer, path
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """How many transfers flow, and how many wait for a slot."""
+        return len(self._flowing), len(self._waiting)
+
     def grants(self, now: float) -> Iterator[tuple[str, messages.Grant]]:
         """The acknowledgements that are due, and slots for those who wait."""
         for key, transfer in list(self._flowing.items()):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,9 +23,7 @@ from models.submodel import Submodel
 if TYPE_CHECKING:
     from coordinator.agent import Agent
 
-__all__ = ["Lines", "Say", "Screen", "Watch", "closing_table", "human_bytes"]
-
-log = logging.getLogger("coordinator")
+__all__ = ["Lines", "Say", "Screen", "Several", "Watch", "closing_table", "human_bytes", "timing"]
 
 Say = Callable[[str], None]
 """Where words for people go."""
@@ -45,7 +43,54 @@ class Watch(Protocol):
 
     def changed(self) -> None: ...
 
+    def took(self, what: str, seconds: float) -> None: ...
+
+    def paused(self) -> None: ...
+
     def ended(self, done: Round) -> None: ...
+
+
+class Several:
+    """Tells each of several watches."""
+
+    def __init__(self, *watches: Watch) -> None:
+        self._watches = watches
+
+    def waiting(self, ready: int, wanted: int) -> None:
+        for watch in self._watches:
+            watch.waiting(ready, wanted)
+
+    def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
+        for watch in self._watches:
+            watch.began(number, rounds, chosen)
+
+    def folded(self, entry: Entry) -> None:
+        for watch in self._watches:
+            watch.folded(entry)
+
+    def changed(self) -> None:
+        for watch in self._watches:
+            watch.changed()
+
+    def took(self, what: str, seconds: float) -> None:
+        for watch in self._watches:
+            watch.took(what, seconds)
+
+    def paused(self) -> None:
+        for watch in self._watches:
+            watch.paused()
+
+    def ended(self, done: Round) -> None:
+        for watch in self._watches:
+            watch.ended(done)
+
+
+@contextmanager
+def timing(watch: Watch, what: str) -> Iterator[None]:
+    """Tells how long something took."""
+    start = time.perf_counter()
+    yield
+    watch.took(what, time.perf_counter() - start)
 
 
 def human_bytes(count: float) -> str:
@@ -62,7 +107,7 @@ class Lines:
     def __init__(self, say: Say) -> None:
         self._say = say
         self._waiting = (-1, -math.inf)  # how many agents there were when it was last said, and when that was
-        self._rounds = 0
+        self._rounds, self._paused = 0, False
         self._ended: list[float] = []  # when rounds ended, by the monotonic clock
 
     def waiting(self, ready: int, wanted: int) -> None:
@@ -71,7 +116,7 @@ class Lines:
             self._say(f"waiting: {ready} of {wanted} agents")
 
     def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
-        self._rounds = rounds
+        self._rounds, self._paused = rounds, False
         self._ended = self._ended or [time.monotonic()]
         names = [f"{agent} {submodel.unowned.name}" for agent, submodel in sorted(chosen.items())]
         if len(names) > NAMED:
@@ -79,10 +124,18 @@ class Lines:
         self._say(f"round {number} of {rounds}: " + ", ".join(names))
 
     def folded(self, entry: Entry) -> None:
-        log.info("%s: folded %s, loss %.3f, %.1f s", entry.agent, entry.submodel, entry.loss, entry.seconds)
+        pass
 
     def changed(self) -> None:
         pass
+
+    def took(self, what: str, seconds: float) -> None:
+        pass
+
+    def paused(self) -> None:
+        if not self._paused:
+            self._say("paused: no round begins until `coordinator pause --off`")
+        self._paused = True
 
     def ended(self, done: Round) -> None:
         missing = [f"{e.agent} {e.outcome}" for e in done.entries if e.outcome != "folded"]
@@ -140,6 +193,13 @@ class Screen:
     def folded(self, entry: Entry) -> None:
         self._note = f"folded {entry.agent}"
         self.changed(now=True)
+
+    def took(self, what: str, seconds: float) -> None:
+        pass
+
+    def paused(self) -> None:
+        self._note = "paused: `coordinator pause --off` goes on"
+        self.changed()
 
     def changed(self, *, now: bool = False) -> None:
         if self._live is not None and (now or time.monotonic() - self._drawn > 0.1):

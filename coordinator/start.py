@@ -20,6 +20,7 @@ from coordinator.assignment import pinned
 from coordinator.config import Config, elsewhere, to_json
 from coordinator.evaluation import Evaluator
 from coordinator.fleet import Fleet
+from coordinator.oversight import Oversight, overseen
 from coordinator.progress import Watch
 from coordinator.rounds import PATIENCE, Result, Run, conduct, wait_for
 from coordinator.store import Facts, Store
@@ -158,7 +159,15 @@ def run(
 
     patience: times the predicted seconds after which a round without a deadline closes. device: where the coordinator itself computes.
     durable: whether what agents sent survives this process and a power cut; else a round that is interrupted begins anew.
+    Raises Stopped where people asked for that (`coordinator.control`): the run can be resumed.
     """
+    with overseen(prepared.store.folder, prepared.config, watch) as sight:
+        return _announced(prepared, link, sight, bind, patience, device, durable)
+
+
+def _announced(
+    prepared: Prepared, link: Link, sight: Oversight, bind: Callable[[Fleet], None], patience: float, device: str, durable: bool
+) -> Result:
     config, method, store = prepared.config, prepared.method, prepared.store
     settings = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
     known = store.read_facts().network or (network_for(config, [prepared.held.card()]) if prepared.held is not None else None)
@@ -180,13 +189,14 @@ def run(
         slots=config.wire.slots,
         chunk=config.wire.chunk,
         sync=durable,
-        notify=watch.changed,
+        notify=sight.watch.changed,
     )
     fleet.select = selecting(config)
     bind(fleet)
+    sight.follow(fleet)
     try:
         fleet.announce()
-        return _conduct(prepared, fleet, settings, watch, patience, device, durable)
+        return _conduct(prepared, fleet, settings, sight, patience, device, durable)
     except LinkError:
         raise
     except StoreError:  # a disk that is full is no end: the agents wait for a coordinator that resumes
@@ -200,11 +210,13 @@ def run(
         raise
 
 
-def _conduct(prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], watch: Watch, patience: float, device: str, durable: bool) -> Result:
+def _conduct(
+    prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], sight: Oversight, patience: float, device: str, durable: bool
+) -> Result:
     """The rounds, once the network is known: from the store, the coordinator's data or the agents' cards."""
     config, method, store, known = prepared.config, prepared.method, prepared.store, fleet.run.network
     if known is None:
-        ready = wait_for(fleet, config.fleet.min_agents, config.fleet.wait, watch)
+        ready = wait_for(fleet, config.fleet.min_agents, config.fleet.wait, sight.watch)
         known = network_for(config, [agent.profile.data for agent in ready if agent.profile is not None])
         fleet.reannounce(asking(replace(fleet.run, network=known, calibration=timed(known, method, settings)), method, settings))
     network = known
@@ -214,7 +226,7 @@ def _conduct(prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], w
     evaluator = Evaluator(config, method, menu, fleet, prepared.held, patience, device)
     tensors = beginning(config, network, method)
     pins = pinned(menu, config.assign.submodels)
-    return conduct(Run(config, method, network, menu, fleet, store, evaluator, watch, tensors, pins, patience, durable))
+    return conduct(Run(config, method, network, menu, fleet, store, evaluator, sight.watch, tensors, pins, patience, durable, sight.helm))
 
 
 def beginning(config: Config, network: Network, method: Method) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from coordinator.collection import Settled
 from coordinator.config import Config
 from coordinator.evaluation import ENDLESS
 from coordinator.journal import Entry, Folded, Opened, Standstill
+from coordinator.progress import timing
 from coordinator.scores import of_training
 from coordinator.store import Score
 from coordinator.weights import Shipment, received
@@ -132,7 +133,8 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
         settled=None if left is None else left.settled,
     ):
         plan = run.method.place(round.state, update.submodel)
-        fold(total, run.method.parts(round.state, plan, received(update)), (update.agent, update.attempt))
+        with timing(run.watch, "fold"):
+            fold(total, run.method.parts(round.state, plan, received(update)), (update.agent, update.attempt))
         folded[update.agent] = learned(run, settled, update, len(folded))
         run.standings[update.agent] = folded[update.agent].standing
         run.fleet.folded[update.agent] = opened.round
@@ -153,7 +155,8 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
 
 def keep(run: Run, round: int, total: Total, folded: Sequence[Folded], spooled: list[Settled]) -> None:
     """A snapshot; the updates in it need not stay in the spool."""
-    run.store.journal.snapshot(round, total, folded)
+    with timing(run.watch, "snapshot"):
+        run.store.journal.snapshot(round, total, folded)
     for settled in spooled:
         if settled.update is not None:
             settled.update.unlink()

@@ -46,6 +46,10 @@ class Link(Protocol):
     sent_bytes: int  # topics and payloads published since the link was made
     received_bytes: int
 
+    @property
+    def backlog(self) -> int:
+        """Deliveries that came and wait for `receive`."""
+
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         """Sends a message, or queues it while the link is down. Raises LinkError if it is too large, or the queue stays full."""
 
@@ -143,6 +147,10 @@ class MqttLink:
         with self._lock:
             if self._patterns.pop(pattern, "") is None:
                 self._client.unsubscribe(pattern)
+
+    @property
+    def backlog(self) -> int:
+        return len(self._inbox)
 
     def receive(self, timeout: float) -> Delivery | None:
         delivery = self._inbox.get(timeout)

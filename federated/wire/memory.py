@@ -151,9 +151,8 @@ class MemoryLink:
         self._broker.forget(self, pattern)
 
     @property
-    def waiting(self) -> bool:
-        """Whether `receive` would give something at once."""
-        return bool(self._inbox)
+    def backlog(self) -> int:
+        return len(self._inbox)
 
     def receive(self, timeout: float) -> Delivery | None:
         delivery = self._inbox.get(timeout)

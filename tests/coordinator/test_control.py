@@ -59,6 +59,7 @@ def test_a_pause_is_heard_within_a_second_and_lasts_until_it_is_taken_back(folde
 
 
 def test_a_stop_waits_for_the_end_of_the_round(folder: Path, helm: Helm, clock: Clock) -> None:
+    helm.within()
     wish(folder, "stop")
     clock.now = 1.0
     helm.look()
@@ -69,8 +70,16 @@ def test_a_stop_waits_for_the_end_of_the_round(folder: Path, helm: Helm, clock: 
 
 
 def test_a_stop_now_does_not_wait(folder: Path, helm: Helm, clock: Clock) -> None:
+    helm.within()
     wish(folder, "stop")
     wish(folder, "stop now")
+    clock.now = 1.0
+    with pytest.raises(Stopped):
+        helm.look()
+
+
+def test_a_stop_is_heeded_at_once_while_no_round_is_under_way(folder: Path, helm: Helm, clock: Clock) -> None:
+    wish(folder, "stop")
     clock.now = 1.0
     with pytest.raises(Stopped):
         helm.look()

@@ -1,0 +1,242 @@
+"""What a coordinator does at this moment, as a small file in the run's folder: whoever may read the folder can see it, and no port is opened.
+
+The file is written anew about once a second while the coordinator turns. It is for people and monitors only: nothing is resumed from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from coordinator.agent import Agent
+from coordinator.collection import Settled
+from coordinator.fleet import Fleet
+from coordinator.journal import Entry
+from coordinator.scores import overall
+from coordinator.store import Round
+from models.submodel import Submodel
+
+__all__ = ["FILE", "STATES", "TASKS", "Member", "Now", "Observer", "read", "standing", "state_of"]
+
+log = logging.getLogger(__name__)
+
+FILE = "now.json"
+EVERY = 1.0  # seconds between two writings
+AGENTS = 1000  # at most so many are written one by one
+TASKS = ("open", "lost", "received", "folded", "refused", "failed", "paused", "late", "gone", "other")
+STATES = ("idle", "download", "train", "calibrate", "evaluate", "send", "paused", "measuring", "excluded", "refused", "gone", "other")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One agent as the coordinator sees it. state: one of STATES. task: one of TASKS, empty without one."""
+
+    agent: str
+    state: str
+    submodel: str = ""
+    task: str = ""
+    loss: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Now:
+    """phase: waiting, paused, train, calibrate, evaluate, between; at the end over, stopped or failed, with the reason.
+
+    round: under way, or done last. began: of the round; all times are UTC, as ISO 8601 writes them. tasks, agents: how many are how.
+    bytes: through the coordinator's link since it started. receiving, waiting: updates on their way in, and in line for that.
+    queued: messages that came and are not handled yet. spool_files, spool_bytes: on the coordinator's disk.
+    """
+
+    run: str
+    pid: int
+    started: str
+    updated: str
+    phase: str
+    round: int
+    rounds: int
+    began: str = ""
+    wanted: int = 0
+    tasks: dict[str, int] = field(default_factory=dict)
+    agents: dict[str, int] = field(default_factory=dict)
+    members: tuple[Member, ...] = ()
+    bytes_up: int = 0
+    bytes_down: int = 0
+    receiving: int = 0
+    waiting: int = 0
+    queued: int = 0
+    spool_files: int = 0
+    spool_bytes: int = 0
+    reason: str = ""
+
+
+def read(folder: Path) -> Now | None:
+    """What the run's coordinator wrote last; None where there is nothing, or nothing to understand."""
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=Now)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def state_of(agent: Agent) -> str:
+    """How an agent is, in one of STATES."""
+    if agent.refused:
+        return "refused"
+    if not agent.online:
+        return "gone"
+    if agent.profile is None:
+        return "measuring"
+    if agent.absence:
+        return "paused" if agent.paused and not agent.excluded else "excluded"
+    return agent.state if agent.state in STATES else "other"
+
+
+def standing(entry: Settled) -> str:
+    """How a task stands, in one of TASKS."""
+    if entry.outcome:
+        word = entry.outcome.partition(":")[0]
+        return word if word in TASKS else "other"
+    if entry.update is not None:
+        return "received"
+    return "lost" if entry.lost else "open"
+
+
+class Observer:
+    """A watch that keeps the file, and logs what happens with fields that `coordinator log` can look for.
+
+    about: the fields of the present round, for whoever records (`federated.logs.recording`).
+    """
+
+    def __init__(self, folder: Path, run: str, rounds: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder, self.run, self.rounds, self.clock = folder, run, rounds, clock
+        self.about: dict[str, Any] = {"run": run, "round": 0}
+        self.phase, self.round, self.wanted, self.reason = "between", 0, 0, ""
+        self._started, self._began = _utc(), ""
+        self._fleet: Fleet | None = None
+        self._written = -math.inf
+
+    def follow(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    # ---- as a watch ------------------------------------------------------------------------------------------------
+
+    def waiting(self, ready: int, wanted: int) -> None:
+        self.phase, self.wanted = "waiting", wanted
+        self.tick()
+
+    def paused(self) -> None:
+        if self.phase != "paused":
+            log.info("paused after round %d", self.round, extra={"event": "paused"})
+        self.phase = "paused"
+        self.tick()
+
+    def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
+        self.round, self.rounds, self.phase, self._began = number, rounds, "train", _utc()
+        self.about["round"] = number
+        log.info("round %d of %d began with %d agents", number, rounds, len(chosen), extra={"event": "round began", "asked": len(chosen)})
+        self.tick(now=True)
+
+    def folded(self, entry: Entry) -> None:
+        fields = {"agent": entry.agent, "submodel": entry.submodel, "outcome": "folded", "loss": entry.loss, "seconds": round(entry.seconds, 3)}
+        log.info("%s: folded %s, loss %.3f, %.1f s", entry.agent, entry.submodel, entry.loss, entry.seconds, extra={"event": "folded", **fields})
+        self.tick()
+
+    def took(self, what: str, seconds: float) -> None:
+        if what != "fold":
+            log.info("%s took %.2f s", what, seconds, extra={"event": what, "seconds": round(seconds, 4)})
+        self.tick()
+
+    def changed(self) -> None:
+        self.tick()
+
+    def ended(self, done: Round) -> None:
+        self.phase = "between"
+        for entry in done.entries:
+            if entry.outcome != "folded":
+                settled = {"event": "settled", "agent": entry.agent, "submodel": entry.submodel, "outcome": entry.outcome}
+                log.info("%s: %s", entry.agent, entry.outcome, extra=settled)
+        folded, found = sum(e.outcome == "folded" for e in done.entries), overall(done.scores)
+        fields: dict[str, Any] = {"seconds": round(done.seconds, 3), "folded": folded, "asked": len(done.entries), "bytes_up": done.bytes_up}
+        accuracy = {"accuracy": found[-1].accuracy, "worst_accuracy": min(s.accuracy for s in found)} if found else {}
+        told: dict[str, Any] = {"event": "round ended", **fields, "bytes_down": done.bytes_down, **accuracy}
+        log.info("round %d ended: %d of %d updates, %.1f s", done.round, folded, len(done.entries), done.seconds, extra=told)
+        self.tick(now=True)
+
+    def end(self, phase: str, reason: str) -> None:
+        """The last word: phase `over`, `stopped` or `failed`."""
+        self.phase, self.reason = phase, reason
+        log.info("the coordinator ends: %s", reason, extra={"event": "coordinator ended", "phase": phase})
+        self.tick(now=True)
+
+    # ---- the file --------------------------------------------------------------------------------------------------
+
+    def tick(self, *, now: bool = False) -> None:
+        """Writes, if it is time to; called often."""
+        at = self.clock()
+        if self._fleet is None or not (now or at - self._written >= EVERY):
+            return
+        self._written = at
+        part = self.folder / f"{FILE}.part"
+        with contextlib.suppress(OSError):  # a full disk is said by those who must write
+            part.write_bytes(msgspec.json.encode(self.now(self._fleet)))
+            part.replace(self.folder / FILE)
+
+    def now(self, fleet: Fleet) -> Now:
+        entries = list(fleet.collection.entries.values())
+        phase = self.phase if self.phase != "train" or not entries else entries[0].task.work
+        agents = list(fleet.agents.values())  # at once: another thread may ask, while one is added
+        agents.sort(key=lambda agent: agent.name)
+        (receiving, waiting), (files, size) = fleet.inbox.load, spooled(fleet.inbox.spool)
+        return Now(
+            self.run,
+            os.getpid(),
+            self._started,
+            _utc(),
+            phase,
+            self.round,
+            self.rounds,
+            self._began,
+            self.wanted,
+            dict(Counter(map(standing, entries))),
+            dict(Counter(map(state_of, agents))),
+            tuple(members(agents[:AGENTS], entries)),
+            fleet.link.received_bytes,
+            fleet.link.sent_bytes,
+            receiving,
+            waiting,
+            fleet.link.backlog,
+            files,
+            size,
+            self.reason[:1000],
+        )
+
+
+def members(agents: list[Agent], entries: list[Settled]) -> list[Member]:
+    tasks = {entry.task.agent: standing(entry) for entry in entries}
+    return [Member(a.name, state_of(a), a.submodel, tasks.get(a.name, ""), None if math.isnan(a.loss) else a.loss, a.absence[:200]) for a in agents]
+
+
+def spooled(spool: Path) -> tuple[int, int]:
+    """Files in the spool, and their bytes together."""
+    files, size = 0, 0
+    for folder, _, names in os.walk(spool):
+        for name in names:
+            with contextlib.suppress(OSError):  # gone meanwhile
+                size += os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118  # of a thousand files, each second
+                files += 1
+    return files, size
+
+
+def _utc() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,177 @@
+"""What Prometheus may ask of a coordinator, at `[metrics] listen`. By the library prometheus-client, which is imported only where it is wanted.
+
+Labels are words from fixed lists (states, outcomes, kinds of refusal): no agent is named, and what agents say makes no new series. What is counted is
+counted since this coordinator started. Beyond loopback it answers only those who show a certificate of the authority that is named.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinator.config import Metrics
+from coordinator.fleet import Fleet
+from coordinator.journal import Entry
+from coordinator.live import STATES, TASKS, Observer
+from coordinator.store import Round
+from federated.errors import ConfigError, LinkError, MissingExtra, UsageError
+from models.submodel import Submodel
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+__all__ = ["REFUSALS", "STAGES", "Meter", "serving"]
+
+STAGES = ("fold", "snapshot", "finish", "evaluate", "save")
+REFUSALS = ("joining", "protocol", "malformed", "message", "unasked", "size", "update")
+OUTCOMES = tuple(word for word in TASKS if word not in ("open", "lost", "received"))
+SHORT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # seconds, of what the coordinator computes
+LONG = (1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 10800.0)  # seconds, of what fleets need
+ENDING = 2.0  # seconds that ending the server may take
+
+
+class Meter:
+    """A watch that counts, and a collector that looks at the fleet when it is asked. `registry` is what to serve."""
+
+    def __init__(self, observer: Observer, epsilon: Callable[[], float | None] = lambda: None) -> None:
+        """epsilon: what of the privacy budget is spent; None where the run is not private. Raises MissingExtra."""
+        try:
+            from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+        except ModuleNotFoundError:
+            raise MissingExtra("--metrics", "coordinator", "prometheus-client") from None
+        self._observer, self._epsilon = observer, epsilon
+        self._fleet: Fleet | None = None
+        self.registry = CollectorRegistry()
+        self._rounds = Counter("espalier_rounds", "Finished rounds.", registry=self.registry)
+        self._round = Gauge("espalier_round", "The round under way, or done last.", registry=self.registry)
+        self._wanted = Gauge("espalier_rounds_wanted", "Rounds that the run is to have.", registry=self.registry)
+        self._seconds = Histogram("espalier_round_seconds", "How long rounds took.", buckets=LONG, registry=self.registry)
+        self._stages = Histogram("espalier_stage_seconds", "How long the coordinator computed.", ["stage"], buckets=SHORT, registry=self.registry)
+        self._waited = Histogram("espalier_update_seconds", "From a task to its accepted update.", buckets=LONG, registry=self.registry)
+        self._updates = Counter("espalier_updates", "Tasks of finished rounds by what became of them.", ["outcome"], registry=self.registry)
+        self._accuracy = Gauge("espalier_accuracy_ratio", "Of the submodels in the last evaluation.", ["of"], registry=self.registry)
+        for stage in STAGES:
+            self._stages.labels(stage)
+        for outcome in OUTCOMES:
+            self._updates.labels(outcome)
+        self.registry.register(self)
+
+    def follow(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    # ---- as a watch ------------------------------------------------------------------------------------------------
+
+    def waiting(self, ready: int, wanted: int) -> None: ...
+
+    def paused(self) -> None: ...
+
+    def changed(self) -> None: ...
+
+    def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
+        self._round.set(number)
+        self._wanted.set(rounds)
+
+    def folded(self, entry: Entry) -> None:
+        self._waited.observe(entry.seconds)
+
+    def took(self, what: str, seconds: float) -> None:
+        self._stages.labels(what if what in STAGES else "other").observe(seconds)
+
+    def ended(self, done: Round) -> None:
+        from coordinator.scores import overall
+
+        self._rounds.inc()
+        self._seconds.observe(done.seconds)
+        for entry in done.entries:
+            word = entry.outcome.partition(":")[0]
+            self._updates.labels(word if word in OUTCOMES else "other").inc()
+        if found := overall(done.scores):
+            self._accuracy.labels("largest").set(found[-1].accuracy)
+            self._accuracy.labels("worst").set(min(score.accuracy for score in found))
+
+    # ---- when asked, in the server's thread --------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        fleet, now = self._fleet, None if self._fleet is None else self._observer.now(self._fleet)
+        if fleet is None or now is None:
+            return
+        agents = GaugeMetricFamily("espalier_agents", "Agents that the coordinator knows, by state.", labels=["state"])
+        for state in STATES:
+            agents.add_metric([state], now.agents.get(state, 0))
+        yield agents
+        tasks = GaugeMetricFamily("espalier_tasks", "Tasks of the round under way, by how they stand.", labels=["state"])
+        for state in TASKS:
+            tasks.add_metric([state], now.tasks.get(state, 0))
+        yield tasks
+        refused = CounterMetricFamily("espalier_rejects", "Messages and updates that were not accepted, by kind.", labels=["reason"])
+        for kind in REFUSALS:
+            refused.add_metric([kind], fleet.refused.get(kind, 0))
+        yield refused
+        moved = CounterMetricFamily("espalier_link_bytes", "Bytes through the coordinator's link, seen from the agents.", labels=["direction"])
+        moved.add_metric(["up"], now.bytes_up)
+        moved.add_metric(["down"], now.bytes_down)
+        yield moved
+        yield GaugeMetricFamily("espalier_transfers_receiving", "Updates that are coming in.", now.receiving)
+        yield GaugeMetricFamily("espalier_transfers_waiting", "Updates that wait for a slot.", now.waiting)
+        yield GaugeMetricFamily("espalier_link_queue_length", "Deliveries that came and are not handled yet.", now.queued)
+        yield GaugeMetricFamily("espalier_spool_files", "Files in the coordinator's spool.", now.spool_files)
+        yield GaugeMetricFamily("espalier_spool_bytes", "Bytes in the coordinator's spool.", now.spool_bytes)
+        if (spent := self._epsilon()) is not None:
+            yield GaugeMetricFamily("espalier_privacy_epsilon", "Privacy spent so far, epsilon at the configured delta.", spent)
+
+
+@contextmanager
+def serving(meter: Meter, wanted: Metrics) -> Iterator[str]:
+    """Answers at `wanted.listen`, in a thread of its own; the address, with the port that it got for port 0.
+
+    Raises UsageError for an address that is none, ConfigError for one that others could reach without a certificate or for unusable files,
+    LinkError where the port is taken.
+    """
+    from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
+
+    host, port, local = listening(wanted.listen)
+    secured = {"certfile": wanted.certificate, "keyfile": wanted.key, "client_cafile": wanted.ca}
+    if not local and not all(secured.values()):
+        raise ConfigError(
+            f"metrics.listen = '{wanted.listen}' opens the metrics to the network: name metrics.certificate, metrics.key and metrics.ca, and only "
+            "who shows a certificate of that authority is answered; or listen on loopback and let a proxy or an SSH tunnel through"
+        )
+    if missing := [path for path in secured.values() if path and not Path(path).is_file()]:
+        raise ConfigError(f"metrics: the file {missing[0]} does not exist")
+    ProcessCollector(registry=meter.registry)
+    PlatformCollector(registry=meter.registry)
+    assert isinstance(meter.registry, CollectorRegistry)
+    options: dict[str, Any] = {**secured, "client_auth_required": True} if all(secured.values()) else {}
+    try:
+        server, thread = start_http_server(port, host, meter.registry, **options)
+    except ssl.SSLError as error:
+        raise ConfigError(f"metrics: the certificate, its key and the authority do not go together: {error}") from error
+    except OSError as error:
+        raise LinkError(f"metrics cannot be served at {wanted.listen}: {error.strerror or error}; choose another port by --metrics") from error
+    try:
+        yield f"{'https' if options else 'http'}://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
+    finally:
+        threading.Thread(target=server.shutdown, daemon=True).start()  # who connects and says nothing may hold it up: nobody waits for them
+        thread.join(ENDING)
+        server.server_close()
+
+
+def listening(text: str) -> tuple[str, int, bool]:
+    """Host, port, and whether only this machine can reach it. Raises UsageError."""
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"metrics.listen: expected HOST:PORT, such as 127.0.0.1:9464, found '{text}'")
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise UsageError(f"metrics.listen: expected an address of this machine, found '{host}': {error}") from error
+    return host, int(port), all(ipaddress.ip_address(one.split("%")[0]).is_loopback for one in found)

@@ -1,0 +1,21 @@
+"""What the commands of `coordinator` have in common."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import click
+
+from federated.console import speaking_plainly
+
+__all__ = ["RUNS", "plainly"]
+
+RUNS = click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, metavar="DIR", help="where runs are kept")
+
+
+def plainly(command: str) -> AbstractContextManager[None]:
+    """Errors of a command in plain words; see `federated.console.speaking_plainly`."""
+    return speaking_plainly(
+        f"coordinator {command}", "coordinator,export", "interrupted" + ("; go on later with --resume" if command in {"start", "simulate"} else "")
+    )
