@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 SILENCE = 45.0  # seconds: three missed heartbeats
 OWING = 3.0  # seconds after which an idle agent is told its task again
+REVOKED = "its certificate was revoked"
 TEMPORARY = "now"  # folder of the spool for updates that go as they are folded
 
 
@@ -58,6 +59,8 @@ class Fleet:
         self.accept: Callable[[Profile], str] = lambda profile: ""  # why an agent cannot take part, or nothing
         self.select: Callable[[Profile], str] = lambda profile: ""  # why one that could is not to, or nothing
         self.alive: Callable[[], None] = lambda: None  # hears of every turn
+        self.barred: Callable[[], frozenset[str]] = frozenset  # the agents that were shut out; another set whenever they are others
+        self._expelled: frozenset[str] = frozenset()
         self.inbox = Inbox(spool, slots, sync=sync)
         self.shelf = Shelf(link, run.run, spool, chunk)
         self.collection = Collection()
@@ -115,6 +118,8 @@ class Fleet:
         """Handles one delivery, if one comes in time, and notices who has gone silent."""
         self.each_turn()
         self.alive()
+        if (barred := self.barred()) is not self._expelled:
+            self._expel(barred)
         delivery = self.link.receive(timeout)
         if delivery is not None:
             try:
@@ -208,7 +213,7 @@ class Fleet:
             self._publish_card()
             self.shelf.restock()
         where = topics.parse(delivery.topic)
-        if where is None or not where.agent or not delivery.payload:
+        if where is None or not where.agent or not delivery.payload or where.agent in self._expelled:
             return
         message = messages.decode(delivery.payload)
         agent = self.agents.setdefault(where.agent, Agent(where.agent))
@@ -271,6 +276,20 @@ class Fleet:
         for entry in self.collection.of(agent.name):
             entry.lost = True
         self.notify()
+
+    def _expel(self, barred: frozenset[str]) -> None:
+        """Hears and asks agents no more whose certificates were revoked, and folds nothing of theirs; one that enrolled anew may come back."""
+        self._expelled = barred
+        for agent in self.agents.values():
+            if agent.name not in barred:
+                agent.refused = "" if agent.refused == REVOKED else agent.refused
+            elif agent.refused != REVOKED:
+                agent.refused, agent.profile = REVOKED, None
+                for entry in self.collection.of(agent.name):
+                    if entry.update is not None:
+                        entry.update.unlink(missing_ok=True)
+                    entry.update, entry.outcome = None, entry.outcome or f"refused: {REVOKED}"
+                self._lose(agent, REVOKED)
 
     def _fail(self, agent: Agent, failure: messages.Failure) -> None:
         entry = self.collection.find(agent.name, failure)
