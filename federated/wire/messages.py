@@ -325,7 +325,7 @@ def decode(payload: bytes | bytearray | memoryview) -> Message:
             message = _CHUNK.decode(envelope.body)
         else:
             message = msgspec.convert(_unpack(envelope.body), MESSAGES[kind], strict=True, builtin_types=(bytes,))
-    except (msgspec.MsgspecError, OverflowError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise Malformed(f"message '{kind}': {error}") from None
     _check(kind, message)
     return message
