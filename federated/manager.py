@@ -1,7 +1,7 @@
-"""What a long-running command tells the service manager that started it (systemd's sd_notify): ready, alive, doing this, stopping.
+"""What a long-running command tells whoever watches it: a service manager (systemd's sd_notify), or a container's health check.
 
 Who calls `alive` is the loop that does the work, never a thread of its own: a loop that hangs is then seen to hang, and started anew.
-Where no manager listens, nothing is sent.
+Where nobody listens, nothing is sent. A health check has the file that ESPALIER_ALIVE names: it is touched while the loop turns.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 
 from sdnotify import SystemdNotifier
@@ -18,6 +19,7 @@ from sdnotify import SystemdNotifier
 __all__ = ["Manager"]
 
 PARTS = 4  # pings in the time after which silence counts as hanging
+TOUCH = 10.0  # seconds between two touches of the file of a health check
 LONGEST = 200  # characters of a status
 TELL = 1.0  # seconds between two looks at the status
 
@@ -29,9 +31,10 @@ class Manager:
         self._clock = clock
         self._notifier = SystemdNotifier() if os.environ.get("NOTIFY_SOCKET") else None  # without, it would leave a socket open
         self._period = watchdog(os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")) / PARTS
-        self._ping = self._tell = -math.inf  # when to, next
+        self._file = Path(os.environ["ESPALIER_ALIVE"]) if os.environ.get("ESPALIER_ALIVE") else None
+        self._ping = self._tell = self._touch = -math.inf  # when to, next
         self._told = ""
-        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
+        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "ESPALIER_ALIVE"):
             os.environ.pop(name, None)
 
     def __enter__(self) -> Manager:
@@ -50,9 +53,13 @@ class Manager:
 
     def alive(self, status: Callable[[], str]) -> None:
         """The loop came round. Cheap: pings a few times in the manager's patience; asks for the status once a second, and tells another one."""
-        if self._notifier is None:
+        if self._notifier is None and self._file is None:
             return
         now = self._clock()
+        if self._file is not None and now >= self._touch:
+            self._touch = now + TOUCH
+            with suppress(OSError):  # a file that cannot be written is old, and the check says so
+                self._file.touch()
         if self._period and now >= self._ping:
             self._ping = now + self._period
             self._send("WATCHDOG=1")

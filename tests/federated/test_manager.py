@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,3 +82,24 @@ def test_a_manager_that_is_gone_ends_nothing(heard: socket.socket) -> None:
 def test_a_status_is_one_line_of_plain_characters() -> None:
     assert line("round 3 of\n 5: größer") == "round 3 of 5: gr??er"
     assert len(line("x" * 1000)) == 200
+
+
+def test_a_health_check_s_file_is_touched_while_the_loop_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, now = tmp_path / "alive", [0.0]
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    monkeypatch.setenv("ESPALIER_ALIVE", str(file))
+    with Manager(lambda: now[0]) as manager:
+        manager.ready()
+        os.utime(file, (0, 0))
+        now[0] = 9.9
+        manager.alive(lambda: "")
+        assert file.stat().st_mtime == 0
+        now[0] = 10.0
+        manager.alive(lambda: "")
+        assert time.time() - file.stat().st_mtime < 60
+
+
+def test_a_health_check_s_file_that_cannot_be_written_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPALIER_ALIVE", str(tmp_path / "nowhere" / "alive"))
+    with Manager() as manager:
+        manager.alive(lambda: "x")
