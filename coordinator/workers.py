@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -15,6 +17,8 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import lru_cache
 from itertools import repeat
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +42,7 @@ class Workers:
 
     def __init__(self, source: Source, several: int, device: str) -> None:
         several = several or (1 if device == "cuda" else len(os.sched_getaffinity(0)))
-        context = multiprocessing.get_context("spawn")
+        context = beginning()
         self.device = device
         self._stopped = context.RawValue(ctypes.c_bool, False)  # no lock in it, which a worker that is killed could keep
         self._pool = ProcessPoolExecutor(several, mp_context=context, initializer=settle, initargs=(blank(source), self._stopped))
@@ -67,6 +71,22 @@ class Workers:
     def close(self) -> None:
         self.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def beginning() -> SpawnContext | ForkServerContext:
+    """How they start: where forking is safe, each as a copy of one process that has loaded PyTorch, which takes seconds and much memory.
+
+    That process is this one's child, and loads nothing but code, so that a copy of it has no thread's lock held, nor anything of a GPU. It begins
+    to at once, while this one prepares the run.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which it inherits: ctrl-C is not for it, nor for the workers
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
 
 
 def outcome(done: Future[float]) -> float | str:

@@ -51,11 +51,12 @@ def started(tmp_path: Path):
 
 
 def training(parent: int) -> list[int]:
-    """The workers of a simulation, as soon as both have used a processor for longer than it takes to start."""
+    """The workers of a simulation, as soon as both have used a processor for longer than it takes to start as a copy."""
     limit = time.monotonic() + 60
     while time.monotonic() < limit:
-        found = [pid for pid in children(parent) if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
-        if len(found) == 2 and all(seconds(pid) > 5 for pid in found):
+        servers = [pid for pid in children(parent) if "forkserver" in Path(f"/proc/{pid}/cmdline").read_text()]
+        found = [pid for server in servers for pid in children(server)]
+        if len(found) == 2 and all(seconds(pid) > 0.5 for pid in found):
             return found
         time.sleep(0.1)
     raise AssertionError("the workers never trained")
