@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import click
 
-from benchmarks import aggregation, codec, inference, methods, pacing, predict
+from benchmarks import aggregation, codec, fuzz, inference, methods, pacing, predict
 from benchmarks.table import Row, lines
 from federated.console import FORMAT
 
@@ -29,6 +29,7 @@ def timed(name: str, what: str, measure: Callable[[], list[Row]]) -> None:
 
 timed("aggregation", "Fold ten updates of a ResNet-18, beside reading their bytes once.", aggregation.measure)
 timed("codec", "Encode and decode 45 MB of weights, beside one copy of the bytes.", codec.measure)
+main.add_command(fuzz.command)
 main.add_command(inference.command)
 main.add_command(methods.command)
 main.add_command(pacing.command)

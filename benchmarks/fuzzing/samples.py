@@ -1,0 +1,230 @@
+"""Real encodings of everything that is decoded: what a fuzzer starts from."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgspec
+import numpy as np
+
+from export import bundle
+from federated import participant
+from federated.sheet import FORMAT, Calibration, Sheet
+from federated.task import Card, Profile, Recipe, Task, Timing, Update
+from federated.wire import messages as m
+from federated.wire import tensors, topics
+from federated.wire.chunks import slices, split
+from models.families import menu, network
+
+__all__ = [
+    "ADDRESSES",
+    "CARD",
+    "DATA",
+    "MANIFEST",
+    "MESSAGES",
+    "PROFILE",
+    "SELECTIONS",
+    "TASK",
+    "Idle",
+    "blobs",
+    "bombs",
+    "configs",
+    "examples",
+    "framed",
+    "frames",
+    "manifests",
+    "messages",
+    "passwords",
+    "questions",
+    "said_to_agent",
+    "said_to_coordinator",
+    "sheets",
+    "topic_names",
+    "transfers",
+    "updates",
+]
+
+NETWORK = network("preresnet-10", (1, 8, 8), 10)
+SUBMODEL = menu(NETWORK, (0.5, 1.0), (2,))[0]
+SAID = Card("digits", (1, 8, 8), "uint8", 10, 100, 25, (4.9,), (6.0,))
+PROFILE = Profile("a", "h", "Linux", 1.0, 10**9, 1e6, 270336, "torch", SAID, (Timing(SUBMODEL, 32, 0.01),), {"zico": {"w1": 2.0}})
+CARD = m.Run("r", "fedfa", "preresnet-10", NETWORK, (SUBMODEL,), 32, "s0", SAID, {"lr": 0.1})
+TASK = Task("r", 1, 2, "a", "train", SUBMODEL, "v1", "0" * 64, 3000, Recipe(options={"mu": 0.1}), 60.0)
+DATA = bytes(range(250)) * 10
+MANIFEST = split(DATA, 1024, "1-2-train-w0.5-d1")
+VERSION = m.Version("ab" * 6, 9, "ab" * 32, 100, ("w1-d2",), {"a": "w1-d2"})
+MESSAGES: tuple[m.Message, ...] = (
+    m.Abort(1, 2, "late"),
+    m.Chunk("t", 0, 3, 2500, 7, b"\x00\xff"),
+    m.Failure("r", 1, 2, "train", SUBMODEL.name, "out of memory"),
+    m.Goodbye("the run is over"),
+    m.Grant(MANIFEST.transfer, b"\x05", True),
+    m.Heartbeat("a", "s1", "train", 3, 0.5, "train", 4, 10),
+    MANIFEST,
+    m.Offer(MANIFEST, "r", 1, 2, "train", SUBMODEL.name),
+    PROFILE,
+    m.Receipt(MANIFEST.transfer, False, "too large"),
+    m.Refusal("no", "joining"),
+    m.Release("r", VERSION, None, ("a", "b")),
+    CARD,
+    m.Serving("a", "s1", "ab" * 6, "w1-d2", "fp32", "CPUExecutionProvider", 0.001, 0.002, -0.5, 40),
+    m.Status("a", "s1", True),
+    TASK,
+)
+ADDRESSES = (b"localhost", b"broker.example:1884", b"mqtt://user:pass@10.0.0.1:1883", b"mqtts://[::1]:8883?ca=/etc/ca.pem")
+SELECTIONS = (b"memory>=2GB and label=eu", b"not (cpus<1 or kind=pi) and uplink>1MB/s", b"agent!='a b*'")
+CONFIG = b"""name = "r"
+rounds = 3
+seed = 7
+method.name = "fedavg"
+[train]
+lr = 0.1
+[model]
+name = "mlp"
+[fleet]
+min_agents = 2
+quorum = 0.5
+[assign.submodels]
+"a*" = "w1"
+[broker]
+kind = "mosquitto"
+"""
+
+
+@dataclass
+class Idle:
+    """A trainer that never comes to an end."""
+
+    def begin(self, task: Task, weights: Path, result: Path) -> None: ...
+
+    def poll(self) -> participant.Outcome | None:
+        return None
+
+    def cancel(self) -> None: ...
+
+
+def framed(parts: Sequence[bytes]) -> bytes:
+    """Parts, each after its length in two bytes."""
+    return b"".join(len(part).to_bytes(2, "big") + part for part in parts)
+
+
+def frames(data: bytes, most: int = 16) -> Iterator[bytes]:
+    """What `framed` put together; of anything else, what its first bytes say."""
+    at = 0
+    for _ in range(most):
+        if at + 2 > len(data):
+            return
+        length = int.from_bytes(data[at : at + 2], "big")
+        yield data[at + 2 : at + 2 + length]
+        at += 2 + length
+
+
+def messages() -> list[bytes]:
+    return [*(m.encode(message) for message in MESSAGES), *(b"\x83\xa1v\x01\xa4kind\xa3run\xa4body" + bomb for bomb in bombs())]
+
+
+def bombs() -> list[bytes]:
+    """Few bytes of msgpack that would like to be much memory: lengths that are only claimed, and a great many empty maps."""
+    return [b"\xdd\x00\x01\x00\x00" * 900 + bytes(20_000), b"\xdc\x75\x30" + b"\x80" * 30_000, b"\x91" * 2000 + b"\xc0"]
+
+
+def arrays() -> dict[str, Any]:
+    return {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "mask": np.array([True, False]), "empty": np.zeros((0, 3), np.int8)}
+
+
+def made() -> Update:
+    notes = {"loss": 1.0, "labels": [1, 2], "seconds": 2.0, "tallies": {"before": {"count": [3]}}}
+    return Update("r", 1, 2, "a", "train", SUBMODEL, "v1", 10, 1, {}, notes)
+
+
+def blobs() -> list[bytes]:
+    headers = [b"\x82\xa7tensors\x90\xa4meta\x81\xa1a" + bomb for bomb in bombs()]
+    vast = msgpack.packb({"meta": {}, "tensors": [["w", "float32", [0, 2**39, 2**39], 0]]})
+    bare = [tensors.PREFIX.pack(tensors.MAGIC, 1, 0, len(header)) + header + bytes(-(16 + len(header)) % 64) for header in (*headers, vast)]
+    return [
+        *bare,
+        bytes(tensors.encode({}, {})),
+        bytes(tensors.encode({"a": 1, "b": [1.5, None]}, arrays())),
+        bytes(tensors.encode({}, {"x": np.ones(70)})),
+    ]
+
+
+def updates() -> list[bytes]:
+    return [bytes(tensors.encode(msgspec.to_builtins(made()), arrays()))]
+
+
+def topic_names() -> list[bytes]:
+    spelled = [
+        topics.run("r"),
+        topics.status("r", "a"),
+        topics.chunk(topics.upload("r", "a", "t"), 3),
+        topics.command("r", "a"),
+        topics.everyone("r"),
+    ]
+    spelled += [topics.manifest(topics.model("r", "v1", "w0.5-d2")), topics.release_card("r"), topics.ask("r", "a", "q"), topics.profile("r", "a")]
+    return [*(text.encode() for text in spelled), b"fl/v1/+/agent/#", b"$SYS/broker"]
+
+
+def transfers() -> list[bytes]:
+    chunks = [m.encode(chunk) for chunk in slices(MANIFEST, DATA)]
+    grants = [m.encode(m.Grant(MANIFEST.transfer, bytes([bits]), True)) for bits in (0, 3, 7)]
+    return [framed(chunks), framed(grants), framed([chunks[1], grants[0], m.encode(MANIFEST), chunks[0]])]
+
+
+def addressed(where: str, *said: m.Message) -> bytes:
+    return framed([where.encode() + b"\0" + m.encode(message) for message in said])
+
+
+def said_to_coordinator() -> list[bytes]:
+    chunk = topics.chunk(topics.upload("r", "a", MANIFEST.transfer), 0)
+    joined = addressed(topics.status("r", "a"), MESSAGES[14]) + addressed(topics.profile("r", "a"), PROFILE)
+    pieces = addressed(chunk, *slices(MANIFEST, DATA))
+    offered = joined + addressed(topics.say("r", "a"), MESSAGES[7])
+    return [joined, offered + pieces, offered + addressed(topics.say("r", "a"), MESSAGES[2]) + addressed(topics.heartbeat("r", "a"), MESSAGES[5])]
+
+
+def said_to_agent() -> list[bytes]:
+    base = topics.model("r", "v1", SUBMODEL.name)
+    told = addressed(topics.command("r", "a"), TASK, *MESSAGES[4:5], *MESSAGES[9:11])
+    weights = addressed(topics.manifest(base), MANIFEST) + addressed(topics.chunk(base, 0), *slices(MANIFEST, DATA))
+    return [
+        told,
+        told + weights,
+        addressed(topics.everyone("r"), MESSAGES[0]) + addressed(topics.run("r"), CARD),
+        addressed(topics.status("r", "a"), MESSAGES[14]),
+    ]
+
+
+def manifests() -> list[bytes]:
+    weights, graph = bundle.File("w1.tensors", 10, "ab" * 32), bundle.File("w1.onnx", 20, "cd" * 32)
+    entry = bundle.Entry("w1", 100, 1000, (bundle.Variant("fp32", graph, 1e-6, 0.9), bundle.Variant("int8-u8s8", graph, 0.1)), weights, ("no",))
+    whole = bundle.Bundle("r", 3, (1, 8, 8), "uint8", "class", 10, 32, (entry,), bundle.File(bundle.CHECK, 5, "ef" * 32), ("0", "1"))
+    return [msgspec.json.encode(whole), b"{}"]
+
+
+def sheets() -> list[bytes]:
+    calibration = Calibration("preresnet", "torch", "train", 1, (Timing(SUBMODEL, 32, 0.01),))
+    return [msgspec.json.encode({"format": FORMAT, **msgspec.to_builtins(Sheet(PROFILE, (calibration,), versions={"torch": "2"}))}), b'{"format":1}']
+
+
+def configs() -> list[bytes]:
+    return [CONFIG, *(file.read_bytes() for file in sorted((Path(__file__).parent.parent / "experiments").glob("*.toml")))]
+
+
+def passwords() -> list[bytes]:
+    return [b"ada:$7$20000$c2FsdHNhbHRzYWx0$" + b"YWJjZA==" * 4 + b"\n# a remark\n\neve:$6$c2FsdA==$YWJj\n", b"bob:plain\n"]
+
+
+def questions() -> list[bytes]:
+    return [b'{"inputs": [[0, 1.5], [true, -3e2]]}', b'{"inputs": 7}']
+
+
+def examples() -> list[bytes]:
+    file = io.BytesIO()
+    np.save(file, np.arange(6, dtype=np.float32).reshape(2, 3))
+    return [file.getvalue(), b"[[1, 2], [3, 4]]", b"[1, 2]\n[3, 4]\n"]

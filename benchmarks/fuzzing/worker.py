@@ -1,0 +1,117 @@
+"""`python -m benchmarks.fuzzing.worker NAME OUT CORPUS INPUTS SEED`: one decoder under libFuzzer, in a process that ends with it.
+
+Crashes are counted and kept, each kind once, instead of ending the process. The kernel refuses memory beyond the declared limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import resource
+import sys
+import time
+import traceback
+import tracemalloc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    from benchmarks.fuzzing.decoders import Decoder
+
+__all__ = ["Worker", "main"]
+
+ROOM = 96 << 20  # bytes that the fuzzer itself may take: its corpus, and what it knows of each edge
+KEPT = 20  # kinds of crashes of which an input is kept
+INSTRUMENTED = ("coordinator", "edge_agent", "export.bundle", "federated.memory", "federated.participant", "federated.sheet", "federated.wire")
+
+
+class Worker:
+    """Feeds one decoder, and counts. found: kinds of crashes, each with the first input that made it, hexadecimal."""
+
+    def __init__(self, decoder: Decoder, inputs: int, out: Path, corpus: Path) -> None:
+        self.decoder, self.inputs, self.out, self.corpus = decoder, inputs, out, corpus
+        self.done = self.crashes = 0
+        self.found: dict[str, str] = {}
+        self.longest = 0.0
+
+    def feed(self, data: bytes) -> None:
+        """One input; writes down how it went once the last is done."""
+        if self.done >= self.inputs:
+            return
+        self.done += 1
+        start = time.perf_counter()
+        try:
+            self.decoder.feed(data)
+        except self.decoder.errors:
+            pass
+        except Exception as error:
+            self.crashes += 1
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            kind = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {str(error)[:120]}"
+            if len(self.found) < KEPT and not any(known.split(":")[:2] == kind.split(":")[:2] for known in self.found):
+                self.found[kind] = data.hex()
+        self.longest = max(self.longest, time.perf_counter() - start)
+        if self.done == self.inputs:
+            told = {"inputs": self.done, "crashes": self.crashes, "found": self.found, "longest": self.longest}
+            self.out.write_text(json.dumps({**told, "peak": weighed(self.decoder, self.corpus)}))
+
+
+def bounded(room: int) -> None:
+    """From here on, the process gets so many more bytes, and MemoryError beyond them."""
+    most = psutil.Process().memory_info().vms + room
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def weighed(decoder: Decoder, corpus: Path) -> int:
+    """The most bytes that any input of a corpus takes at its peak."""
+    worst = 0
+    for path in sorted(corpus.iterdir()):
+        data = path.read_bytes()
+        tracemalloc.start()
+        with contextlib.suppress(Exception):
+            decoder.feed(data)
+        worst = max(worst, tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    return worst
+
+
+def main(arguments: list[str]) -> None:
+    """`NAME OUT CORPUS INPUTS SEED`: fuzzes, and writes to OUT how it went."""
+    name, out, corpus, inputs, seed = arguments
+    import atheris
+
+    with atheris.instrument_imports(include=list(INSTRUMENTED)):
+        from benchmarks.fuzzing.decoders import decoders
+        from benchmarks.fuzzing.mutation import bent
+    decoder = decoders()[name]
+    worker = Worker(decoder, int(inputs), Path(out), Path(corpus))
+    for number, data in enumerate(decoder.seeds):
+        (Path(corpus) / f"seed-{number}").write_bytes(data)
+    options: dict[str, Any] = {}
+    if decoder.shape != "text":
+
+        def mutate(data: bytes, most: int, number: int) -> bytes:
+            rng = random.Random(number)  # noqa: S311  # repeatable, not secret
+            made = bent(data, decoder.shape, rng) if rng.random() < 0.6 else None
+            return made if made is not None and len(made) <= most else bytes(atheris.Mutate(data, most))
+
+        options["custom_mutator"] = mutate
+    given = [
+        f"-runs={inputs}",
+        f"-seed={int(seed) + 1}",
+        f"-max_len={decoder.largest}",
+        "-len_control=0",
+        "-rss_limit_mb=0",
+        "-print_final_stats=1",
+        corpus,
+    ]
+    atheris.Setup([sys.argv[0], *given], worker.feed, **options)
+    bounded(decoder.memory + ROOM)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
