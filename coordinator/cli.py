@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
+from coordinator import admission, steering
 from coordinator.options import RUNS, plainly
-from coordinator.steering import COMMANDS
 from federated.console import FORMAT, speaker
 from federated.errors import ExportError
 from federated.logs import configure
@@ -31,7 +31,7 @@ def main(verbose: bool) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's wish to stop is a person's ctrl-C
 
 
-for command in COMMANDS:
+for command in (*admission.COMMANDS, *steering.COMMANDS):
     main.add_command(command)
 
 
@@ -48,6 +48,9 @@ FLAGS = {  # flag -> key of the configuration
     "listen": "broker.listen",
     "port": "broker.port",
     "passwords": "broker.passwords",
+    "tls": "broker.tls",
+    "hosts": "broker.hosts",
+    "pki": "broker.pki",
     "rounds": "rounds",
     "target_accuracy": "target_accuracy",
     "min_agents": "fleet.min_agents",
@@ -65,8 +68,11 @@ FLAGS = {  # flag -> key of the configuration
 @click.option("--method", metavar="NAME", help="how devices train and updates are combined; `coordinator methods` lists them  [default: fedfa]")
 @click.option("--broker", metavar="HOST|URL", help="an MQTT broker that runs already; without it one is started")
 @click.option("--listen", metavar="ADDR", help="address that a started broker listens on  [default: 127.0.0.1]")
-@click.option("--port", type=int, help="its port  [default: 1883]")
-@click.option("--passwords", metavar="FILE", help="its mosquitto password file, needed beyond loopback")
+@click.option("--port", type=int, help="its port  [default: 1883, with --tls 8883]")
+@click.option("--tls", is_flag=True, default=None, help="only devices that were enrolled may take part (coordinator enroll NAME)")
+@click.option("--host", "hosts", multiple=True, metavar="HOST", help="another name by which devices reach this machine; may be repeated")
+@click.option("--pki", metavar="DIR", help="where the authority of --tls lies  [default: with this user's data]")
+@click.option("--passwords", metavar="FILE", help="its mosquitto password file; this or --tls is needed beyond loopback")
 @click.option("--model", metavar="NAME|module:function", help="the largest network  [default: preresnet]")
 @click.option(
     "--data", metavar="NAME|PATH|agents", help="held-out data and the shape of examples; 'agents': the coordinator has none  [default: digits]"
@@ -95,7 +101,7 @@ def start(file: Path | None, settings: tuple[str, ...], resume: bool, or_resume:
     with plainly("start"):
         from coordinator.command import start_run
 
-        given = [(FLAGS[flag], value) for flag, value in flags.items() if value is not None]
+        given = [(FLAGS[flag], value) for flag, value in flags.items() if value not in (None, ())]
         live = form == "text" and sys.stdout.isatty()
         result = start_run(file, os.environ, settings, given, runs, resume=resume, or_resume=or_resume, live=live, say=speaker(form))
         if form == "json":
