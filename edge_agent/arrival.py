@@ -12,7 +12,7 @@ from export.bundle import File
 from export.verify import sha256
 from federated.errors import ExportError, StoreError, WireError
 from federated.wire import messages, topics
-from federated.wire.link import Delivery, Link
+from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
 from federated.wire.transfer import Download
 
 __all__ = ["LARGEST", "Arriving", "folder_of", "target", "within"]
@@ -65,6 +65,8 @@ class Arriving:
 
     def hear(self, delivery: Delivery, now: float) -> bool:
         """Takes a delivery of this release; True for one that was. Raises ExportError for a file that is not what was promised, StoreError."""
+        if delivery.topic in (LINK_DOWN, LINK_UP) and self._download is not None:
+            self._download.restored(now) if delivery.topic == LINK_UP else self._download.interrupted()
         place = topics.parse(delivery.topic)
         if place is None or place.way != "release" or place.kind == "card" or place.run != self._run:
             return False
@@ -88,7 +90,7 @@ class Arriving:
             self._download.tick(now)
 
     def close(self) -> None:
-        """Stops listening. Files that are whole stay, for the next time."""
+        """Stops listening. What came stays, for the next time."""
         if self._download is not None:
             self._download.close()
             self._download = None

@@ -90,8 +90,12 @@ main.add_command(bench)
 @DEVICE
 @click.option("--wait", type=float, default=600.0, show_default=True, metavar="SECONDS", help="how long to wait for a run to appear")
 @click.option(
-    "--spool", type=click.Path(path_type=Path), metavar="DIR", help="where weights and updates lie on their way  [default: a temporary folder]"
+    "--spool",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="where weights and updates lie on their way, and what the device keeps between rounds  [default: ~/.local/state/espalier/spool]",
 )
+@click.option("--spool-limit", metavar="SIZE", default="2GB", show_default=True, help="disk that weights and updates may take, the oldest go first")
 @click.option("--dry-run", is_flag=True, help="join nothing: show exactly what would leave this device")
 @FORMAT
 @logged
@@ -102,6 +106,7 @@ def join(
     dry_run: bool,
     wait: float,
     spool: Path | None,
+    spool_limit: str,
     when: str,
     fresh: bool,
     form: str,
@@ -122,7 +127,8 @@ def join(
 
         if not options["data"]:
             say(f"no --data: using a shard of the built-in handwritten digits, drawn from the name '{job.name}'")
-        end = take_part(job, broker, run, wait=wait, spool=spool, stop=stop_on_signals(), say=say, when=when, fresh=fresh)
+        limit = parse_size(spool_limit)
+        end = take_part(job, broker, run, wait=wait, spool=spool, stop=stop_on_signals(), say=say, when=when, fresh=fresh, limit=limit)
         say(f"left run '{end.run}' after {end.updates} updates: {end.reason}")
         if form == "json":
             click.echo(json.dumps(asdict(end)))

@@ -20,6 +20,7 @@ import msgspec
 from edge_agent.effort import Gauge
 from edge_agent.limits import end_with_parent
 from edge_agent.worker import Channel, Job
+from federated import disk
 from federated.errors import ConfigError, EspalierError, MissingExtra, Refused, UsageError
 from federated.task import Card, Task
 from federated.wire import messages
@@ -146,11 +147,15 @@ def _perform(job: Job, data: Any, channel: Channel, gauge: Gauge, message: dict[
             stop=lambda: channel.ready() or gauge.before(),
             effort=gauge.notes,
         )
+        disk.sync(Path(message["result"]))
     except Stopped:
         channel.receive()  # the request that stopped it
         return {"failed": "cancelled"}
     except MemoryError:
         return {"failed": f"out of memory with {task.submodel.name} at batch {task.recipe.batch}"}
+    except OSError as error:
+        log.exception("round %d: %s failed", task.round, task.work)
+        return {"failed": f"no room for what it made, or its files cannot be used: {error.filename or message['result']}: {error.strerror or error}"}
     except (EspalierError, RuntimeError, ValueError) as error:
         log.exception("round %d: %s failed", task.round, task.work)
         return {"failed": f"{type(error).__name__}: {error}"}

@@ -2,66 +2,37 @@
 
 It knows the wire and nothing of PyTorch, processes or limits, so that a device, a simulation and a test all
 speak through it. Everything is driven by `turn`, which handles at most one delivery and all timers.
+
+Work outlives what fails around it: a link or a broker that is away, a coordinator that comes back and asks for the same again, and with
+a lasting spool the agent's own process, whose finished updates and downloads the next one goes on with.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from federated.errors import Refused, WireError
+from federated.outbox import Outbox
+from federated.spool import Spool, transfer_of
 from federated.task import Profile, Task
+from federated.weights import CACHED, Weights
 from federated.wire import messages, topics
-from federated.wire.chunks import Sender, split
-from federated.wire.link import LINK_UP, Delivery, Link
-from federated.wire.transfer import Download
+from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
+from federated.workload import Outcome, Trainer, Workload
 
-__all__ = ["JOINING", "Outcome", "Participant", "Trainer", "same_work"]
+__all__ = ["JOINING", "Participant", "same_work"]
 
 log = logging.getLogger(__name__)
 
 JOINING = "joining"  # what a Refusal is about when it turns the agent away
 HEARTBEAT = 15.0  # seconds; the coordinator counts three missed ones as death
 LOOK = 5.0  # seconds between looks at whether the device may work
-CACHED = 8  # downloads kept on disk: a calibration's weights are the next round's
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a task ended: the file of its encoded update, or the reason why there is none."""
-
-    task: Task
-    path: Path | None
-    reason: str = ""
-    loss: float = float("nan")
-
-
-class Trainer(Protocol):
-    """Whatever does the work of a task, in the background, one at a time."""
-
-    def begin(self, task: Task, weights: Path, result: Path) -> None:
-        """Starts on a task whose weights lie encoded in `weights`; the encoded update goes to `result`."""
-
-    def poll(self) -> Outcome | None:
-        """The outcome, once there is one; never waits."""
-
-    def cancel(self) -> None:
-        """Gives up the present task; `poll` then has nothing of it."""
-
-
-@dataclass
-class Sending:
-    """An update on its way to the coordinator; given up at `until` (seconds of the participant's clock)."""
-
-    task: Task
-    sender: Sender
-    path: Path
-    until: float
+REMEMBERED = 16  # tasks that came to nothing, of which it is said again when they are asked for again
 
 
 def same_work(a: Task, b: Task) -> bool:
@@ -79,7 +50,7 @@ class Participant:
         name: str,
         measure: Callable[[messages.Run], Profile],
         trainer: Trainer,
-        spool: Path,
+        spool: Spool,
         *,
         session: str,
         clock: Callable[[], float] = time.monotonic,
@@ -93,7 +64,7 @@ class Participant:
 
         weights: downloads by digest, the latest last, which participants of one process may share; at most `cached` are kept.
         """
-        self.link, self.run, self.trainer, self.spool = link, run, trainer, spool
+        self.link, self.run, self.spool = link, run, spool
         self.name, self.session, self.clock = name, session, clock
         self._measure = measure
         self._pause = pause
@@ -103,15 +74,13 @@ class Participant:
         self.over = ""  # why this agent is done, once it is
         self.refused = False  # whether it was turned away
         self.finished = 0  # updates that the coordinator accepted
-        self._queue: deque[tuple[Task, float]] = deque()
-        self._download: tuple[Task, Download, float] | None = None
-        self._working: tuple[Task, float] | None = None
-        self._sending: dict[str, Sending] = {}
-        self._weights = OrderedDict[str, Path]() if weights is None else weights
-        self._cached = cached
+        self._weights = Weights(link, spool, weights, cached)
+        self._workload = Workload(trainer, self._weights, spool)
+        self._outbox = Outbox(link, run.run, name, spool)
+        self._outbox.resume(run)
+        self._failures = OrderedDict[tuple[int, int, str, str], messages.Failure]()
         self._loss = float("nan")
         self._beaten: tuple[float, str] = (0.0, "")
-        spool.mkdir(parents=True, exist_ok=True)
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -120,11 +89,18 @@ class Participant:
         for pattern in topics.agent_patterns(self.run.run, self.name):
             self.link.subscribe(pattern)
         self._introduce()
+        self._outbox.offer()
 
     def leave(self) -> None:
-        """Stops the work and signs off; where that cannot be sent, the will says it. Of a run that is over, nothing stays retained."""
-        self._drop(lambda task: True, "leaving")
+        """Stops the work and signs off; where that cannot be sent, the will says it. Of a run that is over, nothing stays retained, nor in the spool.
+
+        Updates that were not taken stay in a lasting spool.
+        """
+        self._workload.drop(lambda task: True, "leaving")
         if self.over and not self.refused:
+            self._outbox.drop(lambda task: True)
+            if self.spool.lasting:
+                self.spool.clear()
             for topic in (topics.profile(self.run.run, self.name), topics.status(self.run.run, self.name)):
                 self.link.publish(topic, b"", retain=True)
         else:
@@ -149,13 +125,11 @@ class Participant:
     @property
     def state(self) -> str:
         """What this agent is doing, in one word."""
-        if self._working is not None:
-            return self._working[0].work
-        if self._download is not None:
-            return "download"
-        return "send" if self._sending else "idle"
+        return self._workload.state or ("send" if len(self._outbox) else "idle")
 
     def _introduce(self) -> None:
+        if not self._outbox.online:  # it is done with the link's return
+            return
         self.link.publish(topics.profile(self.run.run, self.name), messages.encode(self.profile), retain=True)
         self._say_status(online=True)
 
@@ -166,18 +140,18 @@ class Participant:
     # ---- hearing ---------------------------------------------------------------------------------------------------
 
     def _hear(self, delivery: Delivery) -> None:
-        if delivery.topic == LINK_UP:
-            self._introduce()
+        if delivery.topic in (LINK_DOWN, LINK_UP):
+            self._reach(online=delivery.topic == LINK_UP)
         if not delivery.payload or delivery.topic.startswith("$"):
             return
         match messages.decode(delivery.payload):
             case Task() as task:
                 self._accept(task)
             case messages.Manifest() | messages.Chunk() as message:
-                self._fetch(delivery.topic, message)
+                for outcome in self._workload.fetch(delivery.topic, message, self.clock()):
+                    self._finish(outcome)
             case messages.Grant() as grant:
-                if grant.transfer in self._sending:
-                    self._sending[grant.transfer].sender.granted(grant.have, grant.open, self.clock())
+                self._outbox.granted(grant, self.clock())
             case messages.Receipt() as receipt:
                 self._settle(receipt)
             case messages.Abort() as abort:
@@ -195,75 +169,74 @@ class Participant:
             case _:
                 pass
 
+    def _reach(self, *, online: bool) -> None:
+        """The link went down, or is back: a broker that restarted may have forgotten who is here, and what was under way."""
+        self._outbox.online = online
+        self._weights.reach(self.clock(), online=online)
+        if online:
+            self._introduce()
+            self._outbox.offer()
+
     def _check_name(self, status: messages.Status) -> None:
-        if status.agent == self.name and status.session != self.session and status.online:
+        """Of two agents of one name one leaves, the same whoever hears of it first: a broker may throw out each in turn."""
+        if status.agent != self.name or status.session == self.session or not status.online:
+            return
+        if self.session < status.session:
             self.over, self.refused = f"another agent joined under the name '{self.name}': give each its own (--name)", True
+        else:
+            log.warning("another agent joined under the name '%s', and is told to leave: give each its own (--name)", self.name)
+            self._introduce()
 
     def _meet(self, run: messages.Run) -> None:
-        """A card that is new: of a coordinator that came back and knows no task of before, or of one that has learned what the data look like."""
+        """A card that is new: of a coordinator that came back and goes on, or of one that changed the run or learned what the data look like."""
         if run.run != self.run.run or run == self.run:
             return
         known, self.run = self.run, run
-        if run.session != known.session or run.network != known.network:
-            self._drop(lambda task: True, "the coordinator came back")
-            if replace(run, session="") != replace(known, session=""):  # another network to time, or another method's survey
-                self.profile = self._measure(run)
-            self._introduce()
+        self._failures.clear()
+        if replace(run, session="") != replace(known, session=""):
+            self._drop(lambda task: True, "the run changed")
+            self.profile = self._measure(run)  # another network to time, or another method's survey
+        self._introduce()
+        self._outbox.offer()
 
     def _accept(self, task: Task) -> None:
         if (task.run, task.agent) != (self.run.run, self.name):
             raise Refused(f"a task for {task.agent} of {task.run} came to {self.name} of {self.run.run}")
-        known = [t for t, _ in self._queue] + [s.task for s in self._sending.values()]
-        known += [self._working[0]] if self._working else []
-        known += [self._download[0]] if self._download else []
-        if any(same_work(task, other) and task.attempt == other.attempt for other in known):
-            return  # a broker may deliver twice
-        self._drop(lambda other: (other.attempt, other.round) < (task.attempt, task.round), "a newer task came")
+
+        def same(other: Task) -> bool:
+            return same_work(task, other) and task.attempt == other.attempt
+
+        until = self.clock() + task.deadline
+        if self._workload.renew(same, until):
+            return  # a broker may deliver twice, and a coordinator that came back ask again: it has time anew
+        if any(same(other) for other in self._outbox.tasks()):
+            self._outbox.offer(same)
+            return
+        if (failure := self._failures.get(_key(task))) is not None:  # it was not heard
+            self._tell(failure)
+            return
+        self._drop(lambda other: (other.round, other.attempt) < (task.round, task.attempt), "a newer task came")
         if self.paused:
             self._fail(task, self.paused, paused=True)
             return
-        self._queue.append((task, self.clock() + task.deadline))
-
-    def _fetch(self, topic: str, message: messages.Manifest | messages.Chunk) -> None:
-        if self._download is None or not topic.startswith(self._download[1].base + "/"):
-            return
-        task, download, until = self._download
-        try:
-            whole = download.hear(message, self.clock())
-        except OSError as error:
-            download.close()
-            self._download = None
-            self._fail(task, f"no room for its weights ({task.size} bytes) in {self.spool}: {error.strerror}")
-            return
-        if whole:
-            self._download = None
-            self._cache(task.digest, download.path)
-            self._begin(task, until)
+        self._workload.add(task, until)
 
     def _settle(self, receipt: messages.Receipt) -> None:
-        sending = self._sending.pop(receipt.transfer, None)
-        if sending is None:
+        task = self._outbox.settle(receipt.transfer)
+        if task is None:
             return
-        sending.path.unlink(missing_ok=True)
-        if receipt.accepted:
-            if sending.task.work == "train":
-                self.finished += 1
-        else:
-            log.warning("round %d: the coordinator refused the update: %s", sending.task.round, receipt.reason)
+        if not receipt.accepted:
+            log.warning("round %d: the coordinator refused the update: %s", task.round, receipt.reason)
+        elif task.work == "train":
+            self.finished += 1
 
     # ---- doing -----------------------------------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
-        self._drop_late(now)
         self._rest(now)
-        if self._working is not None and (outcome := self.trainer.poll()) is not None:
+        for outcome in self._workload.advance(now, online=self._outbox.online):
             self._finish(outcome)
-        if self._queue and self._working is None and self._download is None:
-            self._next(*self._queue.popleft(), now)
-        if self._download is not None:
-            self._download[1].tick(now)
-        for sending in list(self._sending.values()):
-            self._send(sending, now)
+        self._outbox.send(now)
         self._beat(now)
 
     def _rest(self, now: float) -> None:
@@ -273,89 +246,55 @@ class Participant:
         self._asked, before, self.paused = now, self.paused, self._pause()
         if self.paused != before:
             log.info("%s", f"pausing: {self.paused}" if self.paused else "going on")
-            self._say_status(online=True)
-
-    def _next(self, task: Task, until: float, now: float) -> None:
-        if (path := self._weights.get(task.digest)) is not None:
-            self._weights.move_to_end(task.digest)
-            self._begin(task, until)
-            return
-        base = topics.model(task.run, task.version, task.submodel.name)
-        path = self.spool / f"{task.digest}.weights"
-        self._download = task, Download(self.link, base, task.digest, task.size, path, now), until
-
-    def _cache(self, digest: str, path: Path) -> None:
-        if digest in self._weights:  # another participant was quicker
-            path.unlink()
-            return
-        self._weights[digest] = path
-        while len(self._weights) > self._cached:
-            self._weights.popitem(last=False)[1].unlink(missing_ok=True)
-
-    def _begin(self, task: Task, until: float) -> None:
-        result = self.spool / f"{task.round}-{task.attempt}-{task.work}-{task.submodel.name}.update"
-        self._working = task, until
-        self.trainer.begin(task, self._weights[task.digest], result)
+            if self._outbox.online:  # else it is said with the link's return
+                self._say_status(online=True)
 
     def _finish(self, outcome: Outcome) -> None:
-        assert self._working is not None
-        task, until = self._working
-        self._working, self._loss = None, outcome.loss
-        if outcome.path is None:
-            self._fail(task, outcome.reason)
-            return
-        data = memoryview(outcome.path.read_bytes())
-        transfer = f"{task.round}-{task.attempt}-{task.work}-{task.submodel.name}".replace("@", "_")
-        sender = Sender(split(data, self.link.max_chunk, transfer), data)
-        self._sending[transfer] = Sending(task, sender, outcome.path, until)
-        self._offer(self._sending[transfer])
+        task, reason, self._loss = outcome.task, outcome.reason, outcome.loss
+        if outcome.path is not None:
+            try:
+                self._outbox.add(task, outcome.path, self.run)
+            except (OSError, ValueError) as error:
+                reason = f"its update cannot be read: {error}"
+            else:
+                self._bound(task)
+                return
+        self.spool.forget(transfer_of(task))
+        self._fail(task, reason)
+
+    def _bound(self, task: Task) -> None:
+        """Keeps the spool within its limit: old weights go first, then old updates."""
+        self._weights.bound(task.digest)
+        while self.spool.excess() and (old := self._outbox.tasks()[0]) is not task:
+            log.warning("the spool is full: the update of round %d is given up", old.round)
+            self._outbox.drop(lambda other, old=old: other is old)  # type: ignore[misc]
 
     def _fail(self, task: Task, reason: str, *, paused: bool = False) -> None:
         log.warning("round %d: %s %s: %s", task.round, task.work, "not tried" if paused else "failed", reason)
         failure = messages.Failure(task.run, task.round, task.attempt, task.work, task.submodel.name, reason[:4000], paused)
+        if not paused:
+            self._failures[_key(task)] = failure
+            while len(self._failures) > REMEMBERED:
+                self._failures.popitem(last=False)
+        self._tell(failure)
+
+    def _tell(self, failure: messages.Failure) -> None:
         self.link.publish(topics.say(self.run.run, self.name), messages.encode(failure))
-
-    def _offer(self, sending: Sending) -> None:
-        task = sending.task
-        offer = messages.Offer(sending.sender.manifest, task.run, task.round, task.attempt, task.work, task.submodel.name)
-        self.link.publish(topics.say(self.run.run, self.name), messages.encode(offer))
-
-    def _send(self, sending: Sending, now: float) -> None:
-        if sending.sender.stalled(now):
-            self._offer(sending)  # the answer says what the coordinator has
-        base = topics.upload(self.run.run, self.name, sending.sender.manifest.transfer)
-        for chunk in sending.sender.due(now):
-            self.link.publish(topics.chunk(base, chunk.index), messages.encode(chunk))
-
-    def _drop_late(self, now: float) -> None:
-        late = {id(task) for task, until in self._timed() if now > until}
-        if late:
-            self._drop(lambda task: id(task) in late, "its deadline passed")
-
-    def _timed(self) -> list[tuple[Task, float]]:
-        timed = [*self._queue, *((s.task, s.until) for s in self._sending.values())]
-        timed += [self._working] if self._working else []
-        return timed + ([(self._download[0], self._download[2])] if self._download else [])
 
     def _drop(self, chosen: Callable[[Task], bool], why: str) -> None:
         """Forgets the chosen tasks, wherever they are."""
-        if any(chosen(task) for task, _ in self._timed()):
-            log.info("dropping work: %s", why)
-        self._queue = deque((task, until) for task, until in self._queue if not chosen(task))
-        if self._download is not None and chosen(self._download[0]):
-            self._download[1].close()
-            self._download = None
-        if self._working is not None and chosen(self._working[0]):
-            self.trainer.cancel()
-            self._working = None
-        for transfer in [t for t, sending in self._sending.items() if chosen(sending.task)]:
-            self._sending.pop(transfer).path.unlink(missing_ok=True)
+        self._workload.drop(chosen, why)
+        self._outbox.drop(chosen)
 
     def _beat(self, now: float) -> None:
         """Heartbeats every 15 s and at each change of state, so that people see what happens."""
-        if now - self._beaten[0] < HEARTBEAT and self._beaten[1] == self.state:
+        if not self._outbox.online or (now - self._beaten[0] < HEARTBEAT and self._beaten[1] == self.state):
             return
         self._beaten = now, self.state
-        task = self._working[0] if self._working else None
+        task = self._workload.working
         beat = messages.Heartbeat(self.name, self.session, self.state, task.round if task else 0, self._loss)
         self.link.publish(topics.heartbeat(self.run.run, self.name), messages.encode(beat), qos=0)
+
+
+def _key(task: Task) -> tuple[int, int, str, str]:
+    return task.round, task.attempt, task.work, task.submodel.name

@@ -16,7 +16,8 @@ CACHES = Path(tempfile.mkdtemp(prefix="espalier-caches-"))
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """No test finds what another one measured, nor what the person who runs it did."""
-    os.environ["ESPALIER_CACHE"] = str(CACHES / hashlib.sha256(item.nodeid.encode()).hexdigest()[:16])
+    own = CACHES / hashlib.sha256(item.nodeid.encode()).hexdigest()[:16]
+    os.environ["ESPALIER_CACHE"], os.environ["ESPALIER_STATE"] = str(own), str(own / "state")
 
 
 def pytest_unconfigure() -> None:

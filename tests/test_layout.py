@@ -46,6 +46,7 @@ TORCH_FREE = (
     "federated.data.catalogue",
     "federated.participant",
     "federated.sheet",
+    "federated.spool",
     "federated.task",
     "federated.wire",
     "federated.wire.link",

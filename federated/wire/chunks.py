@@ -72,19 +72,25 @@ class Sender:
             self._since, self._wait = now, STALL
         self._have, self._open, self._asked = bits, open, False
 
-    def due(self, now: float) -> Iterator[Chunk]:
-        """The chunks to send now, at most WINDOW beyond what the receiver is known to have."""
+    @property
+    def under_way(self) -> int:
+        """Chunks that were sent, and that the receiver is not known to have."""
+        return int((self._sent & ~self._have).sum())
+
+    def due(self, now: float, most: int = WINDOW) -> Iterator[Chunk]:
+        """The chunks to send now, at most WINDOW beyond what the receiver is known to have, and no more than `most`."""
         if not self._open or self._asked:
             return
-        room = WINDOW - int((self._sent & ~self._have).sum())
+        room = min(most, WINDOW - self.under_way)
         for index in np.flatnonzero(~self._have & ~self._sent)[: max(0, room)]:
             self._sent[index] = True
             yield _piece(self.manifest, self._data, int(index))
 
     def stalled(self, now: float) -> bool:
-        """Whether to offer again, and so ask for the bitmap: once after 5 s without progress, then after 10 s, 20 s, ... 60 s."""
-        if self.done:
-            return False
+        """Whether to offer again, and so ask for the bitmap: once after 5 s without progress, then after 10 s, 20 s, ... 60 s.
+
+        Also where the receiver has every chunk: what it then says may have been lost.
+        """
         if self._since is None:
             self._since = now
         if now - self._since < self._wait:

@@ -1,20 +1,23 @@
 """Retained transfers: a blob published once as chunks, which a broker hands to everyone who asks for it.
 
 Weights and releases travel so. The receiver writes chunks into a file in place, asks for what is missing, and
-gives the file its final name only when the whole has the digest that was promised.
+gives the file its final name only when the whole has the digest that was promised. What came outlives the link and
+the process (see `federated.wire.partial`): after either ended, only what is missing is asked for, by name.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
+import fcntl
 import os
+import secrets
 from pathlib import Path
 
 from federated.errors import Refused
 from federated.wire import messages, topics
-from federated.wire.chunks import Receiver, slices
+from federated.wire.chunks import slices
 from federated.wire.link import Link
+from federated.wire.partial import HAVE, PART, Partial, allocate
 
 __all__ = ["Download", "allocate", "publish", "withdraw"]
 
@@ -35,29 +38,24 @@ def withdraw(link: Link, base: str, manifest: messages.Manifest) -> None:
         link.publish(topic, b"", retain=True)
 
 
-def allocate(path: Path, size: int) -> mmap.mmap:
-    """A new file of `size` bytes, mapped, its space taken at once: a full disk is an error here, not a signal later. Raises OSError."""
-    try:
-        with path.open("w+b") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
-            return mmap.mmap(file.fileno(), size)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-
-
 class Download:
-    """A transfer on its way into `path`, expected to have this sha256 and size (bytes)."""
+    """A transfer on its way into `path`, expected to have this sha256 and size (bytes); goes on with what an earlier process left of it.
 
-    def __init__(self, link: Link, base: str, sha256: str, size: int, path: Path, now: float) -> None:
+    Two processes that fetch the same into one folder never write one file: the first holds a lock on it, the other writes one of its own.
+    """
+
+    def __init__(self, link: Link, base: str, sha256: str, size: int, path: Path, now: float, *, sync: bool = True) -> None:
+        """sync: whether the disk is to have the whole before it gets its name."""
         self.link, self.base, self.sha256, self.size, self.path = link, base, sha256, size, path
         self.progressed = now
         self.spoilt = 0  # times that it was whole, and not what was promised
-        self._part = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes may fetch the same
-        self._map: mmap.mmap | None = None
-        self._receiver: Receiver | None = None
-        self._asked: list[str] = []
-        self._patterns = [topics.manifest(base), topics.chunk(base, "+")]
+        self._sync = sync
+        self._partial: Partial | None = None
+        self._lock = -1  # on the partial file, where that is the one that others go on with
+        self._asked = dict[int, str]()  # chunks that are heard by name: their topics
+        self._patterns = [topics.manifest(base)]
+        if not path.with_name(path.name + HAVE).exists():
+            self._patterns.append(topics.chunk(base, "+"))
         for pattern in self._patterns:
             link.subscribe(pattern)
 
@@ -67,61 +65,136 @@ class Download:
         Raises Refused for a foreign or damaged one, OSError where there is no room for it.
         """
         if isinstance(message, messages.Manifest):
-            if self._receiver is None or self._receiver.manifest != message:  # published again, in other pieces perhaps
+            if self._partial is None or self._partial.manifest != message:  # published again, in other pieces perhaps
                 self._check(message)
-                self._forget()
                 self._open(message)
                 self.progressed = now
+        elif self._partial is None or self._partial.manifest.transfer != message.transfer:
             return False
-        if self._receiver is None or self._receiver.manifest.transfer != message.transfer:
-            return False
-        if self._receiver.take(message, now):
+        elif self._partial.take(message, now):
             self.progressed = now
-        if not self._receiver.complete:
-            return False
-        try:
-            self._receiver.finish()
-        except Refused:
-            self.spoilt += 1
-            raise
-        self._part.rename(self.path)
-        self.close()
-        return True
+            self._go_on(message.index)
+        return self._partial is not None and self._partial.complete and self._finish(self._partial)
 
     def tick(self, now: float) -> None:
         """Asks again for what is missing when nothing came for a while: subscribing anew makes the broker repeat what it retains."""
         if now - self.progressed < PATIENCE:
             return
         self.progressed = now
-        wanted = [topics.manifest(self.base)]
-        if self._receiver is not None:
-            wanted += [topics.chunk(self.base, i) for i in self._receiver.missing(WINDOW)]
-        for topic in {*self._asked, *wanted}:
+        wanted = self._partial.receiver.missing(WINDOW) if self._partial is not None else []
+        for topic in (topics.manifest(self.base), *self._asked.values()):
             self.link.unsubscribe(topic)
-        for topic in wanted:
-            self.link.subscribe(topic)
-        self._asked = wanted
+        self._asked.clear()
+        self.link.subscribe(topics.manifest(self.base))
+        self._ask(wanted)
+
+    def interrupted(self) -> None:
+        """The link went down: from now on chunks are asked for by name, so that its return brings none that is here already."""
+        if self._partial is None:
+            return
+        self._keep(self._partial)
+        for pattern in self._patterns[1:]:
+            self.link.unsubscribe(pattern)
+        del self._patterns[1:]
+
+    def restored(self, now: float) -> None:
+        """The link is back: asks at once for what is missing."""
+        self.progressed = now - PATIENCE
+        self.tick(now)
 
     def close(self) -> None:
-        """Stops listening, and drops what is not whole."""
-        for pattern in {*self._patterns, *self._asked}:
-            self.link.unsubscribe(pattern)
-        self._patterns, self._asked = [], []
-        self._forget()
+        """Stops listening; what came stays, for whoever goes on."""
+        self._deafen()
+        self._let_go(self._partial)
 
-    def _forget(self) -> None:
-        self._receiver = None
-        if self._map is not None:
-            self._map.flush()
-            with contextlib.suppress(BufferError):  # somebody still holds a view, an error in a log say: it closes when they let go
-                self._map.close()
-            self._map = None
-        self._part.unlink(missing_ok=True)
+    def discard(self) -> None:
+        """Stops listening, and drops what came."""
+        self._deafen()
+        if self._partial is not None:
+            self._partial.discard()
+        self._let_go(None)
+
+    def _deafen(self) -> None:
+        for pattern in (*self._patterns, *self._asked.values()):
+            self.link.unsubscribe(pattern)
+        self._patterns.clear()
+        self._asked.clear()
 
     def _check(self, manifest: messages.Manifest) -> None:
         if (manifest.sha256, manifest.size) != (self.sha256, self.size):
             raise Refused(f"{self.base}: expected {self.size} bytes of sha256 {self.sha256[:12]}, found {manifest.size} of {manifest.sha256[:12]}")
 
     def _open(self, manifest: messages.Manifest) -> None:
-        self._map = allocate(self._part, manifest.size)
-        self._receiver = Receiver(manifest, limit=self.size, buffer=memoryview(self._map))
+        """Takes what is there of the transfer, or room for all of it, and asks for the rest."""
+        if self._partial is not None:
+            self._partial.discard()
+            self._partial = None
+        if self._lock < 0:
+            self._lock = _hold(self.path.with_name(self.path.name + PART))
+        path = self.path if self._lock >= 0 else self.path.with_name(f"{self.path.name}.{os.getpid()}-{secrets.token_hex(3)}")
+        try:
+            self._partial = Partial(manifest, path, limit=self.size)
+        except OSError:
+            self._let_go(None)  # no room: nothing stays, the lock's file neither
+            raise
+        if len(self._patterns) > 1:
+            return
+        missing = self._partial.receiver.missing(manifest.total)
+        if len(missing) == manifest.total:  # it was of something else
+            self._patterns.append(topics.chunk(self.base, "+"))
+            self.link.subscribe(self._patterns[1])
+        else:
+            self._ask(missing[:WINDOW])
+
+    def _ask(self, wanted: list[int]) -> None:
+        for index in wanted:
+            if index not in self._asked:
+                self._asked[index] = topics.chunk(self.base, index)
+                self.link.subscribe(self._asked[index])
+
+    def _go_on(self, index: int) -> None:
+        """A chunk came: notes it now and then, and asks for others in its place where chunks are asked for by name."""
+        assert self._partial is not None
+        if self._partial.receiver.wants_grant(self.progressed):
+            self._keep(self._partial)
+        if (topic := self._asked.pop(index, None)) is not None:
+            self.link.unsubscribe(topic)
+            if len(self._asked) <= WINDOW // 2:
+                self._ask(self._partial.receiver.missing(WINDOW))
+
+    def _keep(self, partial: Partial) -> None:
+        if self._lock >= 0:
+            partial.tell()
+
+    def _finish(self, partial: Partial) -> bool:
+        try:
+            partial.finish(sync=self._sync).replace(self.path)
+        except Refused:
+            self.spoilt += 1
+            raise
+        self._deafen()
+        self._let_go(None)
+        return True
+
+    def _let_go(self, kept: Partial | None) -> None:
+        """Closes what is open. kept: what is to stay on the disk; a file of our own is of no use to others."""
+        if kept is not None and self._lock >= 0:
+            self._keep(kept)
+            kept.close()
+        elif kept is not None:
+            kept.discard()
+        self._partial = None
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _hold(path: Path) -> int:
+    """A lock on a file, made if there is none, until the handle is closed or the process ends; -1 where another has it. Raises OSError."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    with contextlib.suppress(OSError):  # where the file system knows no locks, nobody has them
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(handle).st_ino == path.stat().st_ino:  # and not of a file that its last holder removed meanwhile
+            return handle
+    os.close(handle)
+    return -1

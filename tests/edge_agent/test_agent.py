@@ -16,6 +16,7 @@ from edge_agent.limits import Limits
 from edge_agent.watch import LOOK, Watch
 from edge_agent.worker import Job, Worker
 from federated.participant import Participant
+from federated.spool import Spool
 from federated.task import Profile
 from federated.wire import messages, topics
 from federated.wire.memory import MemoryBroker, MemoryLink
@@ -40,7 +41,7 @@ class Device:
         self.link, self.listener = MemoryLink(broker, "a"), MemoryLink(broker, "coordinator")
         self.listener.subscribe(topics.profile("r", "a"))
         self.participant = Participant(
-            self.link, CARD, "a", lambda card: measure(self.worker, card, self.link, "a", say_nothing), self.worker, folder, session="s1"
+            self.link, CARD, "a", lambda card: measure(self.worker, card, self.link, "a", say_nothing), self.worker, Spool(folder), session="s1"
         )
         self.participant.join()
         self.watch = Watch(lambda: bounds(self.worker), lambda: self.heat, lambda: self.now)

@@ -21,11 +21,13 @@ from edge_agent.agent import find_run
 from federated.data import catalogue
 from federated.data.dataset import Dataset
 from federated.local import errand, surveyed
-from federated.participant import Outcome, Participant
+from federated.participant import Participant
+from federated.spool import Spool
 from federated.task import Profile, Task, Timing, Update
 from federated.wire import messages, tensors, topics
 from federated.wire.link import Link, MqttLink
 from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.workload import Outcome
 
 RUN = "test"
 
@@ -80,7 +82,7 @@ class Member:
             torch.set_num_threads(1)
             run = find_run(link, RUN, 30)
             trainer = Here(self.data, self.change)
-            self.participant = Participant(link, run, self.name, self.measure, trainer, folder / self.name, session="s1", pause=self.pause)
+            self.participant = Participant(link, run, self.name, self.measure, trainer, Spool(folder / self.name), session="s1", pause=self.pause)
             self.participant.join()
             while self.participant.turn(0.01):
                 pass
