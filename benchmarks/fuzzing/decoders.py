@@ -25,6 +25,7 @@ from export import bundle
 from federated import memory, sheet
 from federated.errors import ConfigError, DataError, EspalierError, ExportError, Refused, UsageError, WireError
 from federated.participant import Participant
+from federated.spool import Spool
 from federated.wire import messages, tensors, topics
 from federated.wire.address import parse_address
 from federated.wire.chunks import Receiver, Sender
@@ -122,7 +123,7 @@ class Listening:
         link = MemoryLink(self.broker, role)
         self.role = role
         if role == "agent":
-            self.participant = Participant(link, samples.CARD, "a", lambda run: samples.PROFILE, samples.Idle(), folder, session="s1")
+            self.participant = Participant(link, samples.CARD, "a", lambda run: samples.PROFILE, samples.Idle(), Spool(folder), session="s1")
             self.participant.join()
         else:
             self.fleet = Fleet(link, samples.CARD, folder)
