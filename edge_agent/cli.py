@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from edge_agent.bench_command import bench
+from edge_agent.credentials import admitted, read_token
 from edge_agent.identity import free_name, machine_name
 from edge_agent.limits import Limits, parse_size
 from edge_agent.worker import Job
@@ -69,7 +70,9 @@ main.add_command(bench)
 
 
 @main.command()
-@click.option("--broker", metavar="HOST|URL", help="where the coordinator's broker is: 192.168.1.5, host:1883, mqtt://user:password@host")
+@click.option("--broker", metavar="HOST|URL", help="the coordinator's broker: 192.168.1.5, host:1883, mqtts://host, mqtt://user:password@host")
+@click.option("--token", metavar="TOKEN", help="enrol this device first, where that is not done; others on this machine see a command's flags")
+@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE|-", help="the same from a file, or from standard input")
 @RUN
 @click.option(
     "--data", metavar="NAME|PATH|module:function", help="what to learn from; without it, a shard of the built-in digits drawn from the agent's name"
@@ -101,6 +104,8 @@ main.add_command(bench)
 @logged
 def join(
     broker: str | None,
+    token: str | None,
+    token_file: Path | None,
     run: str | None,
     name: str | None,
     dry_run: bool,
@@ -114,6 +119,7 @@ def join(
 ) -> None:
     """Measure this device, join a run and learn with the others until it is over (ctrl-C leaves cleanly)."""
     with plainly("join"):
+        broker, name = admitted(broker, name, read_token(token, token_file), lasting=not dry_run)
         job = make_job(name, options)
         say = speaker(form)
         if dry_run:
@@ -142,7 +148,7 @@ def join(
 @click.option("--runtime", "runtimes", metavar="NAME,...", default="", help="torch (training steps), onnx (answers)  [default: both]")
 @click.option("--batch", type=click.IntRange(2, 65536), default=32, show_default=True, help="examples of a training step")
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="threads to time with  [default: as many as serve best]")
-@click.option("--broker", metavar="HOST|URL", default="", help="measure the way to this broker too")
+@click.option("--broker", metavar="HOST|URL", help="measure the way to this broker too")
 @click.option("--data", metavar="NAME|PATH|module:function", help="time with the device's own data  [default: random examples]")
 @click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to")
 @click.option("--name", metavar="ID", help="this agent's name  [default: made of the host's]")
@@ -159,7 +165,7 @@ def profile(
     runtimes: str,
     batch: int,
     threads: int,
-    broker: str,
+    broker: str | None,
     fresh: bool,
     name: str | None,
     out: Path | None,
@@ -170,10 +176,11 @@ def profile(
     with plainly("profile"):
         from edge_agent.inventory import Wanted, command
 
+        broker, name = admitted(broker, name)
         given = {**options, "model": model, "shard": None, "partition": None, "seed": None}
         job = replace(make_job(agent_name(name), given), data=options["data"] or "")
         models = tuple(dict.fromkeys([*words(families), *words(model)]))
-        text = command(job, Wanted(models, words(runtimes), batch, threads, broker, fresh), out, form, speaker(form))
+        text = command(job, Wanted(models, words(runtimes), batch, threads, broker or "", fresh), out, form, speaker(form))
         if text:
             click.echo(text)
 
@@ -212,6 +219,7 @@ def infer(name: str | None, form: str, **options: Any) -> None:
     with plainly("infer"):
         from edge_agent.infer import Request, command
 
+        options["broker"], name = admitted(options["broker"], name, lasting=True)
         request = Request(name=agent_name(name), **own_data(options))
         text = command(request, form, lambda line: click.echo(line, err=True), stop_on_signals() if request.stays else None)
         if text:
@@ -247,6 +255,7 @@ def finetune(name: str | None, form: str, **options: Any) -> None:
 
         if not options["data"]:
             raise UsageError("--data is missing: name this device's own data")
+        options["broker"], name = admitted(options["broker"], name)
         click.echo(command(Request(name=agent_name(name), **own_data(options)), form, lambda line: click.echo(line, err=True)))
 
 
