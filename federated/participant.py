@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from federated.errors import Refused, WireError
@@ -215,7 +216,7 @@ class Participant:
         if (failure := self._failures.get(_key(task))) is not None:  # it was not heard
             self._tell(failure)
             return
-        self._drop(lambda other: (other.round, other.attempt) < (task.round, task.attempt), "a newer task came")
+        self._drop(partial(_outdates, task), "a newer task came")
         if self.paused:
             self._fail(task, self.paused, paused=True)
             return
@@ -294,6 +295,11 @@ class Participant:
         task = self._workload.working
         beat = messages.Heartbeat(self.name, self.session, self.state, task.round if task else 0, self._loss)
         self.link.publish(topics.heartbeat(self.run.run, self.name), messages.encode(beat), qos=0)
+
+
+def _outdates(task: Task, other: Task) -> bool:
+    """Whether nobody waits for `other` once `task` came. A training may be awaited while its weights, or later ones, are evaluated."""
+    return (other.round, other.attempt) < (task.round, task.attempt) and (task.work == "train" or other.work != "train")
 
 
 def _key(task: Task) -> tuple[int, int, str, str]:

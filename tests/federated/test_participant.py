@@ -13,8 +13,13 @@ import pytest
 from coordinator.fleet import Fleet
 from coordinator.store import Store
 from federated import participant
-from federated.task import Profile, Timing, Update
-from federated.wire import messages
+from federated.participant import Participant
+from federated.spool import transfer_of
+from federated.task import Profile, Task, Timing, Update
+from federated.wire import messages, topics
+from federated.wire.memory import MemoryBroker, MemoryLink
+from tests.support.clerk import AGENT, CARD, Clerk, Clock, Hand, lasting, profile, task
+from tests.support.clerk import RUN as HAND_RUN
 from tests.support.federation import RUN, Member, digits, federate
 
 SMALL = {"method.widths": [0.5], "method.depths": [2], "train.steps": 1, "rounds": 3, "evaluate.every": 3}
@@ -96,3 +101,201 @@ def test_what_a_device_measured_again_is_what_the_coordinator_goes_by(tmp_path: 
     assert profile is not None
     assert (profile.cpus, {t.seconds for t in profile.timings}) == (0.5, {0.03})
     assert trained(tmp_path, 2)["a1"] == "folded"
+
+
+# ---- what an agent loses nothing of: driven by hand ------------------------------------------------------------------
+
+
+class Agent:
+    """A participant whose coordinator, trainer and clock are the test's."""
+
+    def __init__(self, folder: Path, clerk: Clerk | None = None, session: str = "s1", run: messages.Run = CARD) -> None:
+        self.clerk = clerk or Clerk(MemoryBroker())
+        self.clock, self.hand, self.spool = Clock(), Hand(), lasting(folder)
+        self.link = MemoryLink(self.clerk.broker, AGENT)
+        self.measured: list[messages.Run] = []
+        self.participant = Participant(self.link, run, AGENT, self.measure, self.hand, self.spool, session=session, clock=self.clock)
+        self.participant.join()
+
+    def measure(self, run: messages.Run) -> Profile:
+        self.measured.append(run)
+        return profile(run)
+
+    def turn(self) -> list[messages.Message]:
+        """Handles all that came; what it said."""
+        for _ in range(50):
+            self.participant.turn(0)
+        return self.clerk.hear()
+
+    def work(self, of: Task, update: bytes = b"u" * 3000) -> list[messages.Message]:
+        """Does a task, up to its offer."""
+        self.clerk.shelve(bytes(3000))
+        self.clerk.tell(of)
+        self.turn()
+        self.hand.end(update)
+        return self.turn()
+
+
+def card(agent: Agent, run: messages.Run) -> None:
+    agent.clerk.link.publish(topics.run(HAND_RUN), messages.encode(run), retain=True)
+
+
+def test_a_coordinator_that_comes_back_takes_no_work_away(tmp_path: Path) -> None:
+    agent = Agent(tmp_path)
+    (offer,) = agent.work(task())
+    agent.clerk.tell(task(1, work="evaluate"))
+    agent.turn()
+    card(agent, replace(CARD, session="s2"))
+    assert agent.turn() == [offer], "what is finished is offered at once"
+    assert agent.hand.task == task(1, work="evaluate")
+    assert len(agent.measured) == 1
+    agent.clerk.tell(task(1, work="evaluate"))
+    agent.clerk.tell(task())
+    assert agent.turn() == [offer], "asked for again: it is there"
+    assert len(agent.hand.begun) == 2
+
+
+def test_a_run_that_changed_takes_the_work_away(tmp_path: Path) -> None:
+    agent = Agent(tmp_path)
+    agent.work(task())
+    card(agent, replace(CARD, session="s2", batch=16))
+    assert agent.turn() == []
+    assert len(agent.measured) == 2
+    assert agent.participant.state == "idle"
+    assert not list(tmp_path.glob("*.update"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "goes"),
+    [
+        (task(1), task(2), True),
+        (task(1), task(1, 2), True),
+        (task(2, 1), task(1, 2), False),
+        (task(1), task(2, work="evaluate"), False),
+        (task(1, work="evaluate"), task(2), True),
+        (task(1, work="evaluate"), task(1), False),
+    ],
+    ids=["next round", "next attempt", "an earlier round", "weights evaluated meanwhile", "training after evaluation", "of one round"],
+)
+def test_a_newer_task_takes_the_place_of_an_older_one(tmp_path: Path, old: Task, new: Task, goes: bool) -> None:
+    agent = Agent(tmp_path)
+    agent.work(old)
+    agent.clerk.tell(new)
+    agent.turn()
+    assert agent.hand.task == new
+    assert (tmp_path / f"{transfer_of(old)}.update").exists() != goes
+
+
+def test_an_agent_that_was_killed_offers_again_and_does_nothing_twice(tmp_path: Path) -> None:
+    first = Agent(tmp_path)
+    (offer,) = first.work(task())
+    first.link.kill()
+    first.spool.close()
+    second = Agent(tmp_path, first.clerk, "s2", replace(CARD, session="s7"))
+    assert second.clerk.hear() == [offer]
+    second.clerk.tell(task())
+    assert second.turn() == [offer]
+    assert second.hand.begun == []
+    second.clerk.receipt(task(), "round 1 awaits no such update")
+    second.turn()
+    assert not list(tmp_path.glob("*.update")) + list(tmp_path.glob("*.task"))
+    assert second.participant.state == "idle"
+
+
+def test_one_that_is_stopped_leaves_its_updates_for_the_next_and_one_whose_run_is_over_nothing(tmp_path: Path) -> None:
+    first = Agent(tmp_path)
+    (offer,) = first.work(task())
+    first.participant.leave()
+    first.link.close()
+    first.spool.close()
+    second = Agent(tmp_path, first.clerk)
+    assert second.clerk.hear() == [offer]
+    second.clerk.tell(messages.Goodbye("the run is over"))
+    second.turn()
+    second.participant.leave()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_update_outlives_its_deadline_and_a_task_does_not(tmp_path: Path) -> None:
+    """The coordinator may have been away all the while; it says itself what is too late."""
+    agent = Agent(tmp_path)
+    agent.work(task())
+    agent.clerk.tell(task(1, work="evaluate"))
+    agent.turn()
+    agent.clock.now = 10_000.0
+    agent.turn()
+    assert agent.hand.task is None
+    assert agent.participant.state == "send"
+
+
+def test_nothing_is_said_while_the_link_is_down_and_everything_after_it(tmp_path: Path) -> None:
+    agent = Agent(tmp_path)
+    (offer,) = agent.work(task())
+    agent.clerk.statuses.clear()
+    agent.link.drop()
+    sent = agent.link.sent_bytes
+    for minute in range(600):
+        agent.clock.now = 60.0 * minute
+        agent.participant.turn(0)
+    assert agent.link.sent_bytes == sent
+    agent.link.mend()
+    assert agent.turn() == [offer]
+    assert agent.clerk.statuses[-1] == messages.Status(AGENT, "s1", True)
+
+
+def test_a_failure_while_the_link_was_down_is_heard_with_its_return(tmp_path: Path) -> None:
+    agent = Agent(tmp_path)
+    agent.clerk.shelve(bytes(3000))
+    agent.clerk.tell(task())
+    agent.turn()
+    agent.link.drop()
+    agent.hand.end(reason="out of memory")
+    assert agent.turn() == []
+    agent.link.mend()
+    (failure,) = agent.turn()
+    assert isinstance(failure, messages.Failure)
+    assert failure.reason == "out of memory"
+
+
+def test_a_failure_that_a_broker_took_with_it_is_said_again_and_not_tried_again(tmp_path: Path) -> None:
+    agent = Agent(tmp_path)
+    agent.clerk.shelve(bytes(3000))
+    agent.clerk.tell(task())
+    agent.turn()
+    agent.hand.end(reason="out of memory")
+    (failure,) = agent.turn()
+    agent.clerk.tell(task())
+    assert agent.turn() == [failure]
+    agent.clerk.tell(task(1, 2))
+    assert agent.turn() == []
+    assert agent.hand.begun == [task(), task(1, 2)], "another attempt is another chance"
+
+
+@pytest.mark.parametrize(("own", "other", "leaves"), [("s1", "s2", True), ("s2", "s1", False)])
+def test_of_two_agents_of_one_name_one_leaves_and_the_other_keeps_its_update(tmp_path: Path, own: str, other: str, leaves: bool) -> None:
+    """Whichever hears of it first: both come to the same answer."""
+    agent = Agent(tmp_path, session=own)
+    (offer,) = agent.work(task())
+    agent.clerk.statuses.clear()
+    agent.clerk.link.publish(topics.status(HAND_RUN, AGENT), messages.encode(messages.Status(AGENT, other, True)))
+    agent.turn()
+    assert agent.participant.refused == leaves
+    if leaves:
+        assert "another agent joined under the name 'a': give each its own (--name)" in agent.participant.over
+    else:
+        assert agent.clerk.statuses[-1] == messages.Status(AGENT, own, True), "the other hears of it"
+    agent.participant.leave()
+    agent.spool.close()
+    assert [kept.manifest for kept in lasting(tmp_path).left(CARD)] == [offer.manifest]  # type: ignore[union-attr]
+
+
+def test_a_spool_over_its_limit_gives_up_the_oldest_update(tmp_path: Path) -> None:
+    agent = Agent(tmp_path)
+    agent.spool.limit = 9000
+    agent.work(task(1), b"u" * 5000)
+    agent.work(task(1, work="calibrate"), b"v" * 2000)
+    assert len(list(tmp_path.glob("*.update"))) == 2, "weights go first, but those in use"
+    agent.work(task(1, work="evaluate"), b"w" * 3000)
+    assert sorted(path.name for path in tmp_path.glob("*.update")) == sorted(
+        f"{transfer_of(task(1, work=w))}.update" for w in ("calibrate", "evaluate")
+    )

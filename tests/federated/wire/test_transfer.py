@@ -1,0 +1,164 @@
+"""Weights and releases that outlive the link and the process that fetches them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from federated.errors import Refused
+from federated.wire import messages, topics
+from federated.wire.chunks import slices, split
+from federated.wire.link import LINK_DOWN, LINK_UP
+from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.partial import HAVE, PART
+from federated.wire.transfer import PATIENCE, Download, publish
+
+KIB = 1024
+DATA = bytes(range(256)) * 160  # 40 chunks of 1 KiB
+BASE = topics.model("r", "v", "w1")
+MANIFEST = split(DATA, KIB, "v-w1")
+
+
+class Fetcher:
+    """A download driven by hand: `take` hands it so many chunks. came: the indices of chunks that the broker delivered."""
+
+    def __init__(self, broker: MemoryBroker, path: Path, name: str = "a") -> None:
+        self.link, self.now = MemoryLink(broker, name), 0.0
+        self.came: list[int] = []
+        self.download = Download(self.link, BASE, MANIFEST.sha256, len(DATA), path, self.now, sync=False)
+
+    def take(self, most: int = 1000) -> bool:
+        """Takes up to so many new chunks; True once all is there."""
+        until = len(self.came) + most
+        while len(self.came) < until and (delivery := self.link.receive(0)) is not None:
+            if delivery.topic in (LINK_DOWN, LINK_UP):
+                self.download.restored(self.now) if delivery.topic == LINK_UP else self.download.interrupted()
+            elif delivery.payload:
+                message = messages.decode(delivery.payload)
+                assert isinstance(message, messages.Manifest | messages.Chunk)
+                if isinstance(message, messages.Chunk):
+                    self.came.append(message.index)
+                if self.download.hear(message, self.now):
+                    return True
+        return False
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    broker = MemoryBroker()
+    publish(MemoryLink(broker, "coordinator"), BASE, MANIFEST, memoryview(DATA))
+    return broker
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "w1.weights"
+
+
+def test_what_is_whole_is_in_place_and_nothing_else_is_left(broker: MemoryBroker, path: Path) -> None:
+    fetcher = Fetcher(broker, path)
+    assert fetcher.take()
+    assert path.read_bytes() == DATA
+    assert list(path.parent.iterdir()) == [path]
+    assert sorted(fetcher.came) == list(range(40))
+    assert not fetcher.link.patterns
+
+
+def test_a_process_that_was_killed_is_followed_by_one_that_asks_for_what_is_missing(broker: MemoryBroker, path: Path) -> None:
+    first = Fetcher(broker, path)
+    assert not first.take(26)
+    first.link.kill()
+    os.close(first.download._lock)  # as the system does when a process ends
+    second = Fetcher(broker, path)
+    assert second.take()
+    assert path.read_bytes() == DATA
+    assert sorted(second.came) == list(range(24, 40)), "by name, each once; what had come since the bitmap was last kept comes again"
+
+
+def test_all_came_and_the_process_was_killed_before_it_said_so(broker: MemoryBroker, path: Path) -> None:
+    first = Fetcher(broker, path)
+    assert first.download.hear(MANIFEST, 0.0) is False
+    partial = first.download._partial
+    assert partial is not None
+    for chunk in slices(MANIFEST, DATA):
+        partial.take(chunk, 0.0)
+    first.download.close()
+    second = Fetcher(broker, path)
+    assert second.take()
+    assert second.came == []
+    assert path.read_bytes() == DATA
+
+
+def test_after_a_reconnect_only_what_is_missing_comes(broker: MemoryBroker, path: Path) -> None:
+    """The session was lost with the broker: everything that is still subscribed comes again."""
+    fetcher = Fetcher(broker, path)
+    fetcher.take(24)
+    fetcher.link.drop()
+    while (delivery := fetcher.link.receive(0)) is not None:  # what it had not read when the link fell is lost here
+        if delivery.topic == LINK_DOWN:
+            fetcher.download.interrupted()
+    fetcher.link.mend()
+    for pattern in list(fetcher.link.patterns):
+        broker.repeat(fetcher.link, pattern)
+    fetcher.came.clear()
+    assert fetcher.take()
+    assert sorted(set(fetcher.came)) == list(range(24, 40))
+    assert path.read_bytes() == DATA
+
+
+def test_two_that_fetch_into_one_folder_do_not_write_one_file(broker: MemoryBroker, path: Path) -> None:
+    first, second = Fetcher(broker, path, "a"), Fetcher(broker, path, "b")
+    first.take(10)
+    second.take(10)
+    assert len(list(path.parent.glob(f"*{PART}"))) == 2
+    assert second.take()
+    assert first.take()
+    assert path.read_bytes() == DATA
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_one_without_the_lock_leaves_nothing_that_is_not_whole(broker: MemoryBroker, path: Path) -> None:
+    first, second = Fetcher(broker, path, "a"), Fetcher(broker, path, "b")
+    first.take(10)
+    second.take(10)
+    second.download.close()
+    first.download.close()
+    assert sorted(p.name for p in path.parent.iterdir()) == [path.name + HAVE, path.name + PART]
+
+
+def test_what_was_discarded_begins_anew(broker: MemoryBroker, path: Path) -> None:
+    first = Fetcher(broker, path)
+    first.take(10)
+    first.download.discard()
+    assert list(path.parent.iterdir()) == []
+    assert Fetcher(broker, path).take()
+
+
+def test_damage_on_the_disk_is_found_out_and_fetched_again(broker: MemoryBroker, path: Path) -> None:
+    first = Fetcher(broker, path)
+    first.take(24)
+    first.download.close()
+    part = path.with_name(path.name + PART)
+    part.write_bytes(b"\0" * 512 + part.read_bytes()[512:])
+    second = Fetcher(broker, path)
+    with pytest.raises(Refused, match="it starts over"):
+        second.take()
+    assert second.download.spoilt == 1
+    for _ in range(3):
+        second.now += PATIENCE
+        second.download.tick(second.now)
+        if second.take():
+            break
+    assert path.read_bytes() == DATA
+
+
+def test_a_disk_without_room_is_said_and_nothing_stays(broker: MemoryBroker, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        Fetcher(broker, path).take()
+    assert list(path.parent.iterdir()) == []

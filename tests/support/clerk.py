@@ -1,0 +1,121 @@
+"""A coordinator made of nothing but its link: tests speak through it to an agent, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from federated.spool import Spool, transfer_of
+from federated.task import Card, Profile, Recipe, Task, Timing
+from federated.wire import messages, topics
+from federated.wire.chunks import Receiver, split
+from federated.wire.link import Delivery
+from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.transfer import publish
+from federated.workload import Outcome
+from models.families import menu, network
+
+RUN, AGENT = "r", "a"
+NETWORK = network("preresnet", (1, 8, 8), 10)
+(SMALL,) = menu(NETWORK, (0.5,), (2,))
+DATA = Card("digits", (1, 8, 8), "uint8", 10, 100, 20, (5.0,), (6.0,))
+CARD = messages.Run(RUN, "fedfa", "preresnet", NETWORK, (SMALL,), 32, "s1")
+CHUNK = 1024
+
+
+def profile(run: messages.Run) -> Profile:
+    return Profile(AGENT, "h", "s", 1.0, 10**9, 1e6, 2**18, "torch", DATA, (Timing(SMALL, 32, 0.01),))
+
+
+def task(round: int = 1, attempt: int = 1, work: str = "train", *, weights: bytes = bytes(3000), version: str = "v") -> Task:
+    made = Task(RUN, round, attempt, AGENT, "train", SMALL, version, split(weights, CHUNK, "w").sha256, len(weights), Recipe(), 60.0)
+    return replace(made, work=work)  # type: ignore[arg-type]
+
+
+@dataclass
+class Hand:
+    """A trainer that does what the test says: `end` is what the present task comes to."""
+
+    task: Task | None = None
+    result: Path | None = None
+    begun: list[Task] = field(default_factory=list)
+    ready: Outcome | None = None
+
+    def begin(self, task: Task, weights: Path, result: Path) -> None:
+        assert weights.stat().st_size == task.size
+        self.task, self.result = task, result
+        self.begun.append(task)
+
+    def poll(self) -> Outcome | None:
+        outcome, self.ready = self.ready, None
+        return outcome
+
+    def cancel(self) -> None:
+        self.task = self.ready = None
+
+    def end(self, update: bytes = b"", reason: str = "") -> None:
+        assert self.task is not None
+        assert self.result is not None
+        if update:
+            self.result.write_bytes(update)
+        self.ready = Outcome(self.task, self.result if update else None, reason)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Clerk:
+    """The coordinator's end. said: all that the agent said, by its `say` topic; statuses, beats apart."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker, self.link = broker, MemoryLink(broker, "coordinator")
+        self.said: list[messages.Message] = []
+        self.statuses: list[messages.Status] = []
+        self.receivers: dict[str, Receiver] = {}
+        self.chunks: list[tuple[str, int]] = []  # as they came: transfer, index
+        for pattern in topics.coordinator_patterns(RUN):
+            self.link.subscribe(pattern)
+
+    def shelve(self, weights: bytes, version: str = "v") -> None:
+        publish(self.link, topics.model(RUN, version, SMALL.name), split(weights, CHUNK, f"{version}-w"), memoryview(weights))
+
+    def tell(self, message: messages.Message) -> None:
+        self.link.publish(topics.command(RUN, AGENT), messages.encode(message))
+
+    def hear(self) -> list[messages.Message]:
+        """What the agent said since."""
+        new: list[messages.Message] = []
+        while (delivery := self.link.receive(0)) is not None:
+            new += self._heard(delivery)
+        self.said += new
+        return new
+
+    def grant(self, offer: messages.Offer) -> None:
+        """Lets the agent send."""
+        receiver = self.receivers.setdefault(offer.manifest.transfer, Receiver(offer.manifest, limit=1 << 20))
+        self.tell(messages.Grant(offer.manifest.transfer, receiver.have, True))
+
+    def receipt(self, of: Task, reason: str = "") -> None:
+        self.tell(messages.Receipt(transfer_of(of), not reason, reason))
+
+    def _heard(self, delivery: Delivery) -> list[messages.Message]:
+        if not delivery.payload or delivery.topic.startswith("$"):
+            return []
+        message = messages.decode(delivery.payload)
+        match message:
+            case messages.Chunk() as chunk:
+                self.chunks.append((chunk.transfer, chunk.index))
+                self.receivers[chunk.transfer].take(chunk, 0.0)
+            case messages.Status() as status:
+                self.statuses.append(status)
+            case messages.Offer() | messages.Failure():
+                return [message]
+        return []
+
+
+def lasting(folder: Path) -> Spool:
+    return Spool(folder, lasting=True)
