@@ -17,9 +17,9 @@ from federated.errors import Refused
 from federated.wire import messages, topics
 from federated.wire.chunks import slices
 from federated.wire.link import Link
-from federated.wire.partial import HAVE, PART, Partial, allocate
+from federated.wire.partial import HAVE, PART, Partial
 
-__all__ = ["Download", "allocate", "publish", "withdraw"]
+__all__ = ["Download", "publish", "withdraw"]
 
 PATIENCE = 5.0  # seconds without a new chunk before the missing ones are asked for by name
 WINDOW = 16  # chunks asked for by name at a time
