@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import click
 
-from benchmarks import aggregation, codec, fuzz, inference, methods, pacing, predict
+from benchmarks import aggregation, codec, fuzz, inference, methods, pacing, predict, scale
 from benchmarks.table import Row, lines
 from federated.console import FORMAT
 
@@ -34,6 +34,7 @@ main.add_command(inference.command)
 main.add_command(methods.command)
 main.add_command(pacing.command)
 main.add_command(predict.command)
+main.add_command(scale.command)
 
 if __name__ == "__main__":
     main()

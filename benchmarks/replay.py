@@ -1,0 +1,84 @@
+"""The model that must come of a run: what its record says was folded, folded again in one process, from the first round on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.rawclient import encoded, learned, unsent
+from coordinator.config import load
+from coordinator.journal import Entry
+from coordinator.selection import generator
+from coordinator.start import beginning
+from coordinator.store import Store
+from coordinator.weights import received
+from federated.aggregate import Total, fold
+from federated.errors import StoreError
+from federated.method import Method, State, configure
+from federated.methods.catalogue import method as method_named
+from models.submodel import Submodel
+
+__all__ = ["Replayed", "replay"]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a run's record says, against what must come of it.
+
+    folded: agents by round, in the order in which they were folded. doubled: agents or places that occur twice in a round. foreign: updates that are
+    not what the agent must have sent. equal: whether the last model is, bit for bit, that of an undisturbed run that folds the same.
+    """
+
+    folded: dict[int, list[str]]
+    doubled: int
+    foreign: int
+    equal: bool
+
+
+def replay(runs: Path, name: str, attempts: int = 0) -> Replayed:
+    """Folds again what a run of raw agents folded, by a method that asks nothing of the fleet.
+
+    attempts: coordinators that the run had, to look at every digest; 0: nobody looks.
+    Raises StoreError where there is no such run.
+    """
+    torch.set_num_threads(1)
+    store = Store.open(runs, name, read_only=True)
+    try:
+        facts, last = store.read_facts(), store.last()
+        if last is None or facts.network is None:
+            raise StoreError(f"run '{name}' finished no round")
+        config = load(None, {}, [], facts.config)
+        method = method_named(config.method_name)
+        settings = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
+        state = method.start(beginning(config, facts.network, method), facts.menu, settings)
+        menu = {submodel.name: submodel for submodel in facts.menu}
+        folded, doubled, foreign = dict[int, list[str]](), 0, 0
+        for number in range(1, last.round + 1):
+            entries = sorted((entry for entry in store.entries(number) if entry.outcome == "folded"), key=lambda entry: entry.position)
+            folded[number] = [entry.agent for entry in entries]
+            doubled += 2 * len(entries) - len(set(folded[number])) - len({entry.position for entry in entries})
+            total, odd = refolded(method, state, entries, menu, config.name, attempts)
+            foreign += odd
+            state = method.finish(state, total, generator(config.seed, 3, number)) if total.seen else replace(state, round=number)
+        return Replayed(folded, doubled, foreign, all(torch.equal(value, last.tensors[home]) for home, value in state.tensors.items()))
+    finally:
+        store.close()
+
+
+def refolded(method: Method, state: State, entries: Sequence[Entry], menu: dict[str, Submodel], run: str, attempts: int) -> tuple[Total, int]:
+    """The total of a round, and how many of its updates are foreign: of none of so many attempts."""
+    total, foreign = Total(), 0
+    for entry in entries:
+        submodel = menu[entry.submodel]
+        plan = method.place(state, submodel)
+        weights = {name: np.asarray(value) for name, value in method.dispatch(state, plan).items()}
+        values = learned(weights, entry.agent, state.round + 1)
+        made = [unsent(run, state.round + 1, attempt, entry.agent, submodel, f"r{state.round}") for attempt in range(1, max(1, attempts) + 1)]
+        foreign += attempts > 0 and entry.digest not in {hashlib.sha256(encoded(update, values)).hexdigest() for update in made}
+        fold(total, method.parts(state, plan, received(replace(made[0], tensors=values))), (entry.agent, 0))
+    return total, foreign

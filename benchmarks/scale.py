@@ -1,0 +1,264 @@
+"""`python -m benchmarks scale`: a thousand connected agents, through twenty rounds, with one coordinator and one broker.
+
+The agents are raw clients in this process, each with a socket of its own; coordinator and mosquitto are the real ones, in theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+import psutil
+
+from benchmarks.rawclient import Raw, RawFleet
+from benchmarks.replay import replay
+from coordinator import broker as brokers
+from coordinator.demo import Running, module, process
+from coordinator.progress import Say
+from coordinator.store import Store
+from federated.console import FORMAT, speaker, speaking_plainly
+from federated.errors import ConfigError, FleetError, StoreError
+
+__all__ = ["Scale", "Turn", "command", "flat", "measure", "settings_of"]
+
+RUN = "scale"
+SILENCE = 300.0  # seconds without a round after which it is given up
+SAMPLE = 0.1  # seconds between looks at the coordinator's memory
+SPARE = 64  # descriptors beside the agents' sockets
+MODEL = "preresnet"
+SETTINGS = {
+    "method.name": "fedavg",
+    "method.widths": [1.0],
+    "method.depths": [1],
+    "train.steps": 1,
+    "evaluate.every": 1000,
+    "evaluate.between": False,
+    "evaluate.devices": False,
+    "evaluate.calibrate": "coordinator",
+    "evaluate.examples": 8,
+    "fleet.wait": 300,
+    "fleet.deadline": 280,
+}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One round. folded: updates in the model; seconds: as the run's record says; rss: most bytes that the coordinator held meanwhile.
+
+    coordinator, broker: seconds of processor time that each took.
+    """
+
+    round: int
+    folded: int
+    seconds: float
+    rss: int
+    coordinator: float
+    broker: float
+
+
+@dataclass(frozen=True)
+class Scale:
+    """lost: updates that were asked for and not folded; doubled, foreign, equal: as `benchmarks.replay` finds. model: bytes of the weights.
+
+    base: bytes that the coordinator held when all had joined and no round had begun; peak: the most that it held in any round. flat: whether that is
+    within base and three models. joined: seconds until all were there. connected: agents when the first round began.
+    """
+
+    agents: int
+    rounds: int
+    turns: tuple[Turn, ...]
+    connected: int
+    joined: float
+    lost: int
+    doubled: int
+    foreign: int
+    equal: bool
+    model: int
+    base: int
+    peak: int
+    flat: bool
+    seconds: float
+
+
+def flat(base: int, peaks: list[int], model: int) -> bool:
+    """Whether no round takes the coordinator beyond what it held before, and three models."""
+    return max(peaks) <= base + 3 * model
+
+
+def settings_of(extra: dict[str, object]) -> list[str]:
+    """The flags that set a run's configuration."""
+    return [part for key, value in {**SETTINGS, **extra}.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+
+
+@dataclass
+class Usage:
+    """What processes take: the most memory since it was last asked, and processor time."""
+
+    coordinator: psutil.Process
+    broker: psutil.Process
+    most: int = 0
+
+    def look(self) -> None:
+        self.most = max(self.most, self.coordinator.memory_info().rss)
+
+    def taken(self) -> tuple[int, float, float]:
+        most, self.most = self.most, 0
+        return most, *(sum(process.cpu_times()[:2]) for process in (self.coordinator, self.broker))
+
+
+def measure(folder: Path, agents: int, rounds: int, say: Say, model: str = MODEL) -> Scale:
+    """Runs it. Raises ConfigError where this machine does not allow so many sockets, FleetError where the run fails or falls silent."""
+    allow(agents + SPARE)
+    start = time.monotonic()
+    names = [f"a{i:04d}" for i in range(agents)]
+    with ExitStack() as stack:
+        broker = stack.enter_context(brokers.start("127.0.0.1", 0, "mosquitto", folder / "broker"))
+        run = ["--name", RUN, "--data", "digits", "--min-agents", str(agents), "--rounds", str(rounds), "--model", model]
+        what = ["start", "--broker", broker.address, "--runs", str(folder), *run, *settings_of({})]
+        coordinator = stack.enter_context(process("coordinator", module("coordinator.cli", *what, "--format", "json"), folder))
+        host, port = broker.address.rsplit(":", 1)
+        fleet = RawFleet(RUN, names, (host, int(port)), Raw())
+        stack.callback(fleet.close)
+        usage = Usage(psutil.Process(coordinator.popen.pid), mosquitto())
+        joined, connected, base = join(fleet, coordinator, usage)
+        say(f"{connected} agents after {joined:.1f} s; the coordinator holds {base / 1e6:.0f} MB")
+        peaks = follow(fleet, coordinator, usage, folder, rounds, say)
+    turns = finished(folder, rounds, peaks)
+    found = replay(folder, RUN, 1)
+    asked = agents * rounds
+    size = max(path.stat().st_size for path in (folder / RUN).glob("round-*.safetensors"))
+    lost = asked - sum(len(set(who)) for who in found.folded.values())
+    peak = max(turn.rss for turn in turns)
+    return Scale(
+        agents,
+        rounds,
+        turns,
+        connected,
+        joined,
+        lost,
+        found.doubled,
+        found.foreign,
+        found.equal,
+        size,
+        base,
+        peak,
+        flat(base, [turn.rss for turn in turns], size),
+        time.monotonic() - start,
+    )
+
+
+def allow(files: int) -> None:
+    """Lets this process open so many files. Raises ConfigError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < files:
+        raise ConfigError(f"this machine lets a process open {hard} files, {files} are needed: raise it (ulimit -Hn), or ask for fewer --agents")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, files)) if hard != resource.RLIM_INFINITY else files, hard))
+
+
+def mosquitto() -> psutil.Process:
+    """The broker that this process started."""
+    return next(child for child in psutil.Process().children(recursive=True) if child.name() == "mosquitto")
+
+
+def join(fleet: RawFleet, coordinator: Running, usage: Usage) -> tuple[float, int, int]:
+    """Turns until the first task comes: seconds, agents that are connected, and what the coordinator held just before."""
+    start, base, sampled = time.monotonic(), 0, 0.0
+    while not any(agent.task for agent in fleet.agents):
+        fleet.turn(0.05)
+        if time.monotonic() - sampled > SAMPLE:
+            sampled, base = time.monotonic(), usage.coordinator.memory_info().rss
+        if coordinator.popen.poll() is not None or time.monotonic() - start > SILENCE:
+            raise FleetError(f"no round after {time.monotonic() - start:.0f} s; the end of the coordinator's log:\n{coordinator.tail()}")
+    return time.monotonic() - start, fleet.connected, base
+
+
+def follow(fleet: RawFleet, coordinator: Running, usage: Usage, folder: Path, rounds: int, say: Say) -> list[tuple[int, float, float]]:
+    """What each round took of the coordinator and of the broker: bytes, and seconds of processors since the start."""
+    peaks, heard, sampled = list[tuple[int, float, float]](), time.monotonic(), 0.0
+    while coordinator.popen.poll() is None:
+        fleet.turn(0.05)
+        if time.monotonic() - sampled < SAMPLE:
+            continue
+        sampled = time.monotonic()
+        try:
+            usage.look()
+            if len(done := history(folder)) > len(peaks):
+                heard = time.monotonic()
+                peaks += [usage.taken()] * (len(done) - len(peaks))
+                say(f"round {len(done):3} of {rounds}: {done[-1]:6.2f} s, {peaks[-1][0] / 1e6:.0f} MB")
+        except psutil.NoSuchProcess:
+            break
+        if time.monotonic() - heard > SILENCE:
+            raise FleetError(f"no round for {SILENCE:.0f} s; the end of the coordinator's log:\n{coordinator.tail()}")
+    if coordinator.popen.wait() != 0:
+        raise FleetError(f"the coordinator failed; the end of its log:\n{coordinator.tail()}")
+    return peaks
+
+
+def history(folder: Path) -> list[float]:
+    """Seconds of each finished round."""
+    try:
+        store = Store.open(folder, RUN, read_only=True)
+    except StoreError:
+        return []
+    try:
+        return [seconds for _, seconds, *_ in store.history()]
+    finally:
+        store.close()
+
+
+def finished(folder: Path, rounds: int, peaks: list[tuple[int, float, float]]) -> tuple[Turn, ...]:
+    """Every round as its record has it, beside what it took; of the last, the coordinator may have ended before anybody looked."""
+    store = Store.open(folder, RUN, read_only=True)
+    try:
+        told = [*peaks, *[peaks[-1]] * (rounds - len(peaks))]
+        before = [(0, 0.0, 0.0), *told]
+        return tuple(
+            Turn(number, sum(e.outcome == "folded" for e in store.entries(number)), round(seconds, 2), rss, round(own - was, 2), round(his - had, 2))
+            for (number, seconds, *_), (rss, own, his), (_, was, had) in zip(store.history(), told, before, strict=False)
+        )
+    finally:
+        store.close()
+
+
+def lines(made: Scale) -> list[str]:
+    """What a person reads at the end."""
+    seconds = [turn.seconds for turn in made.turns]
+    return [
+        f"{made.agents} agents, {made.connected} connected after {made.joined:.1f} s; {made.rounds} rounds, a model of {made.model / 1e6:.2f} MB",
+        f"lost {made.lost}, doubled {made.doubled}, foreign {made.foreign}, the model {'equals' if made.equal else 'IS NOT'} that of a replay",
+        f"coordinator: {made.base / 1e6:.1f} MB before the first round, at most {made.peak / 1e6:.1f} MB in one: "
+        f"{'flat' if made.flat else 'NOT flat'} ({(made.peak - made.base) / made.model:.1f} models more)",
+        f"a round took {statistics.median(seconds):.2f} s (median), {max(seconds):.2f} s at most; processor seconds of a round: coordinator "
+        f"{statistics.median(t.coordinator for t in made.turns):.2f}, broker {statistics.median(t.broker for t in made.turns):.2f}",
+    ]
+
+
+@click.command("scale")
+@click.option("--agents", type=click.IntRange(min=2), default=1000, show_default=True)
+@click.option("--rounds", type=click.IntRange(min=1), default=20, show_default=True)
+@click.option("--model", default=MODEL, show_default=True)
+@click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the run and the logs here")
+@FORMAT
+def command(agents: int, rounds: int, model: str, keep: Path | None, form: str) -> None:
+    """Many connected agents with one coordinator: what is lost, what a round takes, and whether memory grows."""
+    with speaking_plainly("python -m benchmarks scale", "coordinator", "interrupted"), ExitStack() as stack:
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-scale-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        say = speaker(form)
+        made = measure(folder, agents, rounds, say, model)
+        for line in lines(made):
+            say(line)
+        if form == "json":
+            click.echo(json.dumps({**asdict(made), "processors": len(os.sched_getaffinity(0))}))
+        if made.lost or made.doubled or made.foreign or not made.equal:
+            sys.exit(1)
