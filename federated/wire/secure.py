@@ -35,6 +35,19 @@ ALERTS = {  # what the broker's TLS answers -> what that means here
 }
 
 
+class Closing(ssl.SSLSocket):
+    """A socket that does not outlive a failed handshake: the MQTT library forgets it then without closing it."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except ssl.SSLWantReadError:
+            raise
+        except OSError:
+            self.close()
+            raise
+
+
 def context(address: Address) -> ssl.SSLContext:
     """What a link to `address` trusts and shows. Raises ConfigError for files that are missing or hold something else."""
     if address.ca is not None and not Path(address.ca).is_file():
@@ -43,7 +56,7 @@ def context(address: Address) -> ssl.SSLContext:
         made = ssl.create_default_context(cafile=address.ca)
     except ssl.SSLError as error:
         raise ConfigError(f"{address}: {address.ca} holds no certificates: {error}") from error
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    made.minimum_version, made.sslsocket_class = ssl.TLSVersion.TLSv1_2, Closing
     if address.cert is not None:
         try:
             reload(made, address)

@@ -1,0 +1,59 @@
+"""An authority and its members, as the commands make them, without a coordinator or a network in between."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from coordinator.admission import hand_over
+from coordinator.authority import Authority
+from coordinator.listening import free_port
+from coordinator.mosquitto import find_mosquitto
+from edge_agent.enrolment import request, text_of
+from federated.wire.address import Address
+
+__all__ = ["SHIPPED", "Door", "member", "shipped"]
+
+SHIPPED = Path(__file__).parents[2] / "deploy" / "mosquitto"
+
+
+def member(authority: Authority, name: str, folder: Path) -> Path:
+    """The certificate and key of an agent that was enrolled now."""
+    token = authority.invite(name, "localhost", 8884, 60)
+    key = ec.generate_private_key(ec.SECP256R1())
+    path = folder / f"{name}-{secrets.token_hex(3)}.pem"
+    path.write_bytes(authority.enrol(token.secret, request(name, key)).encode() + text_of(key))
+    return path
+
+
+class Door:
+    """A mosquitto with the shipped configuration for certificates, and how to come in."""
+
+    def __init__(self, authority: Authority, port: int, files: Path, process: subprocess.Popen[bytes]) -> None:
+        self.authority, self.port, self.files, self.process = authority, port, files, process
+
+    def address(self, pem: Path | None, host: str = "localhost", ca: Path | None = None) -> Address:
+        return Address(host, self.port, tls=True, ca=str(ca or self.authority.ca), cert=None if pem is None else str(pem))
+
+
+@contextmanager
+def shipped(name: str, authority: Authority, folder: Path) -> Iterator[Door]:
+    """Starts mosquitto with a file of deploy/mosquitto, of which only the places of files, the address and the port are others."""
+    program, port, files = find_mosquitto(), free_port("127.0.0.1", 0), folder / "broker"
+    assert program is not None
+    hand_over(authority, files)
+    text = (SHIPPED / name).read_text().replace("/etc/mosquitto/espalier", str(files))
+    text = "".join(f"listener {port} 127.0.0.1\n" if line.startswith("listener ") else line for line in text.splitlines(keepends=True))
+    own = folder / name
+    own.write_text(f"{text}persistence_location {folder}/\nuser root\n")
+    process = subprocess.Popen([program, "-c", str(own)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield Door(authority, port, files, process)
+    finally:
+        process.terminate()
+        process.wait()
