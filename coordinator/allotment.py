@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from coordinator import decisions
@@ -44,11 +44,15 @@ def assign(run: Run, state: State, agents: Sequence[Agent], number: int) -> dict
     return {name: verdict.submodel for name, verdict in run.verdicts.items() if verdict.submodel is not None}
 
 
-def choose(run: Run, state: State, able: Mapping[str, Submodel], number: int) -> dict[str, Submodel]:
-    """Which of the agents that can train do so in this round. Raises FleetError when no agent can hold any submodel."""
-    names = select(sorted(able), run.config.fleet.fraction, generator(run.config.seed, 1, number))
+def choose(run: Run, state: State, able: Mapping[str, Submodel], number: int, wanted: int, busy: Set[str] = frozenset()) -> dict[str, Submodel]:
+    """Which of the agents that can train do so in this round. Raises FleetError when no agent can hold any submodel.
+
+    wanted: how many. busy: those at work on earlier rounds; where rounds do not wait, they count.
+    """
+    at_work = len(busy & able.keys()) if run.config.fleet.mode == "buffered" else 0
+    names = select(sorted(able.keys() - busy), max(0, wanted - at_work), generator(run.config.seed, 1, number))
     assigned = {name: able[name] for name in names}
-    if not assigned:
+    if not able:
         reasons = "; ".join(f"{name}: {verdict.decision.reason}" for name, verdict in run.verdicts.items())
         if any(offer.fits for verdict in run.verdicts.values() for offer in verdict.offers):
             raise FleetError(f"no agent can be given anything: {reasons}")
@@ -61,11 +65,12 @@ def choose(run: Run, state: State, able: Mapping[str, Submodel], number: int) ->
     return assigned
 
 
-def record(run: Run, number: int, chosen: Mapping[str, Submodel]) -> None:
+def record(run: Run, number: int, chosen: Mapping[str, Submodel], busy: Set[str] = frozenset()) -> None:
     """Keeps what was decided of every agent that the run knows, and why, before the round is under way."""
     made: dict[str, Decision] = decisions.absent({a.name: a.absence for a in run.fleet.agents.values() if a.name not in run.verdicts})
     for name, verdict in run.verdicts.items():
         drawn = name in chosen or verdict.submodel is None
-        made[name] = verdict.decision if drawn else decisions.undrawn(verdict.decision, run.config.fleet.fraction)
+        why = "at work on an earlier round" if name in busy else f"not drawn (fraction {run.config.fleet.fraction:g})"
+        made[name] = verdict.decision if drawn else decisions.undrawn(verdict.decision, why)
     profiles = {a.name: a.profile for a in run.fleet.agents.values() if a.profile is not None}
     run.store.ledger.decided(number, made, profiles)

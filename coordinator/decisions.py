@@ -143,9 +143,9 @@ def megabytes(count: float) -> str:
     return f"{count / 1e6:.3g} MB" if count < 1e9 else f"{count / 1e9:.3g} GB"
 
 
-def undrawn(decision: Decision, fraction: float) -> Decision:
+def undrawn(decision: Decision, why: str) -> Decision:
     """The same for an agent that is not asked in this round."""
-    return replace(decision, asked=False, reason=f"not drawn (fraction {fraction:g}); it would get {decision.submodel}: {decision.reason}")
+    return replace(decision, asked=False, reason=f"{why}; it would get {decision.submodel}: {decision.reason}")
 
 
 def absent(agents: Mapping[str, str]) -> dict[str, Decision]:

@@ -89,10 +89,10 @@ class Evaluator:
         """
         self.assigned = assigned
         if state.settings["norm"] == "static":
-            agents = [a for a in self.fleet.ready() if self.config.evaluate.calibrate == "fleet" or a.name in selected]
+            agents = [a for a in self.fleet.free() if self.config.evaluate.calibrate == "fleet" or a.name in selected]
             state = self._calibrate(state, submodels, agents)
         known = [s for s in submodels if not statistics(s) or state.settings["norm"] == "tracked" or statistics_of(state, s)]
-        asked = self.fleet.ready() if self.config.evaluate.devices else ()
+        asked = self.fleet.free() if self.config.evaluate.devices else ()
         return state, (*self._by_devices(state, known, asked), *self._centrally(state, known))
 
     # ---- calibration -----------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Evaluator:
             tasks,
             quorum=len(tasks),
             deadline=max((t.deadline for t in tasks), default=0.0),
-            check=lambda _, update: check(update),
+            check=lambda settled, update: check(update),
             size=shipment.limit,
         )
 

@@ -2,7 +2,7 @@
 
 `Fleet` is the coordinator's half of the protocol. It folds nothing and decides nothing about rounds: `collect` yields
 checked updates, in the order of agent names, until the round's tasks are settled, its quorum is met or its deadline
-has passed.
+has passed. Tasks that may still be answered then are carried into later rounds.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from coordinator.acceptance import check_match, check_profile
 from coordinator.agent import Agent
-from coordinator.collection import Check, Collection, Settled
-from coordinator.inbox import Inbox
+from coordinator.collection import CARRIED, Check, Collection, Settled, concerns, key_of
+from coordinator.inbox import Inbox, Key
+from coordinator.leases import heard
 from coordinator.shelf import Shelf
 from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
 from federated.participant import JOINING
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 
 SILENCE = 45.0  # seconds: three missed heartbeats
 OWING = 3.0  # seconds after which an idle agent is told its task again
+LOOK = 0.5  # seconds between looks at leases, and at who could be asked besides
 REVOKED = "its certificate was revoked"
 TEMPORARY = "now"  # folder of the spool for updates that go as they are folded
 
@@ -64,6 +67,8 @@ class Fleet:
         self.inbox = Inbox(spool, slots, sync=sync)
         self.shelf = Shelf(link, run.run, spool, chunk)
         self.collection = Collection()
+        self.late: dict[Key, Settled] = {}  # tasks of earlier rounds that may still be answered
+        self._looked = -LOOK  # when leases were looked at last
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -114,6 +119,11 @@ class Fleet:
         """The agents that can be asked, by name."""
         return sorted((a for a in self.agents.values() if a.ready), key=lambda a: a.name)
 
+    def free(self) -> list[Agent]:
+        """Those of them that are not at work on a task of an earlier round."""
+        busy = {entry.task.agent for entry in self.late.values() if entry.open}
+        return [agent for agent in self.ready() if agent.name not in busy]
+
     def turn(self, timeout: float) -> None:
         """Handles one delivery, if one comes in time, and notices who has gone silent."""
         self.each_turn()
@@ -145,7 +155,10 @@ class Fleet:
         check: Check,
         size: Callable[[Task], int],
         folder: str = "",
-        settled: Mapping[str, str] | None = None,
+        settled: Mapping[tuple[str, int], str] | None = None,
+        more: Callable[[Collection], Sequence[Task]] = lambda collection: (),
+        carry: Callable[[Settled], bool] | None = None,
+        flowing: bool = False,
     ) -> Iterator[tuple[Settled, Update]]:
         """Sends the tasks and yields their updates, each once, checked by `check` (which raises Refused), in the order of agent names.
 
@@ -153,39 +166,60 @@ class Fleet:
         Ends when `quorum` updates are in, when every task is settled, or after `deadline` seconds.
         size: largest acceptable encoding of a task's update, bytes.
         folder: below the spool, where the updates stay until the caller forgets them; without one they go as they are yielded.
-        settled: outcomes by agent, of an earlier coordinator that sent the same tasks; what it received whole is not asked for again.
+        settled: outcomes by agent and round, of an earlier coordinator that sent the same tasks; what it received whole is not asked for again.
+        more: tasks for agents that are to be asked besides, looked for whenever something may have changed.
+        carry: which tasks stay open in later rounds when this one closes. With it, what was carried so far is collected too.
+        flowing: updates are yielded as they come, and those that were carried count for the quorum.
         """
-        self.collection = Collection(tasks, check, self.clock(), folder, settled)
-        entries = self.collection.entries
-        there = self.inbox.expect({key: size(entry.task) for key, entry in entries.items()}, folder or TEMPORARY)
+        carried = self.late if carry is not None else {}
+        self.collection = Collection(tasks, check, self.clock(), folder, settled, carried.values(), flowing=flowing)
+        self.late = {} if carry is not None else self.late
+        self._expect([entry for entry in self.collection.entries.values() if not entry.carried], size, hold=(*carried, *self.late))
+        self.collection.begin_anew()
+        try:
+            yield from self._await(quorum, self.clock() + deadline, more, size)
+        finally:
+            self._close(carry)
+
+    def restore(self, tasks: Iterable[Task], check: Callable[[Task], Check], folder: Callable[[int], str], size: Callable[[Task], int]) -> None:
+        """Takes up the tasks of earlier rounds that an earlier coordinator carried. folder: below the spool, where a round's updates lie."""
+        for task in tasks:
+            entry = Settled(task, self.clock(), check(task), resumed=True, carried=True)
+            self.late[key_of(task)] = entry
+            for path in self.inbox.expect({key_of(task): size(task)}, folder(task.round), hold=tuple(self.late)).values():
+                self._find(entry, path)
+
+    def _expect(self, entries: Sequence[Settled], size: Callable[[Task], int], hold: Sequence[Key]) -> None:
+        """Makes ready to receive what is asked for, beside what is awaited already, takes up what lies in the spool, and asks for the rest."""
+        limits = {key_of(entry.task): size(entry.task) for entry in entries}
+        there = self.inbox.expect(limits, self.collection.folder or TEMPORARY, hold)
         for key, path in there.items():
-            self._find(entries[key], path)
-        for entry in entries.values():
+            self._find(self.collection.entries[key], path)
+        for entry in entries:
             agent = self.agents[entry.task.agent]
             entry.lost, agent.submodel = not agent.online, entry.task.submodel.name
             if entry.open:
                 self._command(agent.name, entry.task)
-        try:
-            yield from self._await(quorum, self.clock() + deadline)
-        finally:
-            self._close()
 
     def _find(self, entry: Settled, path: Path) -> None:
         """Takes up what lies in the spool: of the same tasks it was received before, of others it is nothing."""
         try:
-            if not entry.resumed or entry.outcome not in ("", "folded"):
+            if not entry.resumed or entry.outcome not in ("", CARRIED, "folded"):
                 raise Refused("it belongs to an earlier task")
-            if not entry.outcome:
+            if entry.outcome != "folded":
                 self._check(entry, path)
                 entry.update, entry.digest = path, digest(path)
         except WireError as error:
             log.info("dropped %s of %s: %s", path.name, entry.task.agent, error)
             path.unlink()
 
-    def _await(self, quorum: int, until: float) -> Iterator[tuple[Settled, Update]]:
+    def _await(
+        self, quorum: int, until: float, more: Callable[[Collection], Sequence[Task]], size: Callable[[Task], int]
+    ) -> Iterator[tuple[Settled, Update]]:
         closing = not self.collection.entries
         while not closing:
             self.turn(max(0.0, min(0.2, until - self.clock())))
+            self._look(more, size)
             closing = self.collection.complete(quorum) or self.clock() >= until
             for entry in self.collection.next(closing=closing):
                 yield entry, self._take(entry)
@@ -198,11 +232,25 @@ class Fleet:
         entry.outcome = "folded"
         return update
 
-    def _close(self) -> None:
-        for entry in self.collection.close():
-            abort = messages.Abort(entry.task.round, entry.task.attempt, f"round {entry.task.round} is closed")
-            self._command(entry.task.agent, abort)
-        self.inbox.expect({})
+    def _look(self, more: Callable[[Collection], Sequence[Task]], size: Callable[[Task], int]) -> None:
+        """Now and then, and whenever somebody came or went: whose lease is over, and who is to be asked besides."""
+        now = self.clock()
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        for entry in self.collection.watch(now):
+            log.warning("%s shows no progress %.0f s after it was asked: nobody waits for it any more", entry.task.agent, now - entry.started)
+        if added := more(self.collection):
+            hold = (*self.collection.entries, *self.late)
+            self._expect(self.collection.add(added, now), size, hold)
+
+    def _close(self, carry: Callable[[Settled], bool] | None) -> None:
+        dropped, carried = self.collection.close(carry or (lambda entry: False))
+        for entry in dropped:
+            reason = "its weights are too old" if entry.outcome == "stale" else f"round {entry.task.round} is closed"
+            self._command(entry.task.agent, messages.Abort(entry.task.round, entry.task.attempt, reason))
+        self.late |= {key_of(entry.task): entry for entry in carried}
+        self.inbox.expect({}, hold=tuple(self.late))
         self.inbox.forget(TEMPORARY)
         self.notify()
 
@@ -216,6 +264,9 @@ class Fleet:
         if where is None or not where.agent or not delivery.payload or where.agent in self._expelled:
             return
         message = messages.decode(delivery.payload)
+        if isinstance(message, messages.Echo) and message.agent == where.agent:  # of a device that only tries the way (edge-agent doctor)
+            self._command(where.agent, replace(message, time=time.time()))
+            return
         agent = self.agents.setdefault(where.agent, Agent(where.agent))
         if getattr(message, "agent", agent.name) != agent.name:
             raise Refused(f"a message of '{getattr(message, 'agent', '')}' came on a topic of '{agent.name}'")
@@ -246,7 +297,8 @@ class Fleet:
         agent.session, agent.online, agent.paused = status.session, True, status.paused
         if not known or returned:
             log.info("%s %s", agent.name, "started anew" if returned else "came", extra={"event": "came", "agent": agent.name})
-        for entry in self.collection.of(agent.name):
+        self._stir()
+        for entry in self._of(agent.name):
             entry.lost = False
             if entry.open:
                 self._command(agent.name, entry.task)  # it may not know of its task, and takes it only once
@@ -257,8 +309,9 @@ class Fleet:
         if beat.session != agent.session:
             return
         returned, agent.online = not agent.online, True
-        for entry in self.collection.of(agent.name):
+        for entry in self._of(agent.name):
             entry.lost = False
+            entry.lease = heard(entry.lease, (beat.state, beat.step), agent.seen)
             if entry.open and (returned or (beat.state == "idle" and self.clock() - entry.started > OWING)):
                 self._command(agent.name, entry.task)  # taken only once, however often it is said
 
@@ -273,8 +326,9 @@ class Fleet:
     def _lose(self, agent: Agent, why: str) -> None:
         log.warning("%s %s", agent.name, why, extra={"event": "went", "agent": agent.name})
         agent.online, agent.state = False, "gone"
-        for entry in self.collection.of(agent.name):
+        for entry in self._of(agent.name):
             entry.lost = True
+        self._stir()
         self.notify()
 
     def _expel(self, barred: frozenset[str]) -> None:
@@ -285,21 +339,35 @@ class Fleet:
                 agent.refused = "" if agent.refused == REVOKED else agent.refused
             elif agent.refused != REVOKED:
                 agent.refused, agent.profile = REVOKED, None
-                for entry in self.collection.of(agent.name):
+                for entry in self._of(agent.name):
                     if entry.update is not None:
                         entry.update.unlink(missing_ok=True)
                     entry.update, entry.outcome = None, entry.outcome or f"refused: {REVOKED}"
                 self._lose(agent, REVOKED)
 
+    def _of(self, agent: str) -> list[Settled]:
+        """All that an agent was asked for and that may still come."""
+        return [*self.collection.of(agent), *(entry for (name, *_), entry in self.late.items() if name == agent)]
+
+    def _about(self, agent: str, about: messages.Offer | messages.Failure) -> Settled | None:
+        """What a message is about; None where no such update was asked for."""
+        late = self.late.get((agent, about.submodel, about.round))
+        return self.collection.find(agent, about) or (late if late is not None and concerns(about, late.task) else None)
+
+    def _stir(self) -> None:
+        """Something changed for which others may have to be asked: that is looked at next."""
+        self._looked = -LOOK
+
     def _fail(self, agent: Agent, failure: messages.Failure) -> None:
-        entry = self.collection.find(agent.name, failure)
+        entry = self._about(agent.name, failure)
         if entry is not None and entry.open:
+            self._stir()
             entry.outcome = f"{'paused' if failure.paused else 'failed'}: {failure.reason}"
             fields = {"event": "failed", "agent": agent.name, "submodel": failure.submodel, "outcome": entry.outcome}
             log.warning("%s at %s: %s", agent.name, failure.submodel, entry.outcome, extra=fields)
 
     def _welcome(self, agent: Agent, offer: messages.Offer) -> None:
-        entry = self.collection.find(agent.name, offer)
+        entry = self._about(agent.name, offer)
         if entry is None:
             self.refused["unasked"] += 1
             self._receipt(agent.name, offer.manifest.transfer, False, f"round {offer.round} of attempt {offer.attempt} awaits no such update")
@@ -316,9 +384,11 @@ class Fleet:
     def _receive(self, agent: Agent, chunk: messages.Chunk) -> None:
         finished = self.inbox.take(agent.name, chunk, self.clock())
         if finished is None:
+            for owed in self._of(agent.name):
+                owed.lease = heard(owed.lease, ("chunk", chunk.index), agent.seen)
             return
         offer, path = finished
-        entry = self.collection.find(agent.name, offer)
+        entry = self._about(agent.name, offer)
         if entry is None or not entry.open:
             path.unlink(missing_ok=True)
             return
@@ -329,6 +399,7 @@ class Fleet:
             self._refuse(agent.name, entry, chunk.transfer, str(error))
             return
         entry.update, entry.digest, entry.seconds = path, offer.manifest.sha256, self.clock() - entry.started
+        self._stir()
         if update.work == "train":
             agent.loss = float(update.notes["loss"])
         self._receipt(agent.name, chunk.transfer, True, "")
@@ -336,7 +407,7 @@ class Fleet:
     def _check(self, entry: Settled, path: Path) -> Update:
         update = self.inbox.read(path)
         check_match(entry.task, update)
-        self.collection.check(entry.task, update)
+        entry.check(entry, update)
         return update
 
     # ---- answering -------------------------------------------------------------------------------------------------
@@ -344,6 +415,7 @@ class Fleet:
     def _refuse(self, agent: str, entry: Settled, transfer: str, reason: str, kind: str = "update") -> None:
         entry.outcome = f"refused: {reason}"
         self.refused[kind] += 1
+        self._stir()
         self._receipt(agent, transfer, False, reason)
 
     def _receipt(self, agent: str, transfer: str, accepted: bool, reason: str) -> None:

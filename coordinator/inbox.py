@@ -6,7 +6,7 @@ import hashlib
 import logging
 import mmap
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,8 +24,16 @@ log = logging.getLogger(__name__)
 
 IDLE = 30.0  # seconds without a chunk after which a transfer's slot goes to another
 
-Key = tuple[str, str]
-"""An agent and the name of a submodel: of both, one update is expected."""
+Key = tuple[str, str, int]
+"""An agent, the name of a submodel and the round of a task: of these, one update is expected."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is expected of a key: at most so many bytes, into this file."""
+
+    limit: int
+    path: Path
 
 
 @dataclass
@@ -46,31 +54,36 @@ class Inbox:
 
     def __init__(self, spool: Path, slots: int, *, sync: bool = True) -> None:
         self.spool, self.slots, self._sync = spool, slots, sync
-        self._limits: Mapping[Key, int] = {}
-        self._folder = spool
+        self._expected: dict[Key, Place] = {}
         self._flowing: dict[Key, Transfer] = {}
         self._parked: dict[Key, Transfer] = {}  # what came before a transfer lost its slot
         self._waiting: dict[Key, messages.Offer] = {}
         spool.mkdir(parents=True, exist_ok=True)
 
-    def expect(self, limits: Mapping[Key, int], folder: str = "") -> dict[Key, Path]:
-        """From now on, only these (agent, submodel name) with at most so many bytes; what was on its way is dropped.
+    def expect(self, limits: Mapping[Key, int], folder: str = "", hold: Collection[Key] = ()) -> dict[Key, Path]:
+        """From now on, only these with at most so many bytes, and as before those that are held; what else was on its way is dropped.
 
         folder: below the spool, where they go. What is whole there already, of an earlier process, is given back by key; what is begun goes on.
         """
-        for transfer in [*self._flowing.values(), *self._parked.values()]:
-            transfer.partial.discard()
-        self._flowing, self._parked, self._waiting = {}, {}, {}
-        self._limits, self._folder = limits, self.spool / folder
-        if not limits:
-            return {}
-        self._folder.mkdir(parents=True, exist_ok=True)
-        return {key: path for key in limits if (path := self._path(key)).exists()}
+        held = {key: place for key, place in self._expected.items() if key in hold}
+        new = {key: Place(limit, self.spool / folder / named(key)) for key, limit in limits.items() if key not in held}
+        for key in {*self._flowing, *self._parked} - held.keys():
+            self._drop(key)
+        self._waiting = {key: offer for key, offer in self._waiting.items() if key in held}
+        self._expected = held | new
+        if new:
+            (self.spool / folder).mkdir(parents=True, exist_ok=True)
+        return {key: place.path for key, place in new.items() if place.path.exists()}
 
-    def forget(self, folder: str) -> None:
-        """Removes a folder of the spool, or all that fit a pattern such as `round-*`, and what is in them."""
+    def forget(self, folder: str, keep: Collection[Key] = ()) -> None:
+        """Removes a folder of the spool, or all that fit a pattern such as `round-*`, and what is in them, but for what belongs to these."""
+        kept = {named(key).partition(".")[0] for key in keep}
         for path in self.spool.glob(folder):
-            shutil.rmtree(path, ignore_errors=True)
+            if not kept:
+                shutil.rmtree(path, ignore_errors=True)
+            for file in path.glob("*"):
+                if file.name.partition(".")[0] not in kept:
+                    file.unlink(missing_ok=True)
 
     def open(self, agent: str, offer: messages.Offer, now: float) -> messages.Grant:
         """Answers an offer: with a slot and the bitmap of what is there already, or with the word to wait, also for room on the disk.
@@ -78,10 +91,10 @@ class Inbox:
         Raises Refused when it is too large.
         """
         manifest = offer.manifest
-        limit = self._limits.get((agent, offer.submodel), 0)
+        key = (agent, offer.submodel, offer.round)
+        limit = self._expected[key].limit if key in self._expected else 0
         if not 0 < manifest.size <= limit:
             raise Refused(f"update of {agent} for {offer.submodel}: at most {limit} bytes expected, {manifest.size} offered")
-        key = (agent, offer.submodel)
         known = self._flowing.get(key) or self._parked.get(key)
         if known is not None and known.offer.manifest != manifest:
             self._drop(key)
@@ -137,9 +150,9 @@ class Inbox:
         transfer = self._parked.pop(key, None)
         if transfer is None:
             try:
-                partial = Partial(offer.manifest, self._path(key), limit=offer.manifest.size)
+                partial = Partial(offer.manifest, self._expected[key].path, limit=offer.manifest.size)
             except OSError as error:
-                log.error("no room for the %d bytes of %s by %s in %s: %s", offer.manifest.size, key[1], key[0], self._folder, error.strerror)
+                log.error("no room for the %d bytes of %s by %s in %s: %s", offer.manifest.size, key[1], key[0], self.spool, error.strerror)
                 return messages.Grant(offer.manifest.transfer, b"", False)  # the agent keeps it, and asks again
             transfer = Transfer(key[0], offer, partial, now)
         transfer.progressed = now
@@ -154,6 +167,7 @@ class Inbox:
     def _grant(self, transfer: Transfer) -> messages.Grant:
         return messages.Grant(transfer.offer.manifest.transfer, transfer.partial.tell(), True)
 
-    def _path(self, key: Key) -> Path:
-        """A name of our own: no two transfers share a file, whatever they call themselves, and a later process finds it."""
-        return self._folder / f"{hashlib.sha256('/'.join(key).encode()).hexdigest()[:32]}.update"
+
+def named(key: Key) -> str:
+    """A name of our own: no two transfers share a file, whatever they call themselves, and a later process finds it."""
+    return f"{hashlib.sha256('/'.join(map(str, key)).encode()).hexdigest()[:32]}.update"

@@ -23,13 +23,17 @@ from coordinator.decisions import Verdict
 from coordinator.standing import Standing
 from federated.aggregate import Total, dump, load
 from federated.errors import StoreError
+from federated.task import Task
 from models.submodel import Submodel
 
-__all__ = ["SCHEMA", "Entry", "Folded", "Journal", "Opened", "Standstill"]
+__all__ = ["SCHEMA", "Asked", "Entry", "Folded", "Journal", "Opened", "Standstill"]
 
 SCHEMA = """
 CREATE TABLE journal (round INTEGER PRIMARY KEY, opened REAL NOT NULL, began BLOB NOT NULL, closed TEXT, total TEXT, folded BLOB);
+CREATE TABLE asked (round INTEGER, agent TEXT, asked BLOB NOT NULL, PRIMARY KEY (round, agent));
+CREATE TABLE carried (agent TEXT, round INTEGER, task BLOB NOT NULL, PRIMARY KEY (agent, round));
 """
+ASKED = "SELECT asked FROM asked WHERE round = ?"
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Entry:
 
     step, peak: mean seconds of a step and bytes at the peak, as the device says; 0 where it does not.
     position: how many updates of the round were folded before it; digest: sha256 of the update as it came. Of one that was folded.
+    task: the round of its task, where that was an earlier one; else 0.
     """
 
     agent: str
@@ -51,6 +56,19 @@ class Entry:
     peak: int = 0
     position: int = 0
     digest: str = ""
+    task: int = 0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An agent that was asked when the round was under way, behind `wave - 1` others; digest: of the weights that it was sent."""
+
+    agent: str
+    submodel: Submodel
+    digest: str
+    verdict: Verdict
+    standing: Standing
+    wave: int
 
 
 @dataclass(frozen=True)
@@ -59,6 +77,7 @@ class Opened:
 
     attempt: that its tasks carry, whoever goes on with it. chosen: agent -> submodel; digests: agent -> sha256 of the weights that it was sent.
     fleet: how many agents would be given each submodel. surveys, verdicts, standings: by agent. limit: seconds that the round may take.
+    needed: updates that close it. wanted: agents that are to be at work at the same time.
     """
 
     round: int
@@ -70,6 +89,8 @@ class Opened:
     verdicts: dict[str, Verdict]
     standings: dict[str, Standing]
     limit: float
+    needed: int
+    wanted: int
 
 
 @dataclass(frozen=True)
@@ -84,18 +105,22 @@ class Folded:
 
 @dataclass(frozen=True)
 class Standstill:
-    """A round as an earlier coordinator left it. total, folded: of its last snapshot. closed: agent -> outcome, None while it was open."""
+    """A round as an earlier coordinator left it. total, folded: of its last snapshot. asked: after it had begun, in order.
+
+    closed: outcomes by agent and round of the task, None while it was open.
+    """
 
     opened: Opened
     total: Total
     folded: tuple[Folded, ...]
-    closed: Mapping[str, str] | None
+    closed: Mapping[tuple[str, int], str] | None
+    asked: tuple[Asked, ...] = ()
 
     @property
-    def settled(self) -> dict[str, str]:
-        """agent -> outcome, of those from whom nothing is expected any more; what is folded and in no snapshot lies in the spool."""
-        others = {agent: outcome for agent, outcome in (self.closed or {}).items() if outcome != "folded"}
-        return others | {one.entry.agent: "folded" for one in self.folded}
+    def settled(self) -> dict[tuple[str, int], str]:
+        """Outcomes, of those from whom nothing is expected any more; what is folded and in no snapshot lies in the spool."""
+        others = {key: outcome for key, outcome in (self.closed or {}).items() if outcome != "folded"}
+        return others | {(one.entry.agent, one.entry.task or self.opened.round): "folded" for one in self.folded}
 
 
 class Journal:
@@ -114,6 +139,10 @@ class Journal:
         began = msgspec.msgpack.encode(opened)
         self._write(opened.round, "INSERT OR REPLACE INTO journal VALUES (?, ?, ?, NULL, NULL, NULL)", (opened.round, time.time(), began))
 
+    def ask(self, round: int, asked: Asked) -> None:
+        """Writes down, before it hears of it, that an agent is asked besides."""
+        self._write(round, "INSERT OR REPLACE INTO asked VALUES (?, ?, ?)", (round, asked.agent, msgspec.msgpack.encode(asked)))
+
     def snapshot(self, round: int, total: Total, folded: Sequence[Folded]) -> None:
         """Keeps the total as it is; what it holds need not be kept anywhere else once this returns."""
         name = f"total-{round:06d}-{len(folded):06d}.safetensors"
@@ -130,9 +159,10 @@ class Journal:
         self._write(round, "UPDATE journal SET total = ?, folded = ? WHERE round = ?", (name, msgspec.msgpack.encode(list(folded)), round))
         self._sweep(keep=name)
 
-    def close(self, round: int, outcomes: Mapping[str, str]) -> None:
-        """From now on the round takes no update: whoever goes on with it folds the same."""
-        self._write(round, "UPDATE journal SET closed = ? WHERE round = ?", (json.dumps(dict(outcomes)), round))
+    def close(self, round: int, outcomes: Mapping[tuple[str, int], str]) -> None:
+        """From now on the round takes no update: whoever goes on with it folds the same. outcomes: by agent and round of the task."""
+        rows = [[*key, outcome] for key, outcome in outcomes.items()]
+        self._write(round, "UPDATE journal SET closed = ? WHERE round = ?", (json.dumps(rows), round))
 
     def standstill(self, round: int) -> Standstill | None:
         """The round as it was left, where it had begun."""
@@ -144,17 +174,27 @@ class Journal:
             opened = msgspec.msgpack.decode(began, type=Opened)
             done = msgspec.msgpack.decode(folded, type=tuple[Folded, ...]) if folded is not None else ()
             total = self._read(name) if name is not None else Total()
+            besides = [msgspec.msgpack.decode(row, type=Asked) for (row,) in self._database.execute(ASKED, (round,))]
         except (msgspec.DecodeError, OSError, SafetensorError, ValueError, KeyError) as error:
             raise StoreError(f"round {round}, which was under way, cannot be gone on with from {self._folder}: {error}") from error
-        return Standstill(opened, total, done, None if closed is None else json.loads(closed))
+        outcomes = None if closed is None else {(agent, of): outcome for agent, of, outcome in json.loads(closed)}
+        return Standstill(opened, total, done, outcomes, tuple(sorted(besides, key=lambda one: one.wave)))
 
-    def end(self, round: int) -> None:
-        """Forgets rounds up to this one; within the caller's transaction."""
+    def carried(self) -> list[Task]:
+        """The tasks that were still open when the last round was stored."""
+        return [msgspec.msgpack.decode(row, type=Task) for (row,) in self._database.execute("SELECT task FROM carried ORDER BY agent, round")]
+
+    def end(self, round: int, carried: Sequence[Task] = ()) -> None:
+        """Forgets rounds up to this one, but for the tasks that go on; within the caller's transaction."""
         self._database.execute("DELETE FROM journal WHERE round <= ?", (round,))
+        self._database.execute("DELETE FROM asked WHERE round <= ?", (round,))
+        self._database.execute("DELETE FROM carried")
+        self._database.executemany("INSERT INTO carried VALUES (?, ?, ?)", [(t.agent, t.round, msgspec.msgpack.encode(t)) for t in carried])
 
     def drop(self, round: int) -> None:
         """Forgets a round that cannot be gone on with: it begins anew."""
         self._write(round, "DELETE FROM journal WHERE round = ?", (round,))
+        self._write(round, "DELETE FROM asked WHERE round = ?", (round,))
         self._sweep()
 
     def _read(self, name: str) -> Total:

@@ -43,6 +43,14 @@ class Ledger:
             raise StoreError(f"what was decided in round {round} could not be written: {error}") from error
         self._profiles |= new
 
+    def asked(self, round: int, agent: str, reason: str) -> None:
+        """Writes that an agent was asked after all. Raises StoreError when the disk does not take it."""
+        try:
+            with self._database:
+                self._database.execute("UPDATE decisions SET asked = 1, reason = ? WHERE round = ? AND agent = ?", (reason, round, agent))
+        except sqlite3.Error as error:
+            raise StoreError(f"what was decided in round {round} could not be written: {error}") from error
+
     def _write(self, round: int, decisions: Mapping[str, Decision], profiles: Mapping[str, Profile]) -> None:
         rows = [(agent, msgspec.json.encode(profile).decode()) for agent, profile in profiles.items()]
         self._database.executemany("INSERT OR REPLACE INTO profiles VALUES (?, ?)", rows)

@@ -16,17 +16,20 @@ from torch import Tensor
 from coordinator import training
 from coordinator.agent import Agent
 from coordinator.config import Config
+from coordinator.config import Fleet as FleetSettings
 from coordinator.control import Helm
 from coordinator.decisions import Verdict
 from coordinator.evaluation import Evaluator, without_statistics
 from coordinator.fleet import Fleet
 from coordinator.journal import Entry
+from coordinator.past import Past, spelled
 from coordinator.progress import Watch, timing
 from coordinator.scores import overall
 from coordinator.selection import generator
 from coordinator.standing import Standing
 from coordinator.store import Round, Score, Store
 from coordinator.weights import Shipment
+from federated.buffered import buffered, touched
 from federated.errors import FleetError
 from federated.method import Method, State, configure
 from models.submodel import Network, Submodel
@@ -44,7 +47,7 @@ class Run:
 
     tensors: of the whole network before the first round. pinned: submodels fixed by configuration. patience: times the predicted seconds
     after which a round without a deadline closes. durable: whether a round under way survives this process. assigned: what each agent trained
-    last. standings: what rounds have shown of each. verdicts: of the present round, by agent.
+    last. standings: what rounds have shown of each. verdicts: of the present round, by agent. past: where late updates count, what they start from.
     """
 
     config: Config
@@ -63,6 +66,7 @@ class Run:
     assigned: dict[str, Submodel] = field(default_factory=dict)
     standings: dict[str, Standing] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
+    past: Past | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,9 @@ def begin(run: Run) -> tuple[State, Sequence[Score]]:
     """The state to start from: the last stored one, or the network initialised from the seed."""
     settings = configure(run.method, run.config.settings, seed=run.config.seed, rounds=run.config.rounds)
     state = run.method.start(run.tensors, run.menu, settings)
+    if takes_late(run.method, run.config.fleet):
+        run.past = Past(run.store, state, run.config.fleet.staleness)
+        run.method = buffered(run.method, run.past.base)
     last = run.store.last()
     if last is None:
         return state, ()
@@ -114,7 +121,15 @@ def begin(run: Run) -> tuple[State, Sequence[Score]]:
     run.assigned.update({agent: known[name] for agent, name in run.store.assigned().items() if name in known})
     run.standings.update(run.store.ledger.standings())
     run.fleet.folded = run.store.folded()
+    training.take_up(run)
     return replace(state, round=last.round, tensors=dict(last.tensors), fleet=dict(last.fleet)), last.scores
+
+
+def takes_late(method: Method, fleet: FleetSettings) -> bool:
+    """Whether an update counts whose round is closed."""
+    if fleet.late == "take" and fleet.mode == "sync" and "buffered" not in method.allows:
+        log.warning("late updates are dropped, though late = 'take': method %s takes none: %s", method.name, method.forbids["buffered"])
+    return "buffered" in method.allows and (fleet.late == "take" or fleet.mode == "buffered")
 
 
 def reached(scores: Sequence[Score], menu: Sequence[Submodel], target: float) -> bool:
@@ -146,15 +161,17 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
         raise_if_hopeless(run, number, entries)
     with timing(run.watch, "finish"):
         after = without_statistics(run.method.finish(state, total, generator(run.config.seed, 3, number)))
+    moved = touched(total, after.tensors) if run.past is not None else {}
     if not all(bool(value.isfinite().all()) for value in after.tensors.values()):
         log.error("round %d made weights that are not finite; the weights of before stay", number)
-        after = replace(without_statistics(state), round=number)
+        after, moved = replace(without_statistics(state), round=number), {}
     state = after
-    chosen = round.opened.chosen
+    chosen = {task.agent: task.submodel for task in round.tasks} | trainees(run)
     with timing(run.watch, "evaluate"):
         state, evaluated = run.evaluator.evaluate(state, to_evaluate(run, chosen, number), chosen, run.assigned)
     scores = (*evaluated, *trained)
-    run.fleet.shelf.clear(keep=Shipment.version(state))
+    late = [settled.task for settled in run.fleet.late.values()]
+    run.fleet.shelf.clear(keep={Shipment.version(state), *(task.version for task in late)})
     done = Round(
         number,
         time.monotonic() - start,
@@ -165,12 +182,21 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
         run.fleet.link.received_bytes - got,
         run.fleet.link.sent_bytes - sent,
         dict(run.standings),
+        late,
+        spelled(moved) if run.past is not None else "",
     )
     with timing(run.watch, "save"):
         run.store.save(done)
-    run.fleet.inbox.forget(training.folder(number))
+    if run.past is not None:
+        run.past.add(number, moved)
+    run.fleet.inbox.forget("round-*", keep=run.fleet.late)
     run.watch.ended(done)
     return state, scores
+
+
+def trainees(run: Run) -> dict[str, Submodel]:
+    """Who was asked in the round that is over, by agent."""
+    return {settled.task.agent: settled.task.submodel for settled in run.fleet.collection.entries.values()}
 
 
 def hold(run: Run) -> None:
@@ -216,6 +242,6 @@ def raise_if_hopeless(run: Run, number: int, entries: Sequence[Entry]) -> None:
     """A round without any update leaves the state as it is; with nobody left who could bring one, the run ends."""
     reasons = "; ".join(f"{e.agent}: {e.outcome}" for e in entries)
     log.warning("no update in this round: %s", reasons)
-    if all(e.outcome.startswith("failed") and e.submodel == run.menu[0].unowned.name for e in entries):
+    if entries and all(e.outcome.startswith("failed") and e.submodel == run.menu[0].unowned.name for e in entries):
         run.store.journal.drop(number)
         raise FleetError(f"no agent can train even the smallest submodel: {reasons}")

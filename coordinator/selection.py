@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["count", "generator", "select"]
+from coordinator.config import Fleet
+
+__all__ = ["count", "generator", "select", "wants"]
 
 
 def generator(seed: int, *purpose: int) -> np.random.Generator:
@@ -20,10 +22,17 @@ def count(names: int, fraction: float) -> int:
     return max(1, math.floor(round(fraction * names, 9))) if names else 0
 
 
-def select(names: Sequence[str], fraction: float, rng: np.random.Generator, over: float = 0.0) -> list[str]:
-    """The agents that are asked, drawn without replacement, in order of name: as many as are needed, and `over` of that number more, rounded up.
+def wants(fleet: Fleet, able: int) -> tuple[int, int]:
+    """Of so many agents that can train, how many updates close a round before any quorum, and how many are to be at work.
 
-    The round closes when the needed ones have come (Bonawitz et al., Towards Federated Learning at Scale, arXiv 1902.01046).
+    Where a round waits for its agents, a share `over` of the needed more are asked, rounded up (over-selection: Bonawitz et al., Towards Federated
+    Learning at Scale, arXiv 1902.01046). Where none waits, `buffer` updates close it, or half as many as are at work.
     """
-    asked = min(len(names), math.ceil(round(count(len(names), fraction) * (1 + over), 9)))
-    return sorted(rng.choice(sorted(names), size=asked, replace=False).tolist()) if names else []
+    needed = count(able, fleet.fraction)
+    wanted = min(able, math.ceil(round(needed * (1 + fleet.over), 9)))
+    return (needed, wanted) if fleet.mode == "sync" else (fleet.buffer or max(1, math.ceil(wanted / 2)), wanted)
+
+
+def select(names: Sequence[str], asked: int, rng: np.random.Generator) -> list[str]:
+    """So many of the agents, or all where there are fewer, drawn without replacement, in order of name."""
+    return sorted(rng.choice(sorted(names), size=min(asked, len(names)), replace=False).tolist()) if names else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,10 +52,10 @@ class Shelf:
         for base, item in self._items.items():
             publish(self.link, base, item.manifest, memoryview(item.path.read_bytes()))
 
-    def clear(self, keep: str = "") -> None:
-        """Takes away every version but `keep`."""
+    def clear(self, keep: Collection[str] = ()) -> None:
+        """Takes away every version but these."""
         for base, item in list(self._items.items()):
-            if item.version != keep:
+            if item.version not in keep:
                 withdraw(self.link, base, item.manifest)
                 item.path.unlink(missing_ok=True)
                 del self._items[base]

@@ -65,6 +65,9 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
         raise ConfigError("--passwords is for a broker that is started here; for one that runs, put them into --broker mqtt://user:password@host")
     method = method_named(config.method_name)
     check(method, config)
+    if config.fleet.mode == "buffered" and (why := method.forbids.get("buffered")):
+        able = sorted(name for name, made in METHODS.items() if "buffered" in made().allows)
+        raise ConfigError(f"fleet.mode = 'buffered': method {method.name} takes no late updates: {why}; methods that do: {', '.join(able)}")
     selecting(config)
     held = None if config.data.name == AGENTS else data.central(config.data.name, config.data.root)
     if config.evaluate.calibrate == "coordinator" and held is None:

@@ -16,33 +16,34 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from coordinator import disk, journal, ledger
 from coordinator.journal import Entry
 from coordinator.standing import Standing
 from federated.errors import StoreError
+from federated.task import Task
 from models.submodel import Network, Submodel
 
 __all__ = ["Round", "Score", "Store", "latest", "names"]
 
 DATABASE = "run.sqlite"
 KEPT = 2  # checkpoints kept: the last, and the one before in case a disk lies about having written
-PRESENT = "SELECT checkpoint, fleet, metrics, digest, standing, reason, began FROM rounds, scores, updates, standings, decisions, journal LIMIT 1"
+PRESENT = "SELECT checkpoint, fleet, metrics, task, standing, reason, began FROM rounds, scores, updates, standings, decisions, journal LIMIT 1"
 SCHEMA = """
 CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, finished TEXT NOT NULL, seconds REAL NOT NULL, checkpoint TEXT NOT NULL, fleet TEXT NOT NULL,
                      bytes_up INTEGER NOT NULL, bytes_down INTEGER NOT NULL);
 CREATE TABLE updates (round INTEGER, agent TEXT, submodel TEXT NOT NULL, outcome TEXT NOT NULL, samples INTEGER, steps INTEGER, loss REAL,
-                      seconds REAL, step REAL, peak INTEGER, position INTEGER, digest TEXT, PRIMARY KEY (round, agent));
+                      seconds REAL, step REAL, peak INTEGER, position INTEGER, digest TEXT, task INTEGER, PRIMARY KEY (round, agent, task));
 CREATE TABLE scores (round INTEGER, submodel TEXT, view TEXT, agent TEXT, accuracy REAL NOT NULL, loss REAL, examples INTEGER NOT NULL,
                      metrics TEXT NOT NULL, PRIMARY KEY (round, submodel, view, agent));
 """
@@ -69,7 +70,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Round:
-    """All that is written of a finished round. tensors: the state after it; fleet: how many agents trained each submodel; standings: of agents."""
+    """All that is written of a finished round. tensors: the state after it; fleet: how many agents trained each submodel; standings: of agents.
+
+    carried: tasks that may still be answered. touched: what the round folded into, where that matters to later ones; as text.
+    """
 
     round: int
     seconds: float
@@ -80,6 +84,8 @@ class Round:
     bytes_up: int = 0
     bytes_down: int = 0
     standings: Mapping[str, Standing] = field(default_factory=dict)
+    carried: Sequence[Task] = ()
+    touched: str = ""
 
 
 @dataclass
@@ -112,6 +118,7 @@ class Store:
         self.spool = folder / "spool"
         self.ledger = ledger.Ledger(database)
         self.journal = journal.Journal(database, folder)
+        self.kept = KEPT  # checkpoints that stay
 
     @classmethod
     def create(cls, root: Path, name: str) -> Store:
@@ -184,16 +191,16 @@ class Store:
         checkpoint = self.folder / f"round-{done.round:06d}.safetensors"
         part = checkpoint.with_suffix(".part")
         try:
-            save_file({home: tensor.contiguous() for home, tensor in done.tensors.items()}, part)
+            save_file({home: tensor.contiguous() for home, tensor in done.tensors.items()}, part, {"touched": done.touched})
             disk.sync(part)
             part.replace(checkpoint)
             disk.sync(self.folder)
             with self._database:
                 self._record(done, checkpoint.name)
-                self.journal.end(done.round)
+                self.journal.end(done.round, done.carried)
         except (OSError, sqlite3.Error, SafetensorError) as error:
             raise StoreError(f"round {done.round} could not be written to {self.folder}: {error}") from error
-        kept = {name for (name,) in self._database.execute("SELECT checkpoint FROM rounds ORDER BY round DESC LIMIT ?", (KEPT,))}
+        kept = {name for (name,) in self._database.execute("SELECT checkpoint FROM rounds ORDER BY round DESC LIMIT ?", (self.kept,))}
         for path in [*self.folder.glob("round-*"), *self.folder.glob("total-*")]:
             if path.name not in kept:
                 path.unlink()
@@ -206,8 +213,8 @@ class Store:
         )
         for e in done.entries:
             self._database.execute(
-                "INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (done.round, e.agent, e.submodel, e.outcome, e.samples, e.steps, e.loss, e.seconds, e.step, e.peak, e.position, e.digest),
+                "INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (done.round, *astuple(e)[:-1], e.task or done.round),
             )
         self.ledger.keep(done.standings)
         for s in done.scores:
@@ -236,6 +243,15 @@ class Store:
         counts = {msgspec.convert(submodel, Submodel): count for submodel, count in json.loads(fleet)}
         return Round(number, seconds, tensors, counts, scores=self.scores(number), bytes_up=up, bytes_down=down)
 
+    def checkpoint(self, number: int) -> tuple[dict[str, torch.Tensor], str]:
+        """The state after an earlier round, mapped, and what that round folded into. Raises StoreError when it is not there any more."""
+        path = self.folder / f"round-{number:06d}.safetensors"
+        try:
+            with safe_open(path, framework="pt") as file:
+                return {home: file.get_tensor(home) for home in file.keys()}, (file.metadata() or {}).get("touched", "")  # noqa: SIM118  # no mapping
+        except (OSError, SafetensorError) as error:
+            raise StoreError(f"checkpoint {path}, which a late update was made from, cannot be read: {error}") from error
+
     def scores(self, number: int) -> list[Score]:
         rows = self._database.execute("SELECT submodel, view, accuracy, loss, examples, agent, metrics FROM scores WHERE round = ?", (number,))
         return [
@@ -253,8 +269,8 @@ class Store:
         return dict(self._database.execute("SELECT agent, submodel FROM updates ORDER BY round"))
 
     def folded(self) -> dict[str, int]:
-        """The last round of which each agent's update was folded."""
-        return dict(self._database.execute("SELECT agent, MAX(round) FROM updates WHERE outcome = 'folded' GROUP BY agent"))
+        """The last round of whose tasks each agent's update was folded."""
+        return dict(self._database.execute("SELECT agent, MAX(task) FROM updates WHERE outcome = 'folded' GROUP BY agent"))
 
     def lately(self) -> dict[str, tuple[int, Entry]]:
         """What became of each agent's last task, with its round."""
@@ -267,8 +283,8 @@ class Store:
         return list(self._database.execute("SELECT round, seconds, bytes_up, bytes_down FROM rounds ORDER BY round"))
 
     def entries(self, number: int) -> list[Entry]:
-        columns = "agent, submodel, outcome, samples, steps, loss, seconds, step, peak, position, digest"
-        rows = self._database.execute(f"SELECT {columns} FROM updates WHERE round = ? ORDER BY agent", (number,))  # noqa: S608  # ours
+        columns = "agent, submodel, outcome, samples, steps, loss, seconds, step, peak, position, digest, IIF(task = round, 0, task)"
+        rows = self._database.execute(f"SELECT {columns} FROM updates WHERE round = ? ORDER BY agent, task", (number,))  # noqa: S608  # ours
         return [
             Entry(agent, submodel, outcome, samples, steps, math.nan if loss is None else loss, *effort)
             for agent, submodel, outcome, samples, steps, loss, *effort in rows

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -13,15 +14,21 @@ from torch import Tensor
 from coordinator import assignment, lessons
 from coordinator.acceptance import check_training, expected
 from coordinator.allotment import assign, choose, record
-from coordinator.collection import Settled
+from coordinator.collection import CARRIED, Check, Settled
 from coordinator.config import Config
+from coordinator.decisions import Verdict
 from coordinator.evaluation import ENDLESS
-from coordinator.journal import Entry, Folded, Opened, Standstill
+from coordinator.journal import Asked, Entry, Folded, Opened, Standstill
+from coordinator.leases import granted
+from coordinator.openings import Openings
 from coordinator.progress import timing
 from coordinator.scores import of_training
+from coordinator.selection import wants
+from coordinator.standing import Standing
 from coordinator.store import Score
 from coordinator.weights import Shipment, received
 from federated.aggregate import Total, fold
+from federated.errors import StoreError
 from federated.method import State
 from federated.task import Recipe, Task, Update
 from models.submodel import Submodel
@@ -40,13 +47,14 @@ GRACE = 60.0  # least seconds of a round without a deadline
 class Begun:
     """A round that agents may hear of. state: with what is known of its fleet. size: largest acceptable encoding of a task's update, bytes.
 
-    left: how an earlier coordinator left it, where one did.
+    make: the task of an agent that is asked besides. left: how an earlier coordinator left it, where one did.
     """
 
     opened: Opened
     state: State
     tasks: Sequence[Task]
     size: Callable[[Task], int]
+    make: Callable[[str, Submodel], Task]
     left: Standstill | None = None
 
 
@@ -59,7 +67,7 @@ def begin(run: Run, state: State) -> Begun:
     """The next round, with the agents that are ready."""
     opened = planned(run, state)
     begun = tasked(run, state, opened)
-    run.fleet.inbox.forget("round-*")  # of rounds that are over, or that began and were not written down
+    run.fleet.inbox.forget("round-*", keep=run.fleet.late)  # of rounds that are over, or that began and were not written down
     if run.durable:
         run.store.journal.begin(replace(opened, digests=digests(begun.tasks)))
     return begun
@@ -70,29 +78,55 @@ def resume(run: Run, state: State, left: Standstill) -> Begun | None:
 
     None where those cannot be made again, by another version of this program perhaps.
     """
-    begun = tasked(run, state, left.opened)
-    if digests(begun.tasks) != left.opened.digests:
+    begun = tasked(run, state, left.opened, left.asked)
+    if digests(begun.tasks) != left.opened.digests | {one.agent: one.digest for one in left.asked}:
         log.warning("round %d was under way with other weights than this program makes: it begins anew", left.opened.round)
         run.store.journal.drop(left.opened.round)
         return None
     log.info("going on inside round %d: %d of %d updates are in the last snapshot", left.opened.round, len(left.folded), len(begun.tasks))
     profiles = run.store.ledger.profiles()
-    run.fleet.await_return({agent: profiles[agent] for agent in left.opened.chosen if agent in profiles})
+    run.fleet.await_return({task.agent: profiles[task.agent] for task in begun.tasks if task.agent in profiles})
     return replace(begun, left=left)
 
 
-def tasked(run: Run, state: State, opened: Opened) -> Begun:
-    """A round with its tasks, and the weights that they name on their way to the broker."""
+def tasked(run: Run, state: State, opened: Opened, besides: Sequence[Asked] = ()) -> Begun:
+    """A round with its tasks, and the weights that they name on their way to the broker. besides: who was asked when it was under way."""
     run.verdicts, run.standings = dict(opened.verdicts), {**run.standings, **opened.standings}
-    run.assigned.update(opened.chosen)
     state = replace(state, agents=opened.surveys, fleet=dict(opened.fleet))
     shipment = Shipment(run.fleet, state, run.method)
-    recipes = {submodel: asked(run.method.recipe(state, submodel), run.config) for submodel in set(opened.chosen.values())}
-    made = [
-        shipment.task(agent, "train", submodel, recipes[submodel], opened.limit, round=opened.round, run=run.config.name)
-        for agent, submodel in opened.chosen.items()
-    ]
-    return Begun(opened, state, [replace(task, attempt=opened.attempt) for task in made], shipment.limit)
+    recipe = cache(lambda submodel: asked(run.method.recipe(state, submodel), run.config))
+    rounds = 1 if run.past is None else 1 + run.past.staleness  # in which an update may come
+
+    def make(agent: str, submodel: Submodel) -> Task:
+        task = shipment.task(agent, "train", submodel, recipe(submodel), rounds * opened.limit, round=opened.round, run=run.config.name)
+        return replace(task, attempt=opened.attempt, lease=lease(run, opened.verdicts[agent]))
+
+    chosen = opened.chosen | {one.agent: one.submodel for one in besides}
+    run.assigned.update(chosen)
+    return Begun(opened, state, [make(agent, submodel) for agent, submodel in chosen.items()], shipment.limit, make)
+
+
+def lease(run: Run, verdict: Verdict) -> float:
+    """Seconds of a task's lease. Simulated devices claim speeds, and have none."""
+    return granted(verdict.decision.seconds) if run.patience < ENDLESS else 0.0
+
+
+def take_up(run: Run) -> None:
+    """Takes up the tasks of earlier rounds that were open when the last one was stored, if they can be made again by the same weights."""
+    past = run.past
+    if past is None or not run.durable:
+        return
+    kept, profiles = list[Task](), run.store.ledger.profiles()
+    for task in run.store.journal.carried():
+        shipment = Shipment(run.fleet, past.state(task.round - 1), run.method)
+        made = shipment.task(task.agent, "train", task.submodel, task.recipe, task.deadline, round=task.round, run=task.run)
+        if made.digest == task.digest:
+            kept.append(task)
+        else:
+            log.warning("round %d of %s was under way with other weights than this program makes: it is dropped", task.round, task.agent)
+    run.fleet.await_return({task.agent: profiles[task.agent] for task in kept if task.agent in profiles})
+    size = Shipment(run.fleet, past.state(0), run.method).limit
+    run.fleet.restore(kept, lambda task: checker(run, past.state(task.round - 1)), folder, size)
 
 
 def digests(tasks: Sequence[Task]) -> dict[str, str]:
@@ -106,75 +140,102 @@ def planned(run: Run, state: State) -> Opened:
     surveys = {a.name: dict(a.profile.survey) for a in agents if a.profile is not None}
     state = replace(state, agents=surveys)
     able = assign(run, state, agents, number)
-    chosen = choose(run, state, able, number)
-    record(run, number, chosen)
+    busy = {entry.task.agent for entry in run.fleet.late.values() if entry.open}
+    needed, wanted = wants(run.config.fleet, len(able))
+    chosen = choose(run, state, able, number, wanted, busy)
+    record(run, number, chosen, busy)
     counts = tuple((s, sum(c == s for c in able.values())) for s in dict.fromkeys(able.values()))
-    verdicts = {agent: run.verdicts[agent] for agent in chosen}
-    standings = {agent: run.standings[agent] for agent in chosen}
-    return Opened(number, run.fleet.attempt, chosen, {}, counts, surveys, verdicts, standings, closing(run, chosen))
+    verdicts = {agent: run.verdicts[agent] for agent in able}
+    standings = {agent: run.standings[agent] for agent in able}
+    limit = closing(run, chosen if run.past is None else able)
+    if run.config.fleet.mode == "sync":
+        needed, wanted = max(1, math.ceil(run.config.fleet.quorum * min(needed, len(chosen)) - 1e-9)), len(chosen)
+    return Opened(number, run.fleet.attempt, chosen, {}, counts, surveys, verdicts, standings, limit, needed, wanted)
 
 
 def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
     """Sends the tasks, folds the updates as they can be folded, and says what became of each; the devices' own scores where they were asked for."""
     left, opened = round.left, round.opened
     total = left.total if left is not None else Total()
-    folded = {one.entry.agent: one for one in (left.folded if left is not None else ())}
-    run.standings.update({agent: one.standing for agent, one in folded.items()})
-    run.fleet.folded.update(dict.fromkeys(folded, opened.round))
-    quorum = max(1, math.ceil(run.config.fleet.quorum * len(round.tasks) - 1e-9))
+    folded = {(one.entry.agent, one.entry.task or opened.round): one for one in (left.folded if left is not None else ())}
+    run.standings.update({agent: one.standing for (agent, _), one in folded.items()})
+    run.fleet.folded.update(folded.keys())
     spooled: list[Settled] = []
     for settled, update in run.fleet.collect(
         round.tasks,
-        quorum=quorum,
+        quorum=opened.needed,
         deadline=opened.limit,
-        check=checker(run, round),
+        check=checker(run, round.state),
         size=round.size,
         folder=folder(opened.round),
         settled=None if left is None else left.settled,
+        more=Openings(run, opened, round.make, run.fleet.clock()),
+        carry=carrying(run, opened.round),
+        flowing=run.config.fleet.mode == "buffered" or not opened.chosen,
     ):
         plan = run.method.place(round.state, update.submodel)
         with timing(run.watch, "fold"):
-            fold(total, run.method.parts(round.state, plan, received(update)), (update.agent, update.attempt))
-        folded[update.agent] = learned(run, settled, update, len(folded))
-        run.standings[update.agent] = folded[update.agent].standing
-        run.fleet.folded[update.agent] = opened.round
-        run.watch.folded(folded[update.agent].entry)
+            fold(total, run.method.parts(round.state, plan, received(update)), (update.agent, update.round))
+        one = folded[update.agent, update.round] = learned(run, settled, update, len(folded))
+        run.standings[update.agent] = one.standing
+        run.fleet.folded[update.agent] = update.round
+        run.watch.folded(one.entry)
         spooled.append(settled)
         if run.durable and run.config.journal.every and len(spooled) >= run.config.journal.every:
             keep(run, opened.round, total, list(folded.values()), spooled)
-    settled_all = list(run.fleet.collection.entries.values())
+    settled_all, carried = list(run.fleet.collection.entries.values()), list(run.fleet.late.values())
     if run.durable:
-        run.store.journal.close(opened.round, {s.task.agent: s.outcome for s in settled_all})
-    missing = [s for s in settled_all if s.task.agent not in folded]
-    for settled in missing:
+        outcomes = {(s.task.agent, s.task.round): s.outcome for s in settled_all}
+        run.store.journal.close(opened.round, outcomes | {(s.task.agent, s.task.round): CARRIED for s in carried})
+    missing = [s for s in settled_all if (s.task.agent, s.task.round) not in folded]
+    late = [replace(s, outcome="late") for s in carried if s.task.round == opened.round and run.config.fleet.mode == "sync"]
+    for settled in [*missing, *late]:
         miss(run, settled)
-    entries = [*(one.entry for one in folded.values()), *(Entry(s.task.agent, s.task.submodel.unowned.name, s.outcome) for s in missing)]
+    entries = [*(one.entry for one in folded.values()), *(unfolded(s, opened.round) for s in missing)]
     scores = of_training([(one.submodel, one.entry.agent, one.tallies) for one in folded.values()])
     return total, sorted(entries, key=lambda e: e.agent), scores
 
 
+def unfolded(settled: Settled, round: int) -> Entry:
+    """What is written of a task that came to nothing in a round."""
+    task = settled.task
+    return Entry(task.agent, task.submodel.unowned.name, settled.outcome, task=task.round if task.round != round else 0)
+
+
+def carrying(run: Run, round: int) -> Callable[[Settled], bool] | None:
+    """Which tasks go on when a round closes: those whose updates would not be too old in the next; None where late updates do not count."""
+    past = run.past
+    return None if past is None else lambda settled: past.within(settled.task.round - 1, round)
+
+
 def keep(run: Run, round: int, total: Total, folded: Sequence[Folded], spooled: list[Settled]) -> None:
-    """A snapshot; the updates in it need not stay in the spool."""
-    with timing(run.watch, "snapshot"):
-        run.store.journal.snapshot(round, total, folded)
+    """A snapshot; the updates in it need not stay in the spool. Where the disk does not take it, they do, and it is tried again."""
+    try:
+        with timing(run.watch, "snapshot"):
+            run.store.journal.snapshot(round, total, folded)
+    except StoreError as error:
+        log.error("%s", error)
+        return
     for settled in spooled:
         if settled.update is not None:
             settled.update.unlink()
     spooled.clear()
 
 
-def checker(run: Run, round: Begun) -> Callable[[Task, Update], None]:
-    """What an update must be to be folded in this round."""
-    plans = {task.submodel: run.method.place(round.state, task.submodel) for task in round.tasks}
-    sent = {submodel: norms(run.method.dispatch(round.state, plan)) for submodel, plan in plans.items()}
-    shapes = {submodel: expected(plan) for submodel, plan in plans.items()}
+def checker(run: Run, state: State) -> Check:
+    """What an update must be to be folded that was made from a state."""
 
-    def check(task: Task, update: Update) -> None:
-        profile = run.fleet.agents[task.agent].profile
-        examples = profile.data.examples if profile is not None else 0
-        settled = run.fleet.collection.entries[task.agent, task.submodel.name]
+    @cache
+    def asked_of(submodel: Submodel) -> tuple[dict[str, tuple[int, ...]], dict[str, float]]:
+        plan = run.method.place(state, submodel)
+        return expected(plan), norms(run.method.dispatch(state, plan))
+
+    def check(settled: Settled, update: Update) -> None:
+        task, agent = settled.task, run.fleet.agents.get(settled.task.agent)
+        examples = agent.profile.data.examples if agent is not None and agent.profile is not None else 0
+        shapes, sent = asked_of(task.submodel)
         elapsed = math.inf if settled.resumed else run.fleet.clock() - settled.started
-        check_training(update, shapes[task.submodel], sent[task.submodel], examples, assignment.planned(task.recipe, examples), elapsed)
+        check_training(update, shapes, sent, examples, assignment.planned(task.recipe, examples), elapsed)
 
     return check
 
@@ -186,10 +247,12 @@ def norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
 
 def learned(run: Run, settled: Settled, update: Update, position: int) -> Folded:
     """What is written of an update that was folded, and what it teaches of its agent."""
-    agent, profile = update.agent, run.fleet.agents[update.agent].profile
-    standing = run.standings[agent]
-    if profile is not None and not settled.resumed:  # of what was under way before, this coordinator's clock says nothing
-        standing = lessons.trained(standing, run.verdicts[agent], profile, settled, update)
+    agent, known = update.agent, run.fleet.agents.get(update.agent)
+    standing, verdict = run.standings.get(agent, Standing()), run.verdicts.get(agent)
+    late = settled.carried and run.config.fleet.mode == "sync"  # that was counted when its round closed
+    if known is not None and known.profile is not None and verdict is not None and not settled.resumed and not late:
+        # Of what was under way before it started, this coordinator's clock says nothing.
+        standing = lessons.trained(standing, verdict, known.profile, settled, update)
     entry = Entry(
         agent,
         update.submodel.unowned.name,
@@ -202,23 +265,26 @@ def learned(run: Run, settled: Settled, update: Update, position: int) -> Folded
         int(lessons.number(update.notes, "peak")),
         position,
         settled.digest,
+        update.round if settled.carried else 0,
     )
     return Folded(entry, update.submodel.plain, standing, dict(update.notes.get("tallies", {})))
 
 
 def miss(run: Run, settled: Settled) -> None:
     """What a task without an update teaches of its agent."""
-    agent = settled.task.agent
+    agent, verdict = settled.task.agent, run.verdicts.get(settled.task.agent)
+    if verdict is None:
+        return
     # Simulated devices claim speeds: the seconds of this machine say nothing of them.
     known = run.patience < ENDLESS and not settled.resumed
-    run.standings[agent] = lessons.missed(run.standings[agent], run.verdicts[agent], settled, run.fleet.clock() - settled.started if known else 0.0)
+    run.standings[agent] = lessons.missed(run.standings[agent], verdict, settled, run.fleet.clock() - settled.started if known else 0.0)
 
 
 def closing(run: Run, chosen: Mapping[str, Submodel]) -> float:
     """Seconds after which a round closes: the configured deadline, or generously more than the slowest was predicted to need."""
     if run.config.fleet.deadline and run.patience < ENDLESS:
         return run.config.fleet.deadline
-    return max(GRACE, run.patience * max(run.verdicts[agent].decision.seconds for agent in chosen))
+    return max(GRACE, run.patience * max((run.verdicts[agent].decision.seconds for agent in chosen), default=0.0))
 
 
 def asked(recipe: Recipe, config: Config) -> Recipe:

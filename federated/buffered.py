@@ -48,8 +48,8 @@ class Base:
     since: tuple[Touched, ...]
 
 
-def buffered(method: Method, past: Callable[[int], Base]) -> Method:
-    """The method, taking updates of older rounds too. past: what was sent in a round, by the number of the state that it started from.
+def buffered(method: Method, past: Callable[[int, int], Base]) -> Method:
+    """The method, taking updates of older rounds too. past: by the rounds of two states, what is known of the first, as seen from the second.
 
     ConfigError: the method does not stand late updates.
     """
@@ -59,7 +59,7 @@ def buffered(method: Method, past: Callable[[int], Base]) -> Method:
     def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
         if update.round > state.round:
             return method.parts(state, plan, update)
-        base = past(update.round - 1)
+        base = past(update.round - 1, state.round)
         then = method.place(base.state, update.submodel)  # where a window rolls on, it is the window of then
         return method.parts(state, then, rebased(state, base, then, update))
 

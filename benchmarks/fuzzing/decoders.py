@@ -129,7 +129,7 @@ class Listening:
             self.fleet = Fleet(link, samples.CARD, folder)
             self.fleet.announce()
             self.fleet.collection = Collection([samples.TASK])
-            self.fleet.inbox.expect({("a", samples.TASK.submodel.name): MEBIBYTE})
+            self.fleet.inbox.expect({("a", samples.TASK.submodel.name, samples.TASK.round): MEBIBYTE})
 
     def hear(self, data: bytes) -> None:
         for frame in samples.frames(data):

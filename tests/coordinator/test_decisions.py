@@ -107,7 +107,7 @@ def test_pins_and_methods_are_named() -> None:
 
 
 def test_who_is_not_asked_is_told_why() -> None:
-    made = undrawn(judged(QUICK)[0].decision, 0.25)
+    made = undrawn(judged(QUICK)[0].decision, "not drawn (fraction 0.25)")
     assert not made.asked
     assert made.reason.startswith(f"not drawn (fraction 0.25); it would get {NAMES[-1]}: the largest of all")
     away = absent({"a": "paused: on battery"})["a"]

@@ -243,7 +243,7 @@ def test_an_offer_of_nothing_or_of_too_much_is_refused(fleet: Fleet, broker: Mem
 
     fleet.turn = turn  # type: ignore[method-assign]
     assert list(collection) == []
-    assert fleet.collection.entries["a", SMALL.name].outcome.startswith("refused: update of a for w0.5-d2.2.2: at most 1000000 bytes")
+    assert fleet.collection.entries["a", SMALL.name, 1].outcome.startswith("refused: update of a for w0.5-d2.2.2: at most 1000000 bytes")
     with pytest.raises(Refused):
         fleet.inbox.open("a", messages.Offer(messages.Manifest("t", 0, 2**18, "0" * 64), "r", 1, 1, "train", SMALL.name), 0.0)
 

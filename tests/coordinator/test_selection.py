@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.selection import count, generator, select
+from coordinator.config import Fleet
+from coordinator.selection import count, generator, select, wants
 
 NAMES = [f"a{i}" for i in range(10)]
 
@@ -16,16 +17,23 @@ def test_a_round_needs_a_share_of_the_agents_and_one_at_least(names: int, fracti
 
 @pytest.mark.parametrize(("over", "asked"), [(0.0, 5), (0.3, 7), (0.2, 6), (5.0, 10)])
 def test_more_are_asked_than_are_needed_as_far_as_there_are_any(over: float, asked: int) -> None:
-    found = select(NAMES, 0.5, generator(0, 1, 1), over)
+    assert wants(Fleet(fraction=0.5, over=over), 10) == (5, asked)
+    found = select(NAMES, asked, generator(0, 1, 1))
     assert len(found) == len(set(found)) == asked
     assert found == sorted(found)
 
 
+@pytest.mark.parametrize(("buffer", "needed"), [(0, 3), (1, 1), (4, 4)])
+def test_where_no_round_waits_a_buffer_closes_it_or_half_of_those_at_work(buffer: int, needed: int) -> None:
+    assert wants(Fleet(mode="buffered", fraction=0.5, buffer=buffer), 10) == (needed, 5)
+
+
 def test_who_is_drawn_follows_from_the_seed_and_the_round() -> None:
-    drawn = [select(NAMES, 0.3, generator(7, 1, number)) for number in range(20)]
-    assert drawn == [select(NAMES[::-1], 0.3, generator(7, 1, number)) for number in range(20)]
+    drawn = [select(NAMES, 3, generator(7, 1, number)) for number in range(20)]
+    assert drawn == [select(NAMES[::-1], 3, generator(7, 1, number)) for number in range(20)]
     assert len({tuple(one) for one in drawn}) > 5
 
 
 def test_of_no_agents_nobody_is_asked() -> None:
-    assert select([], 1.0, generator(0, 1, 1)) == []
+    assert select([], 3, generator(0, 1, 1)) == []
+    assert select(NAMES, 30, generator(0, 1, 1)) == NAMES

@@ -130,7 +130,7 @@ class Past:
 
     @property
     def method(self) -> Method:
-        return buffered(self.plain, lambda number: Base(self.states[number], tuple(self.since[number:])))
+        return buffered(self.plain, lambda number, now: Base(self.states[number], tuple(self.since[number:now])))
 
     def update(self, submodel: Submodel, state: State, seed: int, change: Callable[[Tensor, torch.Generator], Tensor] | None = None) -> Update:
         """What a device might send that started from a state."""
@@ -225,7 +225,7 @@ def test_an_update_of_an_older_window_goes_where_that_window_was() -> None:
 @pytest.mark.parametrize("name", UNABLE)
 def test_a_method_that_takes_no_late_updates_says_why(name: str) -> None:
     with pytest.raises(ConfigError, match=f"method {name} takes no late updates: "):
-        buffered(method(name), lambda number: Base(State(number, {}, {}), ()))
+        buffered(method(name), lambda number, now: Base(State(number, {}, {}), ()))
 
 
 def test_most_methods_take_late_updates() -> None:
