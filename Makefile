@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 help:
 	@echo "make demo    a coordinator and agents of different sizes on this machine, from start to exported networks"
 	@echo "make test    all tests (TESTS=\"tests/models -k slicing\": some)"
-	@echo "make lint    ruff and mypy"
+	@echo "make lint    ruff, mypy and bandit"
 	@echo "make clean   remove .venv and caches"
 
 demo: $(VENV)/installed
@@ -35,6 +35,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml models federated export coordinator edge_agent benchmarks
 
 clean:
 	rm -rf $(VENV) $(VENV)-base .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info build
