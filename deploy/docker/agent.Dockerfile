@@ -26,9 +26,6 @@ RUN groupadd --system --gid 10001 espalier \
 COPY --from=build /opt/espalier /opt/espalier
 ENV PATH=/opt/espalier/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    XDG_CACHE_HOME=/var/lib/espalier/cache \
-    XDG_STATE_HOME=/var/lib/espalier/state \
-    ESPALIER_DATA=/var/lib/espalier/data \
     ESPALIER_ALIVE=/tmp/alive
 USER 10001:10001
 WORKDIR /var/lib/espalier

@@ -18,7 +18,7 @@ COPY edge_agent edge_agent
 COPY export export
 COPY federated federated
 COPY models models
-RUN /opt/espalier/bin/pip install --constraint constraints.txt ".[coordinator,export,serve]"
+RUN /opt/espalier/bin/pip install --constraint constraints.txt ".[coordinator,export]"
 
 FROM ${PYTHON}
 # hadolint ignore=DL3008  # the distribution keeps one version, and mends it
@@ -30,14 +30,11 @@ RUN groupadd --system --gid 10001 espalier \
 COPY --from=build /opt/espalier /opt/espalier
 ENV PATH=/opt/espalier/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    XDG_CACHE_HOME=/var/lib/espalier/cache \
-    XDG_STATE_HOME=/var/lib/espalier/state \
-    ESPALIER_DATA=/var/lib/espalier/data \
     ESPALIER_ALIVE=/tmp/alive
 USER 10001:10001
 WORKDIR /var/lib/espalier
 VOLUME /var/lib/espalier
-EXPOSE 1883 8883
+EXPOSE 8883 8884
 # The loop of the rounds touches the file; between two turns it may evaluate a large network.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=5m CMD ["sh", "-c", "test -n \"$(find /tmp/alive -mmin -15)\""]
 ENTRYPOINT ["coordinator"]

@@ -15,7 +15,7 @@ COPY edge_agent edge_agent
 COPY export export
 COPY federated federated
 COPY models models
-RUN /opt/espalier/bin/pip install --constraint constraints.txt ".[serve]" pillow
+RUN /opt/espalier/bin/pip install --constraint constraints.txt ".[serve,secure]" pillow
 
 FROM ${PYTHON}
 RUN groupadd --system --gid 10001 espalier \
@@ -23,9 +23,6 @@ RUN groupadd --system --gid 10001 espalier \
 COPY --from=build /opt/espalier /opt/espalier
 ENV PATH=/opt/espalier/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    XDG_CACHE_HOME=/var/lib/espalier/cache \
-    XDG_STATE_HOME=/var/lib/espalier/state \
-    ESPALIER_DATA=/var/lib/espalier/data \
     ESPALIER_ALIVE=/tmp/alive
 USER 10001:10001
 WORKDIR /var/lib/espalier

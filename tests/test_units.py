@@ -1,0 +1,161 @@
+"""The systemd units: what systemd itself says of them, and what their commands tell a service manager."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from configparser import ConfigParser
+from pathlib import Path
+
+import click
+import pytest
+
+from coordinator.cli import main as coordinator
+from edge_agent.cli import main as edge_agent
+
+ROOT = Path(__file__).parents[1]
+UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
+EXPOSED = {"espalier-agent.service": 2.0, "espalier-coordinator@.service": 1.5, "espalier-infer.service": 1.5}  # of 10, by systemd 252: 1.8, 1.3, 1.3
+COMMANDS = {"coordinator": coordinator, "edge-agent": edge_agent}
+
+
+@pytest.fixture(scope="module")
+def analyze() -> str:
+    found = shutil.which("systemd-analyze")
+    if found is None:
+        pytest.skip("no systemd-analyze on this machine")
+    return found
+
+
+def read(path: Path) -> ConfigParser:
+    unit = ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's keys have capitals
+    unit.read(path)
+    return unit
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_systemd_finds_no_fault_with_a_unit(path: Path, analyze: str, tmp_path: Path) -> None:
+    program = re.search(r"^ExecStart=(\S+)", path.read_text(), re.MULTILINE)
+    assert program is not None
+    own = tmp_path / path.name
+    own.write_text(path.read_text().replace(program[1], sys.executable))  # it is installed elsewhere
+    done = subprocess.run([analyze, "verify", "--man=no", str(own)], capture_output=True, text=True, check=False)
+    said = [line for line in done.stderr.splitlines() if "espalier" in line]  # others' units may have faults
+    assert not said
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_a_unit_is_exposed_to_little(path: Path, analyze: str) -> None:
+    done = subprocess.run([analyze, "security", "--offline=true", "--no-pager", str(path)], capture_output=True, text=True, check=False)
+    if "Unknown" in done.stderr or "unrecognized" in done.stderr:
+        pytest.skip(f"this systemd-analyze judges no files: {done.stderr.strip()}")
+    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
+    assert found is not None, done.stdout[-500:] + done.stderr
+    print(f"{path.name}: {found[1]} of 10")
+    assert float(found[1]) <= EXPOSED[path.name]
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_a_unit_starts_a_command_with_flags_that_exist(path: Path) -> None:
+    program, name, *words = read(path)["Service"]["ExecStart"].split()
+    command = COMMANDS[Path(program).name].commands[name]
+    assert isinstance(command, click.Command)
+    known = {flag for parameter in command.params for flag in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize(("file", "name"), [("agent.env", "join"), ("infer.env", "infer")])
+def test_the_shipped_environment_names_flags_that_exist(file: str, name: str) -> None:
+    prefix = f"EDGE_AGENT_{name.upper()}_"
+    named = re.findall(r"^#?([A-Z_]+)=", (ROOT / "deploy" / "systemd" / file).read_text(), re.MULTILINE)
+    known = {f"{prefix}{parameter.name}".upper() for parameter in edge_agent.commands[name].params if parameter.name}
+    assert named
+    assert set(named) <= known
+
+
+def test_a_unit_is_not_started_again_for_what_its_owner_must_mend() -> None:
+    for path in UNITS:
+        assert read(path)["Service"]["RestartPreventExitStatus"].split() == ["2", "3", "4"]  # the tree in federated/errors.py
+
+
+class Ear:
+    """A service manager's socket, as systemd makes it for a unit, and what was said to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.said = path, list[str]()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                self.said.append(self._socket.recv(4096).decode())
+            except OSError:
+                return
+
+    def wait(self, wanted: str, seconds: float, start: int = 0) -> None:
+        """Until something said since `start` begins like that."""
+        until = time.monotonic() + seconds
+        while not any(word.startswith(wanted) for word in self.said[start:]):
+            over = time.monotonic() > until or "STOPPING=1" in self.said
+            assert not over, f"no {wanted} within {seconds:.0f} s, only {self.said}"
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def ears(tmp_path: Path) -> Iterator[dict[str, Ear]]:
+    made = {name: Ear(tmp_path / f"{name}.notify") for name in ("coordinator", "agent")}
+    yield made
+    for ear in made.values():
+        ear.close()
+
+
+@pytest.mark.processes
+@pytest.mark.broker
+def test_a_coordinator_and_an_agent_tell_a_service_manager_that_they_are_ready_alive_and_stopping(ears: dict[str, Ear], tmp_path: Path) -> None:
+    common = {**os.environ, "WATCHDOG_USEC": "1200000", "OMP_NUM_THREADS": "1", "ESPALIER_STATE": str(tmp_path / "state")}
+    started: list[subprocess.Popen[str]] = []
+
+    def start(module: str, ear: Ear, *words: str) -> subprocess.Popen[str]:
+        environment = {**common, "NOTIFY_SOCKET": str(ear.path)}
+        with (tmp_path / f"{ear.path.stem}.log").open("w") as out:
+            started.append(subprocess.Popen([sys.executable, "-c", f"from {module} import main; main()", *words], env=environment, stdout=out, stderr=out, text=True, cwd=ROOT))
+        return started[-1]
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    try:
+        words = ("--port", port, "--runs", str(tmp_path / "runs"), "--name", "trial", "--or-resume", "--min-agents", "1", "--rounds", "1000")
+        first = start("coordinator.cli", ears["coordinator"], "start", *words)
+        ears["coordinator"].wait("READY=1", 90)
+        ears["coordinator"].wait("WATCHDOG=1", 10)
+        second = start("edge_agent.cli", ears["agent"], "join", "--broker", f"127.0.0.1:{port}", "--name", "a", "--spool", str(tmp_path / "spool"))
+        ears["agent"].wait("READY=1", 90)
+        ears["agent"].wait("STATUS=run trial: train", 90)
+        ears["coordinator"].wait("STATUS=run trial: round", 90)
+        for ear in ears.values():
+            ear.wait("WATCHDOG=1", 10, start=len(ear.said))  # it goes on
+        for process, status in ((second, 0), (first, 130)):
+            process.terminate()
+            assert process.wait(60) == status
+        for ear in ears.values():
+            ear.wait("STOPPING=1", 5)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+        for log in sorted(tmp_path.glob("*.log")):
+            print(f"{log.name}:\n{log.read_text()}")
