@@ -12,7 +12,7 @@ coordinate, or at whole updates, beside each other. They run on nested submodels
 
 A rectangle's m is its own: corners nest, so that the core of a tensor is held by all and its outer ring by large devices alone. A coordinate with
 m < 2 f + 1 keeps its old value, since f liars would be its majority; likewise a submodel with n < 2 f + 3 devices is left out under Krum, which
-compares only what has the same coordinates. What the chosen of several submodels give is averaged where they overlap.
+compares only what has the same coordinates. What is chosen stands for its whole group: where groups overlap they are averaged by their devices.
 
 All count the same, as in the papers: weights by examples are claims, and with them one liar could be the majority of a coordinate by itself. A
 row that a device does not have (of a class that it does not hold) is not covered by it.
@@ -26,6 +26,7 @@ import logging
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -123,7 +124,7 @@ def selected(kept: Kept, tensors: Tensors, f: int, several: bool) -> Total:
             continue
         chosen = nearest(distances(kept, tensors, members), f, n - f - 2 if several else 1)
         for key in (members[i] for i in chosen):
-            fold(total, kept.parts(key), key)
+            fold(total, (replace(part, weight=part.weight * n / len(chosen)) for part in kept.parts(key)), key)
             kept.release()
     total.seen.clear()
     total.seen.update(kept.seen)

@@ -162,8 +162,9 @@ def test_krum_compares_equal_submodels_alone_and_leaves_small_groups_out(tmp_pat
     assert len(combine(kept, old, "krum", 1).seen) == 7
 
 
-def test_what_two_groups_choose_is_averaged_where_they_overlap(tmp_path):
-    kept = kept_of(tmp_path, *(corner(2.0) for _ in range(3)), *(whole(4.0, 5.0, 6.0, 7.0) for _ in range(3)))
+def test_what_two_groups_choose_is_averaged_by_their_devices_where_they_overlap(tmp_path):
+    """Three quarters of 2 and a quarter of 6."""
+    kept = kept_of(tmp_path, *(corner(2.0) for _ in range(9)), *(whole(6.0, 5.0, 6.0, 7.0) for _ in range(3)))
     assert result(kept, OLD, "krum", 0).tolist() == [[3.0, 5.0], [6.0, 7.0]]
 
 
@@ -237,7 +238,7 @@ def test_every_method_that_stands_robust_rules_finishes_what_they_give(tmp_path,
     plan = chosen.place(state, menu[-1])
     rng = torch.Generator().manual_seed(0)
     new = {name: value + 0.01 * torch.rand(value.shape, generator=rng) for name, value in chosen.dispatch(state, plan).items()}
-    for rule in robust.RULES:
+    for rule in ("clip", "krum", "trimmed"):
         kept = Kept(tmp_path / rule)
         plain = Total()
         for index in range(5):
