@@ -17,6 +17,7 @@ import click
 
 from edge_agent.bench_command import bench
 from edge_agent.credentials import admitted, read_token
+from edge_agent.doctor_command import doctor
 from edge_agent.identity import free_name, machine_name
 from edge_agent.limits import Limits, parse_size
 from edge_agent.worker import Job
@@ -67,6 +68,7 @@ def main(verbose: bool) -> None:
 
 
 main.add_command(bench)
+main.add_command(doctor)
 
 
 @main.command()

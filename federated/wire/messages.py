@@ -30,6 +30,7 @@ __all__ = [
     "PROTOCOL",
     "Abort",
     "Chunk",
+    "Echo",
     "Failure",
     "Goodbye",
     "Grant",
@@ -192,6 +193,15 @@ class Abort:
 
 
 @dataclass(frozen=True)
+class Echo:
+    """A device's question whether anyone hears it, at `sent` by its clock; the coordinator says it back, with its own time. Seconds since 1970."""
+
+    agent: _Agent
+    sent: float
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
 class Goodbye:
     """The run is over."""
 
@@ -261,12 +271,29 @@ class Serving:
 
 
 Message: TypeAlias = (
-    Abort | Chunk | Failure | Goodbye | Grant | Heartbeat | Manifest | Offer | Profile | Receipt | Refusal | Release | Run | Serving | Status | Task
+    Abort
+    | Chunk
+    | Echo
+    | Failure
+    | Goodbye
+    | Grant
+    | Heartbeat
+    | Manifest
+    | Offer
+    | Profile
+    | Receipt
+    | Refusal
+    | Release
+    | Run
+    | Serving
+    | Status
+    | Task
 )
 
 MESSAGES: dict[str, type[Message]] = {
     "abort": Abort,
     "chunk": Chunk,
+    "echo": Echo,
     "failure": Failure,
     "goodbye": Goodbye,
     "grant": Grant,

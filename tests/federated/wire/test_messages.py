@@ -27,6 +27,7 @@ MANIFEST = m.Manifest("1-2-train-w0.5", 3000, 1024, "ab" * 32)
 VERSION = m.Version("ab" * 6, 9, "ab" * 32, 100, ("w1-d2",), {"a": "w1-d2"})
 ALL: dict[str, m.Message] = {
     "abort": m.Abort(1, 2, "late"),
+    "echo": m.Echo("pi", 1.5, 2.5),
     "chunk": m.Chunk("t", 0, 3, 3000, 7, b"\x00\xff"),
     "failure": m.Failure("r", 1, 2, "train", SUBMODEL.name, "out of memory"),
     "goodbye": m.Goodbye("the run is over"),
