@@ -270,25 +270,8 @@ class Serving:
     reason: _Text = ""
 
 
-Message: TypeAlias = (
-    Abort
-    | Chunk
-    | Echo
-    | Failure
-    | Goodbye
-    | Grant
-    | Heartbeat
-    | Manifest
-    | Offer
-    | Profile
-    | Receipt
-    | Refusal
-    | Release
-    | Run
-    | Serving
-    | Status
-    | Task
-)
+_Some: TypeAlias = Abort | Chunk | Echo | Failure | Goodbye | Grant | Heartbeat | Manifest
+Message: TypeAlias = _Some | Offer | Profile | Receipt | Refusal | Release | Run | Serving | Status | Task
 
 MESSAGES: dict[str, type[Message]] = {
     "abort": Abort,
