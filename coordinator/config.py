@@ -18,7 +18,23 @@ from federated.errors import ConfigError, Unknown
 from federated.methods.catalogue import METHODS
 from federated.task import Recipe
 
-__all__ = ["Assign", "Broker", "Config", "Data", "Evaluate", "Fleet", "Log", "Metrics", "Model", "Simulate", "load", "parse_setting", "to_json"]
+__all__ = [
+    "Assign",
+    "Broker",
+    "Config",
+    "Data",
+    "Evaluate",
+    "Fleet",
+    "Log",
+    "Metrics",
+    "Model",
+    "Private",
+    "Robust",
+    "Simulate",
+    "load",
+    "parse_setting",
+    "to_json",
+]
 
 PREFIX = "ESPALIER_"
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -47,6 +63,7 @@ class Simulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     agents: how many devices, called d0, d1, ... (with leading zeros where there are more than ten). partition: how the training examples are
     shared out among them, as `edge-agent join --partition` takes it. held: share of each device's examples that it holds out.
     speeds: relative speeds of the devices, in equal shares of them, in order; assignment follows unless `assign.submodels` pins it.
+    delays: least seconds of a device's training, in equal shares of them, in order, as if slow ones took them; none: as long as it takes here.
     seeds: one run each, of everything that is random; none: the run's own. device: cpu or cuda. workers: processes that train; 0: one per processor.
     """
 
@@ -54,6 +71,7 @@ class Simulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     partition: str = "dirichlet:1.0"
     held: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.2
     speeds: tuple[Annotated[float, msgspec.Meta(gt=0)], ...] = (1.0,)
+    delays: tuple[Seconds, ...] = ()
     seeds: tuple[Seed, ...] = ()
     device: Literal["cpu", "cuda"] = "cpu"
     workers: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -94,6 +112,36 @@ class Assign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     submodels: dict[str, str] = {}
     slack: Annotated[float, msgspec.Meta(ge=1)] = 1.15
     memory: Share = 0.6
+
+
+class Robust(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What protects the model from devices that send what they like.
+
+    bound: an update that moves further than this many times the median of its submodel's in earlier rounds is refused; 0: however far.
+    rule: how updates are combined, as `federated.robust` has it; none: as the method says; clip: so, each shortened to a norm.
+    byzantine: how many liars the rule is to outlive in a round. clip: that norm; 0: the median of the submodel's in earlier rounds.
+    """
+
+    bound: Annotated[float, msgspec.Meta(ge=0)] = 10.0
+    rule: Literal["none", "clip", "trimmed", "median", "krum", "multikrum"] = "none"
+    byzantine: Annotated[int, msgspec.Meta(ge=0)] = 1
+    clip: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+class Private(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What protects devices from those who see the model, as `federated.private` has it; none without noise.
+
+    noise: standard deviation of the noise on a round's sum, times `clip`. clip: L2 norm to which the change of one update is shortened.
+    delta: at which epsilon is told. epsilon: no further round where it would exceed this; 0: it is told alone.
+    uncovered: what may go from devices into what others see without noise all the same: scores (of what devices hold out), statistics (of batch norm,
+    where the fleet measures them), moments (mean and deviation of data at the devices, by which inputs are scaled).
+    """
+
+    noise: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    clip: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-5
+    epsilon: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    uncovered: tuple[Literal["moments", "scores", "statistics"], ...] = ()
 
 
 class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -175,6 +223,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     data: Data = Data()
     fleet: Fleet = Fleet()
     assign: Assign = Assign()
+    robust: Robust = Robust()
+    private: Private = Private()
     evaluate: Evaluate = Evaluate()
     broker: Broker = Broker()
     wire: Wire = Wire()

@@ -45,20 +45,33 @@ NOBODY = -1
 
 @dataclass
 class Pooled:
-    """One device's trainer: its tasks wait for a worker. call: told when one is done."""
+    """One device's trainer: its tasks wait for a worker. call: told when one is done. delay: least seconds of a training."""
 
     workers: Workers
     index: int
     call: Callable[[], None]
+    delay: float = 0.0
+    progress: tuple[int, int] = (0, 0)
     present: tuple[Task, Path, Future[float]] | None = None
+    until: float = 0.0
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
         future = self.workers.begin(self.index, task, weights, result)
-        self.present = task, result, future
-        future.add_done_callback(lambda _: self.call())
+        self.present, self.until = (task, result, future), time.monotonic() + (self.delay if task.work == "train" else 0.0)
+        future.add_done_callback(lambda _: self._done())
+
+    def _done(self) -> None:
+        """Told by a worker: the device has its update once it would have been so far itself."""
+        left = self.until - time.monotonic()
+        if left > 0:
+            timer = threading.Timer(left, self.call)
+            timer.daemon = True
+            timer.start()
+        else:
+            self.call()
 
     def poll(self) -> Outcome | None:
-        if self.present is None or not self.present[2].done():
+        if self.present is None or not self.present[2].done() or time.monotonic() < self.until:
             return None
         (task, result, future), self.present = self.present, None
         found = outcome(future)
@@ -133,7 +146,9 @@ class Devices:
     def _member(self, run: messages.Run, index: int, name: str, survey: dict[str, Any]) -> tuple[Participant, MemoryLink]:
         will = topics.status(run.run, name), messages.encode(messages.Status(name, SESSION, False))
         call = partial(self._calls.put, index)
-        trainer = Pooled(self._workers, index, call)
+        trainer = Pooled(
+            self._workers, index, call, share(self.config.simulate.delays, index, self.source.agents) if self.config.simulate.delays else 0.0
+        )
         link = MemoryLink(self._broker, name, will, arrived=call)
         link.subscribe(topics.run(run.run))
         data = self.source.device(index).card()
@@ -143,10 +158,15 @@ class Devices:
 
     def _claim(self, index: int, name: str, data: Card, survey: dict[str, Any], run: messages.Run) -> Profile:
         """What a device of this speed would have measured."""
-        speed = self.config.simulate.speeds[index * len(self.config.simulate.speeds) // self.source.agents]
+        speed = share(self.config.simulate.speeds, index, self.source.agents)
         timings = tuple(Timing(s, run.batch, cost(s).macs * run.batch / (speed * RATE)) for s in run.calibration)
         runtime = f"torch {torch.__version__} {self.config.simulate.device}"
         return Profile(name, "simulation", f"speed {speed:g}", speed, VAST, 1e12, CHUNK, runtime, data, timings, survey)
+
+
+def share(values: Sequence[float], index: int, agents: int) -> float:
+    """A device's of values that equal shares of the devices have, in order."""
+    return values[index * len(values) // agents]
 
 
 def attend(participant: Participant, link: MemoryLink) -> bool:

@@ -121,7 +121,7 @@ class Lines:
         names = [f"{agent} {submodel.unowned.name}" for agent, submodel in sorted(chosen.items())]
         if len(names) > NAMED:
             names = [f"{count} x {submodel}" for submodel, count in sorted(Counter(s.unowned.name for s in chosen.values()).items())]
-        self._say(f"round {number} of {rounds}: " + ", ".join(names))
+        self._say(f"round {number} of {rounds}: " + (", ".join(names) or "those at work go on"))
 
     def folded(self, entry: Entry) -> None:
         pass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -29,6 +30,7 @@ __all__ = ["check_allowed", "main", "serve"]
 
 log = logging.getLogger(__name__)
 
+TELL = 1.0  # seconds between words to the agent about a training
 NOTHING = Card("no data", (), "uint8", 0, 0, 0, (), ())  # of a job that only measures the device
 
 
@@ -143,7 +145,7 @@ def _perform(job: Job, data: Any, channel: Channel, gauge: Gauge, message: dict[
             Path(message["result"]),
             data,
             device=job.device,
-            on_step=gauge.after,
+            on_step=telling(channel, message["number"], gauge.after),
             stop=lambda: channel.ready() or gauge.before(),
             effort=gauge.notes,
         )
@@ -160,6 +162,20 @@ def _perform(job: Job, data: Any, channel: Channel, gauge: Gauge, message: dict[
         log.exception("round %d: %s failed", task.round, task.work)
         return {"failed": f"{type(error).__name__}: {error}"}
     return {"result": message["result"], "loss": loss}
+
+
+def telling(channel: Channel, number: int, after: Callable[[int, int, float], None]) -> Callable[[int, int, float], None]:
+    """The same after each step, and now and then the agent is told how many there were."""
+    told = time.monotonic()
+
+    def step(done: int, steps: int, loss: float) -> None:
+        nonlocal told
+        after(done, steps, loss)
+        if time.monotonic() - told > TELL:
+            told = time.monotonic()
+            channel.send({"number": number, "step": done, "steps": steps})
+
+    return step
 
 
 def main() -> None:

@@ -78,6 +78,7 @@ class Worker:
         self.job = job
         self.card: Card | None = None
         self._task: Task | None = None
+        self.progress = (0, 0)
         self._number = 0  # of the present task: answers to earlier ones are of no interest
         self._start()
 
@@ -150,7 +151,8 @@ class Worker:
     def rehearse(self, task: dict[str, Any], weights: Path, result: Path) -> None:
         """Does one task and waits for it."""
         self._channel.send({"do": "task", "number": 0, "task": task, "weights": str(weights), "result": str(result)})
-        answer = self._channel.receive()
+        while "step" in (answer := self._channel.receive()):
+            pass
         if "failed" in answer:
             raise EspalierError(answer["failed"])
 
@@ -185,6 +187,7 @@ class Worker:
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
         self._task = task
+        self.progress = (0, 0)
         self._number += 1
         order = {"do": "task", "number": self._number, "task": msgspec.to_builtins(task), "weights": str(weights), "result": str(result)}
         with contextlib.suppress(OSError):  # it died while idle: the next `poll` finds out
@@ -194,8 +197,11 @@ class Worker:
         try:
             while self._channel.ready():
                 answer = self._channel.receive()
-                if answer["number"] == self._number and self._task is not None:
+                if answer["number"] != self._number or self._task is None:
+                    continue
+                if "step" not in answer:
                     return self._outcome(self._task, answer)
+                self.progress = answer["step"], answer["steps"]
         except (EOFError, OSError):
             return self._bury()
         return None

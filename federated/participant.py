@@ -20,7 +20,7 @@ from pathlib import Path
 from federated.errors import Refused, WireError
 from federated.outbox import Outbox
 from federated.spool import Spool, transfer_of
-from federated.task import Profile, Task
+from federated.task import HEARTBEAT, Profile, Task, beats
 from federated.weights import CACHED, Weights
 from federated.wire import messages, topics
 from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
@@ -31,7 +31,6 @@ __all__ = ["JOINING", "Participant", "same_work"]
 log = logging.getLogger(__name__)
 
 JOINING = "joining"  # what a Refusal is about when it turns the agent away
-HEARTBEAT = 15.0  # seconds; the coordinator counts three missed ones as death
 LOOK = 5.0  # seconds between looks at whether the device may work
 REMEMBERED = 16  # tasks that came to nothing, of which it is said again when they are asked for again
 
@@ -288,12 +287,14 @@ class Participant:
         self._outbox.drop(chosen)
 
     def _beat(self, now: float) -> None:
-        """Heartbeats every 15 s and at each change of state, so that people see what happens."""
-        if not self._outbox.online or (now - self._beaten[0] < HEARTBEAT and self._beaten[1] == self.state):
+        """Heartbeats, more often the shorter the task, and at each change of state: people see what happens, and the coordinator that it does."""
+        pace = min(HEARTBEAT, beats(self._workload.lease))
+        if not self._outbox.online or (now - self._beaten[0] < pace and self._beaten[1] == self.state):
             return
         self._beaten = now, self.state
         task = self._workload.working
-        beat = messages.Heartbeat(self.name, self.session, self.state, task.round if task else 0, self._loss)
+        work, (step, steps) = task.work if task else "", self._workload.progress
+        beat = messages.Heartbeat(self.name, self.session, self.state, task.round if task else 0, self._loss, work, step, steps)
         self.link.publish(topics.heartbeat(self.run.run, self.name), messages.encode(beat), qos=0)
 
 

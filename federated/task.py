@@ -14,7 +14,7 @@ from models.submodel import Submodel, Target
 
 __all__ = ["HEARTBEAT", "LONGEST", "SHORTEST", "Board", "Card", "Profile", "Recipe", "Task", "Timing", "Update", "Work", "beats"]
 
-HEARTBEAT, QUICKEST = 15.0, 3.0  # seconds between heartbeats of an agent, and the fewest
+HEARTBEAT, QUICKEST = 15.0, 3.0  # seconds between heartbeats of an agent, of which the coordinator counts three missed ones as death; and the fewest
 
 SHORTEST, LONGEST = 1e-12, 1e9  # seconds: no machine's step is beyond them, and what is predicted from one would leave what floats can hold
 

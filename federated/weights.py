@@ -66,6 +66,11 @@ class Weights:
         self._take_in(done.sha256, done.path)
         return True
 
+    @property
+    def got(self) -> int:
+        """Chunks that are here of what is on its way."""
+        return self._coming.got if self._coming is not None else 0
+
     def tick(self, now: float) -> None:
         """Asks again for what did not come."""
         if self._coming is not None:

@@ -30,7 +30,9 @@ class Outcome:
 
 
 class Trainer(Protocol):
-    """Whatever does the work of a task, in the background, one at a time."""
+    """Whatever does the work of a task, in the background, one at a time. progress: steps that are taken, and planned, as far as it says."""
+
+    progress: tuple[int, int]
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
         """Starts on a task whose weights lie encoded in `weights`; the encoded update goes to `result`."""
@@ -68,6 +70,16 @@ class Workload:
     def state(self) -> str:
         """What is done at this moment, in one word; empty where nothing is."""
         return self._working.task.work if self._working is not None else "download" if self._awaiting is not None else ""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How much of that is done, and of how much: steps, or chunks of weights (of an unknown number: 0)."""
+        return self.trainer.progress if self._working is not None else (self.weights.got, 0) if self._awaiting is not None else (0, 0)
+
+    @property
+    def lease(self) -> float:
+        """Of the task that is worked on, or will be."""
+        return next((doing.task.lease for doing in (self._working, self._awaiting) if doing is not None), 0.0)
 
     def add(self, task: Task, until: float) -> None:
         """A task to do; given up at `until`."""

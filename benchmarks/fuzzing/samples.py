@@ -19,6 +19,7 @@ from federated.task import Card, Profile, Recipe, Task, Timing, Update
 from federated.wire import messages as m
 from federated.wire import tensors, topics
 from federated.wire.chunks import slices, split
+from federated.workload import Outcome
 from models.families import menu, network
 
 __all__ = [
@@ -100,9 +101,11 @@ kind = "mosquitto"
 class Idle:
     """A trainer that never comes to an end."""
 
+    progress: tuple[int, int] = (0, 0)
+
     def begin(self, task: Task, weights: Path, result: Path) -> None: ...
 
-    def poll(self) -> participant.Outcome | None:
+    def poll(self) -> Outcome | None:
         return None
 
     def cancel(self) -> None: ...

@@ -127,6 +127,11 @@ class Receiver:
     def complete(self) -> bool:
         return bool(self._have.all())
 
+    @property
+    def got(self) -> int:
+        """Chunks that are here."""
+        return int(self._have.sum())
+
     def missing(self, most: int) -> list[int]:
         """The first `most` chunks that are not here."""
         return [int(i) for i in np.flatnonzero(~self._have)[:most]]

@@ -76,6 +76,11 @@ class Download:
             self._go_on(message.index)
         return self._partial is not None and self._partial.complete and self._finish(self._partial)
 
+    @property
+    def got(self) -> int:
+        """Chunks that are here."""
+        return self._partial.receiver.got if self._partial is not None else 0
+
     def tick(self, now: float) -> None:
         """Asks again for what is missing when nothing came for a while: subscribing anew makes the broker repeat what it retains."""
         if now - self.progressed < PATIENCE:

@@ -40,6 +40,7 @@ class Hand:
     result: Path | None = None
     begun: list[Task] = field(default_factory=list)
     ready: Outcome | None = None
+    progress: tuple[int, int] = (0, 0)
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
         assert weights.stat().st_size == task.size

@@ -36,7 +36,7 @@ class Here:
     """A trainer that does its task at once, in the thread that asks; `change` may spoil its update."""
 
     def __init__(self, data: Dataset, change: Callable[[Update], Update] = lambda update: update) -> None:
-        self.data, self.change = data, change
+        self.data, self.change, self.progress = data, change, (0, 0)
         self.outcome: Outcome | None = None
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
