@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,9 +129,9 @@ class Collection:
         counted = [e for e in self.entries.values() if self.flowing or not e.carried]
         return sum(e.came for e in counted) >= quorum or not any(e.counted_on for e in counted)
 
-    def watch(self, now: float) -> list[Settled]:
-        """The tasks that are overdue since the last look."""
-        late = [entry for entry in self._waiting if entry.counted_on and overdue(entry.lease, now)]
+    def watch(self, now: float, engaged: Container[Key] = ()) -> list[Settled]:
+        """The tasks that are overdue since the last look. engaged: those whose updates are here in part, or wait until there is a slot for them."""
+        late = [entry for entry in self._waiting if entry.counted_on and overdue(entry.lease, now) and key_of(entry.task) not in engaged]
         for entry in late:
             entry.late = True
         return late

@@ -68,6 +68,7 @@ class Fleet:
         self.shelf = Shelf(link, run.run, spool, chunk)
         self.collection = Collection()
         self.late: dict[Key, Settled] = {}  # tasks of earlier rounds that may still be answered
+        self._quiet = True  # whether all was heard that agents said
         self._looked = -LOOK  # when leases were looked at last
 
     # ---- life ------------------------------------------------------------------------------------------------------
@@ -131,6 +132,7 @@ class Fleet:
         if (barred := self.barred()) is not self._expelled:
             self._expel(barred)
         delivery = self.link.receive(timeout)
+        self._quiet = delivery is None
         if delivery is not None:
             try:
                 self._hear(delivery)
@@ -238,7 +240,7 @@ class Fleet:
         if now - self._looked < LOOK:
             return
         self._looked = now
-        for entry in self.collection.watch(now):
+        for entry in self.collection.watch(now, self.inbox.engaged(now)) if self._quiet else []:  # else some may have said what we did not hear yet
             log.warning("%s shows no progress %.0f s after it was asked: nobody waits for it any more", entry.task.agent, now - entry.started)
         if added := more(self.collection):
             hold = (*self.collection.entries, *self.late)

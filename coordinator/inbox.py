@@ -126,6 +126,10 @@ class Inbox:
         """How many transfers flow, and how many wait for a slot."""
         return len(self._flowing), len(self._waiting)
 
+    def engaged(self, now: float) -> set[Key]:
+        """What waits for a slot here, or flows: it is not the agents that keep us waiting for these."""
+        return {*self._waiting, *(key for key, transfer in self._flowing.items() if now - transfer.progressed <= IDLE)}
+
     def grants(self, now: float) -> Iterator[tuple[str, messages.Grant]]:
         """The acknowledgements that are due, and slots for those who wait."""
         for key, transfer in list(self._flowing.items()):

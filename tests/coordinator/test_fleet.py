@@ -308,3 +308,35 @@ def test_statistics_and_scores_are_checked() -> None:
     for notes in [*({"tallies": {"all": tally}} for tally in wrong_tallies), {"tallies": {"every": good}}, {"tallies": {"labels": good}}, {}]:
         with pytest.raises(Refused):
             check_scores(replace(scored, notes=notes))
+
+
+def test_an_update_that_waits_for_a_slot_is_waited_for_longer_than_its_lease(broker: MemoryBroker, tmp_path: Path, clock: Clock) -> None:
+    fleet = Fleet(MemoryLink(broker, "coordinator"), CARD, tmp_path, clock=clock, slots=1)
+    fleet.announce()
+    peers = [Peer(broker, name) for name in "abc"]
+    listen(fleet)
+    tasks = [replace(task(name), lease=10.0) for name in "abc"]
+    collecting = fleet.collect(tasks, quorum=3, deadline=60, check=lambda t, u: None, size=lambda t: 10**6)
+    steps = 0
+
+    def turn(timeout: float) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 1:
+            data = memoryview(bytes(3000))
+            for peer in peers[:2]:  # c says nothing at all
+                peer.say(messages.Offer(split(data, 2000, "t"), "r", 1, 1, "train", SMALL.name))
+        for peer in peers:
+            peer.beat("train")
+        clock.now += 5.0
+        original(0)
+        for _ in range(5):
+            original(0)
+        if clock.now == 25.0:
+            judged.update({entry.task.agent: entry.late for entry in fleet.collection.entries.values()})
+
+    judged: dict[str, bool] = {}
+    original = fleet.turn
+    fleet.turn = turn  # type: ignore[method-assign]
+    assert list(collecting) == []
+    assert judged == {"a": False, "b": False, "c": True}
