@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from export import bundle
-from federated import participant
 from federated.sheet import FORMAT, Calibration, Sheet
 from federated.task import Card, Profile, Recipe, Task, Timing, Update
 from federated.wire import messages as m

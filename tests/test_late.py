@@ -1,0 +1,251 @@
+"""Runs that no slow or lost agent stalls: buffered rounds, late updates, agents asked besides, and a coordinator that dies amid all that."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from coordinator import start, training
+from coordinator.config import Config, load
+from coordinator.evaluation import Evaluator
+from coordinator.journal import Journal
+from coordinator.progress import Lines
+from coordinator.selection import generator
+from coordinator.store import Entry, Store
+from federated.aggregate import Total, fold
+from federated.buffered import Base, Touched, buffered, touched
+from federated.errors import ConfigError
+from federated.method import State, configure
+from federated.methods.catalogue import method
+from federated.task import Update
+from federated.wire.memory import MemoryBroker, MemoryLink
+from tests.support.federation import RUN, Member, digits, federate, link_of
+
+QUICK = {
+    "method.name": "fedfa-w",
+    "method.widths": [0.5, 1.0],
+    "model.name": "mlp-small",
+    "train.steps": 2,
+    "evaluate.examples": 20,
+    "evaluate.devices": False,
+    "evaluate.between": False,
+    "evaluate.every": 100,
+    "assign.submodels": {"a[02]": "w1-d2", "*": "w0.5-d2"},
+}
+BUFFERED = {**QUICK, "fleet.mode": "buffered", "fleet.buffer": 2, "rounds": 5, "journal.every": 1}
+
+Sent = dict[tuple[str, int], Update]
+"""What devices sent, by agent and round of the task."""
+
+
+def member(index: int, of: int, sent: Sent, seconds: float = 0.0, change: Callable[[Update], Update] = lambda update: update) -> Member:
+    """An agent that takes so long for each training."""
+
+    def slowly(update: Update) -> Update:
+        if update.work == "train":
+            time.sleep(seconds)
+            update = change(update)
+            sent[update.agent, update.round] = update
+        return update
+
+    return Member(f"a{index}", digits(index, of), change=slowly)
+
+
+def entries(folder: Path, rounds: int) -> list[list[Entry]]:
+    store = Store.open(folder / "runs", RUN, read_only=True)
+    try:
+        return [store.entries(number) for number in range(1, rounds + 1)]
+    finally:
+        store.close()
+
+
+def folded_again(folder: Path, config: Config, sent: Sent) -> State:
+    """The state that the same updates make, folded again in the order that the run's database has."""
+    store = Store.open(folder / "runs", RUN, read_only=True)
+    facts = store.read_facts()
+    store.close()
+    plain = method(config.method_name)
+    assert facts.network is not None
+    settings = configure(plain, config.settings, seed=config.seed, rounds=config.rounds)
+    states = [plain.start(start.beginning(config, facts.network, plain), facts.menu, settings)]
+    since: list[Touched] = []
+    taking = buffered(plain, lambda number, now: Base(states[number], tuple(since[number:now])))
+    for number, done in enumerate(entries(folder, config.rounds), 1):
+        state, total = states[-1], Total()
+        for entry in sorted((e for e in done if e.outcome == "folded"), key=lambda e: e.position):
+            update = sent[entry.agent, entry.task or number]
+            assert fold(total, taking.parts(state, plain.place(state, update.submodel), update), (update.agent, update.round))
+        states.append(plain.finish(state, total, generator(config.seed, 3, number)))
+        since.append(touched(total, states[-1].tensors))
+    return states[-1]
+
+
+def same(one: State, other: State) -> bool:
+    return all(torch.equal(value, other.tensors[home]) for home, value in one.tensors.items() if not home.startswith("stats/"))
+
+
+def config(settings: dict[str, Any]) -> Config:
+    return load(None, {}, [("name", RUN), ("seed", 0), *settings.items()])
+
+
+def taken(done: list[list[Entry]]) -> list[tuple[str, int]]:
+    return [(entry.agent, entry.task or number) for number, row in enumerate(done, 1) for entry in row if entry.outcome == "folded"]
+
+
+def test_a_buffer_closes_without_its_slowest_agent_whose_update_is_folded_later_by_its_age(tmp_path: Path) -> None:
+    sent: Sent = {}
+    members = [member(i, 4, sent, seconds) for i, seconds in enumerate((0.02, 0.05, 0.1, 0.8))]
+    settings = {**BUFFERED, "rounds": 20}
+    done = federate(tmp_path, members, settings)
+    found = entries(tmp_path, 20)
+    assert all(sum(entry.outcome == "folded" for entry in row) >= 2 for row in found)
+    updates = taken(found)
+    assert len(updates) == len(set(updates)), "each (agent, round of its task) once"
+    assert {entry.agent for entry in found[0] if entry.outcome == "folded"} < {"a0", "a1", "a2", "a3"}
+    assert any(entry.task for row in found for entry in row), "late ones count"
+    assert same(folded_again(tmp_path, config(settings), sent), done.result.state)
+
+
+def test_whoever_has_delivered_is_given_the_newest_weights_at_once(tmp_path: Path) -> None:
+    """Of two agents the quick one fills every buffer of one, and is never idle for the slow one."""
+    sent: Sent = {}
+    done = federate(tmp_path, [member(0, 2, sent), member(1, 2, sent, 1.5)], {**BUFFERED, "fleet.buffer": 1, "rounds": 8, "fleet.staleness": 50})
+    quick = sorted(round for agent, round in sent if agent == "a0")
+    assert quick[:6] == [1, 2, 3, 4, 5, 6]
+    assert done.result.seconds < 8
+
+
+def test_an_update_that_is_too_old_is_dropped_and_its_agent_gets_a_new_task(tmp_path: Path) -> None:
+    sent: Sent = {}
+    members = [member(0, 2, sent, 0.05), member(1, 2, sent, 1.0)]
+    federate(tmp_path, members, {**BUFFERED, "fleet.buffer": 1, "rounds": 30, "fleet.staleness": 2})
+    found = entries(tmp_path, 30)
+    stale = [(number, entry) for number, row in enumerate(found, 1) for entry in row if entry.outcome == "stale"]
+    assert stale
+    assert all(entry.agent == "a1" and number - entry.task == 2 for number, entry in stale), "made two rounds before the state that it would change"
+    assert all(number - (entry.task or number) < 3 for number, row in enumerate(found, 1) for entry in row)
+
+
+@pytest.mark.parametrize("late", ["take", "drop"])
+def test_an_update_whose_round_is_closed_is_taken_by_a_later_one_or_dropped(tmp_path: Path, late: str) -> None:
+    sent: Sent = {}
+    members = [member(0, 3, sent), member(1, 3, sent), member(2, 3, sent, 1.0)]
+    settings = {**QUICK, "fleet.quorum": 0.6, "rounds": 12, "fleet.late": late, "journal.every": 1, "fleet.staleness": 11}
+    # Rounds of an eighth of a second, so that the slow agent comes after several of them.
+    members[0].change = members[1].change = lambda update, change=members[0].change: (time.sleep(0.12 * (update.work == "train")), change(update))[1]
+    done = federate(tmp_path, members, settings)
+    found = entries(tmp_path, 12)
+    of_slow = [entry for row in found for entry in row if entry.agent == "a2"]
+    if late == "drop":
+        assert of_slow[0].outcome == "late"
+        assert {entry.task for entry in of_slow} == {0}
+    else:
+        assert (of_slow[0].outcome, of_slow[0].task) == ("folded", 1)
+        assert same(folded_again(tmp_path, config(settings), sent), done.result.state)
+
+
+def test_a_method_that_takes_no_late_updates_drops_them_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sent: Sent = {}
+    with caplog.at_level(logging.WARNING, logger="coordinator.rounds"):
+        federate(tmp_path, [member(0, 1, sent)], {**QUICK, "method.name": "scaffold", "fleet.late": "take"})
+    assert "late updates are dropped, though late = 'take': method scaffold takes none" in caplog.text
+
+
+def test_a_method_that_takes_no_late_updates_is_refused_in_buffered_mode(tmp_path: Path) -> None:
+    wanted = r"fleet.mode = 'buffered': method depthfl takes no late updates: FedDyn's h remembers .*; methods that do: allsmall, .*heterofl"
+    with pytest.raises(ConfigError, match=wanted):
+        start.prepare(config({**BUFFERED, "method.name": "depthfl"}), tmp_path, resume=False)
+
+
+def test_another_agent_is_asked_in_place_of_one_that_fails_and_none_twice(tmp_path: Path) -> None:
+    """Of four agents two are needed; whoever comes first fails, and a third brings the second update."""
+    sent: Sent = {}
+    lock, first = threading.Lock(), list[str]()
+
+    def fail(update: Update) -> Update:
+        with lock:
+            first.append(update.agent)
+            if len(first) == 1:
+                raise RuntimeError("the first of all fails")
+        return update
+
+    members = [member(i, 4, sent, 0.1, fail) for i in range(4)]
+    federate(tmp_path, members, {**QUICK, "fleet.fraction": 0.5})
+    (row,) = entries(tmp_path, 1)
+    assert len(first) == len(set(first)) == 3
+    assert sorted(entry.outcome for entry in row) == ["failed: the first of all fails", "folded", "folded"]
+    assert {entry.agent for entry in row} == set(first)
+
+
+def test_more_agents_are_asked_than_are_needed_and_the_last_are_not_waited_for(tmp_path: Path) -> None:
+    sent: Sent = {}
+    members = [member(i, 4, sent, 3.0 if i == 2 else 0.0) for i in range(4)]
+    done = federate(tmp_path, members, {**QUICK, "fleet.fraction": 0.5, "fleet.over": 1.0, "rounds": 2})
+    for row in entries(tmp_path, 2):
+        assert len(row) == 4
+        assert sum(entry.outcome == "folded" for entry in row) in (2, 3)
+    assert done.result.seconds < 6
+
+
+class Killed(BaseException):
+    """What stands for the end of the process."""
+
+
+INSTANTS: dict[str, tuple[Any, str, int]] = {
+    "before the third fold": (training, "fold", 3),
+    "before the sixth fold": (training, "fold", 6),
+    "when somebody is asked besides": (Journal, "ask", 2),
+    "before a snapshot": (Journal, "snapshot", 4),
+    "before the second round closes": (Journal, "close", 2),
+    "in the evaluation of the second round": (Evaluator, "evaluate", 2),
+    "before the third round is stored": (Store, "save", 3),
+}
+
+
+@pytest.mark.parametrize("instant", INSTANTS)
+def test_a_crash_inside_a_buffer_loses_nothing_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instant: str) -> None:
+    where, name, call = INSTANTS[instant]
+    real, calls = getattr(where, name), [0]
+
+    def fused(*args: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == call:
+            raise Killed
+        return real(*args, **named)
+
+    monkeypatch.setattr(where, name, fused)
+    sent: Sent = {}
+    members = [member(i, 4, sent, seconds) for i, seconds in enumerate((0.02, 0.1, 0.2, 0.6))]
+    broker, deaths, torches = MemoryBroker(), 0, torch.get_num_threads()
+    torch.set_num_threads(1)
+    settings = {"fleet.min_agents": 4, "fleet.wait": 30.0, **BUFFERED}
+    threads = [threading.Thread(target=m.live, args=(link_of(broker, m), tmp_path), daemon=True) for m in members]
+    for thread in threads:
+        thread.start()
+    while True:
+        prepared, link = start.prepare(config(settings), tmp_path / "runs", resume=deaths > 0), MemoryLink(broker, "coordinator")
+        try:
+            state = start.run(prepared, link, Lines(lambda line: None)).state
+            break
+        except Killed:
+            deaths += 1
+        finally:
+            prepared.store.close()
+            link.close()
+    for thread in threads:
+        thread.join(10)
+    torch.set_num_threads(torches)
+    updates = taken(entries(tmp_path, 5))
+    assert deaths == 1
+    assert [m.error for m in members] == [None] * 4
+    assert len(updates) == len(set(updates)) >= 10
+    assert same(folded_again(tmp_path, config(settings), sent), state)
+    assert np.isfinite([float(value.sum()) for value in state.tensors.values()]).all()
