@@ -81,7 +81,10 @@ def revoke(names: tuple[str, ...], pki: str, form: str) -> None:
             for name, count in counts.items():
                 click.echo(f"{name}: {f'{count} certificates revoked' if count != 1 else 'revoked'}" if count else f"{name}: has no good certificate")
         if counts and form == "text":
-            click.echo("a broker of your own must be given the new list: coordinator authority --for-broker DIR, then reload it", err=True)
+            click.echo(
+                "a coordinator that runs cuts them off; a broker of your own must be told: coordinator authority --for-broker DIR, then reload it",
+                err=True,
+            )
         if unknown:
             raise UsageError(f"never enrolled here: {', '.join(unknown)}; coordinator authority lists who was")
 

@@ -60,6 +60,12 @@ def enrol(token: Token, folder: Path) -> Credentials:
 
 def renew(credentials: Credentials) -> None:
     """Puts another certificate, with a key of its own, in the old one's place. Raises LinkError, StoreError: the old one stays."""
+    if left(credentials.pem) <= 0:
+        ended = certificate(credentials.pem).not_valid_after_utc
+        raise LinkError(
+            f"this device's certificate ended at {ended:%Y-%m-%d %H:%M} UTC, and only one that is good can be renewed: if this device's clock is "
+            f"right ({datetime.now(UTC):%Y-%m-%d %H:%M} UTC), ask for a token (coordinator enroll {credentials.name})"
+        )
     key = ec.generate_private_key(ec.SECP256R1())
     answer = asked(credentials.office, RENEW, Renewal(request(credentials.name, key)))
     try:

@@ -37,6 +37,12 @@ class Door:
     def __init__(self, authority: Authority, port: int, files: Path, process: subprocess.Popen[bytes]) -> None:
         self.authority, self.port, self.files, self.process = authority, port, files, process
 
+    def restart(self) -> None:
+        """Kills it, and starts it again."""
+        self.process.kill()
+        self.process.wait()
+        self.process = subprocess.Popen(self.process.args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
     def address(self, pem: Path | None, host: str = "localhost", ca: Path | None = None) -> Address:
         return Address(host, self.port, tls=True, ca=str(ca or self.authority.ca), cert=None if pem is None else str(pem))
 
@@ -52,8 +58,9 @@ def shipped(name: str, authority: Authority, folder: Path) -> Iterator[Door]:
     own = folder / name
     own.write_text(f"{text}persistence_location {folder}/\nuser root\n")
     process = subprocess.Popen([program, "-c", str(own)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    door = Door(authority, port, files, process)
     try:
-        yield Door(authority, port, files, process)
+        yield door
     finally:
-        process.terminate()
-        process.wait()
+        door.process.terminate()
+        door.process.wait()
