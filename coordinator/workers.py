@@ -82,7 +82,7 @@ def beginning() -> SpawnContext | ForkServerContext:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload([__name__, "torch._dynamo"])  # that one, PyTorch loads with the first step of an optimiser
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which it inherits: ctrl-C is not for it, nor for the workers
     forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
