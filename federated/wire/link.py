@@ -270,7 +270,7 @@ class MqttLink:
         self._strikes = 0
         if reason.is_failure:
             self._shut = SHUT  # it may have been revoked meanwhile: the next call asks
-            self._fatal = f"{self.address}: the broker refuses to take a message: {reason}; check what this user may publish (its own agent's topics?)"
+            self._fatal = f"{self.address}: the broker refuses to take a message: {reason}; check what this user may publish (its own topics?)"
         self._acknowledged.set()
 
     def _on_subscribed(self, mid: int, reasons: list[ReasonCode]) -> None:
