@@ -38,6 +38,9 @@ FIXED = (
     "model",
     "data",
     "seed",
+    "private.clip",
+    "private.noise",
+    "robust.rule",
     *(f"simulate.{key}" for key in ("agents", "partition", "held", "speeds")),
 )  # what makes a run this run: not to be changed when it is resumed
 
@@ -160,6 +163,8 @@ def show(result: Result, *, live: bool, say: Say) -> None:
         console.print(score_table(result.scores))
     say(capture.get().rstrip())
     say(f"{result.rounds} rounds, {result.seconds:.1f} s, {human_bytes(result.bytes_up)} up, {human_bytes(result.bytes_down)} down")
+    if result.epsilon:
+        say(f"epsilon {result.epsilon:.4g} at the run's delta, of the device of which the model tells most")
 
 
 def report(result: Result, config: Config) -> dict[str, Any]:
@@ -180,4 +185,5 @@ def report(result: Result, config: Config) -> dict[str, Any]:
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
         "target_reached": result.reached,
+        **({"epsilon": result.epsilon, "delta": config.private.delta} if config.private.noise else {}),
     }

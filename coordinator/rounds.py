@@ -19,6 +19,7 @@ from coordinator.config import Config
 from coordinator.config import Fleet as FleetSettings
 from coordinator.control import Helm
 from coordinator.decisions import Verdict
+from coordinator.defences import Defences
 from coordinator.evaluation import Evaluator, without_statistics
 from coordinator.fleet import Fleet
 from coordinator.journal import Entry
@@ -45,7 +46,7 @@ PATIENCE = 6.0  # a round without a deadline lasts this many times what the slow
 class Run:
     """All that a run's rounds need.
 
-    tensors: of the whole network before the first round. pinned: submodels fixed by configuration. patience: times the predicted seconds
+    tensors: of the whole network before the first round. defences: against updates that lie, and what they tell. pinned: submodels fixed by configuration. patience: times the predicted seconds
     after which a round without a deadline closes. durable: whether a round under way survives this process. assigned: what each agent trained
     last. standings: what rounds have shown of each. verdicts: of the present round, by agent. past: where late updates count, what they start from.
     """
@@ -59,6 +60,7 @@ class Run:
     evaluator: Evaluator
     watch: Watch
     tensors: Mapping[str, Tensor]
+    defences: Defences
     pinned: Callable[[str], Submodel | None] = lambda agent: None
     patience: float = PATIENCE
     durable: bool = True
@@ -71,7 +73,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. scores: of the last evaluated round; assigned: agent -> its last submodel; bytes: through the coordinator's link."""
+    """How a run ended. scores: of the last evaluated round; assigned: agent -> its last submodel; bytes: through the coordinator's link.
+
+    epsilon: what a private run told of the device of which it told most; 0 of another run.
+    """
 
     state: State
     scores: tuple[Score, ...]
@@ -81,6 +86,7 @@ class Result:
     bytes_up: int
     bytes_down: int
     reached: bool
+    epsilon: float
 
 
 def conduct(run: Run) -> Result:
@@ -89,6 +95,9 @@ def conduct(run: Run) -> Result:
     state, scores = begin(run)
     target = run.config.target_accuracy
     while state.round < run.config.rounds and not reached(scores, run.menu, target):
+        if exhausted := run.defences.exhausted:
+            log.warning("the run ends after round %d: %s", state.round, exhausted)
+            break
         state, scores = advance(run, state)
         if run.helm is not None:
             run.helm.between()
@@ -103,6 +112,7 @@ def conduct(run: Run) -> Result:
         sum(up for *_, up, _ in history),
         sum(down for *_, down in history),
         reached(scores, run.menu, target),
+        run.defences.epsilon,
     )
 
 
@@ -165,6 +175,7 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
     if not all(bool(value.isfinite().all()) for value in after.tensors.values()):
         log.error("round %d made weights that are not finite; the weights of before stay", number)
         after, moved = replace(without_statistics(state), round=number), {}
+    run.defences.release(number, total)
     state = after
     chosen = {task.agent: task.submodel for task in round.tasks} | trainees(run)
     with timing(run.watch, "evaluate"):

@@ -18,6 +18,7 @@ from coordinator import constraints
 from coordinator import store as stores
 from coordinator.assignment import pinned
 from coordinator.config import Config, elsewhere, to_json
+from coordinator.defences import Defences, check_covered, defended
 from coordinator.evaluation import Evaluator
 from coordinator.fleet import Fleet
 from coordinator.oversight import Oversight, overseen
@@ -63,7 +64,7 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
     topics.run(config.name)  # a run's name is a level of topics, and a folder
     if config.broker.url and config.broker.passwords:
         raise ConfigError("--passwords is for a broker that is started here; for one that runs, put them into --broker mqtt://user:password@host")
-    method = method_named(config.method_name)
+    method = defended(method_named(config.method_name), config)
     check(method, config)
     if config.fleet.mode == "buffered" and (why := method.forbids.get("buffered")):
         able = sorted(name for name, made in METHODS.items() if "buffered" in made().allows)
@@ -74,7 +75,10 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
         raise ConfigError("evaluate.calibrate = 'coordinator' needs data at the coordinator: name some by --data, or let the fleet calibrate")
     if held is not None:
         network = network_for(config, [held.card()])
-        pinned(proposed(method, network, configure(method, config.settings)), config.assign.submodels)
+        settings = configure(method, config.settings)
+        menu = proposed(method, network, settings)
+        pinned(menu, config.assign.submodels)
+        check_covered(config, settings, menu, known=True)
         if config.model.init:
             beginning(config, network, method)
     if resume:
@@ -225,11 +229,13 @@ def _conduct(
     network = known
     fleet.admit(lambda profile: misfit(profile.data, network) or unable(profile, method))
     menu = proposed(method, network, settings)
+    check_covered(config, settings, menu, known=prepared.held is not None)
     store.write_facts(Facts(to_json(config), network, menu))
     evaluator = Evaluator(config, method, menu, fleet, prepared.held, patience, device)
     tensors = beginning(config, network, method)
     pins = pinned(menu, config.assign.submodels)
-    return conduct(Run(config, method, network, menu, fleet, store, evaluator, sight.watch, tensors, pins, patience, durable, sight.helm))
+    defences = Defences(config, store.evidence, store.folder / "kept", store.rounds_done + 1)
+    return conduct(Run(config, method, network, menu, fleet, store, evaluator, sight.watch, tensors, defences, pins, patience, durable, sight.helm))
 
 
 def beginning(config: Config, network: Network, method: Method) -> dict[str, Tensor]:

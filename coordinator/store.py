@@ -26,7 +26,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from coordinator import disk, journal, ledger
+from coordinator import disk, evidence, journal, ledger
 from coordinator.journal import Entry
 from coordinator.standing import Standing
 from federated.errors import StoreError
@@ -37,7 +37,7 @@ __all__ = ["Round", "Score", "Store", "latest", "names"]
 
 DATABASE = "run.sqlite"
 KEPT = 2  # checkpoints kept: the last, and the one before in case a disk lies about having written
-PRESENT = "SELECT checkpoint, fleet, metrics, task, standing, reason, began FROM rounds, scores, updates, standings, decisions, journal LIMIT 1"
+PRESENT = "SELECT checkpoint, norm, cost, fleet, metrics, task, standing, reason, began FROM rounds, scores, updates, standings, decisions, norms, releases, journal LIMIT 1"
 SCHEMA = """
 CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, finished TEXT NOT NULL, seconds REAL NOT NULL, checkpoint TEXT NOT NULL, fleet TEXT NOT NULL,
@@ -117,6 +117,7 @@ class Store:
         self.folder, self._database, self._lock = folder, database, lock
         self.spool = folder / "spool"
         self.ledger = ledger.Ledger(database)
+        self.evidence = evidence.Evidence(database)
         self.journal = journal.Journal(database, folder)
         self.kept = KEPT  # checkpoints that stay
 
@@ -134,7 +135,7 @@ class Store:
         database = sqlite3.connect(folder / DATABASE)
         database.execute("PRAGMA journal_mode=WAL")
         with database:
-            database.executescript(SCHEMA + ledger.SCHEMA + journal.SCHEMA)
+            database.executescript(SCHEMA + ledger.SCHEMA + evidence.SCHEMA + journal.SCHEMA)
         return cls(folder, database, lock)
 
     @classmethod

@@ -27,7 +27,8 @@ from coordinator.selection import wants
 from coordinator.standing import Standing
 from coordinator.store import Score
 from coordinator.weights import Shipment, received
-from federated.aggregate import Total, fold
+from federated.aggregate import Total
+from federated.kept import Kept
 from federated.errors import StoreError
 from federated.method import State
 from federated.task import Recipe, Task, Update
@@ -156,7 +157,7 @@ def planned(run: Run, state: State) -> Opened:
 def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
     """Sends the tasks, folds the updates as they can be folded, and says what became of each; the devices' own scores where they were asked for."""
     left, opened = round.left, round.opened
-    total = left.total if left is not None else Total()
+    total = run.defences.begin(opened.round, opened.chosen.values()) or (left.total if left is not None else Total())
     folded = {(one.entry.agent, one.entry.task or opened.round): one for one in (left.folded if left is not None else ())}
     run.standings.update({agent: one.standing for (agent, _), one in folded.items()})
     run.fleet.folded.update(folded.keys())
@@ -175,14 +176,16 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
     ):
         plan = run.method.place(round.state, update.submodel)
         with timing(run.watch, "fold"):
-            fold(total, run.method.parts(round.state, plan, received(update)), (update.agent, update.round))
+            parts = run.method.parts(round.state, plan, received(update))
+            run.defences.fold(total, round.state, update.submodel, parts, (update.agent, update.round))
         one = folded[update.agent, update.round] = learned(run, settled, update, len(folded))
         run.standings[update.agent] = one.standing
         run.fleet.folded[update.agent] = update.round
         run.watch.folded(one.entry)
         spooled.append(settled)
-        if run.durable and run.config.journal.every and len(spooled) >= run.config.journal.every:
+        if run.durable and run.config.journal.every and len(spooled) >= run.config.journal.every and not isinstance(total, Kept):
             keep(run, opened.round, total, list(folded.values()), spooled)
+    run.defences.write()
     settled_all, carried = list(run.fleet.collection.entries.values()), list(run.fleet.late.values())
     if run.durable:
         outcomes = {(s.task.agent, s.task.round): s.outcome for s in settled_all}
@@ -193,7 +196,7 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
         miss(run, settled)
     entries = [*(one.entry for one in folded.values()), *(unfolded(s, opened.round) for s in missing)]
     scores = of_training([(one.submodel, one.entry.agent, one.tallies) for one in folded.values()])
-    return total, sorted(entries, key=lambda e: e.agent), scores
+    return run.defences.settled(total, round.state), sorted(entries, key=lambda e: e.agent), scores
 
 
 def unfolded(settled: Settled, round: int) -> Entry:
@@ -211,6 +214,7 @@ def carrying(run: Run, round: int) -> Callable[[Settled], bool] | None:
 def keep(run: Run, round: int, total: Total, folded: Sequence[Folded], spooled: list[Settled]) -> None:
     """A snapshot; the updates in it need not stay in the spool. Where the disk does not take it, they do, and it is tried again."""
     try:
+        run.defences.write()
         with timing(run.watch, "snapshot"):
             run.store.journal.snapshot(round, total, folded)
     except StoreError as error:
@@ -230,12 +234,15 @@ def checker(run: Run, state: State) -> Check:
         plan = run.method.place(state, submodel)
         return expected(plan), norms(run.method.dispatch(state, plan))
 
+    check_moved = run.defences.checker(run.method, state)
+
     def check(settled: Settled, update: Update) -> None:
         task, agent = settled.task, run.fleet.agents.get(settled.task.agent)
         examples = agent.profile.data.examples if agent is not None and agent.profile is not None else 0
         shapes, sent = asked_of(task.submodel)
         elapsed = math.inf if settled.resumed else run.fleet.clock() - settled.started
         check_training(update, shapes, sent, examples, assignment.planned(task.recipe, examples), elapsed)
+        check_moved(update)
 
     return check
 

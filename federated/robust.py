@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -36,12 +36,14 @@ from torch import Tensor
 
 from federated.aggregate import Key, Sum, Total, bands, fold, inside
 from federated.blocks import blocks
+from federated.errors import ConfigError
 from federated.kept import Kept, Slot
-from federated.method import Tensors
-from federated.norms import clipped, length
-from models.slicing import Where, at, present
+from federated.method import Method, Part, State, Tensors
+from federated.norms import clipped, counted, grounded, length
+from federated.task import Update
+from models.slicing import Plan, Where, at, present
 
-__all__ = ["RULES", "combine", "median", "nearest", "trimmed"]
+__all__ = ["RULES", "combine", "median", "nearest", "robust", "trimmed"]
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,20 @@ CELLS = 1 << 19  # values, of all updates together, that are looked at at a time
 
 Array = NDArray[np.float32] | NDArray[np.float64]
 Centre = Callable[[Array, NDArray[np.int64], int], NDArray[np.float64]]
+
+
+def robust(method: Method) -> Method:
+    """The method whose updates all count the same, and which finishes what `combine` gives. ConfigError: it does not stand that."""
+    if why := method.forbids.get("robust"):
+        raise ConfigError(f"method {method.name} stands no robust rule: {why}")
+
+    def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
+        return map(counted, method.parts(state, plan, update))
+
+    def finish(state: State, total: Total, rng: np.random.Generator) -> State:
+        return method.finish(grounded(state, total.sums), total, rng)
+
+    return replace(method, parts=parts, finish=finish)
 
 
 # ---- of one coordinate ---------------------------------------------------------------------------------------------
