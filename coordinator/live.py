@@ -57,6 +57,7 @@ class Now:
     round: under way, or done last. began: of the round; all times are UTC, as ISO 8601 writes them. tasks, agents: how many are how.
     bytes: through the coordinator's link since it started. receiving, waiting: updates on their way in, and in line for that.
     queued: messages that came and are not handled yet. spool_files, spool_bytes: on the coordinator's disk.
+    epsilon: what private rounds told so far; None where they are not private, or none ended since the coordinator started.
     """
 
     run: str
@@ -79,6 +80,7 @@ class Now:
     spool_files: int = 0
     spool_bytes: int = 0
     reason: str = ""
+    epsilon: float | None = None
 
 
 def read(folder: Path) -> Now | None:
@@ -122,6 +124,7 @@ class Observer:
         self.folder, self.run, self.rounds, self.clock = folder, run, rounds, clock
         self.about: dict[str, Any] = {"run": run, "round": 0}
         self.phase, self.round, self.wanted, self.reason = "between", 0, 0, ""
+        self.epsilon: float | None = None
         self._started, self._began = _utc(), ""
         self._fleet: Fleet | None = None
         self._written = -math.inf
@@ -159,6 +162,9 @@ class Observer:
 
     def changed(self) -> None:
         self.tick()
+
+    def spent(self, epsilon: float) -> None:
+        self.epsilon = epsilon
 
     def ended(self, done: Round) -> None:
         self.phase = "between"
@@ -219,6 +225,7 @@ class Observer:
             files,
             size,
             self.reason[:1000],
+            self.epsilon,
         )
 
 

@@ -10,7 +10,7 @@ import ipaddress
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,13 +39,14 @@ ENDING = 2.0  # seconds that ending the server may take
 class Meter:
     """A watch that counts, and a collector that looks at the fleet when it is asked. `registry` is what to serve."""
 
-    def __init__(self, observer: Observer, epsilon: Callable[[], float | None] = lambda: None) -> None:
-        """epsilon: what of the privacy budget is spent; None where the run is not private. Raises MissingExtra."""
+    def __init__(self, observer: Observer) -> None:
+        """Raises MissingExtra."""
         try:
-            from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+            from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
         except ModuleNotFoundError:
             raise MissingExtra("--metrics", "coordinator", "prometheus-client") from None
-        self._observer, self._epsilon = observer, epsilon
+        disable_created_metrics()  # a second series for each, which says no more than when the process started
+        self._observer = observer
         self._fleet: Fleet | None = None
         self.registry = CollectorRegistry()
         self._rounds = Counter("espalier_rounds", "Finished rounds.", registry=self.registry)
@@ -72,6 +73,8 @@ class Meter:
     def paused(self) -> None: ...
 
     def changed(self) -> None: ...
+
+    def spent(self, epsilon: float) -> None: ...
 
     def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
         self._round.set(number)
@@ -124,8 +127,8 @@ class Meter:
         yield GaugeMetricFamily("espalier_link_queue_length", "Deliveries that came and are not handled yet.", now.queued)
         yield GaugeMetricFamily("espalier_spool_files", "Files in the coordinator's spool.", now.spool_files)
         yield GaugeMetricFamily("espalier_spool_bytes", "Bytes in the coordinator's spool.", now.spool_bytes)
-        if (spent := self._epsilon()) is not None:
-            yield GaugeMetricFamily("espalier_privacy_epsilon", "Privacy spent so far, epsilon at the configured delta.", spent)
+        if now.epsilon is not None:
+            yield GaugeMetricFamily("espalier_privacy_epsilon", "Privacy spent so far, epsilon at the configured delta.", now.epsilon)
 
 
 @contextmanager
@@ -150,10 +153,10 @@ def serving(meter: Meter, wanted: Metrics) -> Iterator[str]:
     PlatformCollector(registry=meter.registry)
     assert isinstance(meter.registry, CollectorRegistry)
     options: dict[str, Any] = {**secured, "client_auth_required": True} if all(secured.values()) else {}
+    if options:
+        check_together(wanted)
     try:
         server, thread = start_http_server(port, host, meter.registry, **options)
-    except ssl.SSLError as error:
-        raise ConfigError(f"metrics: the certificate, its key and the authority do not go together: {error}") from error
     except OSError as error:
         raise LinkError(f"metrics cannot be served at {wanted.listen}: {error.strerror or error}; choose another port by --metrics") from error
     try:
@@ -162,6 +165,15 @@ def serving(meter: Meter, wanted: Metrics) -> Iterator[str]:
         threading.Thread(target=server.shutdown, daemon=True).start()  # who connects and says nothing may hold it up: nobody waits for them
         thread.join(ENDING)
         server.server_close()
+
+
+def check_together(wanted: Metrics) -> None:
+    """Before a socket is bound, which the library would leave open. Raises ConfigError."""
+    try:
+        made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=wanted.ca)
+        made.load_cert_chain(wanted.certificate, wanted.key)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(f"metrics: the certificate, its key and the authority do not go together: {error}") from error
 
 
 def listening(text: str) -> tuple[str, int, bool]:

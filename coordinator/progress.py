@@ -47,6 +47,8 @@ class Watch(Protocol):
 
     def paused(self) -> None: ...
 
+    def spent(self, epsilon: float) -> None: ...
+
     def ended(self, done: Round) -> None: ...
 
 
@@ -79,6 +81,10 @@ class Several:
     def paused(self) -> None:
         for watch in self._watches:
             watch.paused()
+
+    def spent(self, epsilon: float) -> None:
+        for watch in self._watches:
+            watch.spent(epsilon)
 
     def ended(self, done: Round) -> None:
         for watch in self._watches:
@@ -130,6 +136,9 @@ class Lines:
         pass
 
     def took(self, what: str, seconds: float) -> None:
+        pass
+
+    def spent(self, epsilon: float) -> None:
         pass
 
     def paused(self) -> None:
@@ -195,6 +204,9 @@ class Screen:
         self.changed(now=True)
 
     def took(self, what: str, seconds: float) -> None:
+        pass
+
+    def spent(self, epsilon: float) -> None:
         pass
 
     def paused(self) -> None:

@@ -123,7 +123,7 @@ def one(runs: Path, name: str) -> dict[str, Any]:
         except EspalierError as error:
             return {"run": name, "state": "damaged", "error": str(error)}
         best = overall(scores)
-        written = datetime.fromtimestamp((store.folder / stores.DATABASE).stat().st_mtime, UTC)
+        written = datetime.fromtimestamp(max(path.stat().st_mtime for path in store.folder.glob(f"{stores.DATABASE}*")), UTC)
         return {
             "run": name,
             "state": state(disk.held(store.folder), done, config.rounds, live.read(store.folder)),
@@ -220,6 +220,7 @@ def traffic(made: dict[str, Any]) -> list[str]:
     now, moved = made["now"], f"{human_bytes(made['bytes_up'])} up, {human_bytes(made['bytes_down'])} down in finished rounds"
     if made["state"] != "running" or now is None:
         return [moved]
+    moved += f"; epsilon {now['epsilon']:.4g}" if now["epsilon"] is not None else ""
     queues = f"{now['receiving']} updates coming in, {now['waiting']} in line, {now['queued']} messages waiting"
     return [f"{moved}; {queues}; spool {now['spool_files']} files, {human_bytes(now['spool_bytes'])}"]
 

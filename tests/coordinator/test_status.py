@@ -1,0 +1,217 @@
+"""A run is seen while it goes on and steered from beside it, as its folder alone lets one: what it does, who is there, what it counts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from coordinator import live
+from coordinator.cli import main
+from coordinator.control import Stopped, wish
+from coordinator.fleet import Fleet
+from coordinator.status import listed, status, text
+from coordinator.store import Store
+from federated.errors import StoreError
+from federated.logs import EVENTS
+from tests.support.federation import RUN, Federation, Member, digits, federate
+
+SMALL = {"method.name": "fedavg", "method.widths": [0.25], "train.steps": 2, "evaluate.every": 5, "evaluate.devices": False, "fleet.min_agents": 2}
+
+
+class Going:
+    """A run in a thread of its own. found: how it ended."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.runs, self.folder = folder / "runs", folder / "runs" / RUN
+        self.found: Federation | BaseException | None = None
+        self.fleet: Fleet | None = None
+        self._thread = threading.Thread(target=self._go, args=(folder, settings.pop("resume", False), SMALL | settings))
+        self._thread.start()
+
+    def _go(self, folder: Path, resume: bool, settings: dict[str, Any]) -> None:
+        members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
+        try:
+            self.found = federate(folder, members, settings, resume=resume, watch=lambda fleet: setattr(self, "fleet", fleet))
+        except BaseException as error:
+            self.found = error
+
+    def until(self, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The status, as soon as it is so."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            with contextlib.suppress(StoreError):  # not begun
+                if (self.folder / live.FILE).exists() and true(made := status(RUN, self.runs)):
+                    return made
+            assert self._thread.is_alive(), self.found
+            time.sleep(0.05)
+        pytest.fail(f"it did not come to that: {status(RUN, self.runs)}")
+
+    def join(self) -> Federation | BaseException | None:
+        self._thread.join(90)
+        assert not self._thread.is_alive()
+        return self.found
+
+
+@pytest.fixture
+def going(tmp_path: Path) -> Iterator[Callable[..., Going]]:
+    started: list[Going] = []
+
+    def go(**settings: Any) -> Going:
+        started.append(Going(tmp_path, **settings))
+        return started[-1]
+
+    yield go
+    for one in started:
+        with contextlib.suppress(StoreError):
+            wish(one.folder, "stop now")
+        one.join()
+
+
+def command(*words: str) -> str:
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_run_is_seen_paused_stopped_and_resumed(going: Callable[..., Going]) -> None:
+    run = going(rounds=500)
+    seen = run.until(lambda made: made["rounds_done"] >= 2)
+    assert seen["state"] == "running"
+    assert {member["agent"] for member in seen["now"]["members"]} == {"a0", "a1"}
+    assert sum(seen["now"]["agents"].values()) == 2
+    assert seen["eta"] > 0
+    assert re.search(r"run 'test': fedavg of preresnet on digits\n.*rounds done", text(seen))
+    where = ["--runs", str(run.runs)]
+    assert "pauses after the present round" in command("pause", *where)
+    paused = run.until(lambda made: made["now"]["phase"] == "paused")
+    time.sleep(1.0)
+    assert status(RUN, run.runs)["rounds_done"] == paused["rounds_done"], "no round begins"
+    assert "paused after round" in text(status(RUN, run.runs))
+    command("pause", RUN, "--off", *where)
+    run.until(lambda made: made["rounds_done"] > paused["rounds_done"])
+    assert json.loads(command("stop", "--wait", "60", "--format", "json", *where))["asked"] == "has stopped"
+    assert isinstance(run.join(), Stopped)
+    stopped = status(RUN, run.runs)
+    assert stopped["state"] == "stopped"
+    assert f"go on with: coordinator start --name {RUN} --resume" in text(stopped)
+    last = run.fleet.collection if run.fleet else None
+    assert last is not None
+    assert not [entry for entry in last.entries.values() if not entry.outcome], "the round was finished first"
+    done = stopped["rounds_done"]
+    again = going(rounds=done + 2, resume=True)
+    assert isinstance(again.join(), Federation)
+    over = status(RUN, run.runs)
+    assert (over["state"], over["rounds_done"]) == ("over", done + 2)
+
+
+def test_a_stop_now_does_not_wait_for_the_round_and_the_run_goes_on_inside_it(going: Callable[..., Going]) -> None:
+    run = going(rounds=500, **{"train.steps": 400})
+    run.until(lambda made: made["now"]["phase"] == "train")
+    wish(run.folder, "stop now")
+    assert isinstance(run.join(), Stopped)
+    store = Store.open(run.runs, RUN, read_only=True)
+    assert store.journal.standstill(store.rounds_done + 1) is not None
+    store.close()
+
+
+def test_events_are_kept_with_their_round_and_agent(going: Callable[..., Going], tmp_path: Path) -> None:
+    run = going(rounds=2)
+    assert isinstance(run.join(), Federation)
+    events = [json.loads(line) for line in (run.folder / EVENTS).read_text().splitlines()]
+    assert {event["run"] for event in events} == {RUN}
+    told = [event.get("event") for event in events]
+    assert [word for word in told if word in ("round began", "round ended")] == ["round began", "round ended"] * 2
+    assert told.count("folded") == 4
+    assert sum(event.get("event") == "came" for event in events) == 2
+    assert told[-1] == "coordinator ended"
+    where = ["--runs", str(run.runs)]
+    lines = command("log", "--agent", "a1", "--round", "2", *where).splitlines()
+    assert len(lines) == 1
+    assert "a1: folded" in lines[0]
+    assert json.loads(command("log", RUN, "--round", "1", "--format", "json", *where).splitlines()[0])["event"] == "round began"
+    assert "a0: folded" in command("log", "-f", *where), "of a run that is over, all there is"
+
+
+def test_all_runs_are_listed_and_damaged_ones_named(going: Callable[..., Going]) -> None:
+    run = going(rounds=1)
+    run.join()
+    (run.runs / "broken").mkdir()
+    (run.runs / "broken" / "run.sqlite").write_bytes(b"this is no database, and never was one" * 100)
+    found = {one["run"]: one for one in listed(run.runs)}
+    assert found[RUN]["state"] == "over"
+    assert (found[RUN]["rounds_done"], found[RUN]["method"]) == (1, "fedavg")
+    assert 0 <= found[RUN]["accuracy"] <= 1
+    assert found["broken"]["state"] == "damaged"
+    shown = command("runs", "--runs", str(run.runs))
+    assert "1 of 1" in shown
+    assert "broken: " in shown
+
+
+def test_a_coordinator_that_was_killed_is_told_from_one_that_stopped(going: Callable[..., Going]) -> None:
+    run = going(rounds=1)
+    run.join()
+    now = json.loads((run.folder / live.FILE).read_text())
+    store = Store.open(run.runs, RUN)
+    store._database.execute("DELETE FROM rounds")
+    store._database.commit()
+    store.close()
+    (run.folder / live.FILE).write_text(json.dumps(now | {"phase": "train", "round": 1}))
+    dead = status(RUN, run.runs)
+    assert dead["state"] == "dead"
+    assert "the last one ended without a word, while it was in round 1 (train)" in text(dead)
+    (run.folder / live.FILE).write_text(json.dumps(now | {"phase": "failed", "reason": "no space left"}))
+    assert "ended by an error: no space left" in text(status(RUN, run.runs))
+    (run.folder / live.FILE).write_text("{")
+    assert status(RUN, run.runs)["state"] == "stopped", "what cannot be read is passed over"
+
+
+def test_without_runs_or_coordinators_commands_say_so(tmp_path: Path) -> None:
+    for words in (["status"], ["pause"], ["stop", "nothing"], ["log", "nothing"]):
+        done = CliRunner().invoke(main, [*words, "--runs", str(tmp_path)])
+        assert done.exit_code == 7, done.output
+        assert "error: no run" in done.output
+    assert "no run in" in command("runs", "--runs", str(tmp_path))
+
+
+# ---- metrics -----------------------------------------------------------------------------------------------------------
+
+
+def scraped(place: str) -> dict[str, float]:
+    with urllib.request.urlopen(place, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
+
+
+def test_prometheus_gets_what_a_run_counts_and_names_no_agent(going: Callable[..., Going]) -> None:
+    run = going(rounds=500, **{"metrics.listen": "127.0.0.1:0"})
+    run.until(lambda made: made["rounds_done"] >= 3)
+    events = [json.loads(line) for line in (run.folder / EVENTS).read_text().splitlines()]
+    place = next(event["address"] for event in events if event.get("event") == "metrics")
+    found = scraped(place)
+    assert found["espalier_rounds_total"] >= 3
+    assert found["espalier_round_seconds_count"] == found["espalier_rounds_total"]
+    assert found['espalier_updates_total{outcome="folded"}'] == 2 * found["espalier_rounds_total"]
+    assert found['espalier_stage_seconds_count{stage="fold"}'] >= 6
+    assert sum(value for name, value in found.items() if name.startswith("espalier_agents{")) == 2
+    assert found['espalier_link_bytes_total{direction="up"}'] > 10_000
+    assert {name for name in found if name.startswith("espalier_rejects_total")} == {
+        f'espalier_rejects_total{{reason="{kind}"}}' for kind in ("joining", "protocol", "malformed", "message", "unasked", "size", "update")
+    }
+    assert found["espalier_rounds_wanted"] == 500
+    assert not [name for name in found if "a0" in name or "a1" in name]
+    later = scraped(place)
+    assert later['espalier_link_bytes_total{direction="up"}'] >= found['espalier_link_bytes_total{direction="up"}']
+    wish(run.folder, "stop now")
+    run.join()
+    with pytest.raises(OSError, match="refused"):
+        scraped(place)
