@@ -46,9 +46,10 @@ PATIENCE = 6.0  # a round without a deadline lasts this many times what the slow
 class Run:
     """All that a run's rounds need.
 
-    tensors: of the whole network before the first round. defences: against updates that lie, and what they tell. pinned: submodels fixed by configuration. patience: times the predicted seconds
-    after which a round without a deadline closes. durable: whether a round under way survives this process. assigned: what each agent trained
-    last. standings: what rounds have shown of each. verdicts: of the present round, by agent. past: where late updates count, what they start from.
+    tensors: of the whole network before the first round. defences: against updates that lie, and what they tell. pinned: submodels fixed by
+    configuration. patience: times the predicted seconds after which a round without a deadline closes. durable: whether a round under way survives
+    this process. assigned: what each agent trained last. standings: what rounds have shown of each. verdicts: of the present round, by agent. past:
+    where late updates count, what they start from.
     """
 
     config: Config

@@ -37,7 +37,10 @@ __all__ = ["Round", "Score", "Store", "latest", "names"]
 
 DATABASE = "run.sqlite"
 KEPT = 2  # checkpoints kept: the last, and the one before in case a disk lies about having written
-PRESENT = "SELECT checkpoint, norm, cost, fleet, metrics, task, standing, reason, began FROM rounds, scores, updates, standings, decisions, norms, releases, journal LIMIT 1"
+PRESENT = """
+SELECT checkpoint, fleet, metrics, task, standing, reason, norm, cost, began
+FROM rounds, scores, updates, standings, decisions, norms, releases, journal LIMIT 1
+"""
 SCHEMA = """
 CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE rounds (round INTEGER PRIMARY KEY, finished TEXT NOT NULL, seconds REAL NOT NULL, checkpoint TEXT NOT NULL, fleet TEXT NOT NULL,

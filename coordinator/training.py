@@ -28,8 +28,8 @@ from coordinator.standing import Standing
 from coordinator.store import Score
 from coordinator.weights import Shipment, received
 from federated.aggregate import Total
-from federated.kept import Kept
 from federated.errors import StoreError
+from federated.kept import Kept
 from federated.method import State
 from federated.task import Recipe, Task, Update
 from models.submodel import Submodel
