@@ -130,8 +130,9 @@ def test_a_coordinator_and_an_agent_tell_a_service_manager_that_they_are_ready_a
 
     def start(module: str, ear: Ear, *words: str) -> subprocess.Popen[str]:
         environment = {**common, "NOTIFY_SOCKET": str(ear.path)}
+        command = [sys.executable, "-c", f"from {module} import main; main()", *words]
         with (tmp_path / f"{ear.path.stem}.log").open("w") as out:
-            started.append(subprocess.Popen([sys.executable, "-c", f"from {module} import main; main()", *words], env=environment, stdout=out, stderr=out, text=True, cwd=ROOT))
+            started.append(subprocess.Popen(command, env=environment, stdout=out, stderr=out, text=True, cwd=ROOT))
         return started[-1]
 
     with socket.socket() as probe:

@@ -26,7 +26,8 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends mosquitto \
     && rm -rf /var/lib/apt/lists/*
 RUN groupadd --system --gid 10001 espalier \
-    && useradd --system --uid 10001 --gid espalier --home-dir /var/lib/espalier --create-home espalier
+    && useradd --system --uid 10001 --gid espalier --home-dir /var/lib/espalier --create-home espalier \
+    && install -d -o espalier -g espalier -m 0700 /broker /tokens
 COPY --from=build /opt/espalier /opt/espalier
 ENV PATH=/opt/espalier/bin:$PATH \
     PYTHONUNBUFFERED=1 \
