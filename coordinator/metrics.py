@@ -45,7 +45,7 @@ class Meter:
             from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
         except ModuleNotFoundError:
             raise MissingExtra("--metrics", "coordinator", "prometheus-client") from None
-        disable_created_metrics()  # a second series for each, which says no more than when the process started
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which says no more than when the process started
         self._observer = observer
         self._fleet: Fleet | None = None
         self.registry = CollectorRegistry()

@@ -177,6 +177,8 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
         log.error("round %d made weights that are not finite; the weights of before stay", number)
         after, moved = replace(without_statistics(state), round=number), {}
     run.defences.release(number, total)
+    if run.config.private.noise:
+        run.watch.spent(run.defences.epsilon)
     state = after
     chosen = {task.agent: task.submodel for task in round.tasks} | trainees(run)
     with timing(run.watch, "evaluate"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from federated.errors import ConfigError, UsageError
+from federated.logs import conceal
 
 __all__ = ["Address", "listening", "token_of"]
 
@@ -44,4 +45,5 @@ def token_of(path: Path) -> str:
         raise ConfigError(f"--token-file {path}: expected a secret in ASCII: {error}") from error
     if len(token) < LEAST_TOKEN or not token.isprintable() or " " in token:
         raise ConfigError(f"--token-file {path}: expected a secret of at least {LEAST_TOKEN} letters or digits, found {len(token)} characters")
+    conceal(token)
     return token

@@ -226,7 +226,7 @@ class Participant:
         if task is None:
             return
         if not receipt.accepted:
-            log.warning("round %d: the coordinator refused the update: %s", task.round, receipt.reason)
+            log.warning("round %d: the coordinator refused the update: %s", task.round, receipt.reason, extra=about(task, "refused"))
         elif task.work == "train":
             self.finished += 1
 
@@ -270,7 +270,8 @@ class Participant:
             self._outbox.drop(lambda other, old=old: other is old)  # type: ignore[misc]
 
     def _fail(self, task: Task, reason: str, *, paused: bool = False) -> None:
-        log.warning("round %d: %s %s: %s", task.round, task.work, "not tried" if paused else "failed", reason)
+        how = "not tried" if paused else "failed"
+        log.warning("round %d: %s %s: %s", task.round, task.work, how, reason, extra=about(task, how))
         failure = messages.Failure(task.run, task.round, task.attempt, task.work, task.submodel.name, reason[:4000], paused)
         if not paused:
             self._failures[_key(task)] = failure
@@ -305,3 +306,8 @@ def _outdates(task: Task, other: Task) -> bool:
 
 def _key(task: Task) -> tuple[int, int, str, str]:
     return task.round, task.attempt, task.work, task.submodel.name
+
+
+def about(task: Task, event: str) -> dict[str, object]:
+    """The fields of a line in the log that is about a task."""
+    return {"event": event, "run": task.run, "round": task.round, "agent": task.agent, "work": task.work, "submodel": task.submodel.name}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from federated.errors import UsageError
+from federated.logs import conceal
 
 __all__ = ["PORTS", "Address", "identified", "parse_address", "url"]
 
@@ -61,6 +62,7 @@ def parse_address(text: str) -> Address:
     if "key" in files and "cert" not in files:
         raise _wrong(text, "a key is of use only with its certificate: give cert=FILE too")
     user, password = (None if part is None else unquote(part) for part in (parts.username, parts.password))
+    conceal(password)
     return Address(host, PORTS[scheme] if port is None else port, scheme == "mqtts", user, password, **files)
 
 

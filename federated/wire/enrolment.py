@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from federated.errors import UsageError
+from federated.logs import conceal
 from federated.wire import topics
 
 __all__ = ["AUTHORITY", "ENROL", "LARGEST", "PORT", "RENEW", "SECRET", "Answer", "Ask", "Renewal", "Token", "parse_token"]
@@ -75,6 +76,7 @@ def parse_token(text: str) -> Token:
     if found is None:
         raise UsageError(f"token: expected NAME@HOST:PORT/1-... as coordinator enroll prints it, found {len(text)} characters of another form")
     name, host, port, version, *letters = found.groups()
+    conceal(letters[0])
     if version != VERSION:
         raise UsageError(f"token: expected version {VERSION}, found {version}: install the same version here and at the coordinator")
     try:

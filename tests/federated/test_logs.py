@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from edge_agent.address import token_of
 from federated import logs
 from federated.errors import ConfigError
+from federated.wire.address import parse_address
+from federated.wire.enrolment import FINGERPRINT, SECRET, Token, parse_token
 
 log = logging.getLogger("coordinator.test")
 
@@ -135,3 +138,17 @@ def test_a_disk_that_takes_no_more_costs_lines_and_one_word(tmp_path: Path, caps
 def test_a_log_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--log-file .*missing/log: No such file"):
         logs.configure(file=tmp_path / "missing" / "log")
+
+
+def test_passwords_and_tokens_are_secret_from_when_they_are_read(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token-to-ask-with")
+    token = Token("pi", "host", 8884, bytes(range(SECRET)), bytes(FINGERPRINT))
+    letters = str(token).split("-")[1]
+    parse_address("mqtt://anna:hunter%402@host")
+    parse_token(str(token))
+    token_of(tmp_path / "token")
+    logs.configure(form="json", file=tmp_path / "log")
+    log.warning("hunter@2 hunter%%402 a-token-to-ask-with %s", letters, extra={"given": letters})
+    (line,) = lines(tmp_path / "log")
+    assert line["message"] == "*** *** *** ***"
+    assert line["given"] == "***"
