@@ -342,9 +342,11 @@ class Fleet:
             elif agent.refused != REVOKED:
                 agent.refused, agent.profile = REVOKED, None
                 for entry in self._of(agent.name):
+                    if entry.outcome:
+                        continue  # what was folded stays in the sum
                     if entry.update is not None:
                         entry.update.unlink(missing_ok=True)
-                    entry.update, entry.outcome = None, entry.outcome or f"refused: {REVOKED}"
+                    entry.update, entry.outcome = None, f"refused: {REVOKED}"
                 self._lose(agent, REVOKED)
 
     def _of(self, agent: str) -> list[Settled]:
