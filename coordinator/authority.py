@@ -12,7 +12,6 @@ X.509 by the library `cryptography`: ECDSA over P-256 with SHA-256. Validity beg
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -52,17 +51,11 @@ from federated.errors import ConfigError, Refused
 from federated.wire import topics
 from federated.wire.enrolment import SECRET, Token
 
-__all__ = ["LIFE", "Authority", "default_folder"]
+__all__ = ["LIFE", "Authority"]
 
 OWN_LIFE, LIFE = timedelta(days=397), timedelta(days=90)  # of what is the coordinator's, of agents'
 LIST_LIFE = timedelta(days=180)  # a broker that has no newer list by then lets nobody in
 SLOW = timedelta(minutes=10)
-
-
-def default_folder() -> Path:
-    """Where the authority lies when nobody says where: with this user's data, whatever folder runs are kept in."""
-    base = os.environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local/share") / "espalier" / "pki"
 
 
 class Authority:

@@ -7,6 +7,7 @@ the broker: a revoked agent may do nothing at once, and its connections are cut.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from coordinator.authority import Authority
     from coordinator.enrolment import Enrolment
 
-__all__ = ["Gate", "Keeper", "authority_of", "open_gate"]
+__all__ = ["Gate", "Keeper", "authority_of", "default_folder", "open_gate", "shown"]
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +43,9 @@ class Gate:
         self.address = address
         self.names: frozenset[str] = frozenset()
 
-    def barred(self, name: str) -> bool:
-        """Whether an agent's certificates were all revoked: nothing that comes in its name is to be believed."""
-        return name in self.names
+    def barred(self) -> frozenset[str]:
+        """The agents whose certificates were all revoked: nothing that comes in their names is to be believed."""
+        return self.names
 
 
 class Keeper:
@@ -94,10 +95,25 @@ class Keeper:
                 log.error("the authority's folder: %s", error)
 
 
+def default_folder() -> Path:
+    """Where the authority lies when nobody says where: with this user's data, whatever folder runs are kept in."""
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local/share") / "espalier" / "pki"
+
+
+def shown(broker: str) -> str:
+    """A broker's address with the coordinator's certificate, where one is asked for and the authority is this user's (or ESPALIER_BROKER__PKI)."""
+    address, folder = parse_address(broker), Path(os.environ.get("ESPALIER_BROKER__PKI") or default_folder())
+    pem = folder / "coordinator.pem"
+    if not address.tls or address.cert is not None or address.user is not None or not pem.is_file():
+        return broker
+    return url(identified(address, str(folder / "ca.pem"), str(pem)))
+
+
 def authority_of(wanted: Wanted) -> Authority:
     """The authority that a configuration names. Raises MissingExtra, ConfigError."""
     try:
-        from coordinator.authority import Authority, default_folder
+        from coordinator.authority import Authority
     except ModuleNotFoundError as error:
         raise MissingExtra("--tls", "secure", error.name or "cryptography") from error
     return Authority(Path(wanted.pki) if wanted.pki else default_folder(), wanted.hosts)

@@ -15,6 +15,7 @@ import msgspec
 
 from coordinator import canary, releases
 from coordinator.archive import Archive
+from coordinator.gate import shown
 from coordinator.release import write_release
 from coordinator.releases import History, Item
 from coordinator.reports import told
@@ -59,7 +60,7 @@ def release_run(wish: Wish, runs: Path, say: Say) -> dict[str, Any]:
     archive.read()  # a damaged one is said before anything happens
     if wish.broker is None:
         return told(archive.read(), Published(servings=releases.latest(archive.read())), say)
-    link = MqttLink(wish.broker, f"release-{wish.run}-{secrets.token_hex(3)}")
+    link = MqttLink(shown(wish.broker), f"release-{wish.run}-{secrets.token_hex(3)}")
     try:
         return Rollout(link, archive, runs, trained, rounds, say).follow(wish)
     finally:

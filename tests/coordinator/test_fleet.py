@@ -340,3 +340,34 @@ def test_an_update_that_waits_for_a_slot_is_waited_for_longer_than_its_lease(bro
     fleet.turn = turn  # type: ignore[method-assign]
     assert list(collecting) == []
     assert judged == {"a": False, "b": False, "c": True}
+
+
+def test_of_an_agent_that_was_shut_out_nothing_is_heard_asked_or_folded(fleet: Fleet, broker: MemoryBroker) -> None:
+    first, second = Peer(broker, "a"), Peer(broker, "b")
+    listen(fleet)
+    original, done = fleet.turn, []
+
+    def turn(timeout: float) -> None:
+        original(0)
+        if not done:
+            done.append(True)
+            second.send(task("b"), weights(2.0))  # received whole, and waiting for the one before it
+            for _ in range(50):
+                original(0)
+            assert fleet.collection.of("b")[0].update is not None
+            fleet.barred = lambda shut=frozenset("b"): shut  # type: ignore[misc]
+            first.send(task("a"), weights(1.0))
+
+    fleet.turn = turn  # type: ignore[method-assign]
+    assert [update.agent for _, update in collecting(fleet, "ab")] == ["a"]  # type: ignore[misc]
+    assert fleet.collection.of("b")[0].outcome == "refused: its certificate was revoked"
+    second.beat()
+    second.say(messages.Status("b", "s2", True), topics.status("r", "b"))
+    listen(fleet)
+    assert [a.name for a in fleet.ready()] == ["a"]
+    assert not list(fleet.inbox.spool.rglob("*b*.update"))
+    fleet.barred = frozenset  # it was enrolled anew
+    second.say(messages.Status("b", "s3", True), topics.status("r", "b"))
+    second.say(replace(PROFILE, agent="b"), topics.profile("r", "b"))
+    listen(fleet)
+    assert [a.name for a in fleet.ready()] == ["a", "b"]

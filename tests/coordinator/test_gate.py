@@ -22,7 +22,7 @@ from coordinator.broker import find_mosquitto
 from coordinator.cli import main
 from coordinator.config import Broker
 from coordinator.fleet import REVOKED, Fleet
-from coordinator.gate import Gate, open_gate
+from coordinator.gate import Gate, open_gate, shown
 from edge_agent import enrolment
 from edge_agent.credentials import admitted, renew_when_due, stored
 from edge_agent.enrolment import request, text_of
@@ -220,3 +220,12 @@ def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     result = CliRunner().invoke(main, ["enroll", "a", "--pki", str(tmp_path)])
     assert result.exit_code == 4
     assert "pip install 'espalier[secure]'" in result.output
+
+
+def test_commands_beside_the_run_show_the_coordinators_certificate_where_a_broker_wants_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPALIER_BROKER__PKI", str(tmp_path / "pki"))
+    assert shown("mqtts://h") == "mqtts://h"  # no authority here
+    Authority(tmp_path / "pki").close()
+    assert parse_address(shown("mqtts://h")).cert == str(tmp_path / "pki" / "coordinator.pem")
+    for other in ("h", "mqtts://me:x@h", "mqtts://h?cert=mine.pem"):
+        assert shown(other) == other
