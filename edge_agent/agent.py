@@ -29,7 +29,7 @@ from federated.clock import Jumps
 from federated.errors import EspalierError, FleetError, LinkError, StoreError, WireError
 from federated.manager import Manager
 from federated.participant import Participant
-from federated.spool import LIMIT, InUse, Spool
+from federated.spool import LIMIT, Spool
 from federated.task import Card, Profile
 from federated.wire import messages, topics
 from federated.wire.link import Link, MqttLink
@@ -134,18 +134,16 @@ def _find(broker: str, client: str, name: str | None, wait: float, say: Say, man
 
 
 def _spool(root: Path | None, run: messages.Run, name: str, limit: int, stack: ExitStack, say: Say) -> Spool:
-    """This agent's spool of a run. Where the usual place cannot be used, one that ends with the process. Raises StoreError."""
+    """This agent's spool of a run. Where there is no place for it, and none was named, one that ends with the process. Raises StoreError."""
     try:
         base = root if root is not None else state.folder() / "spool"
-        spool = Spool(base / run.run / name, lasting=True, limit=limit)
-    except InUse:
-        raise
-    except StoreError as error:
+        (base / run.run).mkdir(parents=True, exist_ok=True)
+    except (OSError, StoreError) as error:
         if root is not None:
-            raise
-        say(f"{error}; updates are lost if this process is killed: name a folder by --spool")
+            raise StoreError(f"--spool: {root} cannot be used: {error.strerror if isinstance(error, OSError) else error}") from error
+        say(f"nothing of this agent will outlive its process: {error}; name a folder by --spool")
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-")))
-        spool = Spool(base / run.run / name, lasting=True, limit=limit)
+    spool = Spool(base / run.run / name, lasting=True, limit=limit)
     spool.tidy(base.glob(f"*/{name}"))
     return spool
 

@@ -106,7 +106,7 @@ class MqttLink:
         self._lock = threading.Lock()  # never taken in the network's thread: it holds locks of its own when it calls
         self._revival = threading.Lock()
         self._acknowledged = threading.Event()
-        self._fatal, self._closed, self._greeted = "", False, False
+        self._fatal, self._closed, self._greeted, self._up = "", False, False, False
         self._strikes, self._shorts, self._acks, self._since = 0, 0, 0, time.monotonic()
         self._shut = 0  # connections in a row that the broker cut before it greeted
         handlers = Handlers(self._on_connected, self._on_disconnected, self._on_message, self._on_published, self._on_subscribed)
@@ -231,7 +231,7 @@ class MqttLink:
     # ---- in the network's thread -----------------------------------------------------------------------------------
 
     def _on_connected(self, client: mqtt.Client, resumed: bool) -> None:
-        self._acks, self._since, self._shut = 0, time.monotonic(), 0
+        self._acks, self._since, self._shut, self._up = 0, time.monotonic(), 0, True
         if not self._greeted:
             self._greeted = True
             return
@@ -244,9 +244,13 @@ class MqttLink:
             return
         self._inbox.put(Delivery(LINK_DOWN, str(reason).encode()), force=True)
         self._shut += 1
+        if not self._up:  # an attempt that came to nothing says nothing of the broker's limits, nor of others of this name
+            return
+        self._up = False
         self._shorts = self._shorts + 1 if time.monotonic() - self._since < SHORT else 0
         if reason.getName() == "Session taken over" or self._shorts >= SHORTS:
-            self._end(f"{self.address}: the broker keeps hanging up; is another client connected as '{self.client_id}'? Each needs a name of its own")
+            name = f"is another client connected as '{self.client_id}'? Each needs a name of its own (--name)"
+            self._end(f"{self.address}: the broker keeps hanging up; {name}")
         flights = self._under_way()
         self._strikes = self._strikes + 1 if flights and not self._acks else 0
         if self._strikes >= STRIKES:

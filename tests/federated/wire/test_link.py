@@ -25,7 +25,7 @@ from federated.wire import link as links
 from federated.wire import messages, topics
 from federated.wire.chunks import Receiver, Sender, split
 from federated.wire.inbox import LINK_DOWN, LINK_UP, Delivery
-from federated.wire.link import MqttLink
+from federated.wire.link import STRIKES, MqttLink
 from federated.wire.mqtt import QUEUED
 
 pytestmark = pytest.mark.broker
@@ -265,6 +265,25 @@ def test_subscriptions_outlive_a_restart_of_the_broker(broker: Broker, tmp_path:
                 assert hear(a, "kept").retained
             a.close()
             b.close()
+
+
+def test_a_broker_that_is_away_behind_a_door_that_opens_is_waited_for(mosquitto: Broker) -> None:
+    """As a container's port does: every attempt is taken and closed. That says nothing of packets, nor of others of the name."""
+    proxy = Proxy(port_of(mosquitto))
+    try:
+        with linked(f"127.0.0.1:{proxy.port}", "a") as (a,), linked(mosquitto.address, "b") as (b,):
+            listen(b, "x")
+            a._client.reconnect_delay_set(0.05, 0.05)  # type: ignore[arg-type]
+            proxy.cut()
+            hear(a, LINK_DOWN)
+            a.publish("x", b"during")
+            for _ in range(STRIKES + 1):
+                hear(a, LINK_DOWN)
+            proxy.mend()
+            hear(a, LINK_UP)
+            assert hear(b, "x").payload == b"during"
+    finally:
+        proxy.close()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

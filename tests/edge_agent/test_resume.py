@@ -1,0 +1,204 @@
+"""A real `edge-agent join` that is killed, stopped or doubled over a real broker: what it did is not lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator import broker as brokers
+from coordinator.broker import Broker
+from coordinator.evaluation import ENDLESS
+from coordinator.fleet import Fleet
+from coordinator.store import Store
+from federated.task import Update
+from federated.wire import messages, topics
+from federated.wire.link import MqttLink
+from tests.support.federation import RUN, Federation, Member, digits, federate
+from tests.support.proxy import Slow
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.processes,
+    pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed"),
+]
+JOIN = [sys.executable, "-c", "from edge_agent.cli import main; main()", "join", "--run", RUN, "--name", "a0", "--data", "digits", "--shard", "0/2"]
+SIZE = 4_900_000  # bytes of an update: preresnet-10 of half the width
+SETTINGS = {
+    "model.name": "preresnet-10",
+    "method.name": "fedavg",
+    "method.widths": [0.5],
+    "method.depths": [4],
+    "train.steps": 1,
+    "train.batch": 4,
+    "evaluate.devices": False,
+    "fleet.min_agents": 2,
+    "fleet.wait": 120.0,
+}
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with brokers.start(port=0, kind="mosquitto", directory=tmp_path / "broker") as started:
+        yield started
+
+
+class Spy:
+    """Counts the chunks of updates that pass the broker, and their bytes; None of them is kept."""
+
+    def __init__(self, address: str) -> None:
+        self.bytes, self.seen = 0, set[tuple[str, int]]()
+        self.link = MqttLink(address, "spy")
+        self.link.subscribe(f"fl/v1/{RUN}/agent/a0/up/+/c/+".replace("fl/v1", topics.ROOT))
+        self._going = True
+        self._thread = threading.Thread(target=self._count, daemon=True)
+        self._thread.start()
+
+    def _count(self) -> None:
+        while self._going:
+            delivery = self.link.receive(0.1)
+            if delivery is not None and delivery.payload and not delivery.topic.startswith("$"):
+                chunk = messages.decode(delivery.payload)
+                assert isinstance(chunk, messages.Chunk)
+                self.seen.add((chunk.transfer, chunk.index))
+                self.bytes += len(chunk.data)
+
+    def close(self) -> None:
+        self._going = False
+        self._thread.join()
+        self.link.close()
+
+
+def wait(met: Callable[[], bool], seconds: float = 90.0) -> None:
+    until = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+class Stage:
+    """A coordinator in a thread, with an agent that holds the round open until the one under test was heard."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder, self.address = folder, address
+        self.fleets: list[Fleet] = []
+        self.done: Federation | None = None
+        self.going = threading.Event()  # whether the round may end
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+        self._processes: list[subprocess.Popen[str]] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        def patient(update: Update) -> Update:
+            assert self.going.wait(90)
+            wait(lambda: any(entry.update is not None for entry in self.fleets[0].collection.of("a0")))
+            return update
+
+        other = Member("a1", digits(1, 2), change=patient)
+        # Nobody's lease is over while the test holds things up.
+        self.done = federate(self.folder, [other], SETTINGS, broker=self.address, watch=self.fleets.append, patience=ENDLESS)
+
+    def join(self, port: int, spool: str = "spool") -> subprocess.Popen[str]:
+        command = [*JOIN, "--broker", f"127.0.0.1:{port}", "--spool", str(self.folder / spool), "--format", "json"]
+        with (self.folder / f"{len(self._processes)}.err").open("w") as log:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment)
+        self._processes.append(process)
+        return process
+
+    def said(self, number: int) -> str:
+        return (self.folder / f"{number}.err").read_text()
+
+    def end(self) -> dict[str, str]:
+        """How each agent's task of the round ended, once it is over."""
+        self._thread.join(120)
+        assert self.done is not None
+        store = Store.open(self.folder / "runs", RUN, read_only=True)
+        try:
+            return {entry.agent: entry.outcome for entry in store.entries(1)}
+        finally:
+            store.close()
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def stage(tmp_path: Path, broker: Broker) -> Iterator[Stage]:
+    stage = Stage(tmp_path, broker.address)
+    yield stage
+    stage.close()
+
+
+def port_of(broker: Broker) -> int:
+    return int(broker.address.rsplit(":", 1)[1])
+
+
+def test_an_agent_killed_in_the_middle_of_its_upload_goes_on_there(stage: Stage, broker: Broker, tmp_path: Path) -> None:
+    """It trains once, and sends less than 1.1 times what its update holds."""
+    spy, slow = Spy(broker.address), Slow(port_of(broker), 1.2e6)
+    try:
+        first = stage.join(slow.port)
+        wait(lambda: len(spy.seen) >= 8)
+        first.kill()
+        first.wait()
+        before = len(spy.seen)
+        assert len(list((tmp_path / "spool" / RUN / "a0").glob("*.task"))) == 1
+        slow.rate = 20e6  # what is measured at join is of no interest here
+        stage.going.set()
+        second = stage.join(slow.port)
+        assert stage.end() == {"a0": "folded", "a1": "folded"}
+        out, _ = second.communicate(timeout=30)
+        assert json.loads(out.splitlines()[-1])["reason"] == "the run is over"
+    finally:
+        slow.close()
+        spy.close()
+    assert 8 <= before < 18
+    assert len({transfer for transfer, _ in spy.seen}) == 1, "one training, one transfer"
+    assert spy.bytes < 1.1 * SIZE
+    assert spy.bytes > 0.98 * SIZE
+    left = [path.name for path in (tmp_path / "spool" / RUN / "a0").iterdir()]
+    assert left == [], "the run is over"
+
+
+def test_a_second_agent_of_the_name_and_spool_is_told_so_and_the_first_stays(stage: Stage, broker: Broker) -> None:
+    first = stage.join(port_of(broker))
+    wait(lambda: "joined run" in stage.said(0))
+    second = stage.join(port_of(broker))
+    assert second.wait(60) == 7
+    stage.going.set()
+    assert "in use by another agent of this name: give each agent its own --name, or its own --spool" in stage.said(1)
+    assert stage.end() == {"a0": "folded", "a1": "folded"}
+    out, _ = first.communicate(timeout=30)
+    assert json.loads(out.splitlines()[-1])["updates"] == 1
+
+
+def test_of_two_agents_of_one_name_one_says_why_it_leaves_and_the_others_update_is_folded(stage: Stage, broker: Broker) -> None:
+    """On two disks neither sees the other's lock. A broker throws the first out; it may miss the reason, come back, and throw out the second."""
+    slow = Slow(port_of(broker), 1.2e6)
+    try:
+        both = [stage.join(slow.port)]
+        wait(lambda: bool(list(stage.folder.glob("spool/*/a0/*.task"))))
+        slow.rate = 0.2e6
+        both.append(stage.join(port_of(broker), "elsewhere"))
+        wait(lambda: any(process.poll() is not None for process in both))
+        slow.rate = 20e6
+        gone = 0 if both[0].poll() is not None else 1
+        assert both[gone].returncode in (5, 6)
+        assert "(--name)" in stage.said(gone)
+        stage.going.set()
+        assert stage.end() == {"a0": "folded", "a1": "folded"}
+        out, _ = both[1 - gone].communicate(timeout=30)
+        assert json.loads(out.splitlines()[-1])["reason"] == "the run is over"
+    finally:
+        slow.close()
