@@ -57,7 +57,7 @@ def defended(method: Method, config: Config) -> Method:
         raise ConfigError("private.noise is told in multiples of private.clip, the longest change of one update: expected that above 0, found 0")
     if wanted.rule != "none":
         raise ConfigError(
-            f"robust.rule = '{wanted.rule}' and private.noise: one of them; a private run shortens every change, and its noise is for a mean"
+            f"robust.rule = '{wanted.rule}' and private.noise: expected one of them; a private run shortens every change, and its noise is for a mean"
         )
     if config.fleet.mode != "sync" or config.fleet.late != "drop":
         raise ConfigError("private.noise: expected fleet.mode = 'sync' and fleet.late = 'drop': what a late update tells is not accounted for")
