@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +77,7 @@ class Collection:
     folder: below the spool, where updates stay when they are folded; empty where they go then. settled: what an earlier coordinator knew of
     the same tasks, by agent and round; None where there was none. carried: tasks of earlier rounds that are still open, for which nobody waits.
     flowing: nobody waits for anybody, and updates are folded as they come, the carried ones counted like all others.
+    waiting: how many updates may wait for those before them until the first of them no longer does; 0: any number.
     """
 
     def __init__(
@@ -88,10 +90,12 @@ class Collection:
         carried: Iterable[Settled] = (),
         *,
         flowing: bool = False,
+        waiting: int = 0,
     ) -> None:
         self.entries: dict[Key, Settled] = {}
         self.check, self.folder, self.flowing = check, folder, flowing
         self._known = settled
+        self._most = waiting or math.inf
         self._waiting: list[Settled] = []
         self.add(tasks, now)
         for entry in sorted(carried, key=lambda e: key_of(e.task)):
@@ -137,17 +141,24 @@ class Collection:
         return late
 
     def next(self, *, closing: bool) -> Iterator[Settled]:
-        """The entries whose updates may be folded now: one waits for all before it, unless those are late or gone, or the collection closes."""
+        """The entries whose updates may be folded now: one waits for all before it, unless those are late or gone, or the collection closes.
+
+        Where more wait than may, sums differ by rounding from those in the order of names.
+        """
+        received, held = sum(entry.update is not None for entry in self._waiting), False
         for entry in list(self._waiting):
             if entry.outcome == CARRIED:
                 continue
+            if held and received <= self._most:
+                return
             if entry.update is not None:
                 self._waiting.remove(entry)
+                received -= 1
                 yield entry
             elif entry.outcome:
                 self._waiting.remove(entry)
             elif entry.counted_on and not entry.carried and not self.flowing and not closing:
-                return
+                held = True
 
     def close(self, carry: Callable[[Settled], bool] = lambda entry: False) -> tuple[list[Settled], list[Settled]]:
         """Settles what is still open; the entries whose agents need no longer try, and those that go on into later rounds."""

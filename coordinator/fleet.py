@@ -161,6 +161,7 @@ class Fleet:
         more: Callable[[Collection], Sequence[Task]] = lambda collection: (),
         carry: Callable[[Settled], bool] | None = None,
         flowing: bool = False,
+        waiting: int = 0,
     ) -> Iterator[tuple[Settled, Update]]:
         """Sends the tasks and yields their updates, each once, checked by `check` (which raises Refused), in the order of agent names.
 
@@ -172,16 +173,15 @@ class Fleet:
         more: tasks for agents that are to be asked besides, looked for whenever something may have changed.
         carry: which tasks stay open in later rounds when this one closes. With it, what was carried so far is collected too.
         flowing: updates are yielded as they come, and those that were carried count for the quorum.
+        waiting: how many updates may wait in the spool for earlier names; 0: any number.
         """
         carried = self.late if carry is not None else {}
-        self.collection = Collection(tasks, check, self.clock(), folder, settled, carried.values(), flowing=flowing)
+        self.collection = Collection(tasks, check, self.clock(), folder, settled, carried.values(), flowing=flowing, waiting=waiting)
         self.late = {} if carry is not None else self.late
         self._expect([entry for entry in self.collection.entries.values() if not entry.carried], size, hold=(*carried, *self.late))
         self.collection.begin_anew()
-        try:
-            yield from self._await(quorum, self.clock() + deadline, more, size)
-        finally:
-            self._close(carry)
+        yield from self._await(quorum, self.clock() + deadline, more, size)
+        self._close(carry)  # not where it was interrupted: the agents go on, for whoever resumes
 
     def restore(self, tasks: Iterable[Task], check: Callable[[Task], Check], folder: Callable[[int], str], size: Callable[[Task], int]) -> None:
         """Takes up the tasks of earlier rounds that an earlier coordinator carried. folder: below the spool, where a round's updates lie."""

@@ -173,6 +173,7 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
         more=Openings(run, opened, round.make, run.fleet.clock()),
         carry=carrying(run, opened.round),
         flowing=run.config.fleet.mode == "buffered" or not opened.chosen,
+        waiting=run.config.journal.waiting,
     ):
         plan = run.method.place(round.state, update.submodel)
         with timing(run.watch, "fold"):
