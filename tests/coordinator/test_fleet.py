@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 
 from coordinator.acceptance import check_scores, check_statistics, check_training
+from coordinator.collection import Collection, unchecked
 from coordinator.fleet import Fleet
+from coordinator.openings import missing
 from federated.errors import Refused
 from federated.task import Card, Profile, Recipe, Task, Timing, Update
 from federated.wire import messages, tensors, topics
@@ -371,3 +374,118 @@ def test_of_an_agent_that_was_shut_out_nothing_is_heard_asked_or_folded(fleet: F
     second.say(replace(PROFILE, agent="b"), topics.profile("r", "b"))
     listen(fleet)
     assert [a.name for a in fleet.ready()] == ["a", "b"]
+
+
+def test_an_interrupted_round_leaves_the_agents_at_their_work(fleet: Fleet, broker: MemoryBroker) -> None:
+    """Whoever resumes it goes on with the same tasks: nobody is told to drop them."""
+    peer = Peer(broker, "a")
+    listen(fleet)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    updates = collecting(fleet, "a")
+    fleet.each_turn = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        next(updates)
+    assert [type(message) for message in peer.heard()] == [Task]
+
+
+def test_a_device_that_only_tries_the_way_is_answered_and_is_no_agent(fleet: Fleet, broker: MemoryBroker) -> None:
+    link = MemoryLink(broker, "doctor")
+    link.subscribe(topics.command("r", "pi"))
+    link.publish(topics.say("r", "pi"), messages.encode(messages.Echo("pi", 12.5)))
+    listen(fleet)
+    heard = link.receive(0)
+    assert heard is not None
+    answer = messages.decode(heard.payload)
+    assert isinstance(answer, messages.Echo)
+    assert (answer.agent, answer.sent) == ("pi", 12.5)
+    assert abs(answer.time - time.time()) < 60
+    assert not fleet.agents
+
+
+def test_what_is_refused_is_counted_by_kind(fleet: Fleet, broker: MemoryBroker) -> None:
+    peer = Peer(broker, "a")
+    peer.link.publish(topics.say("r", "a"), b"nothing that was ever packed")
+    peer.link.publish(topics.say("r", "a"), msgspec.msgpack.encode({"v": 99, "kind": "status", "body": {}}))
+    peer.say(messages.Grant("t", b"", True))
+    peer.send(task("a"), weights())
+    listen(fleet)
+    assert dict(fleet.refused) == {"malformed": 1, "protocol": 1, "message": 1, "unasked": 1}
+
+
+def asking(fleet: Fleet, names: str, lease: float = 0.0, besides: str = "") -> tuple[Iterator[object], list[str]]:
+    """A round of some agents with a lease, in which others are asked for each that is missing; who was asked so."""
+    asked: list[str] = []
+
+    def more(collection: Collection) -> list[Task]:
+        found = [name for name in besides if name not in asked][: max(0, missing(collection, len(names)))]
+        asked.extend(found)
+        return [task(name) for name in found]
+
+    tasks = [replace(task(name), lease=lease) for name in names]
+    return fleet.collect(tasks, quorum=len(names), deadline=600, check=unchecked, size=lambda task: 10**6, more=more), asked
+
+
+def turning(fleet: Fleet, steps: list[Callable[[], None]]) -> None:
+    """Has something happen in each of the coordinator's turns, one after the other."""
+    original = fleet.turn
+
+    def turn(timeout: float) -> None:
+        for _ in range(20):
+            original(0)
+        if steps:
+            steps.pop(0)()
+
+    fleet.turn = turn  # type: ignore[method-assign]
+
+
+def test_an_agent_that_goes_away_is_replaced_by_one_that_was_not_asked(fleet: Fleet, broker: MemoryBroker) -> None:
+    peers = {name: Peer(broker, name) for name in "abc"}
+    listen(fleet)
+    collection, asked = asking(fleet, "ab", besides="c")
+    leave = lambda: peers["a"].say(messages.Status("a", "s1", False), topics.status("r", "a"))  # noqa: E731
+    turning(fleet, [leave, lambda: peers["b"].send(task("b"), weights()), lambda: None, lambda: peers["c"].send(task("c"), weights())])
+    assert [update.agent for _, update in collection] == ["b", "c"]  # type: ignore[misc]
+    assert asked == ["c"]
+    assert [type(m) for m in peers["c"].heard()][0] is Task
+
+
+def test_an_agent_past_its_lease_that_shows_no_progress_is_replaced_and_may_still_come(fleet: Fleet, broker: MemoryBroker, clock: Clock) -> None:
+    peers = {name: Peer(broker, name) for name in "abc"}
+    listen(fleet)
+    collection, asked = asking(fleet, "ab", lease=30.0, besides="c")
+
+    def later(step: int) -> None:
+        """Fifteen seconds, in which a takes a step, and b says the same as before."""
+        clock.now += 15.0
+        peers["a"].say(messages.Heartbeat("a", "s1", "train", 1, step=step), topics.heartbeat("r", "a"))
+        peers["b"].say(messages.Heartbeat("b", "s1", "train", 1, step=7), topics.heartbeat("r", "b"))
+        peers["c"].beat()
+
+    steps: list[Callable[[], None]] = [lambda step=step: later(step) for step in range(6)]  # type: ignore[misc]
+    turning(fleet, [*steps, lambda: peers["b"].send(task("b"), weights()), lambda: peers["a"].send(task("a"), weights())])
+    assert sorted(update.agent for _, update in collection) == ["a", "b"]  # type: ignore[misc]
+    assert asked == ["c"], "for b alone"
+
+
+def test_a_task_of_an_earlier_round_is_told_again_to_an_agent_that_comes_back(fleet: Fleet, broker: MemoryBroker) -> None:
+    peers = {name: Peer(broker, name) for name in "ab"}
+    listen(fleet)
+    first = fleet.collect(
+        [task("a"), task("b")], quorum=1, deadline=600, check=unchecked, size=lambda task: 10**6, folder="round-1", carry=lambda settled: True
+    )
+    turning(fleet, [lambda: peers["b"].send(task("b"), weights())])
+    assert [update.agent for _, update in first] == ["b"]
+    assert [key[0] for key in fleet.late] == ["a"]
+    assert [agent.name for agent in fleet.free()] == ["b"]
+    assert messages.Abort not in [type(m) for m in peers["a"].heard()]
+    peers["a"].say(messages.Status("a", "s2", True), topics.status("r", "a"))
+    listen(fleet)
+    assert [m for m in peers["a"].heard() if isinstance(m, Task)] == [task("a")]
+    again = replace(task("b"), round=2)
+    second = fleet.collect([again], quorum=1, deadline=600, check=unchecked, size=lambda task: 10**6, folder="round-2", carry=lambda settled: True)
+    turning(fleet, [lambda: peers["a"].send(task("a"), weights()), lambda: peers["b"].send(again, weights(), "t2")])
+    assert [(update.agent, update.round) for _, update in second] == [("b", 2), ("a", 1)]
+    assert fleet.late == {}
