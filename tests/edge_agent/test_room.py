@@ -1,0 +1,95 @@
+"""An agent whose disk is full: the task fails with the reason, the agent stays, nothing half-written stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_agent.limits import Limits
+from edge_agent.worker import Job, Worker
+from federated.participant import Participant
+from federated.spool import Spool
+from federated.task import Recipe, Task
+from federated.wire import messages, tensors
+from federated.wire.chunks import split
+from federated.wire.memory import MemoryBroker, MemoryLink
+from models.families import initial, shapes
+from models.slicing import corners, extract
+from models.submodel import Submodel
+from tests.support.clerk import AGENT, CARD, NETWORK, RUN, SMALL, Clerk, profile
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MB."""
+    if os.getuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no small disk can be mounted here: {made.stderr.decode().strip()}")
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def weights_of(submodel: Submodel) -> bytes:
+    whole = initial(NETWORK, 0)
+    plan = corners({name: tuple(value.shape) for name, value in whole.items()}, submodel, shapes(submodel))
+    return bytes(tensors.encode({}, {name: value.numpy() for name, value in extract(whole, plan).items()}))
+
+
+def test_an_agent_outlives_a_full_disk(disk: Path) -> None:
+    """First there is no room for the weights, then none for the update; once there is room again, the agent goes on."""
+    weights = weights_of(SMALL)
+    clerk, link = Clerk(broker := MemoryBroker()), MemoryLink(broker, AGENT)
+    worker = Worker(Job(AGENT, "digits", None, "0/8", "iid", 0, "cpu", "", Limits()))
+    try:
+        worker.load()
+        spool = Spool(disk / "spool", lasting=True)
+        participant = Participant(link, CARD, AGENT, profile, worker, spool, session="s1")
+        participant.join()
+        clerk.shelve(weights)
+
+        def ask(round: int) -> messages.Message:
+            made = Task(RUN, round, 1, AGENT, "train", SMALL, "v", split(weights, 1024, "w").sha256, len(weights), Recipe(steps=1, batch=8), 60.0)
+            clerk.tell(made)
+            until = time.monotonic() + 60
+            while not (said := clerk.hear()):
+                assert time.monotonic() < until
+                participant.turn(0.02)
+            return said[0]
+
+        filler = disk / "filler"
+        fill(filler, leave=len(weights) // 2)
+        failed = ask(1)
+        assert isinstance(failed, messages.Failure)
+        assert failed.reason == f"no room for its weights ({len(weights)} bytes) in {spool.folder}: No space left on device"
+        assert list(spool.folder.iterdir()) == []
+        filler.unlink()
+        fill(filler, leave=int(1.5 * len(weights)))
+        failed = ask(2)
+        assert isinstance(failed, messages.Failure)
+        assert "No space left on device" in failed.reason
+        assert [path.suffix for path in spool.folder.iterdir()] == [".weights"]
+        pid = worker.pid
+        filler.unlink()
+        assert isinstance(ask(3), messages.Offer)
+        assert worker.pid == pid, "the training process stayed too"
+        assert sorted(path.suffix for path in spool.folder.iterdir()) == [".task", ".update", ".weights"]
+    finally:
+        worker.close()
+
+
+def fill(path: Path, leave: int) -> None:
+    """A file that takes all of a disk but so many bytes."""
+    status = os.statvfs(path.parent)
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(1, status.f_bavail * status.f_frsize - leave))
