@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from coordinator import broker as brokers
 from coordinator import start, training
 from coordinator.config import Config, load
 from coordinator.evaluation import Evaluator
@@ -249,3 +250,15 @@ def test_a_crash_inside_a_buffer_loses_nothing_and_doubles_nothing(tmp_path: Pat
     assert len(updates) == len(set(updates)) >= 10
     assert same(folded_again(tmp_path, config(settings), sent), state)
     assert np.isfinite([float(value.sum()) for value in state.tensors.values()]).all()
+
+
+@pytest.mark.broker
+def test_a_buffer_closes_over_a_real_broker_too(tmp_path: Path) -> None:
+    (tmp_path / "broker").mkdir()
+    with brokers.start(port=0, directory=tmp_path / "broker") as broker:
+        sent: Sent = {}
+        members = [member(i, 3, sent, seconds) for i, seconds in enumerate((0.02, 0.1, 0.8))]
+        done = federate(tmp_path, members, {**BUFFERED, "rounds": 8}, broker=broker.address)
+    updates = taken(entries(tmp_path, 8))
+    assert len(updates) == len(set(updates)) >= 16
+    assert same(folded_again(tmp_path, config({**BUFFERED, "rounds": 8}), sent), done.result.state)

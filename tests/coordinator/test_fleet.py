@@ -449,7 +449,7 @@ def test_an_agent_that_goes_away_is_replaced_by_one_that_was_not_asked(fleet: Fl
     turning(fleet, [leave, lambda: peers["b"].send(task("b"), weights()), lambda: None, lambda: peers["c"].send(task("c"), weights())])
     assert [update.agent for _, update in collection] == ["b", "c"]  # type: ignore[misc]
     assert asked == ["c"]
-    assert [type(m) for m in peers["c"].heard()][0] is Task
+    assert next(type(m) for m in peers["c"].heard()) is Task
 
 
 def test_an_agent_past_its_lease_that_shows_no_progress_is_replaced_and_may_still_come(fleet: Fleet, broker: MemoryBroker, clock: Clock) -> None:

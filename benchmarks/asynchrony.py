@@ -1,0 +1,144 @@
+"""`python -m benchmarks async`: rounds that wait for everybody beside buffered ones, on a fleet of three tiers that take 100, 200 and 400 units.
+
+Simulated devices train the handwritten digits for real and hold each update back until their tier's time is over, so that both runs see the same
+fleet, in real seconds. Compared are the seconds until as many updates were folded, and until the network is as good on held-out digits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import click
+
+from coordinator.progress import Say
+from coordinator.simulate import simulate
+from coordinator.store import Store
+from federated.console import FORMAT, speaker, speaking_plainly
+
+__all__ = ["Course", "Row", "command", "compared", "course", "when"]
+
+TIERS = (100, 200, 400)  # units of each third of the devices
+DEVICES, BUFFER, ROUNDS = 12, 4, 20  # rounds of the run that waits
+EXPERIMENT = """
+[method]
+name = "fedavg"
+widths = [0.5, 1.0]
+[model]
+name = "mlp-small"
+[train]
+batch = 16
+epochs = 1
+lr = 0.02
+[assign.submodels]
+"d0[0-7]" = "w1-d2"
+"*" = "w0.5-d2"
+[evaluate]
+every = 1
+devices = false
+[fleet]
+staleness = 20
+[simulate]
+partition = "dirichlet:1.0"
+"""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a run went, after each round: seconds since its start, updates folded so far, and the largest network's accuracy on held-out digits."""
+
+    seconds: tuple[float, ...]
+    updates: tuple[int, ...]
+    accuracy: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mode. seconds: until `updates` were folded; to_accuracy: until `accuracy` was reached, None where it never was. last: the last accuracy.
+
+    late: share of the updates that were made from weights that had changed since.
+    """
+
+    mode: str
+    updates: int
+    seconds: float
+    accuracy: float
+    to_accuracy: float | None
+    last: float
+    late: float
+
+
+def when(marks: Sequence[float], seconds: Sequence[float], wanted: float) -> float | None:
+    """The first second at which a mark is as high as wanted; None where none is."""
+    return next((second for mark, second in zip(marks, seconds, strict=True) if mark >= wanted), None)
+
+
+def compared(runs: dict[str, tuple[Course, float]]) -> list[Row]:
+    """Both runs up to the updates that each folded, and to the best accuracy that each reached. Of each also the share of late updates."""
+    updates = min(course.updates[-1] for course, _ in runs.values())
+    accuracy = min(max(course.accuracy) for course, _ in runs.values())
+    return [
+        Row(
+            mode,
+            updates,
+            when(course.updates, course.seconds, updates) or math.nan,
+            accuracy,
+            when(course.accuracy, course.seconds, accuracy),
+            course.accuracy[-1],
+            late,
+        )
+        for mode, (course, late) in runs.items()
+    ]
+
+
+def course(mode: str, unit: float, seed: int, folder: Path, say: Say) -> tuple[Course, float]:
+    """One run, in one mode. unit: seconds. Also the share of its updates that were late."""
+    file = folder / f"{mode}.toml"
+    file.write_text(EXPERIMENT)
+    rounds = ROUNDS if mode == "sync" else ROUNDS * DEVICES // BUFFER
+    settings = [
+        f"name={mode}",
+        f"rounds={rounds}",
+        f"fleet.mode={mode}",
+        f"fleet.buffer={BUFFER}",
+        f"simulate.agents={DEVICES}",
+        f"simulate.delays={[tier * unit for tier in TIERS]}",
+        f"simulate.seeds=[{seed}]",
+    ]
+    simulate(file, {}, settings, [], folder / "runs", folder / "out", resume=False, say=say)
+    store = Store.open(folder / "runs", f"{mode}-seed{seed}", read_only=True)
+    try:
+        history = store.history()
+        folded = [[entry for entry in store.entries(number) if entry.outcome == "folded"] for number, *_ in history]
+        scores = {number: score.accuracy for number, score in store.all_scores() if score.view == "central" and score.submodel == "w1-d2"}
+    finally:
+        store.close()
+    seconds = tuple(accumulate(seconds for _, seconds, *_ in history))
+    late = sum(bool(entry.task) for entries in folded for entry in entries) / max(1, sum(map(len, folded)))
+    return Course(seconds, tuple(accumulate(map(len, folded))), tuple(scores[number] for number, *_ in history)), late
+
+
+def lines(rows: Sequence[Row]) -> list[str]:
+    told = [f"{'':10}{'updates':>9}{'seconds':>9}{'accuracy':>10}{'seconds':>9}{'last':>8}{'late':>7}"]
+    for row in rows:
+        reached = f"{row.to_accuracy:.1f}" if row.to_accuracy is not None else "never"
+        told.append(f"{row.mode:10}{row.updates:9}{row.seconds:9.1f}{row.accuracy:10.3f}{reached:>9}{row.last:8.3f}{row.late:7.0%}")
+    return told
+
+
+@click.command("async")
+@click.option("--unit", type=click.FloatRange(min=0), default=0.005, show_default=True, metavar="SECONDS", help="a unit of the tiers' times")
+@click.option("--seed", type=int, default=0, show_default=True)
+@FORMAT
+def command(unit: float, seed: int, form: str) -> None:
+    """Rounds that wait beside buffered ones, on devices of three speeds: time to the same updates, and to the same accuracy."""
+    say = speaker(form)
+    with speaking_plainly("benchmarks async", "simulate", "interrupted"), tempfile.TemporaryDirectory() as folder:
+        runs = {mode: course(mode, unit, seed, Path(folder), say) for mode in ("sync", "buffered")}
+    rows = compared(runs)
+    click.echo(json.dumps([asdict(row) for row in rows]) if form == "json" else "\n".join(lines(rows)))

@@ -1,0 +1,99 @@
+"""Heartbeats come from the agent and not from its training process: one that blocks makes nobody think that the device is gone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinator.fleet import Fleet
+from coordinator.store import Store
+from edge_agent.limits import Limits
+from edge_agent.worker import Job, Worker
+from federated.data.dataset import Dataset
+from federated.wire import messages
+from tests.support.federation import RUN, Member, digits, federate
+
+pytestmark = [pytest.mark.processes, pytest.mark.timed]
+BEAT, SILENCE, BLOCKED = 0.3, 1.5, 4.0  # seconds
+
+
+def test_a_training_process_that_is_stopped_for_many_heartbeats_does_not_count_as_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("federated.participant.HEARTBEAT", BEAT)
+    monkeypatch.setattr("coordinator.fleet.SILENCE", SILENCE)
+    worker = Worker(Job("a0", "digits", None, "0/2", "iid", 0, "cpu", "", Limits()))
+    worker.load()
+    os.kill(worker.pid, signal.SIGSTOP)
+    beats: list[str] = []
+
+    def real(data: Dataset, change: object) -> Worker:
+        return worker
+
+    def watch(fleet: Fleet) -> None:
+        feel = fleet._feel
+
+        def counted(agent: object, beat: messages.Heartbeat) -> None:
+            beats.append(beat.state)
+            feel(agent, beat)  # type: ignore[arg-type]
+
+        fleet._feel = counted  # type: ignore[assignment,method-assign]
+
+    def release() -> None:
+        while "train" not in beats:
+            time.sleep(0.05)
+        time.sleep(BLOCKED)
+        os.kill(worker.pid, signal.SIGCONT)
+
+    monkeypatch.setattr("tests.support.federation.Here", real)
+    waker = threading.Thread(target=release, daemon=True)
+    waker.start()
+    settings = {"model.name": "mlp-small", "train.steps": 2, "evaluate.devices": False, "method.name": "fedavg", "fleet.deadline": 60}
+    try:
+        with caplog.at_level(logging.WARNING, logger="coordinator.fleet"):
+            federate(tmp_path, [Member("a0", digits(0, 2))], settings, watch=watch)
+        waker.join(10)
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)
+        worker.close()
+    store = Store.open(tmp_path / "runs", RUN, read_only=True)
+    (entry,) = store.entries(1)
+    store.close()
+    assert entry.outcome == "folded"
+    assert entry.seconds >= BLOCKED
+    assert beats.count("train") > 3, "it went on to beat"
+    assert "silent" not in caplog.text
+
+
+def test_heartbeats_say_how_many_steps_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("federated.participant.HEARTBEAT", 0.2)
+    worker = Worker(Job("a0", "digits", None, "0/2", "iid", 0, "cpu", "", Limits(cpus=0.5)))
+    worker.load()
+    shown: list[tuple[int, int]] = []
+
+    def watch(fleet: Fleet) -> None:
+        feel = fleet._feel
+
+        def noted(agent: object, beat: messages.Heartbeat) -> None:
+            shown.append((beat.step, beat.steps))
+            feel(agent, beat)  # type: ignore[arg-type]
+
+        fleet._feel = noted  # type: ignore[assignment,method-assign]
+
+    monkeypatch.setattr("tests.support.federation.Here", lambda data, change: worker)
+    settings = {"model.name": "preresnet-10", "train.steps": 24, "train.epochs": 24, "evaluate.devices": False, "evaluate.calibrate": "coordinator"}
+    try:
+        federate(
+            tmp_path, [Member("a0", digits(0, 2))], {**settings, "method.name": "fedavg", "fleet.deadline": 120, "evaluate.examples": 20}, watch=watch
+        )
+    finally:
+        worker.close()
+    steps = [step for step, planned in shown if planned == 24]
+    assert steps == sorted(steps)
+    assert len(set(steps)) >= 2
