@@ -25,6 +25,7 @@ OUTSIZE = 1e3  # times the norm that was sent (and a unit per entry, for tensors
 EXITS = 64  # more than any network has
 DRIFT = 0.02  # share, and seconds, by which two machines' clocks may differ over a round
 VAST = 1e18  # of a mean or variance: the square root of float32's range
+HUGE = 1e200  # of a loss or a sum: what devices send is added up, and must stay finite
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -84,8 +85,8 @@ def check_training(update: Update, shapes: Shapes, sent: Mapping[str, float], ex
         if norm > bound:
             raise Refused(f"tensor {name}: expected a norm of at most {bound:.3g}, found {norm:.3g}")
     labels, classes = update.notes.get("labels", []), update.submodel.network.outputs
-    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < classes for label in labels):
-        raise Refused(f"update of {update.agent}: expected labels from 0 to {classes - 1}, found {str(labels)[:100]}")
+    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < classes for label in labels) or len(set(labels)) < len(labels):
+        raise Refused(f"update of {update.agent}: expected labels from 0 to {classes - 1}, each once, found {str(labels)[:100]}")
     finite(update, "loss")
     check_tallies(update, {"before", "after"})
     check_effort(update, elapsed)
@@ -145,7 +146,7 @@ def plausible(mean: float, deviation: float) -> bool:
 
 
 def number(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+    return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= HUGE
 
 
 def finite(update: Update, note: str) -> float:

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from coordinator import privacy
 from coordinator.config import Config, to_json
 from coordinator.progress import Say
 from coordinator.scores import summary
@@ -58,6 +59,7 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
         "scores": [{"round": n, **msgspec.to_builtins(score)} for n, score in scores if not score.agent],
         "effort": spent(config, store, assigned),
         "summary": final,
+        **told(config, store),
     }
     base = folder / f"seed{config.seed}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +68,15 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
     counts = partitions.counts(source.whole, source.parts)
     draw(say, "partition", folder / f"seed{config.seed}-partition.png", counts, names(source.agents), f"{config.data.name}, {source.partition}")
     say(f"seed {config.seed}: " + ", ".join(f"{name} {final[name]:.3f}" for name in HEADLINE if name in final))
+    if config.private.noise:
+        say(f"seed {config.seed}: epsilon {found['epsilon']:.4g} at delta {config.private.delta:g}")
     return found
+
+
+def told(config: Config, store: Store) -> dict[str, float]:
+    """What a private run told of the device of which it told most; nothing of another run."""
+    guard = config.private
+    return {"epsilon": privacy.epsilon(store.evidence.spent(), guard.delta), "delta": guard.delta} if guard.noise else {}
 
 
 def latest(scores: Sequence[tuple[int, Score]]) -> list[Score]:
