@@ -14,13 +14,15 @@ import torch
 from coordinator.fleet import Fleet
 from coordinator.store import Store
 from federated.errors import ConfigError, FleetError, StoreError
+from federated.method import Tensors
 from federated.task import Update
 from federated.wire import messages, topics
 from federated.wire.link import Delivery
 from federated.wire.memory import MemoryBroker, MemoryLink
 from tests.support.federation import RUN, Member, digits, federate
 
-SMALL = {"method.widths": [0.5, 1.0], "method.depths": [2]}
+SMALL = {"method.widths": [0.25, 0.5], "method.depths": [1], "train.epochs": 1, "train.steps": 4}  # where it does not matter what is learned
+PINS = {"good": "w0.5-d1.1.1", "bad": "w0.5-d1.1.1"}
 
 
 def members(count: int = 2) -> list[Member]:
@@ -29,22 +31,15 @@ def members(count: int = 2) -> list[Member]:
 
 def test_unequal_agents_learn_one_model(tmp_path: Path) -> None:
     """Three speeds get three submodels, and six rounds make a network that knows digits that no agent held."""
-    fleet = [Member("a0", digits(0, 3), 0.01), Member("a1", digits(1, 3), 0.018), Member("a2", digits(2, 3), 0.5)]
-    done = federate(tmp_path, fleet, {"rounds": 6, "train.epochs": 2, "evaluate.every": 6})
+    fleet = [Member("a0", digits(0, 3), 0.01), Member("a1", digits(1, 3), 0.012), Member("a2", digits(2, 3), 0.5)]
+    done = federate(tmp_path, fleet, {"method.widths": [0.25, 0.5], "method.depths": [1, 2], "rounds": 6, "train.epochs": 2, "evaluate.every": 6})
     assert len({s.name for s in done.result.assigned.values()}) == 3
     central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}
-    assert len(central) == 9
-    assert central["w1-d4.4.4"] > 0.9
+    assert len(central) == 4
+    assert central["w0.5-d2.2.2"] > 0.9
     assert {s.view for s in done.result.scores} == {"central", "devices", "labels"}
+    assert {"waiting: 0 of 3 agents", "waiting: 1 of 3 agents", "waiting: 2 of 3 agents"} & set(done.lines)
     assert all(m.participant is not None and m.participant.over == "the run is over" for m in fleet)
-
-
-@pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedfa-w", "fedfa-d"])
-def test_every_method_goes_through_two_rounds(tmp_path: Path, method: str) -> None:
-    done = federate(tmp_path, members(), {"method.name": method, "rounds": 2, "evaluate.every": 2})
-    assert done.result.rounds == 2
-    assert all(0 <= s.accuracy <= 1 and np.isfinite(s.loss) for s in done.result.scores)
-    assert "waiting: 0 of 2 agents" in done.lines or "waiting: 1 of 2 agents" in done.lines
 
 
 def test_the_same_run_twice_gives_the_same_bits(tmp_path: Path) -> None:
@@ -74,10 +69,16 @@ def test_lost_and_doubled_chunks_change_nothing(tmp_path: Path, monkeypatch: pyt
             case _:
                 return [delivery]
 
-    settings = {**SMALL, "wire.chunk": 16384}
+    settings = {**SMALL, "wire.chunk": 4096}
     clean = federate(tmp_path / "1", members(), settings).result.state.tensors
     torn = federate(tmp_path / "2", members(), settings, broker=MemoryBroker(tamper=tamper)).result.state.tensors
     assert all(torch.equal(clean[home], torn[home]) for home in clean)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
+    """What a round makes of one agent's update."""
+    return federate(tmp_path_factory.mktemp("alone"), [Member("good", digits(1, 3))], {**SMALL, "assign.submodels": PINS}).result.state.tensors
 
 
 def spoil(what: str) -> Member:
@@ -123,17 +124,16 @@ def spoil(what: str) -> Member:
         ("round", "expected round 1, found 99"),
     ],
 )
-def test_a_wrong_update_is_refused_with_a_reason_and_the_round_goes_on(tmp_path: Path, what: str, reason: str) -> None:
-    done = federate(tmp_path, [spoil(what), Member("good", digits(1, 3))], {**SMALL, "evaluate.every": 1})
+def test_a_wrong_update_is_refused_with_a_reason_and_the_round_goes_on(tmp_path: Path, alone: Tensors, what: str, reason: str) -> None:
+    done = federate(tmp_path, [spoil(what), Member("good", digits(1, 3))], {**SMALL, "assign.submodels": PINS})
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
     entries = {e.agent: e for e in store.entries(1)}
     store.close()
     assert entries["good"].outcome == "folded"
     assert entries["bad"].outcome.startswith("refused: ")
     assert reason in entries["bad"].outcome
-    alone = federate(tmp_path / "alone", [Member("good", digits(1, 3))], {**SMALL, "assign.submodels": {"good": entries["good"].submodel}})
     weights = {home: value for home, value in done.result.state.tensors.items() if not home.startswith("stats/")}
-    assert all(torch.equal(value, alone.result.state.tensors[home]) for home, value in weights.items())
+    assert all(torch.equal(value, alone[home]) for home, value in weights.items())
 
 
 def test_foreign_messages_are_refused_and_the_round_goes_on(tmp_path: Path) -> None:
