@@ -20,16 +20,20 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator import broker as brokers
+from coordinator.authority import Authority
 from coordinator.fleet import Fleet
 from edge_agent import doctor_device, doctor_wire
 from edge_agent.cli import main
 from edge_agent.doctor import Check, as_json, exit_code, text
 from edge_agent.doctor_wire import wire
 from edge_agent.heat import Heat
+from federated.errors import LinkError
 from federated.wire import messages
+from federated.wire.address import Address, url
 from federated.wire.link import CHUNK, OVERHEAD, MqttLink
 from models.families import network, probes
 from models.submodel import Network
+from tests.support.authority import member, shipped
 
 NETWORK = network("preresnet", (1, 8, 8), 10)
 CARD = messages.Run("r", "fedavg", "preresnet", NETWORK, probes(NETWORK, [2]), 32, "s")
@@ -50,9 +54,16 @@ def states(found: dict[str, Check]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def coordinating(url: str, folder: Path) -> Iterator[None]:
+def coordinating(url: str | Address, folder: Path) -> Iterator[None]:
     """A coordinator's half of the protocol, for a run that nobody has joined."""
-    link = MqttLink(url, "coordinator")
+    link, until = None, time.monotonic() + 10
+    while link is None:
+        try:
+            link = MqttLink(url, "coordinator", timeout=2)
+        except LinkError:  # the broker is only starting
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
     fleet, over = Fleet(link, CARD, folder / "spool"), threading.Event()
     fleet.announce()
 
@@ -201,6 +212,28 @@ def test_a_broker_with_users_and_a_coordinator_pass_every_check(tmp_path: Path) 
     assert wrong["credentials"].state == "fail"
     assert "mqtt://user:password@host" in wrong["credentials"].remedy
     assert "secret-of-pi" not in " ".join(map(text, found.values()))
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_an_enrolled_device_passes_and_one_without_a_certificate_or_of_another_name_does_not(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "pki")
+    with shipped("tls.conf", authority, tmp_path) as door, coordinating(door.address(authority.coordinator), tmp_path):
+        mine = member(authority, "pi", tmp_path)
+        ca = certificate(["x"], (-1, 30), tmp_path, "other")
+        found, other = tried(url(door.address(mine))), tried(url(door.address(mine)), "pa")
+        nobody, foreign = tried(url(door.address(None))), tried(url(door.address(mine, ca=ca)))
+    authority.close()
+    assert set(states(found).values()) == {"ok"}, [text(check) for check in found.values()]
+    assert "TLSv1.3" in found["tls"].found
+    assert "let in by its certificate" in found["credentials"].found
+    assert found["certificate"].found.startswith("of pi, ")
+    assert found["strangers"].found.startswith("the broker keeps agents from each other's topics")
+    assert (other["certificate"].state, other["rights"].state) == ("fail", "fail")
+    assert list(states(nobody).values())[-1] == "fail"
+    assert "edge-agent join --token" in text(list(nobody.values())[-1])
+    assert states(foreign) == {"dns": "ok", "tcp": "ok", "tls": "fail"}
+    assert "give its authority" in foreign["tls"].remedy
 
 
 @pytest.mark.broker
