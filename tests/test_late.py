@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from coordinator import broker as brokers
-from coordinator import start, training
+from coordinator import defences, start
 from coordinator.config import Config, load
 from coordinator.evaluation import Evaluator
 from coordinator.journal import Journal
@@ -201,8 +201,8 @@ class Killed(BaseException):
 
 
 INSTANTS: dict[str, tuple[Any, str, int]] = {
-    "before the third fold": (training, "fold", 3),
-    "before the sixth fold": (training, "fold", 6),
+    "before the third fold": (defences, "fold", 3),
+    "before the sixth fold": (defences, "fold", 6),
     "when somebody is asked besides": (Journal, "ask", 2),
     "before a snapshot": (Journal, "snapshot", 4),
     "before the second round closes": (Journal, "close", 2),

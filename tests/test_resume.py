@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator import start, training
+from coordinator import defences, start
 from coordinator.config import load
 from coordinator.evaluation import Evaluator
 from coordinator.journal import Journal
@@ -99,11 +99,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Ten
 INSTANTS: dict[str, tuple[Any, str, Fuse]] = {
     "before the round is written down": (Journal, "begin", Fuse(1)),
     "before anyone hears of it": (Journal, "begin", Fuse(2, after=True)),
-    "before the first fold": (training, "fold", Fuse(1)),
-    "between two folds": (training, "fold", Fuse(2, after=True)),
+    "before the first fold": (defences, "fold", Fuse(1)),
+    "between two folds": (defences, "fold", Fuse(2, after=True)),
     "before a snapshot": (Journal, "snapshot", Fuse(1)),
     "between a snapshot and what it makes superfluous": (Journal, "snapshot", Fuse(2, after=True)),
-    "after the last fold of the second round": (training, "fold", Fuse(2 * AGENTS, after=True)),
+    "after the last fold of the second round": (defences, "fold", Fuse(2 * AGENTS, after=True)),
     "before the round closes": (Journal, "close", Fuse(1)),
     "when it has closed": (Journal, "close", Fuse(2, after=True)),
     "in evaluation": (Evaluator, "evaluate", Fuse(1)),
