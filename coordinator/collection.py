@@ -12,7 +12,9 @@ from coordinator.leases import Lease, overdue
 from federated.task import Task, Update
 from federated.wire import messages
 
-__all__ = ["CARRIED", "Check", "Collection", "Settled", "concerns", "key_of", "unchecked"]
+__all__ = ["CARRIED", "RETURN", "Check", "Collection", "Settled", "concerns", "key_of", "unchecked"]
+
+RETURN = 20.0  # seconds in which an agent that went may come back to a round that has nobody else to wait for
 CARRIED = "carried"  # the outcome of a task that stays open in later rounds
 
 
@@ -20,8 +22,8 @@ CARRIED = "carried"  # the outcome of a task that stays open in later rounds
 class Settled:
     """How one task stands. outcome: empty while it is open, then `folded` or a reason. started, seconds: of the coordinator's clock.
 
-    check: raises Refused for an update that is not to be folded. update: the file of a checked update; digest: its sha256. lost: its agent went;
-    late: it shows no progress, and its lease is over. Either way a late return is welcome while the collection is open.
+    check: raises Refused for an update that is not to be folded. update: the file of a checked update; digest: its sha256.
+    lost: its agent went, at `lost_at`; late: it shows no progress, and its lease is over. Either way a late return is welcome while the collection is open.
     resumed: the task went out before this coordinator started, whose clock says nothing of it. carried: it is of an earlier round.
     """
 
@@ -33,6 +35,7 @@ class Settled:
     update: Path | None = None
     digest: str = ""
     lost: bool = False
+    lost_at: float = 0.0
     late: bool = False
     resumed: bool = False
     carried: bool = False
@@ -47,6 +50,10 @@ class Settled:
     def counted_on(self) -> bool:
         """Whether it is open and its agent is at it, as far as anyone can tell."""
         return self.open and not self.lost and not self.late
+
+    def returning(self, now: float) -> bool:
+        """Whether its agent went so lately that it may be back at once, as one is whose link broke, or that was started again."""
+        return self.open and self.lost and not self.late and self.lease.seconds < math.inf and now - self.lost_at < RETURN
 
     @property
     def came(self) -> bool:
@@ -128,10 +135,10 @@ class Collection:
         entry = self.entries.get((agent, about.submodel, about.round))
         return entry if entry is not None and concerns(about, entry.task) else None
 
-    def complete(self, quorum: int) -> bool:
-        """Whether `quorum` updates are in, or nothing more can come."""
+    def complete(self, quorum: int, now: float = math.inf) -> bool:
+        """Whether `quorum` updates are in, or nothing more can come, not even of those that have only just gone."""
         counted = [e for e in self.entries.values() if self.flowing or not e.carried]
-        return sum(e.came for e in counted) >= quorum or not any(e.counted_on for e in counted)
+        return sum(e.came for e in counted) >= quorum or not any(e.counted_on or e.returning(now) for e in counted)
 
     def watch(self, now: float, engaged: Container[Key] = ()) -> list[Settled]:
         """The tasks that are overdue since the last look. engaged: those whose updates are here in part, or wait until there is a slot for them."""

@@ -199,7 +199,7 @@ class Fleet:
             self._find(self.collection.entries[key], path)
         for entry in entries:
             agent = self.agents[entry.task.agent]
-            entry.lost, agent.submodel = not agent.online, entry.task.submodel.name
+            entry.lost, entry.lost_at, agent.submodel = not agent.online, self.clock(), entry.task.submodel.name
             if entry.open:
                 self._command(agent.name, entry.task)
 
@@ -222,7 +222,7 @@ class Fleet:
         while not closing:
             self.turn(max(0.0, min(0.2, until - self.clock())))
             self._look(more, size)
-            closing = self.collection.complete(quorum) or self.clock() >= until
+            closing = self.collection.complete(quorum, self.clock()) or self.clock() >= until
             for entry in self.collection.next(closing=closing):
                 yield entry, self._take(entry)
 
@@ -329,7 +329,7 @@ class Fleet:
         log.warning("%s %s", agent.name, why, extra={"event": "went", "agent": agent.name})
         agent.online, agent.state = False, "gone"
         for entry in self._of(agent.name):
-            entry.lost = True
+            entry.lost, entry.lost_at = True, self.clock()
         self._stir()
         self.notify()
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from coordinator import collection
 from coordinator.fleet import Fleet
 from coordinator.store import Store
 from federated.errors import ConfigError, FleetError, StoreError
@@ -161,7 +162,8 @@ def test_foreign_messages_are_refused_and_the_round_goes_on(tmp_path: Path) -> N
     assert sorted(done.result.assigned) == ["a0", "a1"]
 
 
-def test_an_agent_that_dies_in_a_round_does_not_hold_it_up(tmp_path: Path) -> None:
+def test_an_agent_that_dies_in_a_round_does_not_hold_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "RETURN", 1.0)
     broker = MemoryBroker()
 
     def die(update: Update) -> Update:

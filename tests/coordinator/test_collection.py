@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from coordinator.collection import Collection
+from coordinator.collection import RETURN, Collection
 from federated.task import Recipe, Task
 from models.families import menu, network
 
@@ -53,6 +54,20 @@ def test_no_more_wait_for_an_earlier_name_than_may(waiting: int, order: str) -> 
     collection = Collection(tasks("abcd"), waiting=waiting)
     arrive(collection, "bcd")
     assert folded(collection) == order
+
+
+def test_who_has_only_just_gone_may_come_back_to_a_round_that_waits_for_nobody_else() -> None:
+    leased = Collection([replace(task, lease=10.0) for task in tasks("ab")])
+    arrive(leased, "a")
+    gone = leased.of("b")[0]
+    gone.lost, gone.lost_at = True, 100.0
+    assert folded(leased) == "a"  # nothing waits for it that could go on
+    assert not leased.complete(2, 100.0 + RETURN - 0.1)
+    assert leased.complete(2, 100.0 + RETURN)
+    assert leased.complete(1, 100.0)
+    simulated = Collection(tasks("b"))  # there a device that went is not started again
+    simulated.of("b")[0].lost = True
+    assert simulated.complete(1, 0.0)
 
 
 def test_what_an_earlier_coordinator_settled_is_not_open() -> None:
