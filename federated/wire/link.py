@@ -263,6 +263,7 @@ class MqttLink:
     def _end(self, why: str) -> None:
         self._fatal = why
         self._client.disconnect()
+        self._client.loop_stop()  # else the library would connect once more, and throw out who took over
 
     def _on_message(self, message: mqtt.MQTTMessage) -> None:
         self.received_bytes += len(message.topic) + len(message.payload)

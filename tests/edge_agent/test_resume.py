@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -202,3 +204,34 @@ def test_of_two_agents_of_one_name_one_says_why_it_leaves_and_the_others_update_
         assert json.loads(out.splitlines()[-1])["reason"] == "the run is over"
     finally:
         slow.close()
+
+
+def test_a_broker_that_dies_in_the_middle_of_uploads_costs_no_training(tmp_path: Path) -> None:
+    """Another one without its memory takes its place; links, coordinator and agents find together again, and each trains once."""
+    trained: list[str] = []
+
+    def note(update: Update) -> Update:
+        trained.append(update.agent)
+        return update
+
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(brokers.start(port=0, kind="mosquitto", directory=tmp_path / "first"))
+        slow = stack.enter_context(contextlib.closing(Slow(port_of(first), 4e6)))
+        spy = stack.enter_context(contextlib.closing(Spy(first.address)))
+
+        def die() -> None:
+            wait(lambda: len(spy.seen) >= 5)
+            os.killpg(first._process.pid, signal.SIGKILL)
+            stack.enter_context(brokers.start(port=port_of(first), kind="mosquitto", directory=tmp_path / "second"))
+
+        death = threading.Thread(target=die, daemon=True)
+        death.start()
+        members = [Member(f"a{i}", digits(i, 2), change=note) for i in range(2)]
+        done = federate(tmp_path, members, SETTINGS, broker=f"127.0.0.1:{slow.port}", patience=ENDLESS)
+        death.join(10)
+        assert not death.is_alive()
+    assert sorted(trained) == ["a0", "a1"]
+    assert all(member.error is None for member in done.members.values())
+    store = Store.open(tmp_path / "runs", RUN, read_only=True)
+    assert {entry.agent: entry.outcome for entry in store.entries(1)} == {"a0": "folded", "a1": "folded"}
+    store.close()

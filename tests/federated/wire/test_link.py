@@ -375,6 +375,30 @@ def test_a_second_client_of_the_name_ends_the_first_with_a_reason(mosquitto: Bro
         second.close()
 
 
+def test_of_two_clients_of_one_name_the_one_that_ends_lets_the_other_be(mosquitto: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the broker gives no reason they throw each other out in turn; once one has ended, nobody throws the other out any more."""
+    monkeypatch.setattr(links, "SHORTS", 2)
+    pair = [MqttLink(mosquitto.address, "a") for _ in range(2)]
+    try:
+        ended: list[MqttLink] = []
+        until = time.monotonic() + 30
+        while not ended:
+            assert time.monotonic() < until
+            for link in pair:
+                with contextlib.suppress(AssertionError):
+                    try:
+                        hear(link, "never", 0.1)
+                    except LinkError:
+                        ended.append(link)
+        (other,) = set(pair) - set(ended)
+        for nothing_of in ("what it heard before", LINK_DOWN):
+            with pytest.raises(AssertionError, match="nothing came"):
+                hear(other, nothing_of, 3.0 if nothing_of == LINK_DOWN else 0.2)
+    finally:
+        for link in pair:
+            link.close()
+
+
 # ---- what it says --------------------------------------------------------------------------------------------------
 
 
