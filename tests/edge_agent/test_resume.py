@@ -58,7 +58,7 @@ class Spy:
     def __init__(self, address: str) -> None:
         self.bytes, self.seen = 0, set[tuple[str, int]]()
         self.link = MqttLink(address, "spy")
-        self.link.subscribe(f"fl/v1/{RUN}/agent/a0/up/+/c/+".replace("fl/v1", topics.ROOT))
+        self.link.subscribe(f"{topics.ROOT}/{RUN}/agent/a0/up/+/c/+")
         self._going = True
         self._thread = threading.Thread(target=self._count, daemon=True)
         self._thread.start()
