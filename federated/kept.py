@@ -1,8 +1,8 @@
 """The kept total: the parts of a round's updates in files, one beside the other, for rules that need all values of a coordinate at once.
 
 It takes the place of `federated.aggregate.Total` while a round collects: the same keys, the same checks, each update once. Nothing of an update
-stays in memory but where its parts lie. Reading maps the files and lets go of the pages again, so that memory does not grow with the number of
-updates; the disk holds one copy of each. A coordinator that dies makes them again from the updates, which stay in its spool until the round is over.
+stays in memory but where its parts lie, and what is read of the files is read in pieces, so that memory does not grow with the number of updates;
+the disk holds one copy of each. A coordinator that dies makes them again from the updates, which stay in its spool until the round is over.
 
     FOLDER/000000.parts     raw values of one update's parts, in their order, each aligned to 64 bytes
 """
@@ -10,25 +10,26 @@ updates; the disk holds one copy of each. A coordinator that dies makes them aga
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from federated.aggregate import Key, Sum, Total, added, check
 from federated.method import Part
 from federated.norms import counted
-from models.slicing import Where
+from models.slicing import Where, corner
 
 __all__ = ["Kept", "Slot"]
 
 ALIGNMENT = 64
 SUFFIX = ".parts"
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,12 @@ class Slot:
         return tuple(stop - start for start, stop in self.where)
 
 
-@dataclass
+@dataclass(frozen=True)
 class File:
-    """What one update gave, and the file, mapped for reading while somebody reads."""
+    """What one update gave, and in which file."""
 
-    name: str
+    path: Path
     slots: tuple[Slot, ...]
-    map: mmap.mmap | None = field(default=None, repr=False)
 
 
 class Kept:
@@ -83,21 +83,20 @@ class Kept:
             check(self.frame, part)
             if part.scale != 1 or part.extra:
                 raise ValueError(f"part of {part.home}: a scale or extras, which no robust rule can compare")
-        name = f"{len(self._files):06d}{SUFFIX}"
-        path = self.folder / name
+        path = self.folder / f"{len(self._files):06d}{SUFFIX}"
         try:
             with path.open("wb") as file:
                 slots = tuple(write(file, part) for part in found)
         except OSError:
             path.unlink(missing_ok=True)
             raise
-        self._add(key, File(name, slots))
+        self._add(key, File(path, slots))
         return True
 
     def parts(self, key: Key) -> Iterator[Part]:
-        """What an update gave, as views of its file: none may be kept when the next `release` comes."""
+        """What an update gave, read as it is asked for."""
         for slot in self._files[key].slots:
-            yield Part(slot.home, slot.where, slot.shape, self.view(key, slot), weight_of(slot))
+            yield Part(slot.home, slot.where, slot.shape, torch.from_numpy(self.read(key, slot)), weight_of(slot))
 
     def slots(self, home: str) -> list[tuple[Key, Slot]]:
         """Where values of a home lie, in the order of the folds."""
@@ -111,22 +110,22 @@ class Kept:
         """Which rectangles an update gives: updates of equal ones can be compared."""
         return tuple((slot.home, slot.where) for slot in self._files[key].slots)
 
-    def view(self, key: Key, slot: Slot) -> Tensor:
-        """A part's values, read-only."""
-        file = self._files[key]
-        if not math.prod(slot.extent):
-            return torch.empty(slot.extent, dtype=DTYPES[slot.dtype])
-        if file.map is None:
-            with (self.folder / file.name).open("rb") as opened:
-                # Copy on write, so that PyTorch takes it for writable, as its tensors are; nobody writes.
-                file.map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-        return torch.frombuffer(file.map, dtype=DTYPES[slot.dtype], count=math.prod(slot.extent), offset=slot.offset).reshape(slot.extent)
+    def read(self, key: Key, slot: Slot, inner: Where | None = None) -> NDArray[Any]:
+        """A part's values, or those of a rectangle in it, counted from its own start. OSError, ValueError: the file lacks them.
 
-    def release(self) -> None:
-        """Gives the memory of what was read back to the system."""
-        for file in self._files.values():
-            if file.map is not None and hasattr(mmap, "MADV_DONTNEED"):
-                file.map.madvise(mmap.MADV_DONTNEED)
+        What lies between the first and the last of them is read at once, and nothing is mapped: pages of a mapping count as memory of this process.
+        """
+        inner = corner(slot.extent) if inner is None else inner
+        size, shape = np.dtype(slot.dtype).itemsize, tuple(b - a for a, b in inner)
+        if not math.prod(shape):
+            return np.empty(shape, slot.dtype)
+        steps = [math.prod(slot.extent[axis + 1 :]) for axis in range(len(shape))]
+        first = sum(a * step for (a, _), step in zip(inner, steps, strict=True))
+        last = sum((b - 1) * step for (_, b), step in zip(inner, steps, strict=True))
+        span = np.fromfile(self._files[key].path, slot.dtype, last - first + 1, offset=slot.offset + first * size)
+        if span.size <= last - first:
+            raise ValueError(f"{self._files[key].path}: expected {last - first + 1} values at {slot.offset + first * size}, found {span.size}")
+        return np.lib.stride_tricks.as_strided(span, shape, [step * size for step in steps])
 
     def clear(self) -> None:
         """Forgets everything, the files too."""
@@ -141,10 +140,8 @@ class Kept:
         self.seen[key] = None
 
     def _tidy(self) -> None:
-        known = {file.name for file in self._files.values()}
         for path in self.folder.glob(f"*{SUFFIX}"):
-            if path.name not in known:
-                path.unlink()
+            path.unlink()
 
 
 def weight_of(slot: Slot) -> float | Tensor:
@@ -154,7 +151,7 @@ def weight_of(slot: Slot) -> float | Tensor:
 def write(file: BinaryIO, part: Part) -> Slot:
     """Writes a part's values at the end of a file; where they lie."""
     file.write(bytes(-file.tell() % ALIGNMENT))
-    value = part.value if part.value.dtype in DTYPES.values() else part.value.double()
+    value = part.value if part.value.dtype in DTYPES else part.value.double()
     offset, array = file.tell(), value.detach().contiguous().numpy()
     array.tofile(file)
     rows = None if not isinstance(part.weight, Tensor) else tuple(part.weight.bool().tolist())

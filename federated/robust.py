@@ -109,7 +109,6 @@ def settled(kept: Kept, here: Sequence[tuple[Key, Slot]], block: Where, old: Ten
     values = np.full((math.prod(b - a for a, b in block), len(here)), np.inf, np.result_type(*(slot.dtype for _, slot in here)))
     for column, (key, slot) in enumerate(here):
         values[:, column] = cut(kept, key, slot, block, absent=np.inf)
-    kept.release()
     counts = np.isfinite(values).sum(axis=1)
     values.sort(axis=1)
     enough = counts >= 2 * f + 1
@@ -120,7 +119,7 @@ def settled(kept: Kept, here: Sequence[tuple[Key, Slot]], block: Where, old: Ten
 def cut(kept: Kept, key: Key, slot: Slot, block: Where, *, absent: float) -> Array:
     """A part's values in a block that it covers, flat; `absent` in rows that it does not give."""
     inner = tuple((a - start, b - start) for (a, b), (start, _) in zip(block, slot.where, strict=True))
-    found: Array = kept.view(key, slot)[at(inner)].numpy().reshape(-1)
+    found: Array = kept.read(key, slot, inner).reshape(-1)
     if slot.rows is None:
         return found
     rows = np.array(slot.rows[inner[0][0] : inner[0][1]])
@@ -141,7 +140,6 @@ def selected(kept: Kept, tensors: Tensors, f: int, several: bool) -> Total:
         chosen = nearest(distances(kept, tensors, members), f, n - f - 2 if several else 1)
         for key in (members[i] for i in chosen):
             fold(total, (replace(part, weight=part.weight * n / len(chosen)) for part in kept.parts(key)), key)
-            kept.release()
     total.seen.clear()
     total.seen.update(kept.seen)
     return total
@@ -163,7 +161,6 @@ def distances(kept: Kept, tensors: Tensors, members: Sequence[Key]) -> NDArray[n
         for block in blocks(slots[0].where, max(1, CELLS // len(members))):
             base = old[at(block)].numpy().reshape(-1).astype(np.float64)
             moves = np.stack([cut(kept, key, slot, block, absent=np.nan) - base for key, slot in zip(members, slots, strict=True)])
-            kept.release()
             moves = np.nan_to_num(moves, copy=False, nan=0.0)
             products += moves @ moves.T
     squares = products.diagonal()
@@ -186,7 +183,6 @@ def shortened(kept: Kept, tensors: Tensors, f: int) -> Total:
         bound = statistics.median(length(kept.parts(key), tensors) for key in members)
         for key in members:
             fold(total, clipped(kept.parts(key), tensors, bound), key)
-            kept.release()
     return total
 
 
