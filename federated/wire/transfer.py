@@ -182,8 +182,8 @@ class Download:
         return True
 
     def _let_go(self, kept: Partial | None) -> None:
-        """Closes what is open. kept: what is to stay on the disk; a file of our own is of no use to others."""
-        if kept is not None and self._lock >= 0:
+        """Closes what is open. kept: what is to stay on the disk, if anything came; a file of our own is of no use to others."""
+        if kept is not None and self._lock >= 0 and len(kept.receiver.missing(kept.manifest.total)) < kept.manifest.total:
             self._keep(kept)
             kept.close()
         elif kept is not None:

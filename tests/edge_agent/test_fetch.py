@@ -21,6 +21,7 @@ from federated.wire import messages, topics
 from federated.wire.chunks import slices
 from federated.wire.link import Delivery, Link, MqttLink
 from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.partial import HAVE, PART
 from tests.support.release import Clock, toy
 
 PADDED = 40  # KiB: several chunks
@@ -153,12 +154,18 @@ def test_several_runs_have_to_be_told_apart(broker: MemoryBroker, release: Path,
 
 def test_pieces_that_never_come_end_in_time(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
     version = put(broker, release)
-    broker.retained.pop(topics.chunk(base(release), 2))
+    missing = broker.retained.pop(topics.chunk(base(release), 2))
     link = MemoryLink(broker, "pi")
     with pytest.raises(FleetError, match=rf"spring/w1-d1 \(version {version.name}\) did not arrive in time"):
         fetch(link, "spring", "w1-d1", tmp_path / "store", 20, clock=Clock())
-    assert not list((tmp_path / "store").rglob("w1-d1.onnx*"))
+    assert not list((tmp_path / "store").rglob("w1-d1.onnx"))
     assert not link.patterns, "nothing is listened to any more"
+    broker.retained[topics.chunk(base(release), 2)] = missing
+    again = MemoryLink(broker, "pi")
+    folder = fetch(again, "spring", "w1-d1", tmp_path / "store", 20, clock=Clock())
+    assert sha256(folder / "w1-d1.onnx") == sha256(release / "w1-d1.onnx")
+    assert again.received_bytes < link.received_bytes, "what came before is not fetched again"
+    assert not [path for path in folder.iterdir() if path.suffix in (HAVE, PART)]
 
 
 def test_a_release_withdrawn_meanwhile_is_said(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
