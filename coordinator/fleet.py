@@ -7,21 +7,20 @@ has passed. Tasks that may still be answered then are carried into later rounds.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.acceptance import check_match, check_profile
+from coordinator.acceptance import check_profile
 from coordinator.agent import Agent
-from coordinator.collection import CARRIED, Check, Collection, Settled, concerns, key_of
+from coordinator.collection import Check, Collection, Settled
 from coordinator.inbox import Inbox, Key
 from coordinator.leases import heard
+from coordinator.reception import Reception
 from coordinator.shelf import Shelf
-from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
+from federated.errors import Refused, WireError
 from federated.participant import JOINING
 from federated.task import Profile, Task, Update
 from federated.wire import messages, topics
@@ -35,7 +34,6 @@ SILENCE = 45.0  # seconds: three missed heartbeats
 OWING = 3.0  # seconds after which an idle agent is told its task again
 LOOK = 0.5  # seconds between looks at leases, and at who could be asked besides
 REVOKED = "its certificate was revoked"
-TEMPORARY = "now"  # folder of the spool for updates that go as they are folded
 
 
 class Fleet:
@@ -56,7 +54,6 @@ class Fleet:
     ) -> None:
         self.link, self.run, self.attempt, self.notify, self.clock = link, run, attempt, notify, clock
         self.agents: dict[str, Agent] = {}
-        self.refused = Counter[str]()  # what was not accepted, by kind (`coordinator.metrics.REFUSALS`)
         self.each_turn: Callable[[], None] = lambda: None
         self.folded: dict[str, int] = {}  # the last round of which each agent's update was folded
         self.accept: Callable[[Profile], str] = lambda profile: ""  # why an agent cannot take part, or nothing
@@ -64,12 +61,21 @@ class Fleet:
         self.alive: Callable[[], None] = lambda: None  # hears of every turn
         self.barred: Callable[[], frozenset[str]] = frozenset  # the agents that were shut out; another set whenever they are others
         self._expelled: frozenset[str] = frozenset()
-        self.inbox = Inbox(spool, slots, sync=sync)
+        self.reception = Reception(Inbox(spool, slots, sync=sync), self.agents, self._command, clock)
+        self.inbox, self.refused = self.reception.inbox, self.reception.refused
         self.shelf = Shelf(link, run.run, spool, chunk)
-        self.collection = Collection()
-        self.late: dict[Key, Settled] = {}  # tasks of earlier rounds that may still be answered
         self._quiet = True  # whether all was heard that agents said
         self._looked = -LOOK  # when leases were looked at last
+
+    @property
+    def collection(self) -> Collection:
+        """The tasks of the present round or evaluation, or of the last one."""
+        return self.reception.collection
+
+    @property
+    def late(self) -> dict[Key, Settled]:
+        """Tasks of earlier rounds that may still be answered."""
+        return self.reception.late
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -137,7 +143,7 @@ class Fleet:
             try:
                 self._hear(delivery)
             except WireError as error:
-                self._reject_message(delivery.topic, error)
+                self.reception.reject(delivery.topic, error)
         now = self.clock()
         if delivery is None:  # only now is everything heard that was said while somebody computed
             for agent in self.agents.values():
@@ -176,44 +182,13 @@ class Fleet:
         waiting: how many updates may wait in the spool for earlier names; 0: any number.
         """
         carried = self.late if carry is not None else {}
-        self.collection = Collection(tasks, check, self.clock(), folder, settled, carried.values(), flowing=flowing, waiting=waiting)
-        self.late = {} if carry is not None else self.late
-        self._expect([entry for entry in self.collection.entries.values() if not entry.carried], size, hold=(*carried, *self.late))
+        self.reception.collection = Collection(tasks, check, self.clock(), folder, settled, carried.values(), flowing=flowing, waiting=waiting)
+        self.reception.late = {} if carry is not None else self.late
+        self.reception.expect([entry for entry in self.collection.entries.values() if not entry.carried], size, hold=(*carried, *self.late))
         self.collection.begin_anew()
         yield from self._await(quorum, self.clock() + deadline, more, size)
-        self._close(carry)  # not where it was interrupted: the agents go on, for whoever resumes
-
-    def restore(self, tasks: Iterable[Task], check: Callable[[Task], Check], folder: Callable[[int], str], size: Callable[[Task], int]) -> None:
-        """Takes up the tasks of earlier rounds that an earlier coordinator carried. folder: below the spool, where a round's updates lie."""
-        for task in tasks:
-            entry = Settled(task, self.clock(), check(task), resumed=True, carried=True)
-            self.late[key_of(task)] = entry
-            for path in self.inbox.expect({key_of(task): size(task)}, folder(task.round), hold=tuple(self.late)).values():
-                self._find(entry, path)
-
-    def _expect(self, entries: Sequence[Settled], size: Callable[[Task], int], hold: Sequence[Key]) -> None:
-        """Makes ready to receive what is asked for, beside what is awaited already, takes up what lies in the spool, and asks for the rest."""
-        limits = {key_of(entry.task): size(entry.task) for entry in entries}
-        there = self.inbox.expect(limits, self.collection.folder or TEMPORARY, hold)
-        for key, path in there.items():
-            self._find(self.collection.entries[key], path)
-        for entry in entries:
-            agent = self.agents[entry.task.agent]
-            entry.lost, entry.lost_at, agent.submodel = not agent.online, self.clock(), entry.task.submodel.name
-            if entry.open:
-                self._command(agent.name, entry.task)
-
-    def _find(self, entry: Settled, path: Path) -> None:
-        """Takes up what lies in the spool: of the same tasks it was received before, of others it is nothing."""
-        try:
-            if not entry.resumed or entry.outcome not in ("", CARRIED, "folded"):
-                raise Refused("it belongs to an earlier task")
-            if entry.outcome != "folded":
-                self._check(entry, path)
-                entry.update, entry.digest = path, digest(path)
-        except WireError as error:
-            log.info("dropped %s of %s: %s", path.name, entry.task.agent, error)
-            path.unlink()
+        self.reception.close(carry)  # not where it was interrupted: the agents go on, for whoever resumes
+        self.notify()
 
     def _await(
         self, quorum: int, until: float, more: Callable[[Collection], Sequence[Task]], size: Callable[[Task], int]
@@ -224,37 +199,19 @@ class Fleet:
             self._look(more, size)
             closing = self.collection.complete(quorum, self.clock()) or self.clock() >= until
             for entry in self.collection.next(closing=closing):
-                yield entry, self._take(entry)
-
-    def _take(self, entry: Settled) -> Update:
-        assert entry.update is not None
-        update = self.inbox.read(entry.update)
-        if not self.collection.folder:
-            entry.update.unlink()
-        entry.outcome = "folded"
-        return update
+                yield entry, self.reception.take(entry)
 
     def _look(self, more: Callable[[Collection], Sequence[Task]], size: Callable[[Task], int]) -> None:
         """Now and then, and whenever somebody came or went: whose lease is over, and who is to be asked besides."""
         now = self.clock()
-        if now - self._looked < LOOK:
+        if now - self._looked < LOOK and not self.reception.stirred:
             return
-        self._looked = now
+        self._looked, self.reception.stirred = now, False
         for entry in self.collection.watch(now, self.inbox.engaged(now)) if self._quiet else []:  # else some may have said what we did not hear yet
             log.warning("%s shows no progress %.0f s after it was asked: nobody waits for it any more", entry.task.agent, now - entry.started)
         if added := more(self.collection):
             hold = (*self.collection.entries, *self.late)
-            self._expect(self.collection.add(added, now), size, hold)
-
-    def _close(self, carry: Callable[[Settled], bool] | None) -> None:
-        dropped, carried = self.collection.close(carry or (lambda entry: False))
-        for entry in dropped:
-            reason = "its weights are too old" if entry.outcome == "stale" else f"round {entry.task.round} is closed"
-            self._command(entry.task.agent, messages.Abort(entry.task.round, entry.task.attempt, reason))
-        self.late |= {key_of(entry.task): entry for entry in carried}
-        self.inbox.expect({}, hold=tuple(self.late))
-        self.inbox.forget(TEMPORARY)
-        self.notify()
+            self.reception.expect(self.collection.add(added, now), size, hold)
 
     # ---- hearing ---------------------------------------------------------------------------------------------------
 
@@ -281,11 +238,11 @@ class Fleet:
             case messages.Heartbeat() as beat:
                 self._feel(agent, beat)
             case messages.Offer() as offer:
-                self._welcome(agent, offer)
+                self.reception.welcome(agent, offer)
             case messages.Chunk() as chunk:
-                self._receive(agent, chunk)
+                self.reception.receive(agent, chunk)
             case messages.Failure() as failure:
-                self._fail(agent, failure)
+                self.reception.fail(agent, failure)
             case _:
                 raise Refused(f"agents do not send {type(message).__name__}")
         self.notify()
@@ -299,8 +256,8 @@ class Fleet:
         agent.session, agent.online, agent.paused = status.session, True, status.paused
         if not known or returned:
             log.info("%s %s", agent.name, "started anew" if returned else "came", extra={"event": "came", "agent": agent.name})
-        self._stir()
-        for entry in self._of(agent.name):
+        self.reception.stir()
+        for entry in self.reception.of(agent.name):
             entry.lost = False
             if entry.open:
                 self._command(agent.name, entry.task)  # it may not know of its task, and takes it only once
@@ -311,7 +268,7 @@ class Fleet:
         if beat.session != agent.session:
             return
         returned, agent.online = not agent.online, True
-        for entry in self._of(agent.name):
+        for entry in self.reception.of(agent.name):
             entry.lost = False
             entry.lease = heard(entry.lease, (beat.state, beat.step), agent.seen)
             if entry.open and (returned or (beat.state == "idle" and self.clock() - entry.started > OWING)):
@@ -328,9 +285,9 @@ class Fleet:
     def _lose(self, agent: Agent, why: str) -> None:
         log.warning("%s %s", agent.name, why, extra={"event": "went", "agent": agent.name})
         agent.online, agent.state = False, "gone"
-        for entry in self._of(agent.name):
+        for entry in self.reception.of(agent.name):
             entry.lost, entry.lost_at = True, self.clock()
-        self._stir()
+        self.reception.stir()
         self.notify()
 
     def _expel(self, barred: frozenset[str]) -> None:
@@ -341,7 +298,7 @@ class Fleet:
                 agent.refused = "" if agent.refused == REVOKED else agent.refused
             elif agent.refused != REVOKED:
                 agent.refused, agent.profile = REVOKED, None
-                for entry in self._of(agent.name):
+                for entry in self.reception.of(agent.name):
                     if entry.outcome:
                         continue  # what was folded stays in the sum
                     if entry.update is not None:
@@ -349,96 +306,5 @@ class Fleet:
                     entry.update, entry.outcome = None, f"refused: {REVOKED}"
                 self._lose(agent, REVOKED)
 
-    def _of(self, agent: str) -> list[Settled]:
-        """All that an agent was asked for and that may still come."""
-        return [*self.collection.of(agent), *(entry for (name, *_), entry in self.late.items() if name == agent)]
-
-    def _about(self, agent: str, about: messages.Offer | messages.Failure) -> Settled | None:
-        """What a message is about; None where no such update was asked for."""
-        late = self.late.get((agent, about.submodel, about.round))
-        return self.collection.find(agent, about) or (late if late is not None and concerns(about, late.task) else None)
-
-    def _stir(self) -> None:
-        """Something changed for which others may have to be asked: that is looked at next."""
-        self._looked = -LOOK
-
-    def _fail(self, agent: Agent, failure: messages.Failure) -> None:
-        entry = self._about(agent.name, failure)
-        if entry is not None and entry.open:
-            self._stir()
-            entry.outcome = f"{'paused' if failure.paused else 'failed'}: {failure.reason}"
-            fields = {"event": "failed", "agent": agent.name, "submodel": failure.submodel, "outcome": entry.outcome}
-            log.warning("%s at %s: %s", agent.name, failure.submodel, entry.outcome, extra=fields)
-
-    def _welcome(self, agent: Agent, offer: messages.Offer) -> None:
-        entry = self._about(agent.name, offer)
-        if entry is None:
-            self.refused["unasked"] += 1
-            self._receipt(agent.name, offer.manifest.transfer, False, f"round {offer.round} of attempt {offer.attempt} awaits no such update")
-        elif entry.update is not None or entry.outcome == "folded":
-            self._receipt(agent.name, offer.manifest.transfer, True, "already there")
-        elif entry.outcome:
-            self._receipt(agent.name, offer.manifest.transfer, False, entry.outcome)
-        else:
-            try:
-                self._command(agent.name, self.inbox.open(agent.name, offer, self.clock()))
-            except Refused as error:
-                self._refuse(agent.name, entry, offer.manifest.transfer, str(error), "size")
-
-    def _receive(self, agent: Agent, chunk: messages.Chunk) -> None:
-        finished = self.inbox.take(agent.name, chunk, self.clock())
-        if finished is None:
-            for owed in self._of(agent.name):
-                owed.lease = heard(owed.lease, ("chunk", chunk.index), agent.seen)
-            return
-        offer, path = finished
-        entry = self._about(agent.name, offer)
-        if entry is None or not entry.open:
-            path.unlink(missing_ok=True)
-            return
-        try:
-            update = self._check(entry, path)
-        except WireError as error:
-            path.unlink(missing_ok=True)
-            self._refuse(agent.name, entry, chunk.transfer, str(error))
-            return
-        entry.update, entry.digest, entry.seconds = path, offer.manifest.sha256, self.clock() - entry.started
-        self._stir()
-        if update.work == "train":
-            agent.loss = float(update.notes["loss"])
-        self._receipt(agent.name, chunk.transfer, True, "")
-
-    def _check(self, entry: Settled, path: Path) -> Update:
-        update = self.inbox.read(path)
-        check_match(entry.task, update)
-        entry.check(entry, update)
-        return update
-
-    # ---- answering -------------------------------------------------------------------------------------------------
-
-    def _refuse(self, agent: str, entry: Settled, transfer: str, reason: str, kind: str = "update") -> None:
-        entry.outcome = f"refused: {reason}"
-        self.refused[kind] += 1
-        self._stir()
-        self._receipt(agent, transfer, False, reason)
-
-    def _receipt(self, agent: str, transfer: str, accepted: bool, reason: str) -> None:
-        if not accepted:
-            log.warning("refused from %s: %s", agent, reason, extra={"event": "refused", "agent": agent, "transfer": transfer})
-        self._command(agent, messages.Receipt(transfer, accepted, reason))
-
-    def _reject_message(self, topic: str, error: WireError) -> None:
-        where = topics.parse(topic)
-        name = where.agent if where is not None else None
-        log.warning("refused from %s: %s", topic, error, extra={"event": "refused", "agent": name, "topic": topic})
-        self.refused[{ProtocolMismatch: "protocol", Malformed: "malformed"}.get(type(error), "message")] += 1
-        if name:
-            self._command(name, messages.Refusal(str(error), topic))
-
     def _command(self, agent: str, message: messages.Message) -> None:
         self.link.publish(topics.command(self.run.run, agent), messages.encode(message))
-
-
-def digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -127,7 +127,7 @@ def take_up(run: Run) -> None:
             log.warning("round %d of %s was under way with other weights than this program makes: it is dropped", task.round, task.agent)
     run.fleet.await_return({task.agent: profiles[task.agent] for task in kept if task.agent in profiles})
     size = Shipment(run.fleet, past.state(0), run.method).limit
-    run.fleet.restore(kept, lambda task: checker(run, past.state(task.round - 1)), folder, size)
+    run.fleet.reception.restore(kept, lambda task: checker(run, past.state(task.round - 1)), folder, size)
 
 
 def digests(tasks: Sequence[Task]) -> dict[str, str]:

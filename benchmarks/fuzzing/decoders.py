@@ -128,7 +128,7 @@ class Listening:
         else:
             self.fleet = Fleet(link, samples.CARD, folder)
             self.fleet.announce()
-            self.fleet.collection = Collection([samples.TASK])
+            self.fleet.reception.collection = Collection([samples.TASK])
             self.fleet.inbox.expect({("a", samples.TASK.submodel.name, samples.TASK.round): MEBIBYTE})
 
     def hear(self, data: bytes) -> None:

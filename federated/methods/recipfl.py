@@ -71,7 +71,6 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
     }
 )
 RECIPE = {"widths": (0.2, 1.0), "epochs": 5, "batch": 128, "lr": 0.01, "momentum": 0.0}  # the authors'
-GRADIENTS = "an update moves the hypernetwork by a gradient at what made the weights: it is of no other state, and has no bound of its own"
 STATIC = Setting("static", "statistics of batch norm stay on devices", ("static",))
 BREAKS = {
     "alone": "an update moves the hypernetwork one step towards it",
@@ -183,7 +182,7 @@ def recipfl_with(generate: Generate) -> Method:
         summary="a hypernetwork makes each device's weights, so that networks of any form learn from each other",
         paper="Zhang et al., How Few Davids Improve One Goliath, WWW 2024; its hypernetwork: GHN-2, Knyazev et al. (arXiv 2110.13100)",
         settings=varied(fedavg.settings, **RECIPE, **SETTINGS, norm=STATIC, sharing=None),
-        forbids=dict.fromkeys(MODES, GRADIENTS),
+        forbids=dict.fromkeys(MODES, "an update is a gradient at what made the weights: of no other state, and without a bound of its own"),
         menu=propose,
         start=own_start,
         assign=own_assign,
