@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["tests.support.processes"]  # its fixtures are for all
 CACHES = Path(tempfile.mkdtemp(prefix="espalier-caches-"))
 
 

@@ -7,26 +7,21 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from coordinator import broker as brokers
+from coordinator.listening import free_port
 from coordinator.store import Store
 from federated.data import catalogue
+from tests.support.processes import AGENT, COORDINATOR, WITHOUT_TORCH, Start, result, said
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker]
-COORDINATOR = [sys.executable, "-c", "from coordinator.cli import main; main()"]
-AGENT = [sys.executable, "-c", "from edge_agent.cli import main; main()"]
-QUICK = ["--set", "method.widths=[0.5,1.0]", "--set", "method.depths=[2]", "--set", "train.epochs=1", "--set", "fleet.wait=90"]
-
-Start = Callable[..., "subprocess.Popen[str]"]
+QUICK = ["--set", "method.widths=[0.25,0.5]", "--set", "method.depths=[1]", "--set", "train.epochs=1", "--set", "fleet.wait=90"]
 
 
 @pytest.fixture(params=["mosquitto", "amqtt"])
@@ -36,39 +31,6 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[str]:
-    with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
-        yield started.address
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a command in the test's folder; all are gone afterwards."""
-    started: list[subprocess.Popen[str]] = []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
-
-    def begin(*command: str) -> subprocess.Popen[str]:
-        log = (tmp_path / f"{len(started)}.err").open("w")
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=tmp_path)
-        log.close()
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-def result(process: subprocess.Popen[str], timeout: float = 120) -> dict[str, Any]:
-    out, _ = process.communicate(timeout=timeout)
-    assert process.returncode == 0, out
-    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return answer
-
-
 def agent(start: Start, broker: str, index: int, *more: str) -> subprocess.Popen[str]:
     shard = ["--data", "digits", "--shard", f"{index}/2", "--seed", "0"]
     return start(*AGENT, "join", "--broker", broker, "--name", f"a{index}", *shard, "--format", "json", *more)
@@ -76,10 +38,10 @@ def agent(start: Start, broker: str, index: int, *more: str) -> subprocess.Popen
 
 def test_a_coordinator_that_starts_its_own_broker_and_two_agents(tmp_path: Path, start: Start, kind: str) -> None:
     """Two terminals, with either broker; afterwards the broker is gone."""
-    port = 18_000 + os.getpid() % 2000
+    port = free_port("127.0.0.1", 0)
     kinds = ["--set", f"broker.kind={kind}", "--port", str(port)]
     coordinator = start(*COORDINATOR, "start", "--method", "fedfa", "--min-agents", "2", "--rounds", "2", *kinds, *QUICK, "--format", "json")
-    assert follow(coordinator, "agents join by")
+    assert said(coordinator, tmp_path / "0.err", "agents join by")
     wait = ["--wait", "60"]
     agents = [start(*AGENT, "join", "--broker", f"127.0.0.1:{port}", "--format", "json", *wait) for _ in range(2)]
     told = result(coordinator)
@@ -102,13 +64,13 @@ EXPERIMENT = """
 rounds = 2
 [method]
 name = "fedfa"
-widths = [0.5, 1.0]
-depths = [2]
+widths = [0.25, 0.5]
+depths = [1]
 [train]
 epochs = 1
 [assign.submodels]
-d0 = "w1-d2.2.2"
-d1 = "w0.5-d2.2.2"
+d0 = "w0.5-d1.1.1"
+d1 = "w0.25-d1.1.1"
 [fleet]
 min_agents = 2
 wait = 90
@@ -142,7 +104,7 @@ def test_kill_minus_9_of_the_coordinator_and_resume(tmp_path: Path, start: Start
     run = ["--name", "killed", "--rounds", "6", "--min-agents", "2", "--broker", broker, *QUICK, "--set", "train.epochs=3"]
     first = start(*COORDINATOR, "start", *run, "--format", "json")
     agents = [agent(start, broker, i) for i in range(2)]
-    assert (said := follow(first, "round 3 of 6")), said
+    assert said(first, tmp_path / "0.err", "round 3 of 6")
     time.sleep(0.3)
     first.send_signal(signal.SIGKILL)
     first.wait()
@@ -164,25 +126,14 @@ def test_kill_minus_9_of_the_coordinator_and_resume(tmp_path: Path, start: Start
         assert result(process, 30)["reason"] == "the run is over"
 
 
-def follow(process: subprocess.Popen[str], words: str, timeout: float = 90) -> bool:
-    """Reads what a JSON-speaking command says on standard error until the words come."""
-    until = time.monotonic() + timeout
-    path = Path(f"/proc/{process.pid}/fd/2").resolve()
-    while time.monotonic() < until and process.poll() is None:
-        if words in path.read_text():
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def test_interrupting_an_agent_leaves_cleanly_and_the_run_goes_on(tmp_path: Path, start: Start, broker: str) -> None:
     run = ["--name", "left", "--rounds", "4", "--min-agents", "2", "--broker", broker, *QUICK, "--set", "train.epochs=3"]
     coordinator = start(*COORDINATOR, "start", *run, "--set", "fleet.deadline=20", "--format", "json")
     agents = [agent(start, broker, i) for i in range(2)]
-    assert follow(coordinator, "round 2 of 4")
+    assert said(coordinator, tmp_path / "0.err", "round 2 of 4")
     agents[1].send_signal(signal.SIGINT)
     assert result(agents[1], 20)["reason"] == "stopped"
-    assert follow(coordinator, "waiting: 1 of 2 agents")
+    assert said(coordinator, tmp_path / "0.err", "waiting: 1 of 2 agents")
     agents.append(agent(start, broker, 1))
     assert result(coordinator)["rounds"] == 4
     assert result(agents[0], 30)["reason"] == "the run is over"
@@ -194,7 +145,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, start: Start, broker: str) 
     run = ["--name", "worker", "--rounds", "3", "--min-agents", "2", "--broker", broker, *QUICK, "--set", "train.epochs=10"]
     coordinator = start(*COORDINATOR, "start", *run, "--format", "json")
     agents = [agent(start, broker, i) for i in range(2)]
-    assert follow(coordinator, "round 2 of 3")
+    assert said(coordinator, tmp_path / "0.err", "round 2 of 3")
     time.sleep(0.2)
     children = Path(f"/proc/{agents[0].pid}/task/{agents[0].pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)
@@ -209,75 +160,19 @@ def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: st
         result(process)
     result(coordinator)
     exported = result(start(*COORDINATOR, "export", "shipped", "--out", "made", "--format", "json"))
-    assert {e["submodel"] for e in exported["submodels"]} == {"w0.5-d2.2.2", "w1-d2.2.2"}
+    assert {e["submodel"] for e in exported["submodels"]} == {"w0.25-d1.1.1", "w0.5-d1.1.1"}
     assert all(e["variants"][0]["max_abs_diff"] <= 1e-5 for e in exported["submodels"])
     released = result(start(*COORDINATOR, "release", "shipped", "--bundle", "made", "--broker", broker, "--format", "json"))
     assert released["versions"][released["stable"]]["round"] == 1
     np.save(tmp_path / "x.npy", catalogue.central("digits").x_held[:5])
-    without = [sys.executable, "-c", "import sys; sys.modules['torch'] = None; from edge_agent.cli import main; main()"]
-    fetched = result(start(*without, "infer", "--broker", broker, "--name", "a0", "x.npy", "--format", "json"))
+    fetched = result(start(*WITHOUT_TORCH, "infer", "--broker", broker, "--name", "a0", "x.npy", "--format", "json"))
     assert len(fetched["answers"]) == 5
     path = f"made/{fetched['submodel']}.onnx"
-    local = result(start(*without, "infer", "--model", path, "x.npy", "--format", "json"))
+    local = result(start(*WITHOUT_TORCH, "infer", "--model", path, "x.npy", "--format", "json"))
     assert local["answers"] == fetched["answers"]
-    wrong = start(*without, "infer", "--model", path, "--sha256", "0" * 64, "x.npy")
+    wrong = start(*WITHOUT_TORCH, "infer", "--model", path, "--sha256", "0" * 64, "x.npy")
     wrong.communicate(timeout=30)
     assert wrong.returncode == 8
-
-
-@pytest.mark.parametrize(
-    ("command", "code", "words"),
-    [
-        ([*COORDINATOR, "start", "--method", "fedva"], 2, "unknown method 'fedva'; known: fed"),
-        ([*COORDINATOR, "start", "--model", "prersnet"], 2, "unknown model 'prersnet'; known: preresnet"),
-        ([*COORDINATOR, "start", "--data", "digit"], 2, "unknown data set 'digit'; known: digits"),
-        ([*COORDINATOR, "start", "--data", "none.npz"], 3, "no such file"),
-        ([*COORDINATOR, "start", "--set", "train.lrr=1"], 2, "unknown setting of fedfa 'lrr'; known: lr"),
-        ([*COORDINATOR, "start", "--set", "train.lr=fast"], 3, "setting 'lr' of fedfa: expected a number such as 0.1, found 'fast'"),
-        ([*COORDINATOR, "start", "--resume"], 7, "nothing to resume"),
-        ([*COORDINATOR, "start", "--listen", "0.0.0.0"], 3, "password"),
-        ([*COORDINATOR, "start", "--broker", "127.0.0.1:9"], 5, "127.0.0.1:9"),
-        ([*COORDINATOR, "export", "none", "--out", "o"], 7, "no run 'none'"),
-        ([*COORDINATOR, "release", "none", "--broker", "127.0.0.1:9"], 7, "no run 'none'"),
-        ([*COORDINATOR, "release", "none"], 2, "--broker is missing"),
-        ([*COORDINATOR, "release", "none", "--rollback", "--promote", "--broker", "h"], 2, "stand alone"),
-        ([*AGENT, "join", "--broker", "127.0.0.1:9"], 5, "127.0.0.1:9"),
-        ([*AGENT, "join"], 2, "--broker is missing"),
-        ([*AGENT, "join", "--broker", "h", "--name", "a/b"], 2, "--name: expected"),
-        ([*AGENT, "join", "--broker", "h", "--data", "none.npz"], 3, "no such file"),
-        ([*AGENT, "join", "--broker", "h", "--shard", "4/4"], 3, "shard"),
-        ([*AGENT, "join", "--broker", "h", "--partition", "iid"], 2, "name a shard too"),
-        ([*COORDINATOR, "start", "--name", "a/b"], 2, "'a/b'"),
-        ([*COORDINATOR, "start", "--broker", "h", "--passwords", "p"], 3, "--passwords"),
-        ([*COORDINATOR, "start", "--rounds", "0"], 3, "rounds: expected int >= 1, found 0"),
-        ([*AGENT, "join", "--broker", "h", "--limit-memory", "lots"], 3, "expected a size"),
-        ([*AGENT, "infer", "--model", "none.onnx", "x.npy"], 8, "none.onnx"),
-    ],
-    ids=lambda value: " ".join(value[3:]) if isinstance(value, list) else None,
-)
-def test_what_is_wrong_is_said_at_once_with_its_exit_code(start: Start, tmp_path: Path, command: list[str], code: int, words: str) -> None:
-    begun = time.monotonic()
-    process = start(*command)
-    out, _ = process.communicate(timeout=60)
-    said = out + (tmp_path / "0.err").read_text()
-    assert words in said
-    assert process.returncode == code, said
-    assert "Traceback" not in said
-    assert time.monotonic() - begun < 45
-    assert not list((tmp_path / "runs").glob("*")), "what never ran leaves nothing behind"
-
-
-def test_a_dry_run_shows_what_would_leave_and_sends_nothing(start: Start) -> None:
-    shown = result(start(*AGENT, "join", "--dry-run", "--name", "shy", "--format", "json"))
-    profile = shown["profile"]
-    assert profile["agent"] == "shy"
-    assert profile["data"]["examples"] > 0
-    assert set(shown["train"]["header"]["notes"]) == {"loss", "seconds", "step", "peak"}
-    assert shown["calibrate"]["header"]["notes"]["batches"] > 0
-    assert all(name.endswith(("running_mean", "running_var")) for name in shown["calibrate"]["tensors"])
-    assert set(shown["evaluate"]["header"]["notes"]["tallies"]) == {"all", "labels"}
-    assert shown["evaluate"]["tensors"] == {}
-    assert sum(shown["train"]["tensors"]["sections.0.0.conv1.weight"]) > 0
 
 
 @pytest.mark.parametrize(
@@ -287,23 +182,8 @@ def test_a_dry_run_shows_what_would_leave_and_sends_nothing(start: Start) -> Non
 def test_devices_are_surveyed_over_the_broker(tmp_path: Path, start: Start, broker: str, method: str, settings: list[str], found: str) -> None:
     """What the method asks of a device stands in its dry run, reaches the coordinator, and the run goes through."""
     more = [word for one in (*settings, "train.steps=2", "fleet.wait=90", "model.name=preresnet") for word in ("--set", one)]
-    coordinator = start(
-        *COORDINATOR,
-        "start",
-        "--method",
-        method,
-        "--name",
-        "asked",
-        "--rounds",
-        "1",
-        "--min-agents",
-        "2",
-        "--broker",
-        broker,
-        *more,
-        "--format",
-        "json",
-    )
+    run = ["--method", method, "--name", "asked", "--rounds", "1", "--min-agents", "2", "--broker", broker, *more]
+    coordinator = start(*COORDINATOR, "start", *run, "--format", "json")
     shown = result(start(*AGENT, "join", "--dry-run", "--name", "shy", "--broker", broker, "--data", "digits", "--shard", "0/2", "--format", "json"))
     survey = shown["profile"]["survey"]
     assert survey.keys() == {found}
@@ -318,13 +198,6 @@ def test_devices_are_surveyed_over_the_broker(tmp_path: Path, start: Start, brok
     store = Store.open(tmp_path / "runs", "asked", read_only=True)
     assert {e.outcome for e in store.entries(1)} == {"folded"}
     store.close()
-
-
-def test_no_run_at_the_broker_is_said_after_a_bounded_time(start: Start, broker: str, tmp_path: Path) -> None:
-    process = start(*AGENT, "join", "--broker", broker, "--wait", "2")
-    process.communicate(timeout=60)
-    assert process.returncode == 6
-    assert "no run at this broker after 2 s" in (tmp_path / "0.err").read_text()
 
 
 def test_the_demo(start: Start) -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -20,26 +16,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator import broker as brokers
 from edge_agent.follow import Follower, link_of
 from export import bundle, verify
 from export.verify import Array
 from federated.data import catalogue
 from federated.wire import messages, tensors
 from tests.support.federation import RUN, Member, digits, federate
+from tests.support.processes import COORDINATOR, WITHOUT_TORCH, Start, eventually, listening
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
-COORDINATOR = [sys.executable, "-c", "from coordinator.cli import main; main()"]
 SMALL = "w1-d1.1.1"
 RESULT = tuple[int, dict[str, Any], str]
 
 Command = Callable[..., RESULT]
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[str]:
-    with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
-        yield started.address
 
 
 @pytest.fixture
@@ -58,15 +47,15 @@ def train(folder: Path, rounds: int) -> None:
 
 
 @pytest.fixture
-def release(tmp_path: Path, runs: Path, broker: str) -> Command:
+def release(tmp_path: Path, runs: Path, broker: str, start: Start) -> Command:
     """`coordinator release` as a process of its own: exit code, result, and what it said."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
 
     def run(*arguments: str) -> RESULT:
-        command = [*COORDINATOR, "release", RUN, "--runs", str(runs), "--broker", broker, *arguments, "--format", "json"]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=120)
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.returncode, json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}, done.stderr
+        process = start(*COORDINATOR, "release", RUN, "--runs", str(runs), "--broker", broker, *arguments, "--format", "json")
+        out, _ = process.communicate(timeout=120)
+        said = max(tmp_path.glob("*.err"), key=lambda path: int(path.stem)).read_text()
+        assert "Traceback" not in said, said
+        return process.returncode, json.loads(out.splitlines()[-1]) if out else {}, said
 
     return run
 
@@ -155,6 +144,7 @@ class Client(threading.Thread):
 
     def run(self) -> None:
         while not self.stop.is_set():
+            time.sleep(0.005)  # so that the processors also do what they are asked
             try:
                 said = asked(f"{self.url}/infer", self._body)
                 self.heard.append((said["version"], said["variant"], tuple(answer["label"] for answer in said["answers"])))
@@ -175,30 +165,15 @@ def asked(url: str, body: bytes | None = None) -> dict[str, Any]:
 
 
 @pytest.fixture
-def agent(tmp_path: Path, broker: str) -> Iterator[str]:
+def agent(tmp_path: Path, broker: str, start: Start) -> Iterator[str]:
     """An agent of the run that serves over HTTP, in a Python that cannot import torch; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    code = "import sys; sys.modules['torch'] = None; from edge_agent.cli import main; main()"
-    where = ["--broker", broker, "--run", RUN, "--name", "a0", "--store", str(tmp_path / "device")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    log = tmp_path / "agent.log"
-    with log.open("w") as out:
-        command = [sys.executable, "-c", code, "infer", "--serve", f"127.0.0.1:{port}", *where]
-        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment)
-    yield f"http://127.0.0.1:{port}"
+    where = ["--broker", broker, "--run", RUN, "--name", "a0", "--store", "device"]
+    process, log = start(*WITHOUT_TORCH, "infer", "--serve", "127.0.0.1:0", *where), tmp_path / "0.err"
+    yield listening(log)
     process.terminate()
-    code_at_end = process.wait(20)
-    assert code_at_end == 0, log.read_text()
+    process.communicate(timeout=20)
+    assert process.returncode == 0, log.read_text()
     assert "Traceback" not in log.read_text()
-
-
-def until(check: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.05)
 
 
 def answers_with(agent: str, version: str) -> bool:
@@ -228,13 +203,13 @@ def spoiled(folder: Path, out: Path) -> Path:
     return out
 
 
-def test_nothing_is_lost_while_releases_come_are_tried_and_go(tmp_path: Path, runs: Path, release: Command, agent: str) -> None:
+def test_nothing_is_lost_while_releases_come_are_tried_and_go(tmp_path: Path, agent: str, runs: Path, release: Command) -> None:
     """The first for all, the second promoted as a canary, a third that its self-test refuses rolled back: an answer to every request."""
     x = catalogue.central("digits").x_held[:4]
     archive = runs / RUN / "releases"
     one = release()[1]["stable"]
     right = expected(archive / one, x)
-    until(lambda: answers_with(agent, one))
+    eventually(lambda: answers_with(agent, one))
     clients = [Client(agent, x) for _ in range(2)]
     for client in clients:
         client.start()
@@ -263,7 +238,7 @@ def test_nothing_is_lost_while_releases_come_are_tried_and_go(tmp_path: Path, ru
     assert (code, told["stable"], told["canary"]) == (0, two, "")
     code, told, _ = release("--rollback")
     assert (code, told["stable"]) == (0, one)
-    until(lambda: answers_with(agent, one))
+    eventually(lambda: answers_with(agent, one))
     time.sleep(0.5)
 
     for client in clients:

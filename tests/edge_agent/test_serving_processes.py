@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,54 +19,15 @@ from export import bundle
 from export.publish import announce, publish, version_of
 from federated.wire import messages, topics
 from federated.wire.link import MqttLink
+from tests.support.processes import WITHOUT_TORCH, Start, eventually, listening
 from tests.support.variants import NAME, several
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
-AGENT = [sys.executable, "-c", "import sys; sys.modules['torch'] = None\nfrom edge_agent.cli import main; main()"]  # without PyTorch
-
-Start = Callable[..., "subprocess.Popen[str]"]
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[str]:
-    with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
-        yield started.address
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts `edge-agent infer`; its words for people go to a log."""
-    started: list[subprocess.Popen[str]] = []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
-
-    def begin(*more: str) -> subprocess.Popen[str]:
-        log = (tmp_path / f"agent-{len(started)}.err").open("w")
-        command = [*AGENT, "infer", "--name", "pi", "--store", str(tmp_path / "store"), "--threads", "1", "--format", "json", *more]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=tmp_path)
-        log.close()
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        with process:
-            if process.poll() is None:
-                process.kill()
-
-
-def eventually(what: Callable[[], Any], seconds: float = 60.0) -> Any:
-    until = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert found, "it did not come"
-    return found
-
-
-def address(tmp_path: Path, number: int = 0) -> str:
-    """Where the agent says that it listens."""
-    log = tmp_path / f"agent-{number}.err"
-    line = eventually(lambda: next((line for line in log.read_text().splitlines() if line.startswith("listening at ")), ""))
-    return str(line.split()[2].rstrip(":"))
+def serve(start: Start, *more: str) -> subprocess.Popen[str]:
+    """`edge-agent infer` of an agent that has no PyTorch."""
+    return start(*WITHOUT_TORCH, "infer", "--name", "pi", "--store", "store", "--threads", "1", "--format", "json", *more)
 
 
 def ask(url: str) -> Any:
@@ -127,8 +84,8 @@ def version(tmp_path: Path, number: int, **changes: Any) -> Path:
 def test_no_question_is_lost_while_releases_come_go_wrong_and_are_taken_back(tmp_path: Path, broker: str, start: Start) -> None:
     first, second, bad = version(tmp_path, 1), version(tmp_path, 2), version(tmp_path, 3, off={"fp32": 9.0, "int8-u8s8": 9.0})
     release(broker, first)
-    agent = start("--broker", broker, "--run", "spring", "--serve", "127.0.0.1:0")
-    url = address(tmp_path)
+    agent = serve(start, "--broker", broker, "--run", "spring", "--serve", "127.0.0.1:0")
+    url = listening(tmp_path / "0.err")
     eventually(lambda: state(url)["state"] == "serving")
     hammer = Hammer(url)
     try:
@@ -162,32 +119,32 @@ def test_killed_and_started_without_its_broker_it_answers_as_before(tmp_path: Pa
     first = version(tmp_path, 1)
     with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
         release(started.address, first)
-        agent = start("--broker", started.address, "--run", "spring", "--serve", "127.0.0.1:0")
-        url = address(tmp_path)
+        agent = serve(start, "--broker", started.address, "--run", "spring", "--serve", "127.0.0.1:0")
+        url = listening(tmp_path / "0.err")
         eventually(lambda: state(url)["state"] == "serving")
         agent.kill()
         agent.wait()
         gone = started.address
-    start("--broker", gone, "--run", "spring", "--serve", "127.0.0.1:0")
-    url = address(tmp_path, 1)
+    serve(start, "--broker", gone, "--run", "spring", "--serve", "127.0.0.1:0")
+    url = listening(tmp_path / "1.err")
     found = ask(url)
     assert (found["version"], found["answers"][0]["name"]) == (bundle.version(first), "name 1")
 
 
 def test_a_folder_is_served_without_a_broker(tmp_path: Path, start: Start) -> None:
-    agent = start("--model", str(version(tmp_path, 1)), "--serve", "127.0.0.1:0")
-    assert ask(address(tmp_path))["answers"][0]["name"] == "name 1"
+    agent = serve(start, "--model", str(version(tmp_path, 1)), "--serve", "127.0.0.1:0")
+    assert ask(listening(tmp_path / "0.err"))["answers"][0]["name"] == "name 1"
     agent.send_signal(signal.SIGINT)
     assert agent.wait(30) == 0
 
 
 def test_questions_are_answered_at_a_real_broker(tmp_path: Path, broker: str, start: Start) -> None:
     release(broker, version(tmp_path, 1))
-    start("--broker", broker, "--mqtt")
+    serve(start, "--broker", broker, "--mqtt")
     link = MqttLink(broker, "asker")
     try:
         link.subscribe(topics.answer("spring", "pi", "+"))
-        log = tmp_path / "agent-0.err"
+        log = tmp_path / "0.err"
         eventually(lambda: f"publish to {topics.ask('spring', 'pi', 'ID')}, hear" in log.read_text() and "answers with version" in log.read_text())
         link.publish(topics.ask("spring", "pi", "q1"), b'{"inputs": [[2, 1]]}')
         delivery = eventually(lambda: link.receive(0.2))
@@ -207,9 +164,9 @@ def test_questions_are_answered_at_a_real_broker(tmp_path: Path, broker: str, st
     ],
 )
 def test_what_cannot_be_served_is_one_line_and_its_exit_code(tmp_path: Path, start: Start, flags: list[str], code: int, words: str) -> None:
-    agent = start(*flags)
+    agent = serve(start, *flags)
     agent.communicate(timeout=60)
-    lines = (tmp_path / "agent-0.err").read_text().splitlines()
+    lines = (tmp_path / "0.err").read_text().splitlines()
     assert agent.returncode == code
     assert lines[-1].startswith("error: ")
     assert words in lines[-1]

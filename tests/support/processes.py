@@ -1,0 +1,81 @@
+"""Commands as processes of their own, the broker that they meet at, and waiting for what they do. Fixtures: name this file in `tests/conftest.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+__all__ = ["AGENT", "COORDINATOR", "WITHOUT_TORCH", "Start", "broker", "eventually", "listening", "result", "said", "start"]
+
+COORDINATOR = [sys.executable, "-c", "from coordinator.cli import main; main()"]
+AGENT = [sys.executable, "-c", "from edge_agent.cli import main; main()"]
+WITHOUT_TORCH = [sys.executable, "-c", "import sys; sys.modules['torch'] = None\nfrom edge_agent.cli import main; main()"]
+ROOT = Path(__file__).parents[2]
+
+Start = Callable[..., "subprocess.Popen[str]"]
+Found = TypeVar("Found")
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[str]:
+    """The address of a real broker, the best that this machine has."""
+    from coordinator import broker as brokers
+
+    with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
+        yield started.address
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a command in the test's folder, where its words for people go to NUMBER.err, counted from 0; all are gone afterwards."""
+    started: list[subprocess.Popen[str]] = []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+    def begin(*command: str) -> subprocess.Popen[str]:
+        with (tmp_path / f"{len(started)}.err").open("w") as log:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=tmp_path)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def result(process: subprocess.Popen[str], timeout: float = 120) -> dict[str, Any]:
+    """What a command that went well says as JSON, on its last line."""
+    out, _ = process.communicate(timeout=timeout)
+    assert process.returncode == 0, out
+    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return answer
+
+
+def eventually(what: Callable[[], Found], seconds: float = 60.0) -> Found:
+    """What a function gives as soon as it is true."""
+    until = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert found, f"it did not come within {seconds:g} s"
+    return found
+
+
+def said(process: subprocess.Popen[str], log: Path, words: str, seconds: float = 90.0) -> bool:
+    """Whether a process says these words, on standard error, before it ends."""
+    ended = eventually(lambda: words in log.read_text() or process.poll() is not None, seconds)
+    return ended and words in log.read_text()
+
+
+def listening(log: Path) -> str:
+    """Where an agent says that it listens."""
+    line = eventually(lambda: next((line for line in log.read_text().splitlines() if line.startswith("listening at ")), ""))
+    return line.split()[2].rstrip(":")
