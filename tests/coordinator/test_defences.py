@@ -11,6 +11,7 @@ import pytest
 
 from coordinator import evidence
 from coordinator.bounds import Measured
+from coordinator.command import check_same
 from coordinator.config import load
 from coordinator.defences import Defences, check_covered, defended
 from coordinator.store import Store
@@ -284,3 +285,21 @@ def test_a_private_run_ends_at_its_budget(tmp_path):
     given = {**FEDAVG, "rounds": 5, "private.noise": 1.5, "private.clip": 1.0, "evaluate.devices": False, "private.epsilon": limit}
     found = federate(tmp_path, [Member(f"a{i}", digits(i, 3)) for i in range(3)], given)
     assert found.result.rounds == 1
+
+
+def test_a_private_run_that_goes_on_goes_on_counting(tmp_path):
+    accounting = pytest.importorskip("dp_accounting")
+    given = {**FEDAVG, "private.noise": 1.5, "private.clip": 1.0, "evaluate.devices": False}
+    for rounds in (1, 3):
+        members = [Member(f"a{i}", digits(i, 3)) for i in range(3)]
+        found = federate(tmp_path, members, {**given, "rounds": rounds}, resume=rounds > 1)
+    assert found.result.rounds == 3
+    assert found.result.epsilon == pytest.approx(accounting.get_epsilon_gaussian(1.5 / 3**0.5, 1e-5))
+
+
+@pytest.mark.parametrize("key", ["private__noise", "private__clip", "robust__rule"])
+def test_a_run_that_goes_on_keeps_what_its_promises_rest_on(key):
+    before = config(private__noise=1.0, private__clip=1.0)
+    with pytest.raises(ConfigError, match=f"cannot go on with another {key.replace('__', '.')}"):
+        check_same(before, config(**{"private__noise": 1.0, "private__clip": 1.0, key: "clip" if key == "robust__rule" else 2.0}))
+    check_same(before, config(private__noise=1.0, private__clip=1.0, private__epsilon=5.0, robust__bound=20.0))
