@@ -14,6 +14,7 @@ from coordinator.fleet import Fleet
 from coordinator.live import Observer
 from coordinator.metrics import Meter, serving
 from coordinator.progress import Several, Watch
+from federated.clock import Jumps
 from federated.logs import EVENTS, recording
 
 __all__ = ["Oversight", "overseen"]
@@ -35,7 +36,11 @@ class Oversight:
         if self.meter is not None:
             self.meter.follow(fleet)
 
+        jumps = Jumps()
+
         def look() -> None:
+            if said := jumps.look():
+                log.warning("%s", said)
             self.observer.tick()
             self.helm.look()
 

@@ -122,6 +122,7 @@ def test_a_coordinator_that_dies_goes_on_inside_the_round(
     trained: Counter[tuple[str, int]] = Counter()
     result, deaths = lives(tmp_path, members(trained))
     assert deaths == 1
+    assert trained == {(f"a{i}", number): 1 for i in range(AGENTS) for number in (1, 2)}, "nothing is asked for twice"
     assert all(torch.equal(undisturbed[home], result.state.tensors[home]) for home in undisturbed)
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
     for number in (1, 2):
