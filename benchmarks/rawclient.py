@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from federated.errors import Refused, WireError
-from federated.task import Card, Profile, Task, Timing, Update
+from federated.task import HEARTBEAT, Card, Profile, Task, Timing, Update, beats
 from federated.wire import messages, tensors, topics
 from federated.wire.chunks import Receiver, Sender, split
 from models.submodel import Submodel
@@ -32,7 +32,6 @@ __all__ = ["Raw", "RawAgent", "RawFleet", "encoded", "learned", "unsent"]
 
 CARD = Card("digits", (1, 8, 8), "uint8", 10, 100, 20, (5.0,), (6.0,))
 STALLED = 5.0  # seconds without a chunk after which the weights are asked for again
-BEAT = 15.0  # seconds between heartbeats
 EARLY = 64  # chunks kept until their manifest comes
 TICK = 0.25  # seconds between looks at what is due
 SCALE = 1e-3  # of the noise, beside weights of about 0.1
@@ -97,7 +96,7 @@ class RawAgent:
         self.session = f"{self.name}-{self.lives}"
         self.task: Task | None = None
         self.receiver: Receiver | None = None
-        self.base = ""
+        self.base = self.state = ""
         self.sender: Sender | None = None
         self.known: tuple[str, dict[str, Array]] | None = None
         self.beaten = self.ready_at = 0.0
@@ -114,9 +113,7 @@ class RawAgent:
             self._listen(f"{self.base}/#", True)
         if self.card is not None:
             self.introduce()
-        if self.sender is not None and self.task is not None and self.waiting is not None:
-            self.sender = Sender(self.sender.manifest, self.waiting)
-            self.offer(self.task, self.sender.manifest)
+        self.offer_again()
 
     def hear(self, topic: str, payload: bytes, now: float) -> None:
         match messages.decode(payload):
@@ -144,6 +141,7 @@ class RawAgent:
         known, self.card = self.card, card
         if card.network is not None and (known is None or (known.session, known.network) != (card.session, card.network)):
             self.introduce()
+            self.offer_again()
 
     def introduce(self) -> None:
         assert self.card is not None
@@ -155,8 +153,10 @@ class RawAgent:
     def take(self, task: Task, now: float) -> None:
         if task.work != "train":
             return
-        if self.task is not None and (task.round, task.attempt) <= (self.task.round, self.task.attempt):
-            return
+        if self.task is not None:
+            known, said = (self.task.round, self.task.attempt), (task.round, task.attempt)
+            if said < known or (said == known and (self.base or self.waiting is not None)):
+                return
         self.asked_again += task.round in self.accepted
         self.drop()
         self.task, self.progressed = task, now
@@ -224,14 +224,23 @@ class RawAgent:
             self.progressed = now
             self._listen(f"{self.base}/#", False)
             self._listen(f"{self.base}/#", True)
-        if now - self.beaten > BEAT:
-            self.beaten = now
-            state = "train" if self.waiting is not None or self.base else "idle"
-            self._say(topics.heartbeat(self.card.run, self.name), messages.encode(messages.Heartbeat(self.name, self.session, state, 0)), False, 0)
+        state = "send" if self.sender is not None else "train" if self.waiting is not None else "download" if self.base else "idle"
+        pace = beats(self.task.lease) if self.task is not None and state != "idle" else HEARTBEAT
+        if now - self.beaten > pace or state != self.state:
+            self.beaten, self.state = now, state
+            number = self.task.round if self.task is not None else 0
+            beat = messages.Heartbeat(self.name, self.session, state, number, step=int(now) if state != "idle" else 0)
+            self._say(topics.heartbeat(self.card.run, self.name), messages.encode(beat), False, 0)
 
     def offer(self, task: Task, manifest: messages.Manifest) -> None:
         offer = messages.Offer(manifest, task.run, task.round, task.attempt, task.work, task.submodel.name)
         self._say(topics.say(task.run, self.name), messages.encode(offer), False, 1)
+
+    def offer_again(self) -> None:
+        """The other side may know nothing of what was under way."""
+        if self.sender is not None and self.task is not None and self.waiting is not None:
+            self.sender = Sender(self.sender.manifest, self.waiting)
+            self.offer(self.task, self.sender.manifest)
 
     def send(self, now: float) -> None:
         if self.sender is None or self.card is None:

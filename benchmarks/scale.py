@@ -34,11 +34,12 @@ RUN = "scale"
 SILENCE = 300.0  # seconds without a round after which it is given up
 SAMPLE = 0.1  # seconds between looks at the coordinator's memory
 SPARE = 64  # descriptors beside the agents' sockets
-MODEL = "preresnet"
+MODEL = "preresnet-10"  # 20 MB, of which each agent holds an eighth of the width: 0.3 MB
 SETTINGS = {
     "method.name": "fedavg",
-    "method.widths": [1.0],
+    "method.widths": [0.125, 1.0],
     "method.depths": [1],
+    "assign.submodels": {"*": "w0.125-d1.1.1.1"},
     "train.steps": 1,
     "evaluate.every": 1000,
     "evaluate.between": False,
@@ -96,7 +97,14 @@ def flat(base: int, peaks: list[int], model: int) -> bool:
 
 def settings_of(extra: dict[str, object]) -> list[str]:
     """The flags that set a run's configuration."""
-    return [part for key, value in {**SETTINGS, **extra}.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    return [part for key, value in {**SETTINGS, **extra}.items() for part in ("--set", f"{key}={spelled(value)}")]
+
+
+def spelled(value: object) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {spelled(one)}" for key, one in value.items()) + "}"
+    return json.dumps(value)
 
 
 @dataclass
@@ -115,14 +123,14 @@ class Usage:
         return most, *(sum(process.cpu_times()[:2]) for process in (self.coordinator, self.broker))
 
 
-def measure(folder: Path, agents: int, rounds: int, say: Say, model: str = MODEL) -> Scale:
+def measure(folder: Path, agents: int, rounds: int, say: Say) -> Scale:
     """Runs it. Raises ConfigError where this machine does not allow so many sockets, FleetError where the run fails or falls silent."""
     allow(agents + SPARE)
     start = time.monotonic()
     names = [f"a{i:04d}" for i in range(agents)]
     with ExitStack() as stack:
         broker = stack.enter_context(brokers.start("127.0.0.1", 0, "mosquitto", folder / "broker"))
-        run = ["--name", RUN, "--data", "digits", "--min-agents", str(agents), "--rounds", str(rounds), "--model", model]
+        run = ["--name", RUN, "--data", "digits", "--min-agents", str(agents), "--rounds", str(rounds), "--model", MODEL]
         what = ["start", "--broker", broker.address, "--runs", str(folder), *run, *settings_of({})]
         coordinator = stack.enter_context(process("coordinator", module("coordinator.cli", *what, "--format", "json"), folder))
         host, port = broker.address.rsplit(":", 1)
@@ -246,16 +254,15 @@ def lines(made: Scale) -> list[str]:
 @click.command("scale")
 @click.option("--agents", type=click.IntRange(min=2), default=1000, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=20, show_default=True)
-@click.option("--model", default=MODEL, show_default=True)
 @click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the run and the logs here")
 @FORMAT
-def command(agents: int, rounds: int, model: str, keep: Path | None, form: str) -> None:
+def command(agents: int, rounds: int, keep: Path | None, form: str) -> None:
     """Many connected agents with one coordinator: what is lost, what a round takes, and whether memory grows."""
     with speaking_plainly("python -m benchmarks scale", "coordinator", "interrupted"), ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-scale-")))
         folder.mkdir(parents=True, exist_ok=True)
         say = speaker(form)
-        made = measure(folder, agents, rounds, say, model)
+        made = measure(folder, agents, rounds, say)
         for line in lines(made):
             say(line)
         if form == "json":

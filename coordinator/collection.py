@@ -23,8 +23,9 @@ class Settled:
     """How one task stands. outcome: empty while it is open, then `folded` or a reason. started, seconds: of the coordinator's clock.
 
     check: raises Refused for an update that is not to be folded. update: the file of a checked update; digest: its sha256.
-    lost: its agent went, at `lost_at`; late: it shows no progress, and its lease is over. Either way a late return is welcome while the collection is open.
-    resumed: the task went out before this coordinator started, whose clock says nothing of it. carried: it is of an earlier round.
+    lost: its agent went, at `lost_at`; late: it shows no progress, and its lease is over. Either way a late return is welcome while the
+    collection is open. resumed: the task went out before this coordinator started, whose clock says nothing of it. carried: it is of an
+    earlier round.
     """
 
     task: Task

@@ -1,0 +1,119 @@
+"""`python -m benchmarks faults`: every scenario so many times, the instants drawn by a printed seed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from benchmarks.faults.scenarios import ON_AMQTT, SCENARIOS
+from benchmarks.faults.trial import Outcome, middle, turn
+from federated.console import FORMAT, speaker, speaking_plainly
+from federated.errors import Unknown
+
+__all__ = ["Summary", "command", "summary"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a scenario was stood. runs: how often; injected: faults; survived: runs that came to their end.
+
+    lost_updates, double_folded: over all runs, those that did not recover included. equal: runs whose model is that of an undisturbed one.
+    recovery_s: median seconds from a fault to the next progress; longest_s: the longest.
+    """
+
+    scenario: str
+    runs: int
+    injected: int
+    survived: int
+    lost_updates: int
+    double_folded: int
+    equal: int
+    recovery_s: float
+    longest_s: float
+    why: tuple[str, ...] = ()
+
+
+def summary(name: str, outcomes: Sequence[Outcome]) -> Summary:
+    """What a scenario's runs come to."""
+    waits = [seconds for outcome in outcomes for seconds in outcome.recovery]
+    return Summary(
+        name,
+        len(outcomes),
+        sum(outcome.injected for outcome in outcomes),
+        sum(outcome.survived for outcome in outcomes),
+        sum(outcome.lost for outcome in outcomes),
+        sum(outcome.doubled for outcome in outcomes),
+        sum(outcome.equal for outcome in outcomes),
+        round(middle(waits), 2),
+        round(max(waits, default=0.0), 2),
+        tuple(f"seed {outcome.seed}: {outcome.why}" for outcome in outcomes if outcome.why),
+    )
+
+
+def seed_of(seed: int, name: str, time: int) -> int:
+    """Of one run: whoever has it can have that run again (--only)."""
+    return zlib.crc32(f"{seed} {name} {time}".encode())
+
+
+def one(job: tuple[str, Path, int, str]) -> Outcome:
+    """A run, in a process of its own."""
+    name, folder, seed, kind = job
+    return turn(name, SCENARIOS[name], folder, seed, kind)
+
+
+def lines(found: Iterable[Summary]) -> list[str]:
+    """What a person reads."""
+    head = f"{'scenario':30}{'runs':>6}{'injected':>10}{'survived':>10}{'lost':>6}{'doubled':>9}{'equal':>7}{'recovery':>10}{'longest':>9}"
+    told = [
+        f"{s.scenario:30}{s.runs:6}{s.injected:10}{s.survived:10}{s.lost_updates:6}{s.double_folded:9}{s.equal:7}"
+        f"{s.recovery_s:8.1f} s{s.longest_s:7.1f} s"
+        for s in found
+    ]
+    return [head, *told, *(f"{s.scenario}: {why}" for s in found for why in s.why)]
+
+
+@click.command("faults")
+@click.option("--scenario", "names", multiple=True, metavar="NAME", help="only this one; may be repeated")
+@click.option("--times", type=click.IntRange(min=1), default=10, show_default=True, help="runs of each")
+@click.option("--seed", type=int, default=0, show_default=True, help="draws the instants")
+@click.option("--only", type=int, metavar="SEED", help="one run, by the seed that it had")
+@click.option("--broker", "kind", type=click.Choice(["mosquitto", "amqtt"]), default="mosquitto", show_default=True)
+@click.option("--beside", type=click.IntRange(min=1), default=2, show_default=True, help="runs at a time")
+@click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the runs and the logs here")
+@FORMAT
+def command(names: tuple[str, ...], times: int, seed: int, only: int | None, kind: str, beside: int, keep: Path | None, form: str) -> None:
+    """Break coordinator, broker, agents, links and disks again and again: what is lost, what is folded twice, how long it takes to recover."""
+    with speaking_plainly("python -m benchmarks faults", "coordinator", "interrupted"), ExitStack() as stack:
+        known = SCENARIOS if kind == "mosquitto" else {name: SCENARIOS[name] for name in ON_AMQTT}
+        if unknown := [name for name in names if name not in known]:
+            raise Unknown("scenario", unknown[0], known)
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-faults-", ignore_cleanup_errors=True)))
+        say = speaker(form)
+        say(f"seed {seed}")
+        jobs = [
+            (name, folder / f"{place}-{number}", seed_of(seed, name, number) if only is None else only, kind)
+            for place, name in enumerate(names or known)
+            for number in range(times if only is None else 1)
+        ]
+        outcomes = list[Outcome]()
+        with ProcessPoolExecutor(beside) as pool:
+            for outcome in pool.map(one, jobs):
+                outcomes.append(outcome)
+                fault = f": {outcome.why}" if outcome.why else ""
+                say(f"{len(outcomes):3} of {len(jobs)}  {outcome.scenario}, {outcome.seconds:.0f} s, recovered in {outcome.recovery}{fault}")
+        found = [summary(name, [o for o in outcomes if o.scenario == name]) for name in names or known]
+        for line in lines(found):
+            say(line)
+        if form == "json":
+            click.echo(json.dumps({"seed": seed, "broker": kind, "scenarios": [asdict(each) for each in found]}))
+        if any(s.lost_updates or s.double_folded or s.equal < s.runs for s in found):
+            sys.exit(1)

@@ -1,0 +1,69 @@
+"""`python -m benchmarks.faults.fuse STAGE WHEN COUNT SHARE ARGUMENTS...`: a coordinator killed (kill -9) at one instant.
+
+STAGE: fold, snapshot, finish, evaluate or save. WHEN: before, during or after its COUNT-th time; SHARE of what it took the last time, for during.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+__all__ = ["Fuse", "main"]
+
+FIRST = 0.005  # seconds that a stage is taken to last while none has been seen
+
+
+def die() -> None:
+    """Ends this process at once: nothing is flushed, nothing is said."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Fuse:
+    """Stands in the place of `coordinator.progress.timing`, and burns through at the chosen instant."""
+
+    def __init__(self, timing: Callable[[Any, str], AbstractContextManager[None]], stage: str, when: str, count: int, share: float) -> None:
+        self._timing, self._stage, self._when, self._count, self._share = timing, stage, when, count, share
+        self._seen, self._took = 0, FIRST
+
+    @contextmanager
+    def __call__(self, watch: Any, what: str) -> Iterator[None]:
+        if what != self._stage:
+            with self._timing(watch, what):
+                yield
+            return
+        self._seen += 1
+        now = self._seen == self._count
+        if now and self._when == "before":
+            die()
+        if now and self._when == "during":
+            threading.Thread(target=self._burn, daemon=True).start()
+        start = time.perf_counter()
+        with self._timing(watch, what):
+            yield
+        self._took = time.perf_counter() - start
+        if now:
+            die()
+
+    def _burn(self) -> None:
+        time.sleep(self._took * self._share)
+        die()
+
+
+def main(arguments: list[str]) -> None:
+    stage, when, count, share, *rest = arguments
+    from coordinator import cli, progress, rounds, training
+
+    fuse = Fuse(progress.timing, stage, when, int(count), float(share))
+    rounds.timing = training.timing = fuse  # type: ignore[attr-defined]  # both took the name over
+    sys.argv = ["coordinator", *rest]
+    cli.main()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

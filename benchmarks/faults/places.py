@@ -1,0 +1,161 @@
+"""Where a trial happens: a broker that can be killed, a coordinator that is started again, small disks, slow links. Real ones all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from coordinator.demo import environment
+from coordinator.mosquitto import find_mosquitto
+from federated.errors import FleetError
+
+__all__ = ["Broker", "Process", "Space", "link", "small_disk"]
+
+STARTING = 15.0  # seconds that a broker has until it listens
+
+
+class Process:
+    """A process that may be killed and started again, its output in one log. under: what runs it, such as a network namespace."""
+
+    def __init__(self, name: str, folder: Path, under: Sequence[str] = ()) -> None:
+        self.name, self.folder, self.log, self.under = name, folder, folder / f"{name}.log", tuple(under)
+        self.lives = 0
+        self.popen: subprocess.Popen[bytes] | None = None
+
+    def start(self, command: Sequence[str]) -> None:
+        self.lives += 1
+        with self.log.open("ab") as out:
+            out.write(f"---- life {self.lives}\n".encode())
+            out.flush()
+            self.popen = subprocess.Popen([*self.under, *command], stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment())  # noqa: S603
+
+    @property
+    def ended(self) -> int | None:
+        """Its exit code, once it has one; negative where a signal ended it."""
+        return None if self.popen is None else self.popen.poll()
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self.popen is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.popen.send_signal(signal.SIGKILL)
+            self.popen.wait()
+
+    def tail(self, lines: int = 15) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
+
+
+class Broker:
+    """A mosquitto, or amqtt, on a port that it keeps. host: where clients find it. persistent: whether it writes down what it holds."""
+
+    def __init__(self, folder: Path, kind: str = "mosquitto", *, persistent: bool = True, host: str = "127.0.0.1", under: Sequence[str] = ()) -> None:
+        folder.mkdir(parents=True)
+        self.kind, self.host = kind, host
+        self.port = free_port()
+        self.process = Process("broker", folder, under)
+        self._command = self._mosquitto(folder, persistent) if kind == "mosquitto" else self._amqtt(folder)
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, and waits until it listens. Raises FleetError."""
+        self.process.start(self._command)
+        until = time.monotonic() + STARTING
+        while time.monotonic() < until and self.process.ended is None:
+            with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=1):
+                return
+            time.sleep(0.02)
+        raise FleetError(f"the broker does not listen:\n{self.process.tail()}")
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def _mosquitto(self, folder: Path, persistent: bool) -> list[str]:
+        program = find_mosquitto()
+        if program is None:
+            raise FleetError("mosquitto was not found: install it")
+        listeners = [f"listener {self.port} 127.0.0.1", *([f"listener {self.port} {self.host}"] if self.host != "127.0.0.1" else [])]
+        kept = [f"persistence {'true' if persistent else 'false'}", f"persistence_location {folder.resolve()}/", "autosave_interval 1"]
+        limits = ["max_queued_messages 20000", "max_queued_bytes 1073741824", "max_inflight_messages 20", "set_tcp_nodelay true"]
+        rest = ["allow_anonymous true", "log_dest stderr", "connection_messages false", *(["user root"] if os.geteuid() == 0 else [])]
+        (folder / "mosquitto.conf").write_text("\n".join([*listeners, *kept, *limits, *rest]) + "\n")
+        return [program, "-c", str(folder / "mosquitto.conf")]
+
+    def _amqtt(self, folder: Path) -> list[str]:
+        import json
+
+        settings = folder / "amqtt.json"
+        settings.write_text(json.dumps({"listen": "127.0.0.1", "port": self.port, "passwords": ""}))
+        return [sys.executable, "-m", "coordinator.embedded", str(settings)]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Space:
+    """A disk that can be filled, and emptied again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._ballast = folder, folder / "ballast"
+
+    def fill(self, left: int) -> None:
+        """Takes all but `left` bytes."""
+        free = os.statvfs(self.folder)
+        with self._ballast.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, free.f_bavail * free.f_bsize - left))
+
+    def empty(self) -> None:
+        self._ballast.unlink(missing_ok=True)
+
+
+@contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Space]:
+    """A file system of `size` bytes at a folder, in memory. Raises FleetError where this user may not have one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    system("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
+    try:
+        yield Space(folder)
+    finally:
+        with contextlib.suppress(FleetError):
+            system("umount", "-l", str(folder))
+
+
+@contextmanager
+def link(number: int, rate: int) -> Iterator[tuple[str, list[str]]]:
+    """A network namespace behind a link of `rate` bytes per second: its address, and what starts a process in it. Raises FleetError."""
+    name, here, there = f"espalier{number}", f"esp{number}a", f"esp{number}b"
+    mine, its = f"10.213.{number}.1", f"10.213.{number}.2"
+    try:
+        system("ip", "netns", "add", name)
+        system("ip", "link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
+        system("ip", "addr", "add", f"{mine}/30", "dev", here)
+        system("ip", "link", "set", here, "up")
+        for command in (("addr", "add", f"{its}/30", "dev", there), ("link", "set", there, "up"), ("link", "set", "lo", "up")):
+            system("ip", "-n", name, *command)
+        shape = ("root", "tbf", "rate", f"{rate * 8}bit", "burst", "32kb", "latency", "400ms")
+        system("tc", "qdisc", "add", "dev", here, *shape)
+        system("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", there, *shape)
+        yield its, ["ip", "netns", "exec", name]
+    finally:
+        for command in (("ip", "netns", "del", name), ("ip", "link", "del", here)):
+            with contextlib.suppress(FleetError):
+                system(*command)
+
+
+def system(*command: str) -> None:
+    """Runs a command of the system. Raises FleetError with what it said."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise FleetError(f"{' '.join(command)}: {error}") from error
+    if done.returncode:
+        raise FleetError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")

@@ -1,0 +1,140 @@
+"""A way to a broker that can be cut after so many bytes, and that can take its time."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+__all__ = ["Proxy"]
+
+PIECE = 16 << 10
+LOOK = 0.005  # seconds between looks at what may pass now
+ROOM = 4 << 20  # bytes under way in one direction, beyond which nothing more is read
+
+
+@dataclass
+class Way:
+    """One direction of a connection: what was read and may pass later."""
+
+    near: socket.socket
+    far: socket.socket
+    up: bool
+    waiting: deque[tuple[float, bytes]] = field(default_factory=deque)
+    held: int = 0
+    ended: bool = False
+
+
+class Proxy:
+    """Connections to 127.0.0.1:port go on to `target`; every byte comes `delay` seconds later.
+
+    cuts: after so many more bytes in a direction (up: from who connects), all connections are cut, once each. cut: how many were.
+    """
+
+    def __init__(self, target: tuple[str, int], delay: float = 0.0) -> None:
+        self.target, self.delay = target, delay
+        self.cut_up: list[int] = []
+        self.cut_down: list[int] = []
+        self.cut = 0
+        self._selector = selectors.DefaultSelector()
+        self._ways: list[Way] = []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server.setblocking(False)
+        self.port = int(self._server.getsockname()[1])
+        self._selector.register(self._server, selectors.EVENT_READ, None)
+        self._open = True
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._open = False
+        self._thread.join()
+        self._part()
+        self._server.close()
+        self._selector.close()
+
+    def _run(self) -> None:
+        while self._open:
+            for key, _ in self._selector.select(LOOK if any(way.waiting for way in self._ways) else 0.05):
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._read(key.data)
+            self._pass()
+
+    def _accept(self) -> None:
+        near, _ = self._server.accept()
+        try:
+            far = socket.create_connection(self.target, timeout=5)
+        except OSError:  # the broker is away
+            near.close()
+            return
+        for end in (near, far):
+            end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for way in (Way(near, far, True), Way(far, near, False)):
+            self._ways.append(way)
+            self._selector.register(way.near, selectors.EVENT_READ, way)
+
+    def _read(self, way: Way) -> None:
+        if way.held > ROOM:
+            time.sleep(LOOK)
+            return
+        try:
+            data = way.near.recv(PIECE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end(way)
+            return
+        way.waiting.append((time.monotonic() + self.delay, data))
+        way.held += len(data)
+        if self._counted(self.cut_up if way.up else self.cut_down, len(data)):
+            self.cut += 1
+            self._part()
+
+    def _counted(self, cuts: list[int], size: int) -> bool:
+        """Whether this is where the next cut is due."""
+        if not cuts:
+            return False
+        cuts[0] -= size
+        if cuts[0] <= 0:
+            cuts.pop(0)
+            return True
+        return False
+
+    def _pass(self) -> None:
+        now = time.monotonic()
+        for way in list(self._ways):
+            while way.waiting and way.waiting[0][0] <= now and way in self._ways:
+                due, data = way.waiting.popleft()
+                try:
+                    sent = way.far.send(data)
+                except BlockingIOError:
+                    sent = 0
+                except OSError:
+                    self._end(way)
+                    break
+                way.held -= sent
+                if sent < len(data):
+                    way.waiting.appendleft((due, data[sent:]))
+                    break
+
+    def _end(self, way: Way) -> None:
+        """Ends the connection that a way belongs to."""
+        for one in [one for one in self._ways if {one.near, one.far} == {way.near, way.far}]:
+            self._ways.remove(one)
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(one.near)
+            one.near.close()
+
+    def _part(self) -> None:
+        """Cuts all connections, with what was under way."""
+        while self._ways:
+            self._end(self._ways[0])
