@@ -20,7 +20,7 @@ from coordinator.store import Store
 from federated.data import catalogue
 from tests.support.processes import AGENT, COORDINATOR, WITHOUT_TORCH, Start, result, said
 
-pytestmark = [pytest.mark.processes, pytest.mark.broker]
+pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
 QUICK = ["--set", "method.widths=[0.25,0.5]", "--set", "method.depths=[1]", "--set", "train.epochs=1", "--set", "fleet.wait=90"]
 
 
@@ -198,16 +198,3 @@ def test_devices_are_surveyed_over_the_broker(tmp_path: Path, start: Start, brok
     store = Store.open(tmp_path / "runs", "asked", read_only=True)
     assert {e.outcome for e in store.entries(1)} == {"folded"}
     store.close()
-
-
-def test_the_demo(start: Start) -> None:
-    """The one command of the README: at least three sizes, and all of the promised numbers."""
-    told = result(start(*COORDINATOR, "demo", "--seed", "0", "--format", "json"), 240)
-    assert len({a["parameters"] for a in told["agents"]}) >= 3
-    assert len(told["agents"]) == 4
-    assert told["accuracy"] >= 0.93
-    assert told["worst_accuracy"] >= 0.88
-    assert told["onnx_max_abs_diff"] <= 1e-5
-    assert told["bytes_up"] > 0
-    assert told["bytes_down"] > 0
-    assert set(told) >= {"rounds", "seconds", "broker"}

@@ -1,0 +1,22 @@
+"""The demo, as the README has it run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.processes import COORDINATOR, Start, result
+
+
+@pytest.mark.processes
+@pytest.mark.broker
+def test_the_demo(start: Start) -> None:
+    """The one command of the README: at least three sizes, and all of the promised numbers."""
+    told = result(start(*COORDINATOR, "demo", "--seed", "0", "--format", "json"), 240)
+    assert len({a["parameters"] for a in told["agents"]}) >= 3
+    assert len(told["agents"]) == 4
+    assert told["accuracy"] >= 0.93
+    assert told["worst_accuracy"] >= 0.88
+    assert told["onnx_max_abs_diff"] <= 1e-5
+    assert told["bytes_up"] > 0
+    assert told["bytes_down"] > 0
+    assert set(told) >= {"rounds", "seconds", "broker"}
