@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from coordinator import broker as brokers
-from edge_agent.follow import Arrival, Follower, link_of
+from edge_agent.follow import Arrival, Follower
 from export import bundle
 from export.publish import announce, publish, version_of, withdraw
 from federated.errors import FleetError
 from federated.wire import messages, topics
-from federated.wire.link import Delivery, MqttLink
+from federated.wire.link import Delivery
 from federated.wire.memory import MemoryBroker, MemoryLink
 from tests.support.release import Clock, toy
 
@@ -283,32 +282,3 @@ def test_closing_takes_the_report_away(broker: MemoryBroker, make: Callable[[str
     serve(f, one.name)
     f.close()
     assert topics.serving("spring", "pi") not in broker.retained
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
-        yield started.address
-
-
-@pytest.mark.broker
-def test_an_agent_that_vanishes_takes_its_report_with_it(address: str, tmp_path: Path) -> None:
-    folder = toy(tmp_path / "release")
-    coordinator = MqttLink(address, "coordinator")
-    publish(coordinator, "spring", folder, {})
-    announce(coordinator, messages.Release("spring", version_of(folder, "spring", ASSIGNED)))
-    coordinator.subscribe(topics.serving("spring", "pi"))
-    link = link_of(address, "spring", "pi")
-    f = Follower(link, "spring", "pi", None, tmp_path / "store")
-    arrived = f.turn(20)
-    assert arrived is not None
-    serve(f, arrived.version)
-    heard = coordinator.receive(10)
-    assert heard is not None
-    assert heard.payload
-    link._client.socket().close()  # type: ignore[union-attr]  # no goodbye
-    heard = coordinator.receive(20)
-    assert heard is not None
-    assert (heard.topic, heard.payload) == (topics.serving("spring", "pi"), b"")
-    link.close()
-    coordinator.close()

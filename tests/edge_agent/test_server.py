@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("uvicorn")
 
 from edge_agent import server as serving
-from edge_agent.address import Address, listening, token_of
+from edge_agent.address import Address, listening
 from edge_agent.engine import Answered, Engine
 from edge_agent.replies import state
 from edge_agent.server import Server
@@ -206,32 +206,10 @@ def test_beyond_this_machine_a_token_is_needed(engine: Engine) -> None:
         Server(engine, listening("0.0.0.0:0"), lambda: {})
 
 
-def test_addresses_are_of_this_machine_unless_said_otherwise() -> None:
-    assert listening("8080") == Address("127.0.0.1", 8080, True)
-    assert listening(":8080") == Address("127.0.0.1", 8080, True)
-    assert listening("[::1]:80") == Address("::1", 80, True)
-    assert not listening("0.0.0.0:80").local
-    for wrong in ("127.0.0.1", "127.0.0.1:", "127.0.0.1:99999", "nowhere.invalid:80"):
-        with pytest.raises(UsageError, match="--serve: expected"):
-            listening(wrong)
-
-
 def test_a_port_that_is_taken_is_named(server: Server, engine: Engine) -> None:
     port = int(server.url.rpartition(":")[2])
     with pytest.raises(ConfigError, match=f"--serve 127.0.0.1:{port}: Address already in use"):
         Server(engine, Address("127.0.0.1", port, True), lambda: {})
-
-
-def test_a_secret_is_long_enough(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text("a-secret-of-enough-letters\n")
-    assert token_of(path) == "a-secret-of-enough-letters"
-    for wrong in ("short", "with spaces in between them", ""):
-        path.write_text(wrong)
-        with pytest.raises(ConfigError, match="expected a secret"):
-            token_of(path)
-    with pytest.raises(ConfigError, match="No such file"):
-        token_of(tmp_path / "none")
 
 
 class Slow(Engine):

@@ -1,0 +1,29 @@
+"""A method begun on a small network, and a round of it with updates made by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from federated.aggregate import Total, fold
+from federated.method import configure
+from federated.methods.catalogue import method
+from federated.task import Update
+from models.families import initial, network
+
+__all__ = ["NET", "played", "start"]
+
+NET = network("preresnet", (1, 8, 8), 10)
+
+
+def start(name, **given):
+    chosen = method(name)
+    settings_ = configure(chosen, given)
+    return chosen, chosen.start(initial(NET, 0), chosen.menu(NET, settings_), settings_)
+
+
+def played(chosen, state, *updates):
+    total = Total()
+    for index, (submodel, tensors, samples, notes) in enumerate(updates):
+        one = Update("r", 0, 0, str(index), "train", submodel, "0", samples, 1, tensors, notes)
+        fold(total, chosen.parts(state, chosen.place(state, one.submodel), one), (index,))
+    return chosen.finish(state, total, np.random.default_rng(0)).tensors
