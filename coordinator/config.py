@@ -122,7 +122,7 @@ class Robust(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     byzantine: how many liars the rule is to outlive in a round. clip: that norm; 0: the median of the submodel's in earlier rounds.
     """
 
-    bound: Annotated[float, msgspec.Meta(ge=0)] = 10.0
+    bound: Annotated[float, msgspec.Meta(ge=0)] = 100.0
     rule: Literal["none", "clip", "trimmed", "median", "krum", "multikrum"] = "none"
     byzantine: Annotated[int, msgspec.Meta(ge=0)] = 1
     clip: Annotated[float, msgspec.Meta(ge=0)] = 0.0

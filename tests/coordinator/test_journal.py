@@ -23,7 +23,17 @@ SMALL, LARGE = menu(NETWORK, (0.5, 1.0), (2,))
 STANDING = Standing("basis", 2, 1.5, setbacks=(Setback(SMALL.name, "late", 3, "slow"),))
 VERDICT = Verdict(SMALL, Decision("a", SMALL.name, True, "fits", 0.5, 9.0, 10**6), (Offer(SMALL, 0.5, 9.0, 10**6, True),), Bounds(seconds=30.0))
 OPENED = Opened(
-    4, 2, {"a": SMALL, "b": LARGE}, {"a": "0" * 64}, ((SMALL, 1), (LARGE, 1)), {"a": {"labels": [1, 2]}}, {"a": VERDICT}, {"a": STANDING}, 60.0
+    4,
+    2,
+    {"a": SMALL, "b": LARGE},
+    {"a": "0" * 64},
+    ((SMALL, 1), (LARGE, 1)),
+    {"a": {"labels": [1, 2]}},
+    {"a": VERDICT},
+    {"a": STANDING},
+    60.0,
+    2,
+    2,
 )
 FOLDED = Folded(Entry("a", SMALL.name, "folded", 10, 2, 0.5, 1.25, 0.1, 7, 0, "1" * 64), SMALL, STANDING, {"before": {"count": [10]}})
 
@@ -67,7 +77,7 @@ def test_a_snapshot_comes_back_bit_for_bit_and_replaces_the_one_before(store: St
     assert torch.equal(found.total.sums["w"].value, kept.sums["w"].value)
     assert (found.total.sums["w"].cover, found.total.seen) == (kept.sums["w"].cover, kept.seen)
     assert found.folded == (FOLDED, FOLDED)
-    assert found.settled == {"a": "folded"}
+    assert found.settled == {("a", 4): "folded"}
     assert len(list(store.folder.glob("total-*"))) == 1
 
 
@@ -75,8 +85,8 @@ def test_of_a_round_that_closed_nothing_more_is_awaited(store: Store) -> None:
     """What was folded after the last snapshot is not settled: it lies in the spool."""
     store.journal.begin(OPENED)
     store.journal.snapshot(4, total(1.0), [FOLDED])
-    store.journal.close(4, {"a": "folded", "b": "folded", "c": "late"})
-    assert left(store).settled == {"a": "folded", "c": "late"}
+    store.journal.close(4, {("a", 4): "folded", ("b", 4): "folded", ("c", 4): "late"})
+    assert left(store).settled == {("a", 4): "folded", ("c", 4): "late"}
 
 
 def test_a_stored_round_leaves_nothing_of_its_journal(store: Store) -> None:
