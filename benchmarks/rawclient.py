@@ -274,7 +274,7 @@ class Socket:
         will = messages.Status(self.name, self.agent.session, False)
         client.will_set(topics.status(self.fleet.run, self.name), messages.encode(will), qos=1, retain=True)
         client.on_connect = lambda c, u, flags, reason, p: self.connected(reason.is_failure)
-        client.on_message = lambda c, u, message: self.heard(message.topic, message.payload)
+        client.on_message = lambda c, u, message: self.heard(message.topic, bytes(message.payload))
         client.on_socket_open = lambda c, u, sock: self.fleet.watch(self, sock)
         client.on_socket_close = lambda c, u, sock: self.fleet.forget(self, sock)
         client.on_socket_register_write = lambda c, u, sock: self.fleet.wants(self, sock, write=True)
@@ -321,7 +321,7 @@ class Socket:
         sock = self.client.socket()
         if sock is not None:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]  # it is a socket
             self.client.loop_read()
 
     def die(self) -> None:
@@ -371,8 +371,11 @@ class RawFleet:
     def close(self) -> None:
         """Ends all connections."""
         for one in self.sockets.values():
+            sock = one.client.socket()
             one.client.disconnect()
             one.client.on_socket_unregister_write = one.client.on_socket_close = None
+            if sock is not None:
+                sock.close()
         self._selector.close()
 
     def _tick(self, one: Socket, now: float) -> None:

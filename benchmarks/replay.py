@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.rawclient import encoded, learned, unsent
-from coordinator.config import load
+from coordinator.config import Config, load
 from coordinator.journal import Entry
 from coordinator.selection import generator
 from coordinator.start import beginning
 from coordinator.store import Store
+from coordinator.training import asked
 from coordinator.weights import received
 from federated.aggregate import Total, fold
 from federated.errors import StoreError
 from federated.method import Method, State, configure
 from federated.methods.catalogue import method as method_named
+from federated.task import Task, Update
 from models.submodel import Submodel
 
-__all__ = ["Replayed", "replay"]
+__all__ = ["Make", "Replayed", "replay"]
+
+Array = NDArray[Any]
+Make = Callable[[Task, Mapping[str, Array]], Update]
+"""What an agent makes of a task and the weights that it names."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +48,10 @@ class Replayed:
     equal: bool
 
 
-def replay(runs: Path, name: str, attempts: int = 0) -> Replayed:
-    """Folds again what a run of raw agents folded, by a method that asks nothing of the fleet.
+def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -> Replayed:
+    """Folds again what a run folded, by a method that asks nothing of the fleet.
 
-    attempts: coordinators that the run had, to look at every digest; 0: nobody looks.
+    attempts: coordinators that the run had, to look at every digest; 0: nobody looks. make: what an agent makes of its task; None: a raw one's.
     Raises StoreError where there is no such run.
     """
     torch.set_num_threads(1)
@@ -62,7 +70,7 @@ def replay(runs: Path, name: str, attempts: int = 0) -> Replayed:
             entries = sorted((entry for entry in store.entries(number) if entry.outcome == "folded"), key=lambda entry: entry.position)
             folded[number] = [entry.agent for entry in entries]
             doubled += 2 * len(entries) - len(set(folded[number])) - len({entry.position for entry in entries})
-            total, odd = refolded(method, state, entries, menu, config.name, attempts)
+            total, odd = refolded(method, state, entries, menu, config, attempts, make or raw)
             foreign += odd
             state = method.finish(state, total, generator(config.seed, 3, number)) if total.seen else replace(state, round=number)
         return Replayed(folded, doubled, foreign, all(torch.equal(value, last.tensors[home]) for home, value in state.tensors.items()))
@@ -70,15 +78,24 @@ def replay(runs: Path, name: str, attempts: int = 0) -> Replayed:
         store.close()
 
 
-def refolded(method: Method, state: State, entries: Sequence[Entry], menu: dict[str, Submodel], run: str, attempts: int) -> tuple[Total, int]:
+def refolded(
+    method: Method, state: State, entries: Sequence[Entry], menu: dict[str, Submodel], config: Config, attempts: int, make: Make
+) -> tuple[Total, int]:
     """The total of a round, and how many of its updates are foreign: of none of so many attempts."""
     total, foreign = Total(), 0
     for entry in entries:
         submodel = menu[entry.submodel]
-        plan = method.place(state, submodel)
+        plan, recipe = method.place(state, submodel), asked(method.recipe(state, submodel), config)
         weights = {name: np.asarray(value) for name, value in method.dispatch(state, plan).items()}
-        values = learned(weights, entry.agent, state.round + 1)
-        made = [unsent(run, state.round + 1, attempt, entry.agent, submodel, f"r{state.round}") for attempt in range(1, max(1, attempts) + 1)]
-        foreign += attempts > 0 and entry.digest not in {hashlib.sha256(encoded(update, values)).hexdigest() for update in made}
-        fold(total, method.parts(state, plan, received(replace(made[0], tensors=values))), (entry.agent, 0))
+        task = Task(config.name, state.round + 1, 1, entry.agent, "train", submodel, f"r{state.round}", "", 0, recipe, 60.0)
+        update = make(task, weights)
+        made = [encoded(replace(update, attempt=attempt, tensors={}), update.tensors) for attempt in range(1, attempts + 1)]
+        foreign += attempts > 0 and entry.digest not in {hashlib.sha256(data).hexdigest() for data in made}
+        fold(total, method.parts(state, plan, received(update)), (entry.agent, 0))
     return total, foreign
+
+
+def raw(task: Task, weights: Mapping[str, Array]) -> Update:
+    """The update of a raw agent."""
+    said = unsent(task.run, task.round, task.attempt, task.agent, task.submodel, task.version)
+    return replace(said, tensors=learned(weights, task.agent, task.round))

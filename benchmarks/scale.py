@@ -28,11 +28,12 @@ from coordinator.store import Store
 from federated.console import FORMAT, speaker, speaking_plainly
 from federated.errors import ConfigError, FleetError, StoreError
 
-__all__ = ["Scale", "Turn", "command", "flat", "measure", "settings_of"]
+__all__ = ["Course", "Scale", "Turn", "command", "course", "flat", "measure", "settings_of", "spelled"]
 
 RUN = "scale"
 SILENCE = 300.0  # seconds without a round after which it is given up
 SAMPLE = 0.1  # seconds between looks at the coordinator's memory
+FEW, FEW_ROUNDS = 2, 3  # agents and rounds of the run to compare with
 SPARE = 64  # descriptors beside the agents' sockets
 MODEL = "preresnet-10"  # 20 MB, of which each agent holds an eighth of the width: 0.3 MB
 SETTINGS = {
@@ -70,8 +71,8 @@ class Turn:
 class Scale:
     """lost: updates that were asked for and not folded; doubled, foreign, equal: as `benchmarks.replay` finds. model: bytes of the weights.
 
-    base: bytes that the coordinator held when all had joined and no round had begun; peak: the most that it held in any round. flat: whether that is
-    within base and three models. joined: seconds until all were there. connected: agents when the first round began.
+    before: bytes that the coordinator held when all had joined and no round had begun; base: the most that one with few agents held in any round,
+    peak: this one. flat: whether peak is within base and three models. joined: seconds until all were there. connected: agents then.
     """
 
     agents: int
@@ -84,6 +85,7 @@ class Scale:
     foreign: int
     equal: bool
     model: int
+    before: int
     base: int
     peak: int
     flat: bool
@@ -123,10 +125,47 @@ class Usage:
         return most, *(sum(process.cpu_times()[:2]) for process in (self.coordinator, self.broker))
 
 
+@dataclass(frozen=True)
+class Course:
+    """How a run went. joined: seconds until all were there; connected: agents then; before: bytes that the coordinator held then."""
+
+    turns: tuple[Turn, ...]
+    joined: float
+    connected: int
+    before: int
+
+
 def measure(folder: Path, agents: int, rounds: int, say: Say) -> Scale:
-    """Runs it. Raises ConfigError where this machine does not allow so many sockets, FleetError where the run fails or falls silent."""
+    """Runs it, after one with few agents to compare with. Raises ConfigError where this machine does not allow so many sockets, FleetError."""
     allow(agents + SPARE)
     start = time.monotonic()
+    few = course(folder / "few", FEW, FEW_ROUNDS, say)
+    many = course(folder / "many", agents, rounds, say)
+    found = replay(folder / "many", RUN, 1)
+    model = max(path.stat().st_size for path in (folder / "many" / RUN).glob("round-*.safetensors"))
+    base, peaks = max(turn.rss for turn in few.turns), [turn.rss for turn in many.turns]
+    return Scale(
+        agents,
+        rounds,
+        many.turns,
+        many.connected,
+        round(many.joined, 2),
+        agents * rounds - sum(len(set(who)) for who in found.folded.values()),
+        found.doubled,
+        found.foreign,
+        found.equal,
+        model,
+        many.before,
+        base,
+        max(peaks),
+        flat(base, peaks, model),
+        round(time.monotonic() - start, 1),
+    )
+
+
+def course(folder: Path, agents: int, rounds: int, say: Say) -> Course:
+    """One run. Raises FleetError where it fails or falls silent."""
+    folder.mkdir(parents=True)
     names = [f"a{i:04d}" for i in range(agents)]
     with ExitStack() as stack:
         broker = stack.enter_context(brokers.start("127.0.0.1", 0, "mosquitto", folder / "broker"))
@@ -137,31 +176,10 @@ def measure(folder: Path, agents: int, rounds: int, say: Say) -> Scale:
         fleet = RawFleet(RUN, names, (host, int(port)), Raw())
         stack.callback(fleet.close)
         usage = Usage(psutil.Process(coordinator.popen.pid), mosquitto())
-        joined, connected, base = join(fleet, coordinator, usage)
-        say(f"{connected} agents after {joined:.1f} s; the coordinator holds {base / 1e6:.0f} MB")
+        joined, connected, before = join(fleet, coordinator, usage)
+        say(f"{connected} agents after {joined:.1f} s; the coordinator holds {before / 1e6:.0f} MB")
         peaks = follow(fleet, coordinator, usage, folder, rounds, say)
-    turns = finished(folder, rounds, peaks)
-    found = replay(folder, RUN, 1)
-    asked = agents * rounds
-    size = max(path.stat().st_size for path in (folder / RUN).glob("round-*.safetensors"))
-    lost = asked - sum(len(set(who)) for who in found.folded.values())
-    peak = max(turn.rss for turn in turns)
-    return Scale(
-        agents,
-        rounds,
-        turns,
-        connected,
-        joined,
-        lost,
-        found.doubled,
-        found.foreign,
-        found.equal,
-        size,
-        base,
-        peak,
-        flat(base, [turn.rss for turn in turns], size),
-        time.monotonic() - start,
-    )
+    return Course(finished(folder, rounds, peaks), joined, connected, before)
 
 
 def allow(files: int) -> None:
@@ -244,7 +262,8 @@ def lines(made: Scale) -> list[str]:
     return [
         f"{made.agents} agents, {made.connected} connected after {made.joined:.1f} s; {made.rounds} rounds, a model of {made.model / 1e6:.2f} MB",
         f"lost {made.lost}, doubled {made.doubled}, foreign {made.foreign}, the model {'equals' if made.equal else 'IS NOT'} that of a replay",
-        f"coordinator: {made.base / 1e6:.1f} MB before the first round, at most {made.peak / 1e6:.1f} MB in one: "
+        f"coordinator: {made.before / 1e6:.1f} MB before the first round, at most {made.peak / 1e6:.1f} MB in one "
+        f"({made.base / 1e6:.1f} MB with {FEW} agents): "
         f"{'flat' if made.flat else 'NOT flat'} ({(made.peak - made.base) / made.model:.1f} models more)",
         f"a round took {statistics.median(seconds):.2f} s (median), {max(seconds):.2f} s at most; processor seconds of a round: coordinator "
         f"{statistics.median(t.coordinator for t in made.turns):.2f}, broker {statistics.median(t.broker for t in made.turns):.2f}",

@@ -49,6 +49,10 @@ class Process:
                 self.popen.send_signal(signal.SIGKILL)
             self.popen.wait()
 
+    def said(self, words: str) -> int:
+        """How often it said something."""
+        return self.log.read_text(errors="replace").count(words) if self.log.exists() else 0
+
     def tail(self, lines: int = 15) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from benchmarks.faults.places import link, small_disk
 from benchmarks.faults.proxy import Proxy
-from benchmarks.faults.trial import AGENTS, ROUNDS, Trial
-from benchmarks.rawclient import Bend, Raw
+from benchmarks.faults.real import agent_disk_full, agent_killed
+from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, later
+from benchmarks.rawclient import Raw
 
 __all__ = ["ON_AMQTT", "SCENARIOS", "Scenario"]
 
@@ -35,22 +36,12 @@ def fused(stage: str, when: str, times: int) -> Scenario:
 
 def at_any_moment(trial: Trial) -> None:
     """kill -9 of the coordinator at a moment of its first seconds with agents."""
-    later(trial, lambda: (trial.coordinator.kill(), trial.strike()), trial.rng.uniform(0, 2.5))
 
+    def strike() -> None:
+        trial.coordinator.kill()
+        trial.strike()
 
-def later(trial: Trial, strike: Callable[[], object], seconds: float, *, times: int = 1) -> None:
-    """Breaks something so many seconds after the first task, and, if more often than once, as long after each time."""
-    state = {"due": 0.0, "left": float(times)}
-
-    def each() -> None:
-        if not state["due"]:
-            state["due"] = time.monotonic() + seconds if trial.round else 0.0
-        elif state["left"] and time.monotonic() >= state["due"]:
-            state["left"] -= 1
-            state["due"] = time.monotonic() + seconds
-            strike()
-
-    trial.each = each
+    later(trial, strike, trial.rng.uniform(0, 2.5))
 
 
 # ---- the broker, the agents --------------------------------------------------------------------------------------------
@@ -146,14 +137,9 @@ def spoilt(what: Callable[[bytes, random.Random], list[bytes]]) -> Scenario:
                 held[agent] = [(topic, payload)]
             return [*((topic, one) for one in made), *waiting]
 
-        trial.how = Raw(chunk=16 << 10, bend=checked(bend))
+        trial.how = Raw(chunk=16 << 10, bend=bend)
 
     return prepare
-
-
-def checked(bend: Bend) -> Bend:
-    """The type checker's word for it."""
-    return bend
 
 
 def damaged(payload: bytes, rng: random.Random) -> list[bytes]:
@@ -233,6 +219,7 @@ SCENARIOS: dict[str, Scenario] = {
     "broker killed": broker_killed(persistent=True),
     "broker without persistence": broker_killed(persistent=False),
     "agents killed": agents_killed,
+    "agent process killed": agent_killed,
     "upload cut": cut("up"),
     "download cut": cut("down"),
     "chunks damaged": spoilt(damaged),
@@ -240,6 +227,7 @@ SCENARIOS: dict[str, Scenario] = {
     "chunks reordered": spoilt(held_back),
     "slow subscriber": slow_subscriber,
     "disk full": disk_full,
+    "disk of an agent full": agent_disk_full,
     "1 MB/s and 300 ms": slow_link,
 }
 ON_AMQTT = (

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from benchmarks.faults.places import Broker, Process
 from benchmarks.rawclient import Raw, RawFleet
-from benchmarks.replay import Replayed, replay
+from benchmarks.replay import Make, Replayed, replay
 from benchmarks.scale import spelled
 from coordinator.demo import module
 from coordinator.store import Store
 from federated.errors import EspalierError, StoreError
 
-__all__ = ["AGENTS", "ROUNDS", "RUN", "Outcome", "Trial", "command_of", "turn"]
+__all__ = ["AGENTS", "ROUNDS", "RUN", "Outcome", "Real", "Trial", "command_of", "later", "turn"]
 
 RUN = "faults"
 ROUNDS = 3
@@ -76,10 +76,17 @@ def command_of(address: str, runs: Path, settings: dict[str, object], *, resume:
 
 
 @dataclass
+class Real:
+    """Real agents. make: what one makes of a task, in this process."""
+
+    make: Make
+
+
+@dataclass
 class Trial:
     """What a scenario may break, and when. fuse: the instant at which the coordinator's first life ends, as `benchmarks.faults.fuse` takes it.
 
-    behind: host and port at which the agents find the broker, where that is not the broker itself. each: called at every turn, to break things.
+    names: of raw agents; real: agents that are processes and train, in their place. each: called at every turn, to break things.
     """
 
     folder: Path
@@ -95,6 +102,7 @@ class Trial:
     under: Sequence[str] = ()
     names: Sequence[str] = AGENTS
     each: Callable[[], None] = lambda: None
+    real: Real | None = None
     runs: Path = field(init=False)
     struck: list[float] = field(default_factory=list)
     healed: list[float] = field(default_factory=list)
@@ -114,7 +122,7 @@ class Trial:
         self.coordinator = Process("coordinator", self.folder, self.under)
         self.stack.callback(self.coordinator.kill)
         self.start_coordinator()
-        self.fleet = RawFleet(RUN, self.names, (self.host, self.broker.port), self.how)
+        self.fleet = RawFleet(RUN, () if self.real is not None else self.names, (self.host, self.broker.port), self.how)
         self.stack.callback(self.fleet.close)
 
     def start_coordinator(self) -> None:
@@ -133,11 +141,15 @@ class Trial:
     @property
     def round(self) -> int:
         """The latest round that an agent was asked for."""
+        if self.real is not None:
+            return self.coordinator.said("w1-d1.1.1, ")
         return max((agent.task.round for agent in self.fleet.agents if agent.task is not None), default=0)
 
     @property
     def accepted(self) -> int:
-        """Updates that agents were told were taken."""
+        """Updates that agents were told were taken; of real ones, rounds that are over."""
+        if self.real is not None:
+            return self.coordinator.said(" updates, ")
         return sum(len(agent.accepted) for agent in self.fleet.agents)
 
     # ---- its course ------------------------------------------------------------------------------------------------------
@@ -169,9 +181,11 @@ class Trial:
         why = "" if survived else f"not over after {time.monotonic() - self.started:.0f} s: {self.coordinator.tail(3)}"
         found = Replayed({}, 0, 0, equal=False)
         with contextlib.suppress(StoreError):
-            found = replay(self.runs, RUN, self.coordinator.lives)
+            found = replay(self.runs, RUN, *((self.coordinator.lives,) if self.real is None else (0, self.real.make)))
         folded = {(number, agent) for number, agents in found.folded.items() for agent in agents}
         asked = {(number, agent) for number in range(1, ROUNDS + 1) for agent in self.names}
+        told = self.told_of() if survived else set()
+        asked -= told if self.real is not None else set()
         if survived and asked - folded:
             why = f"not in a model: {sorted(asked - folded)}; {self.outcomes()}"
         if survived and not (asked - folded) and (found.foreign or not found.equal):
@@ -189,6 +203,14 @@ class Trial:
             why if self.struck else f"nothing was broken; {why}",
         )
 
+    def told_of(self) -> set[tuple[int, str]]:
+        """Tasks that came to nothing because their device could not do them, and said so: no update was made that could be lost."""
+        store = Store.open(self.runs, RUN, read_only=True)
+        try:
+            return {(n, e.agent) for n in range(1, ROUNDS + 1) for e in store.entries(n) if e.outcome.startswith("failed: no room")}
+        finally:
+            store.close()
+
     def outcomes(self) -> str:
         """What the record says of updates that were not folded."""
         store = Store.open(self.runs, RUN, read_only=True)
@@ -196,6 +218,21 @@ class Trial:
             return "; ".join(f"{n} {e.agent} {e.outcome}" for n in range(1, ROUNDS + 1) for e in store.entries(n) if e.outcome != "folded")
         finally:
             store.close()
+
+
+def later(trial: Trial, strike: Callable[[], object], seconds: float) -> None:
+    """Breaks something, once, so many seconds after the first task."""
+    due, done = 0.0, False
+
+    def each() -> None:
+        nonlocal due, done
+        if not due:
+            due = time.monotonic() + seconds if trial.round else 0.0
+        elif not done and time.monotonic() >= due:
+            done = True
+            strike()
+
+    trial.each = each
 
 
 def turn(name: str, prepare: Callable[[Trial], None], folder: Path, seed: int, kind: str = "mosquitto") -> Outcome:

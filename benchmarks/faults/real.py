@@ -1,0 +1,100 @@
+"""Scenarios with real agents: processes of `edge-agent join` that train, and whose training is done again here to compare the bits."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from benchmarks.faults.places import Process, small_disk
+from benchmarks.faults.trial import RUN, Real, Trial, later
+from coordinator.demo import module
+from federated.data import catalogue
+from federated.data.dataset import Dataset
+from federated.local import perform
+from federated.task import Task, Update
+
+__all__ = ["agent_disk_full", "agent_killed"]
+
+NAMES = ("a0", "a1")
+SETTINGS: dict[str, object] = {
+    "fleet.min_agents": len(NAMES),
+    "train.steps": 40,
+    "train.epochs": 100,
+    "train.batch": 16,
+    "assign.submodels": {"*": "w1-d1.1.1"},
+}
+DISK = 16 << 20  # bytes of the spool's file system
+
+
+@functools.cache
+def data(name: str) -> Dataset:
+    """What an agent learns from."""
+    return catalogue.device("digits", name=name, shard=f"{NAMES.index(name)}/{len(NAMES)}", partition="iid", seed=0)
+
+
+def trained(task: Task, weights: Mapping[str, NDArray[Any]]) -> Update:
+    return perform(task, weights, data(task.agent))[0]
+
+
+def joined(trial: Trial) -> dict[str, Process]:
+    """Has the trial start real agents; they are there once it has begun."""
+    trial.names, trial.real, trial.settings = NAMES, Real(trained), SETTINGS
+    agents: dict[str, Process] = {}
+    inner = trial.begin
+
+    def begin() -> None:
+        inner()
+        for name in NAMES:
+            agents[name] = Process(name, trial.folder)
+            trial.stack.callback(agents[name].kill)
+            join(trial, agents[name])
+
+    trial.begin = begin  # type: ignore[method-assign]
+    return agents
+
+
+def join(trial: Trial, agent: Process) -> None:
+    shard = ["--data", "digits", "--shard", f"{NAMES.index(agent.name)}/{len(NAMES)}", "--partition", "iid"]
+    where = ["--broker", f"127.0.0.1:{trial.broker.port}", "--run", RUN, "--name", agent.name, "--spool", str(trial.folder / "spool" / agent.name)]
+    agent.start(module("edge_agent.cli", "join", *where, "--wait", "120", *shard))
+
+
+def agent_killed(trial: Trial) -> None:
+    """kill -9 of an agent while it downloads, trains or sends; it is started again at once."""
+    agents, victim = joined(trial), trial.rng.choice(NAMES)
+
+    def strike() -> None:
+        agents[victim].kill()
+        trial.strike()
+        join(trial, agents[victim])
+
+    later(trial, strike, trial.rng.uniform(0, 1.5))
+
+
+def agent_disk_full(trial: Trial) -> None:
+    """The disk of an agent's spool is full for two seconds. What it cannot take it must say: that is no update lost."""
+    joined(trial)
+    space = trial.stack.enter_context(small_disk(trial.folder / "spool" / trial.rng.choice(NAMES), DISK))
+    left, until = trial.rng.randrange(300_000), 0.0
+
+    def strike() -> None:
+        nonlocal until
+        space.fill(left)
+        trial.strike()
+        until = time.monotonic() + 2.0
+
+    later(trial, strike, trial.rng.uniform(0, 1.0))
+    inner = trial.each
+
+    def each() -> None:
+        nonlocal until
+        inner()
+        if until and time.monotonic() >= until:
+            until = 0.0
+            space.empty()
+
+    trial.each = each

@@ -1,0 +1,122 @@
+"""The campaign's parts break what they say that they break, and each scenario runs once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults.command import seed_of, summary
+from benchmarks.faults.proxy import Proxy
+from benchmarks.faults.scenarios import ON_AMQTT, SCENARIOS, damaged
+from benchmarks.faults.trial import Outcome, turn
+from coordinator import broker as brokers
+
+QUICK = ("coordinator during a fold", "upload cut", "chunks damaged")
+ROOT_ONLY = ("disk full", "disk of an agent full", "1 MB/s and 300 ms")
+FUSED = """
+import sys
+from contextlib import contextmanager
+from benchmarks.faults.fuse import Fuse
+@contextmanager
+def timing(watch, what):
+    yield
+fuse = Fuse(timing, "fold", sys.argv[1], 2, 0.0)
+for number in (1, 2, 3):
+    print("to", number, flush=True)
+    with fuse(None, "fold"):
+        print("in", number, flush=True)
+    with fuse(None, "save"):
+        pass
+"""
+
+
+@pytest.mark.parametrize(("when", "last"), [("before", "to 2"), ("after", "in 2")])
+def test_a_fuse_kills_its_process_at_the_instant_that_was_drawn(when: str, last: str) -> None:
+    done = subprocess.run([sys.executable, "-c", FUSED, when], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert done.stdout.splitlines()[-1] == last
+
+
+@contextlib.contextmanager
+def echo() -> object:
+    """A server that counts what comes, and says it back."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                one, _ = server.accept()
+                with contextlib.suppress(OSError):
+                    while data := one.recv(65536):
+                        one.sendall(data)
+                one.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield server.getsockname()
+    finally:
+        server.close()
+
+
+def test_a_proxy_passes_everything_until_it_cuts() -> None:
+    with echo() as target:
+        proxy = Proxy(target)
+        try:
+            proxy.cut_up.append(1_000_000)
+            with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as near:
+                near.sendall(b"x" * 100_000)
+                found = b""
+                while len(found) < 100_000:
+                    found += near.recv(65536)
+                assert found == b"x" * 100_000
+                assert proxy.cut == 0
+                with contextlib.suppress(OSError):
+                    near.sendall(b"y" * 2_000_000)
+                    while near.recv(65536):
+                        pass
+                assert proxy.cut == 1
+        finally:
+            proxy.close()
+
+
+def test_damage_is_one_bit() -> None:
+    (made,) = damaged(bytes(100), random.Random(1))
+    assert sum(byte.bit_count() for byte in made) == 1
+
+
+def test_a_run_that_did_not_recover_counts_as_lost() -> None:
+    good = Outcome("s", 1, 2, True, 0, 0, True, (1.0, 3.0), 9.0)
+    bad = Outcome("s", 2, 1, False, 12, 0, False, (), 150.0, "not over")
+    found = summary("s", [good, bad])
+    assert (found.runs, found.injected, found.survived, found.lost_updates, found.equal) == (2, 3, 1, 12, 1)
+    assert (found.recovery_s, found.longest_s) == (2.0, 3.0)
+    assert found.why == ("seed 2: not over",)
+
+
+def test_every_run_has_a_seed_of_its_own() -> None:
+    assert len({seed_of(seed, name, number) for seed in range(3) for name in SCENARIOS for number in range(10)}) == 30 * len(SCENARIOS)
+    assert set(ON_AMQTT) < set(SCENARIOS)
+
+
+def scenario(name: str) -> object:
+    marks = [pytest.mark.broker, pytest.mark.processes, *([] if name in QUICK else [pytest.mark.slow])]
+    marks.append(pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed"))
+    if name in ROOT_ONLY:
+        marks.append(pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a file system, or a network namespace"))
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", [scenario(name) for name in SCENARIOS])
+def test_nothing_is_lost_and_nothing_is_folded_twice(tmp_path: Path, name: str) -> None:
+    found = turn(name, SCENARIOS[name], tmp_path / "run", 7)
+    assert found.injected, found.why
+    assert (found.survived, found.lost, found.doubled, found.equal) == (True, 0, 0, True), found.why

@@ -1,0 +1,61 @@
+"""Many raw agents with one coordinator: what they send is what must be in the model, and a replay notices where it is not."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import scale
+from benchmarks.fuzzing.samples import SUBMODEL
+from benchmarks.rawclient import learned, unsent
+from benchmarks.replay import replay
+from coordinator import broker as brokers
+
+
+def test_memory_is_flat_within_three_models() -> None:
+    assert scale.flat(100, [110, 130], 10)
+    assert not scale.flat(100, [131, 110], 10)
+
+
+def test_values_are_spelled_as_toml() -> None:
+    assert scale.spelled({"a*": "w1", "b": [1, 0.5], "c": True}) == '{"a*" = "w1", "b" = [1, 0.5], "c" = true}'
+
+
+def test_what_a_raw_agent_learns_depends_on_weights_agent_and_round_alone() -> None:
+    weights = {"w": np.ones((2, 3), np.float32), "b": np.zeros(2, np.float32)}
+    once, again = learned(weights, "a", 1), learned(weights, "a", 1)
+    assert all(np.array_equal(once[name], again[name]) and once[name].dtype == np.float32 for name in weights)
+    assert not np.array_equal(once["w"], learned(weights, "b", 1)["w"])
+    assert not np.array_equal(once["w"], learned(weights, "a", 2)["w"])
+    assert np.abs(once["w"] - 1).max() < 0.01
+
+
+@pytest.mark.broker
+@pytest.mark.processes
+@pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed")
+def test_twenty_agents_lose_nothing_and_a_record_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    made = scale.course(tmp_path / "runs", 20, 2, lambda line: None)
+    assert [turn.folded for turn in made.turns] == [20, 20]
+    assert made.connected == 20
+    found = replay(tmp_path / "runs", scale.RUN, 1)
+    assert (found.equal, found.doubled, found.foreign) == (True, 0, 0)
+    assert found.folded[1] == [f"a{i:04d}" for i in range(20)]
+    for change, equal, foreign in (
+        ("DELETE FROM updates WHERE round = 1 AND agent = 'a0003'", False, 20),  # in round 2 all began from other weights than they say
+        ("UPDATE updates SET digest = 'x' WHERE round = 2 AND agent = 'a0003'", True, 1),
+    ):
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        shutil.copytree(tmp_path / "runs", tmp_path / "copy", ignore=shutil.ignore_patterns("broker"))
+        with sqlite3.connect(tmp_path / "copy" / scale.RUN / "run.sqlite") as database:
+            database.execute(change)
+        database.close()
+        changed = replay(tmp_path / "copy", scale.RUN, 1)
+        assert (changed.equal, changed.foreign) == (equal, foreign)
+
+
+def test_what_a_raw_agent_says_of_itself_repeats() -> None:
+    assert unsent("r", 1, 1, "a", SUBMODEL, "r0") == unsent("r", 1, 1, "a", SUBMODEL, "r0")
