@@ -142,15 +142,18 @@ def fetched(office: Address, token: Token) -> str:
     unknown.check_hostname, unknown.verify_mode = False, ssl.CERT_NONE  # nothing is said here, and what is heard is compared with the token
     status, body = spoken(office, unknown, "GET", AUTHORITY, None)
     try:
-        shown = hashlib.sha256(ssl.PEM_cert_to_DER_cert(body.decode("ascii").strip())).digest() if status == 200 else b""
+        found = ssl.PEM_cert_to_DER_cert(body.decode("ascii").strip()) if status == 200 else b""
     except ValueError:
-        shown = b""
+        found = b""
+    shown = hashlib.sha256(found).digest() if found else b""
     if not hmac.compare_digest(shown, token.fingerprint):
         raise LinkError(
             f"{office.host}:{office.port} shows another authority than the token names ({shown.hex()[:16] or 'none'}... instead of "
             f"{token.fingerprint.hex()[:16]}...): the token is of another coordinator, or somebody is in between. Nothing was said to it"
         )
-    return body.decode("ascii")
+    return ssl.DER_cert_to_PEM_cert(
+        found
+    )  # what was compared and no more: behind a certificate's padding another one would go unread, and be trusted
 
 
 def asked(office: Address, path: str, question: Ask | Renewal) -> Answer:
