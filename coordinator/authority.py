@@ -56,6 +56,7 @@ __all__ = ["LIFE", "Authority"]
 OWN_LIFE, LIFE = timedelta(days=397), timedelta(days=90)  # of what is the coordinator's, of agents'
 LIST_LIFE = timedelta(days=180)  # a broker that has no newer list by then lets nobody in
 SLOW = timedelta(minutes=10)
+MOST = 100  # good certificates of one name: answers get lost, but nobody is to fill the registry
 
 
 class Authority:
@@ -168,6 +169,10 @@ class Authority:
                 raise Refused(f"the certificate of '{known.name}' was revoked: it is not renewed")
             if name_of(asked) != known.name:
                 raise Refused(f"the certificate is of '{known.name}', the new one is asked for '{name_of(asked)}'")
+            if self.registry.count(known.name, now) >= MOST:
+                raise Refused(
+                    f"'{known.name}' has {MOST} certificates that are good: no more before one of them ends, or coordinator revoke {known.name}"
+                )
             return self._admit(known.name, asked, life).pem
 
     def revoke(self, name: str, now: float | None = None) -> int:

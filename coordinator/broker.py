@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import signal
@@ -32,12 +33,14 @@ from federated.wire.link import MqttLink
 
 __all__ = ["Broker", "find_mosquitto", "start"]
 
+log = logging.getLogger(__name__)
+
 STARTING = 20.0  # seconds until a broker must answer
 ENDING = 5.0  # seconds that it has to end by itself
 SAVING = 60.0  # seconds that it has to write down what it keeps, where it is to come back
 MQTT_3_1_1 = 4  # the protocol's number on the wire
 RIGHTS = "rights.acl"
-TAIL = 1500  # characters of its log to show
+TAIL = 20  # lines of its log to show
 
 # Runs the command, and ends it when standard input ends; SIGHUP, by which a broker reads its files again, is passed on. The pipe is read beside
 # it so that the broker's own end is noticed, too; a signal interrupts waiting, and is no end.
@@ -75,6 +78,12 @@ class Broker:
         """Ends the broker and starts it again, with all that it keeps. Everybody is cut, and comes back who may."""
         self.stop(SAVING)
         self._process = self._started()
+
+    def mend(self) -> None:
+        """Starts it again where it ended by itself, or was ended by another. Raises LinkError where it does not start."""
+        if (status := self._process.poll()) is not None:
+            log.error("%s ended with status %d; starting it again. Its log ended: %s", self.kind, status, self._said(1) or "(empty)")
+            self.restart()
 
     def stop(self, patience: float = ENDING) -> None:
         """Ends the broker and waits for it; twice is fine."""
@@ -120,8 +129,11 @@ class Broker:
                 time.sleep(0.05)
         ended = self._process.poll()
         how = f"ended with status {ended}" if ended is not None else f"did not answer within {STARTING:.0f} s ({why})"
-        tail = self.log.read_text(errors="replace")[-TAIL:].strip()
-        raise LinkError(f"{self.kind} {self.version} {how}; its log ({self.log}) ends:\n{tail or '(empty)'}")
+        raise LinkError(f"{self.kind} {self.version} {how}; its log ({self.log}) ends:\n{self._said(TAIL) or '(empty)'}")
+
+    def _said(self, lines: int) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace")[-1500:].strip().splitlines()[-lines:])
 
 
 def start(
@@ -153,7 +165,7 @@ def start(
         raise LinkError("mosquitto was not found: install it (apt install mosquitto, brew install mosquitto), or use another kind of broker")
     port = free_port(listen, port)
     folder = Path(tempfile.mkdtemp(prefix="espalier-broker-")) if directory is None else directory
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     secret, file = _users(folder, passwords)
     near, far = reachable(listen)
     entry = Address(near.strip("[]"), port, tls is not None, COORDINATOR if secret else None, secret or None)

@@ -46,14 +46,34 @@ SHOWN = "espalier.certificate"  # in a request's scope: what the client showed (
 Kind = TypeVar("Kind", Ask, Renewal)
 
 
+class Listening(socket.socket):
+    """Gives a connection its seconds from the first moment, before TLS too; where there are too many, the oldest gives way to the newest."""
+
+    def __init__(self, family: int) -> None:
+        super().__init__(family)
+        self._open: list[socket.socket] = []
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        made, address = super().accept()
+        self._open = [one for one in self._open if one.fileno() >= 0]
+        while len(self._open) >= OPEN:
+            _cut(self._open.pop(0))
+        self._open.append(made)
+        asyncio.get_running_loop().call_later(LASTING, _cut, made)
+        return made, address
+
+
+def _cut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is over already
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 class Brief(H11Protocol):
     """A connection that ends soon, and that knows its client's certificate."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         self._end = self.loop.call_later(LASTING, transport.abort)
-        if len(self.connections) > OPEN:
-            transport.abort()
         secure, app = transport.get_extra_info("ssl_object"), self.app
         shown = secure.getpeercert(True) if secure is not None else None
 
@@ -78,7 +98,7 @@ class Enrolment:
         self.context.load_verify_locations(authority.ca)
         self.context.verify_mode = ssl.CERT_OPTIONAL  # who enrols has none yet
         self.reload()
-        self._socket = socket.socket(socket.AF_INET6 if ":" in listen else socket.AF_INET)
+        self._socket = Listening(socket.AF_INET6 if ":" in listen else socket.AF_INET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((listen, port))
@@ -152,7 +172,7 @@ async def _read(request: Request, kind: type[Kind]) -> Kind:
         raise HTTPException(400, "the question broke off") from error
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
         raise HTTPException(400, f"expected JSON of {kind.__name__}: {str(error)[:200]}") from error
 
 

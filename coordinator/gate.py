@@ -1,7 +1,7 @@
 """The way in, for as long as a run lasts: a broker, and where that asks for certificates, the authority that gives and takes them.
 
 With --tls a keeper looks every second at what `coordinator enroll` and `coordinator revoke` changed in the authority's folder, and tells
-the broker: a revoked agent may do nothing at once, and its connections are cut.
+the broker: a revoked agent may do nothing at once, and its connections are cut. A broker that was started here is started again where it ended.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from coordinator.authority import Authority
     from coordinator.enrolment import Enrolment
 
-__all__ = ["Gate", "Keeper", "authority_of", "default_folder", "open_gate", "shown"]
+__all__ = ["Gate", "Keeper", "Watch", "authority_of", "default_folder", "open_gate", "shown"]
 
 log = logging.getLogger(__name__)
 
@@ -48,32 +48,54 @@ class Gate:
         return self.names
 
 
-class Keeper:
-    """Looks after an authority's folder from a thread of its own. broker: the one that was started here, or None."""
+class Watch:
+    """Takes a look every second, from a thread of its own, until closed."""
 
-    def __init__(self, authority: Authority, gate: Gate, broker: brokers.Broker | None, enrolment: Enrolment) -> None:
-        self._authority, self._gate, self._broker, self._enrolment = authority, gate, broker, enrolment
-        self._stop, self._tended, self._stamp = threading.Event(), time.monotonic(), self._seen()
-        gate.names = authority.registry.barred()
-        if broker is not None and gate.names:
-            broker.reload(gate.names)
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+    def __init__(self, look: Callable[[], object]) -> None:
+        self._look, self._stop = look, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
 
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK):
+            try:
+                self._look()
+            except (EspalierError, OSError) as error:  # the next look may find it mended
+                log.error("at the gate: %s", error)
+
+
+class Keeper:
+    """Looks after an authority's folder. broker: the one that was started here, or None."""
+
+    def __init__(self, authority: Authority, gate: Gate, broker: brokers.Broker | None, enrolment: Enrolment) -> None:
+        self._authority, self._gate, self._broker, self._enrolment = authority, gate, broker, enrolment
+        self._tended = time.monotonic()
+        gate.names = authority.registry.barred()
+        self._told = gate.names, self._seen()  # what the broker knows
+        if broker is not None and gate.names:
+            broker.reload(gate.names)
+
     def look(self) -> None:
-        """One look: files that are new are read again, names that are barred since the last one are cut off."""
+        """One look: files that are new are read again, names that are barred since the last one are cut off; a broker that ended is started.
+
+        What fails is done at the next look. Raises EspalierError, OSError.
+        """
+        names, stamp = self._authority.registry.barred(), self._seen()
+        self._gate.names = names  # the coordinator refuses before the broker knows
+        if self._broker is not None:
+            self._broker.mend()
+        if (names, stamp) != self._told:
+            self._tell(names, names - self._told[0])
+            self._told = names, stamp
         if time.monotonic() - self._tended > TEND:
             self._tended = time.monotonic()
             self._authority.tend()
-        names, stamp = self._authority.registry.barred(), self._seen()
-        new = names - self._gate.names
-        if names == self._gate.names and stamp == self._stamp:
-            return
-        self._gate.names, self._stamp = names, stamp  # the coordinator refuses before the broker knows
+
+    def _tell(self, names: frozenset[str], new: frozenset[str]) -> None:
         self._enrolment.reload()
         if self._broker is not None:
             self._broker.reload(names)
@@ -86,13 +108,6 @@ class Keeper:
     def _seen(self) -> tuple[int, ...]:
         """When the files that others read were written."""
         return tuple(path.stat().st_mtime_ns for path in (self._authority.crl, self._authority.server))
-
-    def _run(self) -> None:
-        while not self._stop.wait(LOOK):
-            try:
-                self.look()
-            except (EspalierError, OSError) as error:  # the next look may find it mended
-                log.error("the authority's folder: %s", error)
 
 
 def default_folder() -> Path:
@@ -131,7 +146,9 @@ def open_gate(wanted: Wanted, folder: Path, say: Say) -> Iterator[Gate]:
         return
     passwords = Path(wanted.passwords) if wanted.passwords else None
     port = PORTS[False] if wanted.port is None else wanted.port
-    with brokers.start(wanted.listen, port, wanted.kind, folder / "broker", passwords=passwords) as broker:
+    with ExitStack() as stack:
+        broker = stack.enter_context(brokers.start(wanted.listen, port, wanted.kind, folder / "broker", passwords=passwords))
+        stack.callback(Watch(broker.mend).close)
         door = f"mqtt://USER:PASSWORD@{broker.address}" if passwords else broker.address
         say(f"started {broker.kind} {broker.version} at {broker.address}; agents join by: edge-agent join --broker {door}")
         yield Gate(broker.url)
@@ -162,7 +179,7 @@ def _secured(wanted: Wanted, folder: Path, say: Say) -> Iterator[Gate]:
         enrolment = Enrolment(authority, wanted.listen, wanted.enrol, lambda: told)
         stack.callback(enrolment.close)
         authority.registry.note("enrolment", str(enrolment.port))
-        stack.callback(Keeper(authority, gate, broker, enrolment).close)
+        stack.callback(Watch(Keeper(authority, gate, broker, enrolment).look).close)
         what = f"started mosquitto {broker.version} at {broker.address}" if broker else f"using the broker at {told} as '{COORDINATOR}'"
         say(f"{what}; devices enrol at port {enrolment.port}: coordinator enroll NAME prints a token for edge-agent join --token")
         yield gate

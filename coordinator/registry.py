@@ -11,9 +11,10 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from federated.errors import Refused, StoreError
 
@@ -66,10 +67,13 @@ class Registry:
                 raise StoreError(f"{self.path}: {error}") from error
             try:
                 yield
-            except BaseException:
-                self._base.execute("rollback")
+                self._base.execute("commit")
+            except BaseException as error:
+                with suppress(sqlite3.Error):  # a disk that took nothing has ended the change itself
+                    self._base.execute("rollback")
+                if isinstance(error, sqlite3.Error):
+                    raise StoreError(f"{self.path}: {error}") from error
                 raise
-            self._base.execute("commit")
 
     # ---- tokens ----------------------------------------------------------------------------------------------------
 
@@ -121,10 +125,17 @@ class Registry:
         rows = self._select("name = ? and revoked is null and ends > ? order by ends desc limit 1", name, now)
         return rows[0] if rows else None
 
+    def count(self, name: str, now: float) -> int:
+        """How many certificates of a name are neither revoked nor over."""
+        row = self._read("select count(*) from certificates where name = ? and revoked is null and ends > ?", name, now)
+        return int(row[0][0])
+
     def revoke(self, name: str, now: float) -> int:
-        """Revokes all that a name has, its unused tokens too; how many certificates that were."""
+        """Revokes all that a name has, its unused tokens too, and what is over already; how many certificates were good."""
         self._base.execute("delete from tokens where name = ? and serial = ''", (name,))
-        return self._base.execute("update certificates set revoked = ? where name = ? and revoked is null and ends > ?", (now, name, now)).rowcount
+        good = self.count(name, now)
+        self._base.execute("update certificates set revoked = ? where name = ? and revoked is null", (now, name))
+        return good
 
     def revoked(self, now: float) -> list[Certificate]:
         """Those that a list must name: revoked and not over (a day later, for clocks that are slow)."""
@@ -132,11 +143,16 @@ class Registry:
 
     def barred(self) -> frozenset[str]:
         """The names that have certificates, the last of which was revoked."""
-        rows = self._base.execute("select name from certificates group by name having max(revoked is null) = 0").fetchall()
-        return frozenset(row[0] for row in rows)
+        return frozenset(row[0] for row in self._read("select name from certificates group by name having max(revoked is null) = 0"))
 
     def _select(self, where: str, *values: object) -> list[Certificate]:
-        return [Certificate(*row) for row in self._base.execute(f"select {COLUMNS} from certificates where {where}", values)]  # noqa: S608
+        return [Certificate(*row) for row in self._read(f"select {COLUMNS} from certificates where {where}", *values)]  # noqa: S608
+
+    def _read(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        try:
+            return self._base.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise StoreError(f"{self.path}: {error}") from error
 
     # ---- facts -----------------------------------------------------------------------------------------------------
 
@@ -144,8 +160,8 @@ class Registry:
         self._base.execute("insert into facts values (?, ?) on conflict (name) do update set value = excluded.value", (name, value))
 
     def noted(self, name: str) -> str:
-        row = self._base.execute("select value from facts where name = ?", (name,)).fetchone()
-        return "" if row is None else str(row[0])
+        rows = self._read("select value from facts where name = ?", name)
+        return str(rows[0][0]) if rows else ""
 
 
 def digest(secret: bytes) -> str:

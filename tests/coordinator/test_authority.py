@@ -172,6 +172,25 @@ def test_revoking_lists_every_certificate_of_a_name_and_bars_it_until_it_is_enro
     assert authority.registry.barred() == frozenset()
 
 
+def test_who_renewed_for_longer_than_a_certificate_lasts_is_barred_like_any_other(authority: Authority) -> None:
+    token = authority.invite("a", "h", 1, 60)
+    first = authority.enrol(token.secret, request("a", KEY))
+    authority.renew(der(first), request("a", OTHER))
+    later = time.time() + LIFE.total_seconds() + 60
+    authority.renew(der(first), request("a", OTHER), life=2 * LIFE)
+    assert authority.revoke("a", later) == 1  # those of before are over
+    assert authority.registry.barred() == {"a"}
+
+
+def test_nobody_fills_the_registry_by_renewing(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authorities, "MOST", 3)
+    shown = der(authority.enrol(authority.invite("a", "h", 1, 60).secret, request("a", KEY)))
+    for _ in range(2):
+        authority.renew(shown, request("a", OTHER))
+    with pytest.raises(Refused, match="'a' has 3 certificates that are good"):
+        authority.renew(shown, request("a", OTHER))
+
+
 def test_its_own_certificates_and_list_are_made_again_in_the_last_third_of_their_lives(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     before = [path.read_bytes() for path in (authority.server, authority.coordinator, authority.crl)]
     with monkeypatch.context() as patch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import ssl
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -22,15 +24,15 @@ from coordinator.broker import find_mosquitto
 from coordinator.cli import main
 from coordinator.config import Broker
 from coordinator.fleet import REVOKED, Fleet
-from coordinator.gate import Gate, open_gate, shown
+from coordinator.gate import Gate, Keeper, open_gate, shown
 from edge_agent import enrolment
 from edge_agent.credentials import admitted, renew_when_due, stored
 from edge_agent.enrolment import request, text_of
-from federated.errors import ConfigError, LinkError
+from federated.errors import ConfigError, LinkError, StoreError
 from federated.wire import messages, topics
 from federated.wire.address import parse_address
 from federated.wire.link import LINK_UP, MqttLink
-from tests.support.authority import shipped
+from tests.support.authority import member, shipped
 
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
 
@@ -100,6 +102,50 @@ def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_co
         links["good"].publish(topics.say("r", "good"), b"still here")
         for one in (*links.values(), link):
             one.close()
+
+
+@pytest.mark.broker
+@needs_mosquitto
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_broker_that_was_killed_is_started_again(tmp_path: Path, tls: bool) -> None:
+    with opened(tmp_path, tls=tls) as (gate, _):
+        link = MqttLink(gate.address, "coordinator-r")
+        (program,) = [p for p in psutil.Process().children(recursive=True) if p.name() == "mosquitto"]
+        program.kill()
+        assert within(20, lambda: (d := link.receive(0.05)) is not None and d.topic == LINK_UP)
+        link.close()
+
+
+def test_a_look_that_failed_is_taken_again(tmp_path: Path) -> None:
+    """Not before the broker was told does the keeper take it for told; the coordinator refuses meanwhile."""
+    told: list[frozenset[str]] = []
+
+    class Full:
+        def mend(self) -> None: ...
+
+        def reload(self, names: frozenset[str]) -> None:
+            told.append(names)
+            if len(told) == 1:
+                raise OSError(errno.ENOSPC, "no space")
+
+        def restart(self) -> None: ...
+
+    class Office:
+        def reload(self) -> None: ...
+
+    authority, gate = Authority(tmp_path / "pki"), Gate("h")
+    keeper = Keeper(authority, gate, Full(), Office())  # type: ignore[arg-type]
+    member(authority, "a", tmp_path)
+    authority.revoke("a")
+    with pytest.raises(OSError, match="no space"):
+        keeper.look()
+    assert gate.barred() == {"a"}
+    keeper.look()
+    keeper.look()
+    assert told == [{"a"}, {"a"}]
+    authority.registry.close()
+    with pytest.raises(StoreError):  # what Watch logs, and goes on
+        keeper.look()
 
 
 @pytest.mark.broker

@@ -112,6 +112,27 @@ def test_who_hands_over_the_right_authority_but_has_no_certificate_of_it_is_told
         folder_of(token).joinpath("agent.pem").stat()
 
 
+def test_an_authority_that_hides_behind_the_right_one_is_not_trusted(authority: Authority, device: Path, tmp_path: Path) -> None:
+    """What follows the padding of a certificate's base64 is not read, so it is in no fingerprint."""
+    right = next(made for i in range(50) if len(der(made := Authority(tmp_path / f"{i}"))) % 3)
+    other = Authority(tmp_path / "pki")
+    false = Enrolment(other, "127.0.0.1", 0, lambda: "8883")
+    both = tmp_path / "both.pem"
+    both.write_bytes(right.ca.read_bytes() + other.ca.read_bytes())
+    other.ca = both
+    token = Token("a", "localhost", false.port, bytes(16), right.fingerprint)
+    try:
+        with pytest.raises(LinkError, match="its certificate is not trusted"):
+            enrolment.enrol(token, folder_of(token))
+    finally:
+        false.close()
+        other.close()
+
+
+def der(authority: Authority) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(authority.ca.read_text())
+
+
 def test_an_agents_certificate_does_not_make_it_an_office(token: Token, authority: Authority, device: Path) -> None:
     """It is for clients: with it nobody can enrol others in the coordinator's place."""
     made = enrolment.enrol(token, folder_of(token))
@@ -264,6 +285,22 @@ def test_who_is_slow_is_cut_off_and_keeps_nobody_out(authority: Authority, monke
         time.sleep(1.5)
         assert asked(office, authority, "GET", "/authority")[0] == 200
         for one in slow:
+            one.close()
+    finally:
+        office.close()
+
+
+def test_who_does_not_even_begin_tls_keeps_nobody_out_and_is_cut_off(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offices, "OPEN", 4)
+    monkeypatch.setattr(offices, "LASTING", 2.0)
+    office = Enrolment(authority, "127.0.0.1", 0, lambda: "8883")
+    try:
+        silent = [socket.create_connection(("127.0.0.1", office.port), timeout=10) for _ in range(10)]
+        assert asked(office, authority, "GET", "/authority")[0] == 200
+        start = time.monotonic()
+        assert [one.recv(1) for one in silent] == [b""] * 10
+        assert time.monotonic() - start < 5
+        for one in silent:
             one.close()
     finally:
         office.close()
