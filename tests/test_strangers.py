@@ -13,11 +13,14 @@ import pytest
 
 from coordinator.admission import hand_over
 from coordinator.authority import Authority
+from coordinator.broker import start
 from coordinator.fleet import Fleet
 from coordinator.mosquitto import COORDINATOR, find_mosquitto, rights
 from federated.errors import LinkError, Refused, UsageError
 from federated.wire import messages, topics
+from federated.wire.address import parse_address
 from federated.wire.link import MqttLink
+from federated.wire.mqtt import connect, part
 from tests.support.authority import SHIPPED, Door, member, shipped
 
 pytestmark = [pytest.mark.broker, pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")]
@@ -149,7 +152,73 @@ def test_under_mqtt_3_too_nothing_arrives_of_what_is_said_for_another(door: Door
     link.close()
 
 
-@pytest.mark.parametrize("pattern", ["fl/v1/r/cmd/a", "fl/v1/+/cmd/+", "fl/v1/r/agent/a/up/+/c/+", "fl/v1/#", "#"])
+def every_topic(agent: str) -> dict[str, str]:
+    """All that topics.py can spell, for one agent. Whether it may write each is said in `OWN`."""
+    version = "0" * 12
+    model, release = topics.model("r", "v", "s"), topics.release("r", version, "f")
+    return {
+        "status": topics.status("r", agent),
+        "profile": topics.profile("r", agent),
+        "serving": topics.serving("r", agent),
+        "heartbeat": topics.heartbeat("r", agent),
+        "say": topics.say("r", agent),
+        "probe": topics.probe("r", agent),
+        "upload": topics.chunk(topics.upload("r", agent, "t"), 0),
+        "answer": topics.answer("r", agent, "q"),
+        "ask": topics.ask("r", agent, "q"),
+        "command": topics.command("r", agent),
+        "everyone": topics.everyone("r"),
+        "run": topics.run("r"),
+        "manifest": topics.manifest(model),
+        "chunk": topics.chunk(model, 0),
+        "card": topics.release_card("r"),
+        "released": topics.manifest(release),
+        "piece": topics.chunk(release, 0),
+        "another": topics.run("another"),
+    }
+
+
+OWN = {"status", "profile", "serving", "heartbeat", "say", "probe", "upload", "answer"}
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("whose", ["mine", "theirs"])
+def test_what_is_retained_is_replaced_or_taken_away_by_nobody_else(door: Door, hearing: MqttLink, tmp_path: Path, version: int, whose: str) -> None:
+    name = f"retained-{version}-{whose}"
+    wanted = every_topic(name if whose == "mine" else "a")
+    pem = member(door.authority, name, tmp_path)
+    for topic in wanted.values():
+        hearing.publish(topic, b"kept", retain=True)
+    assert {topic for topic, _ in heard(hearing, 0.5)} == set(wanted.values())
+    for topic in wanted.values():
+        link = connect(door.address(pem), f"r-{name}", version=version).client
+        link.publish(topic, b"", qos=1, retain=True)
+        link.publish(topic, b"mine", qos=0, retain=True)
+        time.sleep(0.05)
+        part(link, version)
+    touched = {topic for topic, _ in heard(hearing, 0.5)}
+    for topic in wanted.values():
+        hearing.publish(topic, b"", retain=True)
+    assert {key for key, topic in wanted.items() if topic in touched} == (OWN if whose == "mine" else set())
+
+
+@pytest.mark.parametrize("whose", ["mine", "theirs"])
+def test_no_last_will_is_published_for_another(door: Door, hearing: MqttLink, tmp_path: Path, whose: str) -> None:
+    name = f"will-{whose}"
+    wanted, pem = every_topic(name if whose == "mine" else "a"), member(door.authority, name, tmp_path)
+    for topic in wanted.values():
+        client = connect(door.address(pem), f"r-{name}", (topic, b"will")).client
+        client.loop_stop()
+        there = client.socket()
+        assert there is not None
+        there.close()  # without a word
+    arrived = dict(heard(hearing, 1.5))
+    for topic in wanted.values():
+        hearing.publish(topic, b"", retain=True)
+    assert {key for key, topic in wanted.items() if topic in arrived} == (OWN if whose == "mine" else set())
+
+
+@pytest.mark.parametrize("pattern", ["fl/v1/r/cmd/a", "fl/v1/+/cmd/+", "fl/v1/r/agent/a/up/+/c/+", "fl/v1/#", "#", "$share/g/fl/v1/+/cmd/+"])
 def test_an_agent_hears_neither_anothers_commands_nor_updates(door: Door, hearing: MqttLink, tmp_path: Path, pattern: str) -> None:
     name = f"d{abs(hash(pattern))}"
     link = MqttLink(door.address(member(door.authority, name, tmp_path)), f"r-{name}")
@@ -178,6 +247,17 @@ def test_no_agent_can_throw_another_out_by_its_name(door: Door, tmp_path: Path) 
     MqttLink(door.address(mine), "r-g").close()  # the id that g's link was given, as far as anyone knows
     assert heard(there, 1.0) == []
     there.close()
+
+
+def test_with_passwords_too_nobody_is_thrown_out_by_another_user(tmp_path: Path) -> None:
+    (tmp_path / "users").write_text("a:first-secret\nb:other-secret\n")
+    with start("127.0.0.1", 0, "mosquitto", tmp_path / "broker", tmp_path / "users") as broker:
+        there = MqttLink(f"mqtt://a:first-secret@{broker.address}", "r-a")
+        for guess in ("r-a", there.client_id):
+            MqttLink(f"mqtt://b:other-secret@{broker.address}", guess).close()
+            connect(parse_address(f"mqtt://b:other-secret@{broker.address}"), guess).client.disconnect()
+        assert heard(there, 1.0) == []  # no word of a link that was down
+        there.close()
 
 
 # ---- the coordinator behind it ---------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ __all__ = ["PORTS", "Address", "identified", "parse_address", "url"]
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 FILES = ("ca", "cert", "key")
+QUOTED = "a '/', '?', '#' or '@' of a password is written %2F, %3F, %23, %40"
 EXPECTED = "expected HOST, HOST:PORT, mqtt://[user:password@]host[:port] or mqtts://...[?ca=FILE&cert=FILE&key=FILE]"
 
 
@@ -52,7 +53,11 @@ def parse_address(text: str) -> Address:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise _wrong(text, str(error)) from None
+        raise _wrong(
+            text, f"the host or port is none; {QUOTED}" if "@" in rest else str(error)
+        ) from None  # its words may hold a piece of the password
+    if "#" in rest:
+        raise _wrong(text, f"'#' belongs to no address; {QUOTED}")
     if not host or port == 0:
         raise _wrong(text, "a host is missing" if not host else "port 0 is no broker's")
     options = parse_qs(parts.query, keep_blank_values=True)

@@ -7,6 +7,7 @@ after the client believes to be connected: `refusal` asks once more and waits fo
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import socket
 import ssl
@@ -20,6 +21,7 @@ __all__ = ["REVOKED", "context", "explain", "private_name", "refusal", "reload"]
 
 HOSTNAMES = (62, 64)  # OpenSSL's numbers of what does not match: X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 TIMES = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
+STRETCHING = 20_000  # rounds of PBKDF2, as in the file of passwords
 WORD = 1.5  # seconds that a broker's word about a certificate may take after the handshake
 
 REVOKED = "this client's certificate was revoked: who runs the coordinator can give a token for a new one (coordinator enroll NAME)"
@@ -72,16 +74,23 @@ def reload(made: ssl.SSLContext, address: Address) -> None:
 
 
 def private_name(address: Address, name: str) -> str:
-    """A client id that only the holder of the certificate's key can know; without a certificate, the name itself.
+    """A client id that only the holder of the certificate's key, or of the password, can know; without either, the name itself.
 
     A broker throws a client out where another connects by its id, whoever that is: an id that others can guess would let any enrolled
     device keep any other from its work.
     """
-    if address.cert is None:
-        return name
-    with contextlib.suppress(OSError):
-        return f"{name}-{hashlib.sha256(Path(address.key or address.cert).read_bytes() + name.encode()).hexdigest()[:16]}"
+    if address.cert is not None:
+        with contextlib.suppress(OSError):
+            return f"{name}-{hashlib.sha256(Path(address.key or address.cert).read_bytes() + name.encode()).hexdigest()[:16]}"
+    elif address.password:
+        return f"{name}-{_stretched(address.password, f'{address.user} {name}')}"
     return name
+
+
+@functools.cache
+def _stretched(password: str, salt: str) -> str:
+    """Brokers write ids into logs: who reads one is not to guess the password from it."""
+    return hashlib.pbkdf2_hmac("sha512", password.encode(), f"espalier client {salt}".encode(), STRETCHING, 8).hex()
 
 
 def explain(address: Address, error: ssl.SSLError) -> str:

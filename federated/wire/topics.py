@@ -63,12 +63,12 @@ __all__ = [
 
 ROOT = "fl/v1"
 ALL = "all"  # the command topic that every agent hears, hence no agent's name
-NAME = r"^[A-Za-z0-9_.-]{1,64}\Z"
-TRANSFER = r"^[A-Za-z0-9_.-]{1,128}\Z"  # holds a round, an attempt and the name of a submodel
-SUBMODEL = r"^[A-Za-z0-9_.@-]{1,160}\Z"
+NAME = r"^(?!\.\.?\Z)[A-Za-z0-9_.-]{1,64}\Z"  # never a path: runs and agents have folders
+TRANSFER = r"^(?!\.\.?\Z)[A-Za-z0-9_.-]{1,128}\Z"  # holds a round, an attempt and the name of a submodel
+SUBMODEL = r"^(?!\.\.?\Z)[A-Za-z0-9_.@-]{1,160}\Z"
 VERSION = r"^[0-9a-f]{12}\Z"  # of a release: the first digits of its manifest's sha256
 FILE = r"^(?![.])[A-Za-z0-9_.@-]{1,200}\Z"  # the name of a submodel and what kind of file it is; never a path
-AGENT = r"^(?!all\Z)[A-Za-z0-9_.-]{1,64}\Z"
+AGENT = r"^(?!all\Z|\.\.?\Z)[A-Za-z0-9_.-]{1,64}\Z"
 
 Kind = Literal["run", "status", "profile", "hb", "say", "probe", "cmd", "card", "manifest", "chunk", "release", "ask", "answer"]
 
@@ -268,7 +268,7 @@ def _question(run: str, agent: str, what: str, question: str) -> str:
 def _name(what: str, name: str, pattern: str = NAME) -> str:
     if not re.match(pattern, name):
         allowed = "letters, digits, '_', '.', '-'" + (", '@'" if pattern in (SUBMODEL, FILE) else "")
-        reserved = f", and not '{ALL}'" if pattern is AGENT else ", and no '.' first" if pattern is FILE else ""
+        reserved = f", and not '{ALL}', '.' or '..'" if pattern is AGENT else ", and no '.' first" if pattern is FILE else ", and not '.' or '..'"
         raise UsageError(f"{what} name: expected 1 to {pattern.split(',')[1].split('}')[0]} of {allowed}{reserved}; found {name!r}")
     return name
 

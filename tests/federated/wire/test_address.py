@@ -60,6 +60,13 @@ def test_a_password_shows_neither_in_an_address_nor_in_an_error() -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["mqtt://u:secret/more@b", "mqtt://u:secret#more@b", "mqtt://u:12#secret@b", "mqtt://u:secret?more@b"])
+def test_no_piece_of_a_password_that_was_not_quoted_shows_in_an_error(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_address(text)
+    assert "secret" not in str(error.value)
+
+
 @pytest.mark.parametrize("text", ["mqtt://b:1883", "mqtts://[::1]:9", "mqtts://u:p%40%2F@b:8883?ca=a+b.pem&cert=c%26d.pem"])
 def test_the_text_of_an_address_is_read_as_the_same_address(text: str) -> None:
     assert parse_address(url(parse_address(text))) == parse_address(text)

@@ -66,7 +66,7 @@ def test_a_foreign_topic_is_nothing(topic: str) -> None:
     assert topics.parse(topic) is None
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "+", "#", "$SYS", "a b", "a\n", "é", "x" * 65])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "+", "#", "$SYS", "a b", "a\n", "é", "x" * 65])
 @pytest.mark.parametrize(
     "make",
     [
