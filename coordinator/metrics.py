@@ -24,6 +24,8 @@ from federated.errors import ConfigError, LinkError, MissingExtra, UsageError
 from models.submodel import Submodel
 
 if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
     from prometheus_client.core import Metric
 
 __all__ = ["REFUSALS", "STAGES", "Meter", "serving"]
@@ -33,6 +35,7 @@ REFUSALS = ("joining", "protocol", "malformed", "message", "unasked", "size", "u
 OUTCOMES = tuple(word for word in TASKS if word not in ("open", "lost", "received"))
 SHORT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # seconds, of what the coordinator computes
 LONG = (1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 10800.0)  # seconds, of what fleets need
+LASTING = 10.0  # seconds that a client may be silent
 ENDING = 2.0  # seconds that ending the server may take
 
 
@@ -157,6 +160,7 @@ def serving(meter: Meter, wanted: Metrics) -> Iterator[str]:
         check_together(wanted)
     try:
         server, thread = start_http_server(port, host, meter.registry, **options)
+        _be_brief(server)
     except OSError as error:
         raise LinkError(f"metrics cannot be served at {wanted.listen}: {error.strerror or error}; choose another port by --metrics") from error
     try:
@@ -165,6 +169,14 @@ def serving(meter: Meter, wanted: Metrics) -> Iterator[str]:
         threading.Thread(target=server.shutdown, daemon=True).start()  # who connects and says nothing may hold it up: nobody waits for them
         thread.join(ENDING)
         server.server_close()
+
+
+def _be_brief(server: WSGIServer) -> None:
+    """Who connects and says nothing keeps nobody waiting: TLS is spoken in a thread for each, as all else, and none for long."""
+    if isinstance(server.socket, ssl.SSLSocket):
+        server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]  # of the library, and missing in what is known of its types
+    assert isinstance(server.RequestHandlerClass, type)
+    server.RequestHandlerClass = type("Brief", (server.RequestHandlerClass,), {"timeout": LASTING})
 
 
 def check_together(wanted: Metrics) -> None:

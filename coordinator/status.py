@@ -204,10 +204,15 @@ def counted(counts: dict[str, int], order: tuple[str, ...]) -> str:
     return ", ".join(f"{counts[word]} {word}" for word in order if counts.get(word))
 
 
+def shown(text: str) -> Plain:
+    """Others' words, which move no cursor."""
+    return Plain("".join(c if c.isprintable() else " " for c in text))
+
+
 def people(members: list[dict[str, Any]]) -> Table:
     table = Table("agent", "submodel", "state", "task", "loss", box=None, pad_edge=False, header_style="dim")
     for member in members[:SHOWN]:
-        said = Plain(member["reason"]) if member["reason"] and member["state"] not in ("gone", "measuring") else member["state"]
+        said = shown(member["reason"]) if member["reason"] and member["state"] not in ("gone", "measuring") else member["state"]
         table.add_row(
             Plain(member["agent"]), Plain(member["submodel"]), said, member["task"], "" if member["loss"] is None else f"{member['loss']:.3f}"
         )

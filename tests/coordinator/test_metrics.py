@@ -65,10 +65,14 @@ def test_with_an_authority_only_who_shows_its_certificate_is_answered(meter: Met
             pass
 
 
-def test_a_client_that_says_nothing_does_not_keep_the_coordinator_from_ending(meter: Meter, tmp_path: Path) -> None:
+def test_a_client_that_says_nothing_keeps_neither_others_from_being_answered_nor_the_coordinator_from_ending(meter: Meter, tmp_path: Path) -> None:
     made = Authority(tmp_path / "pki")
     made.close()
     wanted = Metrics(listen="127.0.0.1:0", certificate=str(made.server), key=str(made.server), ca=str(made.ca))
+    known = ssl.create_default_context(cafile=str(made.ca))
+    known.load_cert_chain(made.coordinator)
     with serving(meter, wanted) as place:
         silent = socket.create_connection(("127.0.0.1", int(place.rpartition(":")[2].partition("/")[0])))
+        with urllib.request.urlopen(place, context=known, timeout=5) as answer:
+            assert answer.status == 200
     silent.close()

@@ -19,7 +19,7 @@ from coordinator import live
 from coordinator.cli import main
 from coordinator.control import Stopped, wish
 from coordinator.fleet import Fleet
-from coordinator.status import listed, status, text
+from coordinator.status import drawn, listed, people, status, text
 from coordinator.store import Store
 from federated.errors import StoreError
 from federated.logs import EVENTS
@@ -215,3 +215,9 @@ def test_prometheus_gets_what_a_run_counts_and_names_no_agent(going: Callable[..
     run.join()
     with pytest.raises(OSError, match="refused"):
         scraped(place)
+
+
+def test_what_an_agent_says_of_itself_moves_no_cursor() -> None:
+    said = drawn(people([{"agent": "a", "submodel": "w1", "state": "paused", "task": "", "loss": None, "reason": "hot\x1b[2J\nb  ok"}]))
+    assert "hot [2J b  ok" in said
+    assert "\x1b" not in said
