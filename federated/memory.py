@@ -30,7 +30,7 @@ def read(folder: Path, since: int) -> dict[str, NDArray[Any]]:
 
 def write(folder: Path, round: int, values: Mapping[str, NDArray[Any]], *, since: int) -> None:
     """What a round leaves, beside what it started from: no other will be asked for again."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     disk.write(folder / f"{round}{SUFFIX}", tensors.encode({}, values))
     prune(folder, since, round)
 
