@@ -17,12 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib import util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from benchmarks.fuzzing.decoders import NAMES, Decoder, decoders
 from federated.console import FORMAT, speaker, speaking_plainly
 from federated.errors import FleetError, MissingExtra, Unknown
+
+if TYPE_CHECKING:
+    from benchmarks.fuzzing.decoders import Decoder
 
 __all__ = ["Fuzzed", "command", "fuzz", "shares"]
 
@@ -109,6 +112,8 @@ def command(inputs: int, seed: int, names: tuple[str, ...], keep: Path | None, f
     with speaking_plainly("python -m benchmarks fuzz", "fuzz", "interrupted"), tempfile.TemporaryDirectory(prefix="espalier-fuzz-") as folder:
         if util.find_spec("atheris") is None:
             raise MissingExtra("python -m benchmarks fuzz", "fuzz", "atheris")
+        from benchmarks.fuzzing.decoders import NAMES, decoders  # which needs all extras whose inputs it knows
+
         if unknown := [name for name in names if name not in NAMES]:
             raise Unknown("decoder", unknown[0], NAMES)
         say = speaker(form)

@@ -5,19 +5,22 @@ A decoder is fed one input. Whatever it raises beyond its declared errors is a c
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from benchmarks.fuzzing import samples
 from coordinator import config, constraints, passwords
+from coordinator.authority import Authority
 from coordinator.collection import Collection
+from coordinator.enrolment import application
 from coordinator.fleet import Fleet
 from coordinator.inbox import Inbox
 from edge_agent import replies, sources
@@ -29,7 +32,9 @@ from federated.spool import Spool
 from federated.wire import messages, tensors, topics
 from federated.wire.address import parse_address
 from federated.wire.chunks import Receiver, Sender
+from federated.wire.enrolment import ENROL, parse_token
 from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.partial import Partial
 
 __all__ = ["NAMES", "Decoder", "decoders"]
 
@@ -51,6 +56,10 @@ NAMES = (
     "examples",
     "addresses",
     "selections",
+    "tokens",
+    "enrolment",
+    "parts",
+    "notes",
 )
 Shape = Literal["text", "msgpack", "blob"]
 
@@ -190,6 +199,53 @@ def example(data: bytes) -> object:
     return sources.unpacked(data, "example") if data.startswith(np.lib.format.MAGIC_PREFIX) else sources.parsed(data, "example")
 
 
+def left(path: Path) -> object:
+    """What an agent's spool makes of a note that lies in it."""
+    return Spool(path.parent)._read(path, samples.NOTED)
+
+
+def part(path: Path) -> object:
+    """A transfer that goes on by the bitmap that lies beside it."""
+    path.with_name("w.part").write_bytes(samples.DATA)
+    found = Partial(samples.MANIFEST, path.with_name("w"), limit=samples.MANIFEST.size)
+    found.close()
+    return found.complete
+
+
+def enrolling() -> Callable[[bytes], object]:
+    """A real authority behind its application, which must answer anything, and never with 500."""
+    authority = Authority(Path(tempfile.mkdtemp(prefix="espalier-fuzz-")))
+    authority.registry.promise(samples.SECRET, samples.PROFILE.agent, 2**40)
+    app = application(authority, lambda: "1883")
+
+    async def answer(body: bytes) -> int:
+        status = 0
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": ENROL,
+            "raw_path": ENROL.encode(),
+            "headers": [],
+            "query_string": b"",
+            "http_version": "1.1",
+        }
+        await app(scope, receive, send)
+        return status
+
+    def feed(data: bytes) -> None:
+        assert asyncio.run(answer(data)) in (200, 400, 403, 413), "a question must not break the coordinator"
+
+    return feed
+
+
 def words(parse: Callable[[str], object]) -> Callable[[bytes], object]:
     return lambda data: parse(data.decode("utf-8", "replace"))
 
@@ -226,4 +282,8 @@ def decoders() -> dict[str, Decoder]:
         "examples": Decoder(example, (DataError,), samples.examples(), "text"),
         "addresses": Decoder(words(parse_address), (EspalierError,), samples.ADDRESSES, "text", largest=400),
         "selections": Decoder(words(constraints.parse), (EspalierError,), samples.SELECTIONS, "text", largest=1000),
+        "tokens": Decoder(words(parse_token), (UsageError,), samples.tokens(), "text", largest=400),
+        "enrolment": Decoder(enrolling(), (), samples.enrolments(), "text", largest=20_000, share=0.1),
+        "parts": Decoder(file("w.have", part), (), samples.parts()),
+        "notes": Decoder(file("t.task", left), (), samples.notes()),
     }

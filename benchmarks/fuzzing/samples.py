@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import msgspec
 import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from export import bundle
 from federated.sheet import FORMAT, Calibration, Sheet
@@ -18,6 +22,7 @@ from federated.task import Card, Profile, Recipe, Task, Timing, Update
 from federated.wire import messages as m
 from federated.wire import tensors, topics
 from federated.wire.chunks import slices, split
+from federated.wire.enrolment import Token
 from federated.workload import Outcome
 from models.families import menu, network
 
@@ -27,23 +32,29 @@ __all__ = [
     "DATA",
     "MANIFEST",
     "MESSAGES",
+    "NOTED",
     "PROFILE",
+    "SECRET",
     "SELECTIONS",
     "TASK",
     "Idle",
     "blobs",
     "bombs",
     "configs",
+    "enrolments",
     "examples",
     "framed",
     "frames",
     "manifests",
     "messages",
+    "notes",
+    "parts",
     "passwords",
     "questions",
     "said_to_agent",
     "said_to_coordinator",
     "sheets",
+    "tokens",
     "topic_names",
     "transfers",
     "updates",
@@ -78,6 +89,7 @@ MESSAGES: tuple[m.Message, ...] = (
 )
 ADDRESSES = (b"localhost", b"broker.example:1884", b"mqtt://user:pass@10.0.0.1:1883", b"mqtts://[::1]:8883?ca=/etc/ca.pem")
 SELECTIONS = (b"memory>=2GB and label=eu", b"not (cpus<1 or kind=pi) and uplink>1MB/s", b"agent!='a b*'")
+SECRET, NOTED = bytes(range(16)), "0" * 64  # of a token; the run of a note in a spool
 CONFIG = b"""name = "r"
 rounds = 3
 seed = 7
@@ -169,7 +181,7 @@ def topic_names() -> list[bytes]:
         topics.everyone("r"),
     ]
     spelled += [topics.manifest(topics.model("r", "v1", "w0.5-d2")), topics.release_card("r"), topics.ask("r", "a", "q"), topics.profile("r", "a")]
-    return [*(text.encode() for text in spelled), b"fl/v1/+/agent/#", b"$SYS/broker"]
+    return [*(text.encode() for text in spelled), f"{topics.ROOT}/+/agent/#".encode(), b"$SYS/broker"]
 
 
 def transfers() -> list[bytes]:
@@ -230,3 +242,24 @@ def examples() -> list[bytes]:
     file = io.BytesIO()
     np.save(file, np.arange(6, dtype=np.float32).reshape(2, 3))
     return [file.getvalue(), b"[[1, 2], [3, 4]]", b"[1, 2]\n[3, 4]\n"]
+
+
+def tokens() -> list[bytes]:
+    token = Token("a", "host.example", 8884, SECRET, bytes(range(32)))
+    return [str(token).encode(), str(replace(token, host="::1")).encode(), "a@h:1/1-é-é-é".encode()]
+
+
+def enrolments() -> list[bytes]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, PROFILE.agent)])
+    request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    asked = {"secret": SECRET.hex(), "request": request.decode()}
+    return [json.dumps(asked).encode(), json.dumps({**asked, "secret": "0" * 32}).encode(), b'{"secret": "\xff"}']
+
+
+def parts() -> list[bytes]:
+    return [msgspec.msgpack.encode((MANIFEST, b"\x05")), msgspec.msgpack.encode((MANIFEST, b"")), b"\x92\x81\xa8transfer\xa1\xff\xc4\x00"]
+
+
+def notes() -> list[bytes]:
+    return [msgspec.msgpack.encode({"run": NOTED, "task": m.encode(TASK), "manifest": m.encode(MANIFEST)})]

@@ -25,7 +25,16 @@ __all__ = ["Worker", "main"]
 
 ROOM = 96 << 20  # bytes that the fuzzer itself may take: its corpus, and what it knows of each edge
 KEPT = 20  # kinds of crashes of which an input is kept
-INSTRUMENTED = ("coordinator", "edge_agent", "export.bundle", "federated.memory", "federated.participant", "federated.sheet", "federated.wire")
+INSTRUMENTED = (
+    "coordinator",
+    "edge_agent",
+    "export.bundle",
+    "federated.memory",
+    "federated.participant",
+    "federated.sheet",
+    "federated.spool",
+    "federated.wire",
+)
 
 
 class Worker:

@@ -9,7 +9,6 @@ so the device trusts nobody before it has seen that very authority. Base32 in sm
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import zlib
 from dataclasses import dataclass, field
@@ -81,10 +80,10 @@ def parse_token(text: str) -> Token:
         raise UsageError(f"token: expected version {VERSION}, found {version}: install the same version here and at the coordinator")
     try:
         secret, fingerprint, check = (base64.b32decode(part.upper() + "=" * (-len(part) % 8)) for part in letters)
-    except binascii.Error:
+    except ValueError:  # binascii's, and that of letters beyond ASCII
         raise UsageError("token: expected letters and the digits 2 to 7 after the '/': is it whole?") from None
     token = Token(name, host.strip("[]"), int(port), secret, fingerprint)
-    whole = (len(secret), len(fingerprint), len(check)) == (SECRET, FINGERPRINT, CHECK) and str(token).rsplit("-", 1)[1] == letters[2].lower()
+    whole = (len(secret), len(fingerprint), len(check)) == (SECRET, FINGERPRINT, CHECK) and str(token).lower() == text.lower()
     if not whole or not re.match(topics.AGENT, name) or not 0 < token.port < 65536:
         raise UsageError("token: its check does not fit the rest: a character is missing or wrong")
     return token

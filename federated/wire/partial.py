@@ -92,7 +92,7 @@ class Partial:
         try:
             known, have = msgspec.msgpack.decode(self._have.read_bytes(), type=tuple[Manifest, bytes])
             whole = self._part.stat().st_size == self.manifest.size
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError, RecursionError):  # msgspec's are ValueErrors
             return None
         return have if whole and known == self.manifest and len(have) == -(-self.manifest.total // 8) else None
 

@@ -42,6 +42,8 @@ def test_one_wrong_character_is_noticed(place: int, character: str) -> None:
     ("text", "why"),
     [
         ("", "expected NAME@HOST:PORT/1-"),
+        ("a@h:1/1-é-é-é", "letters and the digits 2 to 7"),
+        (str(TOKEN)[:108] + "x" + str(TOKEN)[109:], "its check does not fit"),  # another letter for the same bits
         ("hello", "found 5 characters of another form"),
         (str(TOKEN)[:-3], "its check does not fit"),
         (str(TOKEN).replace("/1-", "/2-"), "expected version 1, found 2"),

@@ -94,3 +94,17 @@ def test_what_is_given_up_leaves_nothing(path: Path) -> None:
     partial.tell()
     partial.discard()
     assert not list(path.parent.iterdir())
+
+
+def test_a_note_that_is_spoilt_is_none(tmp_path: Path) -> None:
+    data = bytes(3000)
+    manifest = split(data, 1024, "t")
+    first = Partial(manifest, tmp_path / "w", limit=3000)
+    first.take(next(slices(manifest, data)), 0.0)
+    first.tell()
+    first.close()
+    note = tmp_path / "w.have"
+    note.write_bytes(note.read_bytes().replace(b"transfer", b"\xff\xffansfer"))
+    again = Partial(manifest, tmp_path / "w", limit=3000)
+    assert again.receiver.missing(5) == [0, 1, 2]
+    again.discard()
