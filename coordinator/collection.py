@@ -18,7 +18,7 @@ RETURN = 20.0  # seconds in which an agent that went may come back to a round th
 CARRIED = "carried"  # the outcome of a task that stays open in later rounds
 
 
-@dataclass
+@dataclass(eq=False)
 class Settled:
     """How one task stands. outcome: empty while it is open, then `folded` or a reason. started, seconds: of the coordinator's clock.
 
@@ -101,6 +101,7 @@ class Collection:
         waiting: int = 0,
     ) -> None:
         self.entries: dict[Key, Settled] = {}
+        self._by_agent: dict[str, list[Settled]] = {}
         self.check, self.folder, self.flowing = check, folder, flowing
         self._known = settled
         self._most = waiting or math.inf
@@ -126,10 +127,11 @@ class Collection:
 
     def _hold(self, entry: Settled) -> None:
         self.entries[key_of(entry.task)] = entry
+        self._by_agent.setdefault(entry.task.agent, []).append(entry)
         self._waiting.append(entry)
 
     def of(self, agent: str) -> list[Settled]:
-        return [entry for (name, *_), entry in self.entries.items() if name == agent]
+        return list(self._by_agent.get(agent, ()))
 
     def find(self, agent: str, about: messages.Offer | messages.Failure) -> Settled | None:
         """The entry that a message is about; None where no such update was asked for."""
@@ -153,29 +155,33 @@ class Collection:
 
         Where more wait than may, sums differ by rounding from those in the order of names.
         """
-        received, held = sum(entry.update is not None for entry in self._waiting), False
+        received, held = sum(entry.update is not None and not entry.outcome for entry in self._waiting), False
         for entry in list(self._waiting):
             if entry.outcome == CARRIED:
                 continue
             if held and received <= self._most:
                 return
-            if entry.update is not None:
+            if entry.outcome:  # before its file, which may lie there though it is folded: a coordinator died before it went
+                self._waiting.remove(entry)
+            elif entry.update is not None:
                 self._waiting.remove(entry)
                 received -= 1
                 yield entry
-            elif entry.outcome:
-                self._waiting.remove(entry)
             elif entry.counted_on and not entry.carried and not self.flowing and not closing:
                 held = True
 
     def close(self, carry: Callable[[Settled], bool] = lambda entry: False) -> tuple[list[Settled], list[Settled]]:
         """Settles what is still open; the entries whose agents need no longer try, and those that go on into later rounds."""
-        carried = [entry for entry in self._waiting if entry.outcome == CARRIED or (entry.open and carry(entry))]
+        carried = []
         for entry in self._waiting:
-            if entry not in carried:
+            entry.outcome = "" if entry.outcome == CARRIED else entry.outcome
+            if not entry.outcome and carry(entry):
+                entry.carried = True
+                carried.append(entry)
+                del self.entries[key_of(entry.task)]
+            else:
                 entry.outcome = entry.outcome or ("gone" if entry.lost else "stale" if entry.carried else "late")
-        self._waiting = []
-        for entry in carried:
-            entry.carried, entry.outcome = True, ""
-            del self.entries[key_of(entry.task)]
+        self._waiting, self._by_agent = [], {}
+        for entry in self.entries.values():
+            self._by_agent.setdefault(entry.task.agent, []).append(entry)
         return [entry for entry in self.entries.values() if entry.outcome in ("late", "gone", "stale")], carried

@@ -186,6 +186,7 @@ class Fleet:
         self.reception.late = {} if carry is not None else self.late
         self.reception.expect([entry for entry in self.collection.entries.values() if not entry.carried], size, hold=(*carried, *self.late))
         self.collection.begin_anew()
+        self.reception.stir()  # what lay in the spool waits for nobody
         yield from self._await(quorum, self.clock() + deadline, more, size)
         self.reception.close(carry)  # not where it was interrupted: the agents go on, for whoever resumes
         self.notify()
@@ -196,22 +197,25 @@ class Fleet:
         closing = not self.collection.entries
         while not closing:
             self.turn(max(0.0, min(0.2, until - self.clock())))
-            self._look(more, size)
-            closing = self.collection.complete(quorum, self.clock()) or self.clock() >= until
+            over = self.clock() >= until
+            if not self._look(more, size) and not over:
+                continue  # of a thousand agents each chunk is no reason to go through all their tasks
+            closing = over or self.collection.complete(quorum, self.clock())
             for entry in self.collection.next(closing=closing):
                 yield entry, self.reception.take(entry)
 
-    def _look(self, more: Callable[[Collection], Sequence[Task]], size: Callable[[Task], int]) -> None:
-        """Now and then, and whenever somebody came or went: whose lease is over, and who is to be asked besides."""
+    def _look(self, more: Callable[[Collection], Sequence[Task]], size: Callable[[Task], int]) -> bool:
+        """Now and then, and whenever something came of a task: whose lease is over, and who is to be asked besides; False where it is not time to."""
         now = self.clock()
         if now - self._looked < LOOK and not self.reception.stirred:
-            return
+            return False
         self._looked, self.reception.stirred = now, False
         for entry in self.collection.watch(now, self.inbox.engaged(now)) if self._quiet else []:  # else some may have said what we did not hear yet
             log.warning("%s shows no progress %.0f s after it was asked: nobody waits for it any more", entry.task.agent, now - entry.started)
         if added := more(self.collection):
             hold = (*self.collection.entries, *self.late)
             self.reception.expect(self.collection.add(added, now), size, hold)
+        return True
 
     # ---- hearing ---------------------------------------------------------------------------------------------------
 

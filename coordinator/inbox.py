@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import mmap
@@ -23,6 +24,7 @@ __all__ = ["Inbox", "Key"]
 log = logging.getLogger(__name__)
 
 IDLE = 30.0  # seconds without a chunk after which a transfer's slot goes to another
+SPOILT = 3  # times that a transfer may be whole and not what was promised: a power cut spoils it once, a damaged file each time
 
 Key = tuple[str, str, int]
 """An agent, the name of a submodel and the round of a task: of these, one update is expected."""
@@ -38,12 +40,13 @@ class Place:
 
 @dataclass
 class Transfer:
-    """One update's chunks. progressed: when the last new chunk came, in the coordinator's seconds."""
+    """One update's chunks. progressed: when the last new chunk came, in the coordinator's seconds. spoilt: times that its digest was wrong."""
 
     agent: str
     offer: messages.Offer
     partial: Partial
     progressed: float
+    spoilt: int = 0
 
 
 class Inbox:
@@ -65,14 +68,13 @@ class Inbox:
 
         folder: below the spool, where they go. What is whole there already, of an earlier process, is given back by key; what is begun goes on.
         """
+        hold = set(hold)
         held = {key: place for key, place in self._expected.items() if key in hold}
         new = {key: Place(limit, self.spool / folder / named(key)) for key, limit in limits.items() if key not in held}
         for key in {*self._flowing, *self._parked} - held.keys():
             self._drop(key)
         self._waiting = {key: offer for key, offer in self._waiting.items() if key in held}
         self._expected = held | new
-        if new:
-            (self.spool / folder).mkdir(parents=True, exist_ok=True)
         return {key: place.path for key, place in new.items() if place.path.exists()}
 
     def forget(self, folder: str, keep: Collection[Key] = ()) -> None:
@@ -84,6 +86,8 @@ class Inbox:
             for file in path.glob("*"):
                 if file.name.partition(".")[0] not in kept:
                     file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # something in it is kept
+                path.rmdir()
 
     def open(self, agent: str, offer: messages.Offer, now: float) -> messages.Grant:
         """Answers an offer: with a slot and the bitmap of what is there already, or with the word to wait, also for room on the disk.
@@ -105,8 +109,11 @@ class Inbox:
             return messages.Grant(manifest.transfer, b"", False)
         return self._admit(key, offer, now)
 
-    def take(self, agent: str, chunk: messages.Chunk, now: float) -> tuple[messages.Offer, Path] | None:
-        """Stores a chunk; the offer and the file once the transfer is whole. Raises Refused for a corrupt chunk or a wrong digest."""
+    def take(self, agent: str, chunk: messages.Chunk, now: float) -> tuple[messages.Offer, Path | None] | None:
+        """Stores a chunk; the offer and the file once the transfer is whole, without the file where it was spoilt too often and is given up.
+
+        Raises Refused for a corrupt chunk or a wrong digest: the transfer goes on, or starts over.
+        """
         key = next((k for k, t in self._flowing.items() if k[0] == agent and t.offer.manifest.transfer == chunk.transfer), None)
         if key is None:
             return None  # late, or of a transfer that waits for a slot
@@ -115,7 +122,14 @@ class Inbox:
             transfer.progressed = now
         if not transfer.partial.complete:
             return None
-        path = transfer.partial.finish(sync=self._sync)
+        try:
+            path = transfer.partial.finish(sync=self._sync)
+        except Refused:
+            transfer.spoilt += 1
+            if transfer.spoilt < SPOILT:
+                raise
+            self._drop(key)
+            return transfer.offer, None
         del self._flowing[key]
         if self._sync:
             disk.sync(path.parent)
@@ -150,10 +164,18 @@ class Inbox:
         except msgspec.ValidationError as error:
             raise Malformed(f"header of an update: {error}") from error
 
+    def _make(self, folder: Path) -> None:
+        """A folder that is there after a power cut too. Raises OSError."""
+        if not folder.exists():
+            folder.mkdir()
+            if self._sync:
+                disk.sync(folder.parent)
+
     def _admit(self, key: Key, offer: messages.Offer, now: float) -> messages.Grant:
         transfer = self._parked.pop(key, None)
         if transfer is None:
             try:
+                self._make(self._expected[key].path.parent)
                 partial = Partial(offer.manifest, self._expected[key].path, limit=offer.manifest.size)
             except OSError as error:
                 log.error("no room for the %d bytes of %s by %s in %s: %s", offer.manifest.size, key[1], key[0], self.spool, error.strerror)

@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinator.acceptance import check_match
 from coordinator.agent import Agent
 from coordinator.collection import CARRIED, Check, Collection, Settled, concerns, key_of
-from coordinator.inbox import Inbox, Key
+from coordinator.inbox import SPOILT, Inbox, Key
 from coordinator.leases import heard
 from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
 from federated.task import Task, Update
@@ -91,9 +91,9 @@ class Reception:
             if entry.outcome != "folded":
                 self._check(entry, path)
                 entry.update, entry.digest = path, digest(path)
-        except WireError as error:
+        except (WireError, OSError, ValueError) as error:  # no map of an empty file is a ValueError
             log.info("dropped %s of %s: %s", path.name, entry.task.agent, error)
-            path.unlink()
+            path.unlink(missing_ok=True)
 
     def of(self, agent: str) -> list[Settled]:
         """All that an agent was asked for and that may still come."""
@@ -123,6 +123,8 @@ class Reception:
             self._receipt(agent.name, offer.manifest.transfer, False, f"round {offer.round} of attempt {offer.attempt} awaits no such update")
         elif entry.update is not None or entry.outcome == "folded":
             self._receipt(agent.name, offer.manifest.transfer, True, "already there")
+        elif entry.outcome == CARRIED:  # of a round that closed before this coordinator began: its turn comes with the next
+            self._tell(agent.name, messages.Grant(offer.manifest.transfer, b"", False))
         elif entry.outcome:
             self._receipt(agent.name, offer.manifest.transfer, False, entry.outcome)
         else:
@@ -140,7 +142,11 @@ class Reception:
         offer, path = finished
         entry = self.about(agent.name, offer)
         if entry is None or not entry.open:
-            path.unlink(missing_ok=True)
+            if path is not None:
+                path.unlink(missing_ok=True)
+            return
+        if path is None:
+            self._refuse(agent.name, entry, chunk.transfer, f"its bytes were not those that it promised, {SPOILT} times")
             return
         try:
             update = self._check(entry, path)

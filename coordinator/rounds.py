@@ -103,6 +103,7 @@ def conduct(run: Run) -> Result:
         if run.helm is not None:
             run.helm.between()
     history = run.store.history()
+    run.fleet.inbox.forget("round-*")  # what came too late for the last round, or lies there of one that was stored just before somebody died
     run.fleet.dismiss("the run is over")
     return Result(
         state,

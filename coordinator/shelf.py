@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from federated.errors import StoreError
 from federated.wire import topics
 from federated.wire.chunks import split
 from federated.wire.link import Link
@@ -35,17 +36,25 @@ class Shelf:
             path.unlink()  # of a coordinator that died
 
     def put(self, version: str, submodel: str, data: memoryview) -> tuple[str, int]:
-        """Publishes encoded weights, unless they are there; their sha256 and size, for tasks to name."""
+        """Publishes encoded weights, unless they are there; their sha256 and size, for tasks to name. Raises StoreError where the disk is full."""
         base = topics.model(self.run, version, submodel)
         if base not in self._items:
             name = f"{version}-{submodel}".replace("@", "_")
             manifest = split(data, min(self.chunk or self.link.max_chunk, self.link.max_chunk), name)
             path = self.folder / f"{name}.weights"
-            path.write_bytes(data)
+            self._copy(path, data)
             publish(self.link, base, manifest, data)
             self._items[base] = Item(version, manifest, path)
         manifest = self._items[base].manifest
         return manifest.sha256, manifest.size
+
+    def _copy(self, path: Path, data: memoryview) -> None:
+        """Keeps what is about to be published. Raises StoreError where the disk does not take it, and leaves nothing of it."""
+        try:
+            path.write_bytes(data)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise StoreError(f"weights of {len(data)} bytes could not be written to {self.folder}: {error.strerror}") from error
 
     def restock(self) -> None:
         """Publishes everything again, for a broker that may have lost it."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from coordinator import assignment, lessons
 from coordinator.acceptance import check_training, expected
 from coordinator.allotment import assign, choose, record
-from coordinator.collection import CARRIED, Check, Settled
+from coordinator.collection import CARRIED, Check, Collection, Settled
 from coordinator.config import Config
 from coordinator.decisions import Verdict
 from coordinator.evaluation import ENDLESS
@@ -118,16 +118,16 @@ def take_up(run: Run) -> None:
     if past is None or not run.durable:
         return
     kept, profiles = list[Task](), run.store.ledger.profiles()
+    shipment = cache(lambda number: Shipment(run.fleet, past.state(number), run.method))
+    check = cache(lambda number: checker(run, past.state(number)))
     for task in run.store.journal.carried():
-        shipment = Shipment(run.fleet, past.state(task.round - 1), run.method)
-        made = shipment.task(task.agent, "train", task.submodel, task.recipe, task.deadline, round=task.round, run=task.run)
+        made = shipment(task.round - 1).task(task.agent, "train", task.submodel, task.recipe, task.deadline, round=task.round, run=task.run)
         if made.digest == task.digest:
             kept.append(task)
         else:
             log.warning("round %d of %s was under way with other weights than this program makes: it is dropped", task.round, task.agent)
     run.fleet.await_return({task.agent: profiles[task.agent] for task in kept if task.agent in profiles})
-    size = Shipment(run.fleet, past.state(0), run.method).limit
-    run.fleet.reception.restore(kept, lambda task: checker(run, past.state(task.round - 1)), folder, size)
+    run.fleet.reception.restore(kept, lambda task: check(task.round - 1), folder, shipment(0).limit)
 
 
 def digests(tasks: Sequence[Task]) -> dict[str, str]:
@@ -170,7 +170,7 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
         size=round.size,
         folder=folder(opened.round),
         settled=None if left is None else left.settled,
-        more=Openings(run, opened, round.make, run.fleet.clock()),
+        more=Openings(run, opened, round.make, run.fleet.clock()) if left is None or left.closed is None else nobody,
         carry=carrying(run, opened.round),
         flowing=run.config.fleet.mode == "buffered" or not opened.chosen,
         waiting=run.config.journal.waiting,
@@ -184,7 +184,9 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
         run.fleet.folded[update.agent] = update.round
         run.watch.folded(one.entry)
         spooled.append(settled)
-        if run.durable and run.config.journal.every and len(spooled) >= run.config.journal.every and not isinstance(total, Kept):
+        if not run.durable:
+            release(spooled)  # nobody will fold it again
+        elif run.config.journal.every and len(spooled) >= run.config.journal.every and not isinstance(total, Kept):
             keep(run, opened.round, total, list(folded.values()), spooled)
     run.defences.write()
     settled_all, carried = list(run.fleet.collection.entries.values()), list(run.fleet.late.values())
@@ -198,6 +200,11 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
     entries = [*(one.entry for one in folded.values()), *(unfolded(s, opened.round) for s in missing)]
     scores = of_training([(one.submodel, one.entry.agent, one.tallies) for one in folded.values()])
     return run.defences.settled(total, round.state), sorted(entries, key=lambda e: e.agent), scores
+
+
+def nobody(collection: Collection) -> Sequence[Task]:
+    """Who is asked besides in a round that an earlier coordinator closed: it folds what that one did, and all others are at their own work."""
+    return ()
 
 
 def unfolded(settled: Settled, round: int) -> Entry:
@@ -221,9 +228,14 @@ def keep(run: Run, round: int, total: Total, folded: Sequence[Folded], spooled: 
     except StoreError as error:
         log.error("%s", error)
         return
+    release(spooled)
+
+
+def release(spooled: list[Settled]) -> None:
+    """Removes updates from the spool that need not stay there."""
     for settled in spooled:
         if settled.update is not None:
-            settled.update.unlink()
+            settled.update.unlink(missing_ok=True)
     spooled.clear()
 
 

@@ -17,6 +17,7 @@ from coordinator import broker as brokers
 from coordinator import defences, start
 from coordinator.config import Config, load
 from coordinator.evaluation import Evaluator
+from coordinator.inbox import Inbox
 from coordinator.journal import Journal
 from coordinator.progress import Lines
 from coordinator.selection import generator
@@ -208,6 +209,7 @@ INSTANTS: dict[str, tuple[Any, str, int]] = {
     "before the second round closes": (Journal, "close", 2),
     "in the evaluation of the second round": (Evaluator, "evaluate", 2),
     "before the third round is stored": (Store, "save", 3),
+    "before the spool is tidied": (Inbox, "forget", 9),
 }
 
 
@@ -224,7 +226,13 @@ def test_a_crash_inside_a_buffer_loses_nothing_and_doubles_nothing(tmp_path: Pat
 
     monkeypatch.setattr(where, name, fused)
     sent: Sent = {}
-    members = [member(i, 4, sent, seconds) for i, seconds in enumerate((0.02, 0.1, 0.2, 0.6))]
+    trained: list[tuple[str, int]] = []
+
+    def count(update: Update) -> Update:
+        trained.append((update.agent, update.round))
+        return update
+
+    members = [member(i, 4, sent, seconds, count) for i, seconds in enumerate((0.02, 0.1, 0.2, 0.6))]
     broker, deaths, torches = MemoryBroker(), 0, torch.get_num_threads()
     torch.set_num_threads(1)
     settings = {"fleet.min_agents": 4, "fleet.wait": 30.0, **BUFFERED}
@@ -248,6 +256,8 @@ def test_a_crash_inside_a_buffer_loses_nothing_and_doubles_nothing(tmp_path: Pat
     assert deaths == 1
     assert [m.error for m in members] == [None] * 4
     assert len(updates) == len(set(updates)) >= 10
+    assert len(trained) == len(set(trained)), "nothing is asked for twice"
+    assert not list((tmp_path / "runs" / RUN / "spool").iterdir())
     assert same(folded_again(tmp_path, config(settings), sent), state)
     assert np.isfinite([float(value.sum()) for value in state.tensors.values()]).all()
 

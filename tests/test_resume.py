@@ -39,15 +39,15 @@ class Killed(BaseException):
 
 
 class Fuse:
-    """Ends the process at the n-th call of something, once. after: when that is done, not before."""
+    """Ends the process at these calls of something. after: when that is done, not before."""
 
-    def __init__(self, call: int, *, after: bool = False) -> None:
-        self.call, self.after, self.calls = call, after, 0
+    def __init__(self, *deaths: int, after: bool = False) -> None:
+        self.deaths, self.after, self.calls = deaths, after, 0
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def fused(*args: Any, **named: Any) -> Any:
             self.calls += 1
-            now = self.calls == self.call
+            now = self.calls in self.deaths
             if now and not self.after:
                 raise Killed
             result = function(*args, **named)
@@ -101,6 +101,7 @@ INSTANTS: dict[str, tuple[Any, str, Fuse]] = {
     "before anyone hears of it": (Journal, "begin", Fuse(2, after=True)),
     "before the first fold": (defences, "fold", Fuse(1)),
     "between two folds": (defences, "fold", Fuse(2, after=True)),
+    "again and again": (defences, "fold", Fuse(2, 3, 6, 9)),
     "before a snapshot": (Journal, "snapshot", Fuse(1)),
     "between a snapshot and what it makes superfluous": (Journal, "snapshot", Fuse(2, after=True)),
     "after the last fold of the second round": (defences, "fold", Fuse(2 * AGENTS, after=True)),
@@ -109,6 +110,7 @@ INSTANTS: dict[str, tuple[Any, str, Fuse]] = {
     "in evaluation": (Evaluator, "evaluate", Fuse(1)),
     "before it is stored": (Store, "save", Fuse(1)),
     "when it is stored": (Store, "save", Fuse(1, after=True)),
+    "when the last round is stored": (Store, "save", Fuse(2, after=True)),
 }
 
 
@@ -121,7 +123,7 @@ def test_a_coordinator_that_dies_goes_on_inside_the_round(
     monkeypatch.setattr(where, name, fuse.around(getattr(where, name)))
     trained: Counter[tuple[str, int]] = Counter()
     result, deaths = lives(tmp_path, members(trained))
-    assert deaths == 1
+    assert deaths == len(fuse.deaths)
     assert trained == {(f"a{i}", number): 1 for i in range(AGENTS) for number in (1, 2)}, "nothing is asked for twice"
     assert all(torch.equal(undisturbed[home], result.state.tensors[home]) for home in undisturbed)
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
@@ -132,4 +134,27 @@ def test_a_coordinator_that_dies_goes_on_inside_the_round(
         assert all(len(e.digest) == 64 for e in entries)
     store.close()
     assert not list((tmp_path / "runs" / RUN).glob("total-*"))
-    assert not list((tmp_path / "runs" / RUN / "spool").rglob("*.update*"))
+    assert not list((tmp_path / "runs" / RUN / "spool").iterdir())
+
+
+def test_what_does_not_outlive_its_process_goes_as_soon_as_it_is_folded(tmp_path: Path) -> None:
+    """A simulation of many devices needs no room for all their updates."""
+
+    class Looking(Lines):
+        def took(self, what: str, seconds: float) -> None:
+            if what == "finish":
+                there.extend((tmp_path / "runs" / RUN / "spool").rglob("*.update"))
+
+    torch.set_num_threads(1)
+    there: list[Path] = []
+    broker, agents = MemoryBroker(), members()
+    config = load(None, {}, [("name", RUN), ("seed", 0), ("fleet.min_agents", AGENTS), ("fleet.wait", 30.0), *SETTINGS.items()])
+    threads = [threading.Thread(target=a.live, args=(link_of(broker, a), tmp_path), daemon=True) for a in agents]
+    prepared, link = start.prepare(config, tmp_path / "runs", resume=False), MemoryLink(broker, "coordinator")
+    for thread in threads:
+        thread.start()
+    start.run(prepared, link, Looking(lambda line: None), durable=False)
+    prepared.store.close()
+    for thread in threads:
+        thread.join(10)
+    assert there == []

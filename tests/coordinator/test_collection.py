@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.collection import RETURN, Collection
+from coordinator.collection import CARRIED, RETURN, Collection, Settled, unchecked
 from federated.task import Recipe, Task
 from models.families import menu, network
 
@@ -78,3 +78,22 @@ def test_what_an_earlier_coordinator_settled_is_not_open() -> None:
     arrive(collection, "c")
     assert collection.complete(2)
     assert folded(collection) == "c"
+
+
+def test_what_is_folded_is_not_folded_again_though_its_file_lies_there() -> None:
+    """A coordinator that dies between a snapshot and what it makes superfluous leaves both, and the file is found first."""
+    (task,) = tasks("a")
+    found = Settled(task, 0.0, unchecked, update=Path("a"), resumed=True, carried=True)
+    collection = Collection(settled={("a", 1): "folded"}, carried=[found])
+    assert folded(collection, closing=True) == ""
+    assert collection.close() == ([], [])
+
+
+def test_what_a_closed_round_carried_goes_on_while_late_updates_count_and_is_dropped_where_they_no_longer_do() -> None:
+    for carry, outcome in ((True, ""), (False, "late")):
+        collection = Collection(tasks("ab"), settled={("a", 1): "folded", ("b", 1): CARRIED})
+        (entry,) = collection.of("b")
+        dropped, carried = collection.close(lambda entry, carry=carry: carry)  # type: ignore[misc]
+        assert (dropped, carried) == (([], [entry]) if carry else ([entry], []))
+        assert (entry.outcome, entry.carried) == (outcome, carry)
+        assert collection.of("b") == dropped

@@ -16,7 +16,7 @@ from coordinator.acceptance import check_scores, check_statistics, check_trainin
 from coordinator.collection import Collection, unchecked
 from coordinator.fleet import Fleet
 from coordinator.openings import missing
-from federated.errors import Refused
+from federated.errors import Refused, StoreError
 from federated.task import Card, Profile, Recipe, Task, Timing, Update
 from federated.wire import messages, tensors, topics
 from federated.wire.chunks import slices, split
@@ -161,6 +161,15 @@ def test_a_task_that_was_lost_is_said_again_to_an_idle_agent(fleet: Fleet, broke
 
     fleet.turn = turn  # type: ignore[method-assign]
     assert len(list(collection)) == 1
+
+
+def test_weights_for_which_there_is_no_room_are_an_error_of_the_store_and_leave_nothing(fleet: Fleet, broker: MemoryBroker) -> None:
+    before, part = dict(broker.retained), fleet.shelf.folder / "r0-w1.weights"
+    part.symlink_to("/dev/full")
+    with pytest.raises(StoreError, match=r"weights of 7 bytes could not be written to .*: No space left on device"):
+        fleet.shelf.put("r0", "w1", memoryview(b"weights"))
+    assert not part.is_symlink()
+    assert broker.retained == before
 
 
 def test_weights_are_published_again_to_a_broker_that_forgot(fleet: Fleet, broker: MemoryBroker) -> None:
@@ -489,3 +498,51 @@ def test_a_task_of_an_earlier_round_is_told_again_to_an_agent_that_comes_back(fl
     turning(fleet, [lambda: peers["a"].send(task("a"), weights()), lambda: peers["b"].send(again, weights(), "t2")])
     assert [(update.agent, update.round) for _, update in second] == [("b", 2), ("a", 1)]
     assert fleet.late == {}
+
+
+def test_an_update_that_a_closed_round_carried_waits_until_the_round_is_done_with(fleet: Fleet, broker: MemoryBroker) -> None:
+    """Were it refused, its agent would drop it."""
+    peer = Peer(broker, "a")
+    listen(fleet)
+    settled = {("a", 1): "carried", ("b", 1): "late"}
+    Peer(broker, "b")
+    listen(fleet)
+    round = fleet.collect(
+        [task("a"), task("b")],
+        quorum=1,
+        deadline=600,
+        check=unchecked,
+        size=lambda task: 10**6,
+        folder="round-1",
+        settled=settled,
+        carry=lambda s: True,
+    )
+    original, offered = fleet.turn, []
+
+    def turn(timeout: float) -> None:
+        original(0)
+        if not offered:
+            offered.append(True)
+            peer.send(task("a"), weights())
+            for _ in range(20):
+                original(0)
+
+    fleet.turn = turn  # type: ignore[method-assign]
+    assert list(round) == []
+    fleet.turn = original  # type: ignore[method-assign]
+    assert [m for m in peer.heard() if isinstance(m, messages.Receipt | messages.Grant)] == [messages.Grant("t", b"", False)]
+    peer.send(task("a"), weights())
+    listen(fleet)
+    assert messages.Receipt("t", True, "") in peer.heard()
+
+
+def test_an_update_that_is_never_what_it_promised_is_refused_and_not_waited_for(fleet: Fleet, broker: MemoryBroker) -> None:
+    peer = Peer(broker, "a")
+    listen(fleet)
+    data = bytes(5000)
+    manifest = messages.Manifest("t", len(data), 2**18, "0" * 64)
+    offer = messages.Offer(manifest, "r", 1, 1, "train", SMALL.name)
+    (chunk,) = slices(manifest, data)
+    turning(fleet, [lambda: peer.say(offer), *[lambda: peer.say(chunk, topics.chunk(topics.upload("r", "a", "t"), 0))] * 3])
+    assert list(collecting(fleet, "a")) == []
+    assert fleet.collection.entries["a", SMALL.name, 1].outcome == "refused: its bytes were not those that it promised, 3 times"
