@@ -40,6 +40,7 @@ FIXED = (
     "seed",
     "private.clip",
     "private.noise",
+    "robust.clip",
     "robust.rule",
     *(f"simulate.{key}" for key in ("agents", "partition", "held", "speeds")),
 )  # what makes a run this run: not to be changed when it is resumed

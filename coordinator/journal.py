@@ -136,33 +136,34 @@ class Journal:
 
     def begin(self, opened: Opened) -> None:
         """Writes down a round before anyone hears of it."""
-        began = msgspec.msgpack.encode(opened)
-        self._write(opened.round, "INSERT OR REPLACE INTO journal VALUES (?, ?, ?, NULL, NULL, NULL)", (opened.round, time.time(), began))
+        row = opened.round, time.time(), msgspec.msgpack.encode(opened)
+        self._write(opened.round, ("INSERT OR REPLACE INTO journal VALUES (?, ?, ?, NULL, NULL, NULL)", row))
 
     def ask(self, round: int, asked: Asked) -> None:
         """Writes down, before it hears of it, that an agent is asked besides."""
-        self._write(round, "INSERT OR REPLACE INTO asked VALUES (?, ?, ?)", (round, asked.agent, msgspec.msgpack.encode(asked)))
+        self._write(round, ("INSERT OR REPLACE INTO asked VALUES (?, ?, ?)", (round, asked.agent, msgspec.msgpack.encode(asked))))
 
     def snapshot(self, round: int, total: Total, folded: Sequence[Folded]) -> None:
         """Keeps the total as it is; what it holds need not be kept anywhere else once this returns."""
         name = f"total-{round:06d}-{len(folded):06d}.safetensors"
         path = self._folder / name
-        tensors, text = dump(total)
+        part, (tensors, text) = path.with_suffix(".part"), dump(total)
         try:
-            part = path.with_suffix(".part")
             save_file({home: tensor.contiguous() for home, tensor in tensors.items()}, part, {"total": text})
             disk.sync(part)
             part.replace(path)
             disk.sync(self._folder)
         except (OSError, SafetensorError) as error:
+            part.unlink(missing_ok=True)  # a full disk needs no more in it
             raise StoreError(f"a snapshot of round {round} could not be written to {self._folder}: {error}") from error
-        self._write(round, "UPDATE journal SET total = ?, folded = ? WHERE round = ?", (name, msgspec.msgpack.encode(list(folded)), round))
+        row = name, msgspec.msgpack.encode(list(folded)), round
+        self._write(round, ("UPDATE journal SET total = ?, folded = ? WHERE round = ?", row))
         self._sweep(keep=name)
 
     def close(self, round: int, outcomes: Mapping[tuple[str, int], str]) -> None:
         """From now on the round takes no update: whoever goes on with it folds the same. outcomes: by agent and round of the task."""
         rows = [[*key, outcome] for key, outcome in outcomes.items()]
-        self._write(round, "UPDATE journal SET closed = ? WHERE round = ?", (json.dumps(rows), round))
+        self._write(round, ("UPDATE journal SET closed = ? WHERE round = ?", (json.dumps(rows), round)))
 
     def standstill(self, round: int) -> Standstill | None:
         """The round as it was left, where it had begun."""
@@ -193,8 +194,7 @@ class Journal:
 
     def drop(self, round: int) -> None:
         """Forgets a round that cannot be gone on with: it begins anew."""
-        self._write(round, "DELETE FROM journal WHERE round = ?", (round,))
-        self._write(round, "DELETE FROM asked WHERE round = ?", (round,))
+        self._write(round, ("DELETE FROM journal WHERE round = ?", (round,)), ("DELETE FROM asked WHERE round = ?", (round,)))
         self._sweep()
 
     def _read(self, name: str) -> Total:
@@ -207,9 +207,11 @@ class Journal:
             if path.name != keep:
                 path.unlink()
 
-    def _write(self, round: int, statement: str, values: tuple[Any, ...]) -> None:
+    def _write(self, round: int, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        """All of them, or none."""
         try:
             with self._database:
-                self._database.execute(statement, values)
+                for statement, values in statements:
+                    self._database.execute(statement, values)
         except sqlite3.Error as error:
             raise StoreError(f"the journal of round {round} could not be written to {self._folder}: {error}") from error

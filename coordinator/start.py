@@ -83,9 +83,7 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
             beginning(config, network, method)
     if resume:
         return Prepared(config, method, held, Store.open(runs, config.name))
-    store = Store.create(runs, config.name)
-    store.write_facts(Facts(to_json(config)))
-    return Prepared(config, method, held, store)
+    return Prepared(config, method, held, Store.create(runs, config.name, Facts(to_json(config))))
 
 
 def selecting(config: Config) -> Callable[[Profile], str]:

@@ -15,7 +15,8 @@ import math
 import os
 import shutil
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,6 +114,30 @@ def latest(root: Path) -> str:
     return found[-1]
 
 
+def begin(folder: Path, facts: Facts) -> None:
+    """Makes a run's database beside its place and puts it there whole: who is killed before leaves no run. Raises OSError, sqlite3.Error."""
+    part = folder / f"{DATABASE}.part"
+    for old in folder.glob(f"{part.name}*"):
+        old.unlink()
+    database = sqlite3.connect(part)
+    try:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.executescript(SCHEMA + ledger.SCHEMA + evidence.SCHEMA + journal.SCHEMA)
+        with database:
+            settle(database, facts)
+    finally:
+        database.close()
+    disk.sync(part)
+    part.replace(folder / DATABASE)
+    disk.sync(folder)
+
+
+def settle(database: sqlite3.Connection, facts: Facts) -> None:
+    """Writes what a run is; within the caller's transaction."""
+    values = {"config": facts.config, "network": msgspec.to_builtins(facts.network), "menu": msgspec.to_builtins(facts.menu)}
+    database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(key, json.dumps(value)) for key, value in values.items()])
+
+
 class Store:
     """One run's folder, held by one coordinator at a time."""
 
@@ -125,21 +150,24 @@ class Store:
         self.kept = KEPT  # checkpoints that stay
 
     @classmethod
-    def create(cls, root: Path, name: str) -> Store:
-        """A new run. Raises StoreError when there is one of that name."""
+    def create(cls, root: Path, name: str, facts: Facts | None = None) -> Store:
+        """A new run: its database is there with all that makes it one, or not at all. Raises StoreError when there is one of that name."""
         folder = root / name
         if (folder / DATABASE).exists():
             raise StoreError(f"run '{name}' exists in {root}: go on with it by --resume, or choose another --name")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # single updates, and a broker's password where one was given
             lock = disk.hold(folder)
         except OSError as error:
             raise StoreError(f"run '{name}' cannot be kept in {root}: {error.strerror}") from error
-        database = sqlite3.connect(folder / DATABASE)
-        database.execute("PRAGMA journal_mode=WAL")
-        with database:
-            database.executescript(SCHEMA + ledger.SCHEMA + evidence.SCHEMA + journal.SCHEMA)
-        return cls(folder, database, lock)
+        try:
+            begin(folder, facts or Facts())
+        except BaseException as error:
+            os.close(lock)
+            if isinstance(error, OSError | sqlite3.Error):
+                raise StoreError(f"run '{name}' cannot be kept in {root}: {error}") from error
+            raise
+        return cls(folder, sqlite3.connect(folder / DATABASE), lock)
 
     @classmethod
     def open(cls, root: Path, name: str, *, read_only: bool = False) -> Store:
@@ -169,10 +197,9 @@ class Store:
     # ---- what the run is -------------------------------------------------------------------------------------------
 
     def write_facts(self, facts: Facts) -> None:
-        values = {"config": facts.config, "network": msgspec.to_builtins(facts.network), "menu": msgspec.to_builtins(facts.menu)}
-        with self._database:
-            for key, value in values.items():
-                self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, json.dumps(value)))
+        """Raises StoreError when the disk does not take it."""
+        with self._writing("what it is"):
+            settle(self._database, facts)
 
     def read_facts(self) -> Facts:
         rows = {key: json.loads(value) for key, value in self._database.execute("SELECT key, value FROM facts")}
@@ -182,11 +209,20 @@ class Store:
 
     def next_session(self) -> int:
         """Counts the starts of a coordinator on this run: the attempt that its tasks carry."""
-        with self._database:
+        with self._writing("that it starts"):
             row = self._database.execute("SELECT value FROM facts WHERE key = 'sessions'").fetchone()
             session = int(row[0]) + 1 if row else 1
             self._database.execute("INSERT OR REPLACE INTO facts VALUES ('sessions', ?)", (str(session),))
         return session
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """A transaction. Raises StoreError where the disk does not take it."""
+        try:
+            with self._database:
+                yield
+        except sqlite3.Error as error:
+            raise StoreError(f"run '{self.folder.name}': {what} could not be written to {self.folder}: {error}") from error
 
     # ---- rounds ----------------------------------------------------------------------------------------------------
 
@@ -203,6 +239,7 @@ class Store:
                 self._record(done, checkpoint.name)
                 self.journal.end(done.round, done.carried)
         except (OSError, sqlite3.Error, SafetensorError) as error:
+            part.unlink(missing_ok=True)
             raise StoreError(f"round {done.round} could not be written to {self.folder}: {error}") from error
         kept = {name for (name,) in self._database.execute("SELECT checkpoint FROM rounds ORDER BY round DESC LIMIT ?", (self.kept,))}
         for path in [*self.folder.glob("round-*"), *self.folder.glob("total-*")]:

@@ -297,7 +297,7 @@ def test_a_private_run_that_goes_on_goes_on_counting(tmp_path):
     assert found.result.epsilon == pytest.approx(accounting.get_epsilon_gaussian(1.5 / 3**0.5, 1e-5))
 
 
-@pytest.mark.parametrize("key", ["private__noise", "private__clip", "robust__rule"])
+@pytest.mark.parametrize("key", ["private__noise", "private__clip", "robust__clip", "robust__rule"])
 def test_a_run_that_goes_on_keeps_what_its_promises_rest_on(key):
     before = config(private__noise=1.0, private__clip=1.0)
     with pytest.raises(ConfigError, match=f"cannot go on with another {key.replace('__', '.')}"):

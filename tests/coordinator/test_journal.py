@@ -10,7 +10,7 @@ import torch
 
 from coordinator.assignment import Bounds, Offer
 from coordinator.decisions import Decision, Verdict
-from coordinator.journal import Entry, Folded, Opened, Standstill
+from coordinator.journal import Asked, Entry, Folded, Opened, Standstill
 from coordinator.standing import Setback, Standing
 from coordinator.store import Round, Store
 from federated.aggregate import Total, fold
@@ -116,3 +116,16 @@ def test_a_run_with_a_round_under_way_is_not_discarded(tmp_path: Path) -> None:
             store.journal.begin(OPENED)
         store.close(discard=True)
         assert (tmp_path / name).exists() == kept
+
+
+def test_a_round_that_cannot_be_gone_on_with_is_forgotten_whole_or_not_at_all(store: Store) -> None:
+    store.journal.begin(OPENED)
+    store.journal.ask(4, Asked("b", LARGE, "1" * 64, VERDICT, STANDING, 1))
+    store._database.execute("CREATE TRIGGER full BEFORE DELETE ON asked BEGIN SELECT RAISE(ABORT, 'the disk is full'); END")
+    with pytest.raises(StoreError, match="the disk is full"):
+        store.journal.drop(4)
+    assert len(left(store).asked) == 1, "else who was asked in the old round would be asked in the new one"
+    store._database.execute("DROP TRIGGER full")
+    store.journal.drop(4)
+    store.journal.begin(OPENED)
+    assert left(store).asked == ()

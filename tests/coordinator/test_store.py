@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from coordinator import store as stores
 from coordinator.decisions import Decision
-from coordinator.standing import Setback, Standing
 from coordinator.journal import Entry
+from coordinator.standing import Setback, Standing
 from coordinator.store import Facts, Round, Score, Store, latest, names
 from federated.errors import StoreError
 from federated.task import Card, Profile, Timing
@@ -147,4 +148,32 @@ def test_a_diverged_score_is_kept_as_such(tmp_path: Path) -> None:
     store = Store.create(tmp_path, "r")
     store.save(replace(done(1), scores=[Score("w1", "central", 0.1, math.nan, 8)]))
     assert math.isnan(store.scores(1)[0].loss)
+    store.close()
+
+
+def test_a_start_that_cannot_be_written_is_an_error_of_the_store(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    store._database.execute("PRAGMA query_only = ON")  # as on a disk that takes nothing more
+    with pytest.raises(StoreError, match="run 'r': that it starts could not be written"):
+        store.next_session()
+    with pytest.raises(StoreError, match="run 'r': what it is could not be written"):
+        store.write_facts(Facts())
+    store.close()
+
+
+def test_who_dies_while_a_run_is_made_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it could be neither gone on with nor begun anew, by a service manager that tries both."""
+
+    def die(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stores, "settle", die)
+        with pytest.raises(KeyboardInterrupt):
+            Store.create(tmp_path, "r")
+    assert stores.names(tmp_path) == []
+    facts = Facts({"rounds": 3})
+    store = Store.create(tmp_path, "r", facts)
+    assert store.read_facts() == facts
+    assert {path.name.partition("-")[0] for path in store.folder.iterdir()} == {"lock", "run.sqlite"}
     store.close()
