@@ -112,10 +112,15 @@ class Space:
         self.folder, self._ballast = folder, folder / "ballast"
 
     def fill(self, left: int) -> None:
-        """Takes all but `left` bytes."""
-        free = os.statvfs(self.folder)
+        """Takes all but about `left` bytes: others write at the same time, so that what is free may be less a moment later."""
         with self._ballast.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, max(1, free.f_bavail * free.f_bsize - left))
+            while True:
+                free = os.statvfs(self.folder)
+                try:
+                    os.posix_fallocate(file.fileno(), 0, max(1, free.f_bavail * free.f_bsize - left))
+                    return
+                except OSError:
+                    left += 1 << 16
 
     def empty(self) -> None:
         self._ballast.unlink(missing_ok=True)

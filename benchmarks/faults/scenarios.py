@@ -20,6 +20,8 @@ Scenario = Callable[[Trial], None]
 SHARE = 0.01  # of the chunks that are damaged, doubled or reordered
 RATE, DELAY = 1_000_000, 0.150  # bytes per second of the slow link; seconds each way, 300 ms there and back
 CHUNKS = 20  # of an update
+PACE = 0.5  # seconds of a training, where the instant is one of the clock,
+LASTING = ROUNDS * PACE  # so that the rounds last at least so long
 
 
 # ---- the coordinator ---------------------------------------------------------------------------------------------------
@@ -35,13 +37,14 @@ def fused(stage: str, when: str, times: int) -> Scenario:
 
 
 def at_any_moment(trial: Trial) -> None:
-    """kill -9 of the coordinator at a moment of its first seconds with agents."""
+    """kill -9 of the coordinator at a moment of its three rounds."""
+    trial.how = Raw(delay=PACE)
 
     def strike() -> None:
         trial.coordinator.kill()
         trial.strike()
 
-    later(trial, strike, trial.rng.uniform(0, 2.5))
+    later(trial, strike, trial.rng.uniform(0, LASTING))
 
 
 # ---- the broker, the agents --------------------------------------------------------------------------------------------
@@ -51,7 +54,7 @@ def broker_killed(*, persistent: bool) -> Scenario:
     """kill -9 of the broker, which is back after up to a second; without persistence it knows nothing of before."""
 
     def prepare(trial: Trial) -> None:
-        trial.persistent = persistent
+        trial.persistent, trial.how = persistent, Raw(delay=PACE)
         away = trial.rng.uniform(0, 1.0)
         back = {"due": 0.0}
 
@@ -60,7 +63,7 @@ def broker_killed(*, persistent: bool) -> Scenario:
             trial.strike()
             back["due"] = time.monotonic() + away
 
-        later(trial, strike, trial.rng.uniform(0, 1.5))
+        later(trial, strike, trial.rng.uniform(0, LASTING))
         inner = trial.each
 
         def each() -> None:
@@ -76,14 +79,14 @@ def broker_killed(*, persistent: bool) -> Scenario:
 
 def agents_killed(trial: Trial) -> None:
     """Two agents end without a word and begin anew, knowing nothing."""
-    trial.how = Raw(delay=0.3)
+    trial.how = Raw(delay=PACE)
 
     def strike() -> None:
         for name in trial.rng.sample(AGENTS, 2):
             trial.fleet.sockets[name].die()
             trial.strike()
 
-    later(trial, strike, trial.rng.uniform(0, 1.5))
+    later(trial, strike, trial.rng.uniform(0, LASTING))
 
 
 # ---- the link ----------------------------------------------------------------------------------------------------------
@@ -184,6 +187,7 @@ def slow_link(trial: Trial) -> None:
 
 def disk_full(trial: Trial) -> None:
     """The disk of the coordinator's runs is full for two seconds, but for up to 300 kB."""
+    trial.how = Raw(delay=PACE)
     space = trial.stack.enter_context(small_disk(trial.runs, 48 << 20))
     left, state = trial.rng.randrange(300_000), {"due": 0.0}
 
@@ -192,7 +196,7 @@ def disk_full(trial: Trial) -> None:
         trial.strike()
         state["due"] = time.monotonic() + 2.0
 
-    later(trial, strike, trial.rng.uniform(0, 1.0))
+    later(trial, strike, trial.rng.uniform(0, LASTING))
     inner = trial.each
 
     def each() -> None:
