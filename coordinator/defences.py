@@ -26,12 +26,12 @@ from federated.method import Method, Part, State
 from federated.methods.catalogue import METHODS
 from federated.norms import clipped
 from federated.private import private
-from federated.robust import combine, robust
+from federated.robust import combine, needed, robust
 from federated.task import Update
 from models.families import statistics
 from models.submodel import Submodel
 
-__all__ = ["Defences", "check_covered", "defended"]
+__all__ = ["Defences", "check_covered", "check_enough", "defended"]
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ def defended(method: Method, config: Config) -> Method:
             raise ConfigError(f"{key}: not with method {method.name}: {method.forbids[mode]}; methods that stand it: {able}")
     if wanted.clip and wanted.rule != "clip":
         raise ConfigError(f"robust.clip = {wanted.clip:g} is of the rule clip: expected robust.rule = 'clip', found '{wanted.rule}'")
+    if config.fleet.mode == "buffered" and config.fleet.buffer:
+        check_enough(config, config.fleet.buffer, "fleet.buffer")
     if not guard.noise:
         if guard.clip or guard.epsilon or guard.uncovered:
             raise ConfigError("private: expected private.noise above 0, without which nothing is private; robust.rule = 'clip' shortens alone")
@@ -63,6 +65,16 @@ def defended(method: Method, config: Config) -> Method:
         raise ConfigError("private.noise: expected fleet.mode = 'sync' and fleet.late = 'drop': what a late update tells is not accounted for")
     privacy.check_installed()
     return private(method, guard.noise, guard.clip)
+
+
+def check_enough(config: Config, most: int, what: str) -> None:
+    """ConfigError where the rule would never have the updates that it needs, and nothing would be learned. most: updates of a round."""
+    wanted, least = config.robust, needed(config.robust.rule, config.robust.byzantine)
+    if most < least:
+        raise ConfigError(
+            f"robust.rule = '{wanted.rule}' needs {least} updates at once to outlive robust.byzantine = {wanted.byzantine}: "
+            f"expected {what} of at least {least}, found {most}"
+        )
 
 
 def check_covered(config: Config, settings: Mapping[str, object], menu: Sequence[Submodel], *, known: bool) -> None:

@@ -1,17 +1,19 @@
 """How good each submodel is: batch norm statistics calibrated by the fleet, then scores on the devices' and on the coordinator's held-out data.
 
 Statistics are linear in batches, so the fleet's, weighted by batches, are those of one pass over all data (HeteroFL, arXiv 2010.01264, section 3;
-golden `static_bn`). They live in the state as `stats/SUBMODEL/...` until the next round changes the weights.
+golden `static_bn`). Under a robust rule they are each entry's median over the devices instead. They live in the state as `stats/SUBMODEL/...` until
+the next round changes the weights.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -103,7 +105,8 @@ class Evaluator:
         shipment = Shipment(self.fleet, state, self.method)
         tasks = self._tasks(state, shipment, "calibrate", [s for s in submodels if statistics(s)], agents)
         total = Total()
-
+        if self.config.robust.rule != "none":
+            return with_statistics(state, middle(received(update) for _, update in self._collect(tasks, shipment, check_statistics)))
         for _, update in self._collect(tasks, shipment, check_statistics):
             fold(total, statistics_parts(received(update)), (update.agent, update.submodel.name))
         return with_statistics(state, {home: mean(one) for home, one in total.sums.items()})
@@ -186,6 +189,14 @@ def statistics_parts(update: Update) -> list[Part]:
     prefix = f"{STATS}{update.submodel.name}/"
     weight = float(update.notes["batches"])
     return [Part(prefix + name, corner(value.shape), tuple(value.shape), value, weight) for name, value in update.tensors.items()]
+
+
+def middle(updates: Iterable[Update]) -> dict[str, torch.Tensor]:
+    """By home, of every entry the median over the devices: under a robust rule, where a count of batches is a claim that may outweigh all."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for part in (part for update in updates for part in statistics_parts(update)):
+        found.setdefault(part.home, []).append(part.value)
+    return {home: torch.from_numpy(np.median([value.numpy() for value in values], axis=0)) for home, values in found.items()}
 
 
 def with_statistics(state: State, measured: Mapping[str, torch.Tensor]) -> State:

@@ -18,6 +18,7 @@ import torch
 from coordinator import results
 from coordinator.command import check_same
 from coordinator.config import Config, load, parse_setting
+from coordinator.defences import check_enough
 from coordinator.devices import Devices
 from coordinator.evaluation import ENDLESS
 from coordinator.progress import Lines, Say
@@ -58,6 +59,7 @@ def simulate(
         raise ConfigError("--device cuda: this PyTorch sees no CUDA device")
     seeds, found = chosen.seeds or (config.seed,), []
     check_free(name, seeds, () if resume else names(runs))
+    check_enough(config, chosen.agents, "simulate.agents")
     for pattern in unused(config):
         say(f"assign.submodels: '{pattern}' fits none of the {chosen.agents} devices, which are called {devices(chosen.agents)[0]} and so on")
     for index, seed in enumerate(seeds):

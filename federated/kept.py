@@ -71,6 +71,11 @@ class Kept:
     def seen(self) -> dict[Key, None]:
         return self.frame.seen
 
+    @property
+    def counting(self) -> tuple[Key, ...]:
+        """The keys of the updates that a rule looks at, in the order of the folds."""
+        return tuple(self._files)
+
     def fold(self, parts: Iterable[Part], key: Key) -> bool:
         """Writes an update's parts down; False, and nothing written, where the key was folded before.
 
@@ -83,7 +88,7 @@ class Kept:
             check(self.frame, part)
             if part.scale != 1 or part.extra:
                 raise ValueError(f"part of {part.home}: a scale or extras, which no robust rule can compare")
-        path = self.folder / f"{len(self._files):06d}{SUFFIX}"
+        path = self.folder / f"{len(self.seen):06d}{SUFFIX}"
         try:
             with path.open("wb") as file:
                 slots = tuple(write(file, part) for part in found)
@@ -126,6 +131,19 @@ class Kept:
         if span.size <= last - first:
             raise ValueError(f"{self._files[key].path}: expected {last - first + 1} values at {slot.offset + first * size}, found {span.size}")
         return np.lib.stride_tricks.as_strided(span, shape, [step * size for step in steps])
+
+    def newest(self) -> None:
+        """Forgets all but each agent's last update: a late one may come into the round that it is asked in again, and nobody counts twice."""
+        last = {key[0]: key for key in self.seen}
+        kept, seen = {key: self._files[key] for key in last.values()}, list(self.seen)
+        if len(kept) == len(seen):
+            return
+        self._files, self.frame = {}, Total()
+        for key in seen:
+            if key in kept:
+                self._add(key, kept[key])
+        self.seen.clear()  # all were folded, whatever counts
+        self.seen.update(dict.fromkeys(seen))
 
     def clear(self) -> None:
         """Forgets everything, the files too."""

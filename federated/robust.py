@@ -14,8 +14,9 @@ A rectangle's m is its own: corners nest, so that the core of a tensor is held b
 m < 2 f + 1 keeps its old value, since f liars would be its majority; likewise a submodel with n < 2 f + 3 devices is left out under Krum, which
 compares only what has the same coordinates. What is chosen stands for its whole group: where groups overlap they are averaged by their devices.
 
-All count the same, as in the papers: weights by examples are claims, and with them one liar could be the majority of a coordinate by itself. A
-row that a device does not have (of a class that it does not hold) is not covered by it.
+All count the same, as in the papers: weights by examples are claims, and with them one liar could be the majority of a coordinate by itself. Each
+device counts once: where a late update of it came into the same round, its last one does. A row that a device does not have (of a class that it
+does not hold) is not covered by it.
 
 What comes out is an ordinary `Total` of which the mean is the rule's result, so that every method's `finish` works on as it does otherwise.
 """
@@ -43,7 +44,7 @@ from federated.norms import clipped, counted, grounded, length
 from federated.task import Update
 from models.slicing import Plan, Where, at, present
 
-__all__ = ["RULES", "combine", "median", "nearest", "robust", "trimmed"]
+__all__ = ["RULES", "combine", "median", "nearest", "needed", "robust", "trimmed"]
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,11 @@ def robust(method: Method) -> Method:
         return method.finish(grounded(state, total.sums), total, rng)
 
     return replace(method, parts=parts, finish=finish)
+
+
+def needed(rule: str, f: int) -> int:
+    """How many devices of a coordinate, or of a submodel, a rule needs to outlive f liars."""
+    return {"trimmed": 2 * f + 1, "median": 2 * f + 1, "krum": 2 * f + 3, "multikrum": 2 * f + 3}.get(rule, 1)
 
 
 # ---- of one coordinate ---------------------------------------------------------------------------------------------
@@ -148,7 +154,7 @@ def selected(kept: Kept, tensors: Tensors, f: int, several: bool) -> Total:
 def groups(kept: Kept) -> list[list[Key]]:
     """The keys of updates that give the same rectangles."""
     found: dict[tuple[tuple[str, Where], ...], list[Key]] = {}
-    for key in kept.seen:
+    for key in kept.counting:
         found.setdefault(kept.signature(key), []).append(key)
     return list(found.values())
 
@@ -177,10 +183,13 @@ def nearest(distances: NDArray[np.float64], f: int, count: int) -> list[int]:
 
 
 def shortened(kept: Kept, tensors: Tensors, f: int) -> Total:
-    """The sum of all updates, none longer than the median of its group: for a round before which nothing is known."""
+    """The sum of all updates, none longer than the median of its group, of an even number the lower one: for a round before which nothing is known.
+
+    Of two updates the mean of their lengths would be half of what a liar likes.
+    """
     total = Total()
     for members in groups(kept):
-        bound = statistics.median(length(kept.parts(key), tensors) for key in members)
+        bound = statistics.median_low(length(kept.parts(key), tensors) for key in members)
         for key in members:
             fold(total, clipped(kept.parts(key), tensors, bound), key)
     return total
@@ -204,4 +213,5 @@ RULES: Mapping[str, Callable[[Kept, Tensors, int], Total]] = MappingProxyType(
 
 def combine(kept: Kept, tensors: Tensors, rule: str, f: int) -> Total:
     """The total of which the mean is the rule's result. tensors: the state's, by home. OSError: the files cannot be read."""
+    kept.newest()
     return RULES[rule](kept, tensors, f)

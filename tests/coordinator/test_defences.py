@@ -51,6 +51,7 @@ def defences(folder: Path, known: sqlite3.Connection | None = None, round: int =
         ({"private__noise": 1.0, "private__clip": 1.0}, "private.noise = 1: not with method fedfa"),
         ({"method__name": "fedavg", "private__noise": 1.0}, "multiples of private.clip, .* expected that above 0, found 0"),
         ({"method__name": "fedavg", "private__clip": 1.0}, "expected private.noise above 0"),
+        ({"method__name": "fedavg", "robust__rule": "median", "fleet__mode": "buffered", "fleet__buffer": 2}, "fleet.buffer of at least 3, found 2"),
         ({"method__name": "fedavg", "private__epsilon": 1.0}, "expected private.noise above 0"),
         ({"method__name": "fedavg", "robust__clip": 1.0}, "expected robust.rule = 'clip', found 'none'"),
         ({"method__name": "fedavg", "private__noise": 1.0, "private__clip": 1.0, "robust__rule": "krum"}, "expected one of them"),

@@ -231,6 +231,7 @@ def mistakes(folder: Path) -> list[tuple[tuple[str, ...], type[Exception], str]]
     other = folder / "other.safetensors"
     save_file({"stem.weight": torch.zeros(3)}, other)
     return [
+        (("method.name=fedavg", "robust.rule=krum", "robust.byzantine=2"), ConfigError, "simulate.agents of at least 7, found 3"),
         (("simulate.agent=3",), ConfigError, r"simulate: .*agent"),
         (("model.name=vit-s",), ConfigError, "8 x 8 pixels"),
         (("model.name=transformer",), ConfigError, "transformer"),

@@ -291,3 +291,28 @@ def test_memory_holds_the_result_and_not_the_updates(tmp_path, rule):
     )
     grown, total = map(int, ran.stdout.split())
     assert grown < total + 40 * 1024, f"{grown} kB for a total of {total} kB"
+
+
+def test_a_device_whose_late_update_came_into_the_same_round_counts_once(tmp_path):
+    """One liar of four devices, twice: beside 1, 2 and 3 its two 900s would be more than a trimmed mean of f = 1 outlives. Its last one counts."""
+    kept = Kept(tmp_path)
+    for name, round, value in (("liar", 1, 900.0), ("a", 2, 1.0), ("b", 2, 2.0), ("c", 2, 3.0), ("liar", 2, 900.0)):
+        kept.fold([whole(value, value, value, value)], (name, round))
+    keys = list(kept.seen)
+    total = combine(kept, OLD, "trimmed", 1)
+    assert mean(total.sums["w"], OLD["w"]).tolist() == [[2.5, 2.5], [2.5, 2.5]]
+    assert list(total.seen) == list(kept.seen) == keys
+
+
+def test_a_device_cannot_outvote_its_group_under_krum_by_answering_twice(tmp_path):
+    """Five honest ones far from each other; two equal lies of one device would be each other's nearest."""
+    kept = Kept(tmp_path)
+    for name, round, value in (("liar", 1, 100.0), *((f"a{i}", 2, 10.0 * i) for i in range(4)), ("liar", 2, 100.0)):
+        kept.fold([corner(value)], (name, round))
+    kept.newest()
+    assert [key[0] for key in kept.counting] == ["a0", "a1", "a2", "a3", "liar"]
+
+
+def test_of_two_first_updates_a_lie_is_as_short_as_the_other(tmp_path):
+    kept = kept_of(tmp_path, part([1.0, 0.0]), part([0.0, 1e6]))
+    assert result(kept, {"w": torch.zeros(2)}, "clip", 1).tolist() == pytest.approx([0.5, 0.5])
