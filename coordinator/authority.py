@@ -65,7 +65,10 @@ class Authority:
     def __init__(self, folder: Path, hosts: Iterable[str] = ()) -> None:
         """hosts: names and addresses that the broker's certificate is to hold beside this machine's own; they are remembered."""
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ConfigError(f"the authority's folder {folder} cannot be made: {error.strerror}; name another by --pki") from error
         check_private(folder)
         self.ca, self.server, self.coordinator, self.crl = (folder / f"{name}.pem" for name in ("ca", "server", "coordinator", "crl"))
         self.registry = Registry(folder / "registry.sqlite")

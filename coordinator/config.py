@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -296,7 +296,17 @@ def _explained(error: str, tree: Mapping[str, Any]) -> str:
     found: Any = tree
     for key in re.findall(r"[^.\[\]]+", path):
         found = found.get(key) if isinstance(found, Mapping) else found[int(key)] if isinstance(found, Sequence) and key.isdigit() else found
+    if what.startswith("Invalid enum value"):
+        what = f"expected one of {', '.join(map(str, choices(path)))}"
     return f"{path}: {what[:1].lower()}{what[1:]}, found {found!r}"
+
+
+def choices(path: str) -> tuple[str, ...]:
+    """What a key may be of which there is a list."""
+    kind: Any = Config
+    for key in path.split("."):
+        kind = get_type_hints(kind)[key]
+    return get_args(kind)
 
 
 def elsewhere(key: str) -> str:

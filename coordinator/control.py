@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 from coordinator import disk
 from federated.errors import StoreError
 
-__all__ = ["Helm", "Stopped", "Wish", "Wishes", "wish", "wishes"]
+__all__ = ["Helm", "Stopped", "Wish", "Wishes", "absent", "wish", "wishes"]
 
 DATABASE = "run.sqlite"
 SCHEMA = "CREATE TABLE IF NOT EXISTS wishes (about TEXT PRIMARY KEY, wanted TEXT NOT NULL, at TEXT NOT NULL, heard INTEGER NOT NULL)"
@@ -42,10 +42,16 @@ class Wishes:
     heard: bool = True
 
 
+def absent(folder: Path) -> StoreError:
+    """That there is no such run, and which there are."""
+    there = sorted(path.parent.name for path in folder.parent.glob(f"*/{DATABASE}"))
+    return StoreError(f"no run '{folder.name}' in {folder.parent}; there are: {', '.join(there) or 'none'}")
+
+
 def wish(folder: Path, wanted: Wish) -> None:
     """Leaves a wish for the coordinator of a run. Raises StoreError where there is no such run, or no coordinator to hear it."""
     if not (folder / DATABASE).exists():
-        raise StoreError(f"no run '{folder.name}' in {folder.parent}")
+        raise absent(folder)
     if not disk.held(folder):
         raise StoreError(f"run '{folder.name}' has no coordinator at the moment: there is nothing to {wanted.split()[0]}")
     about = "stop" if wanted.startswith("stop") else "pause"

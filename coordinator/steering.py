@@ -67,11 +67,12 @@ def log(run: str | None, agent: str | None, number: int | None, follow: bool, ru
     """Show the events of RUN (default: the one under way, else the latest): rounds, updates, refusals, agents that came and went."""
     with plainly("log"):
         from coordinator import disk, eventlog
+        from coordinator.control import absent
         from coordinator.status import present
 
         folder = runs / (run or present(runs))
         if not folder.is_dir():
-            raise StoreError(f"no run '{folder.name}' in {runs}")
+            raise absent(folder)
 
         def wanted(event: dict[str, Any]) -> bool:
             return (agent is None or event.get("agent") == agent) and (number is None or event.get("round") == number)

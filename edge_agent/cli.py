@@ -135,7 +135,7 @@ def join(
 
         if not options["data"]:
             say(f"no --data: using a shard of the built-in handwritten digits, drawn from the name '{job.name}'")
-        limit = parse_size(spool_limit)
+        limit = parse_size(spool_limit, "--spool-limit")
         end = take_part(job, broker, run, wait=wait, spool=spool, stop=stop_on_signals(), say=say, when=when, fresh=fresh, limit=limit)
         say(f"left run '{end.run}' after {end.updates} updates: {end.reason}")
         if form == "json":

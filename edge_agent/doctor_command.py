@@ -19,13 +19,13 @@ __all__ = ["doctor"]
 @click.option("--run", metavar="NAME", help="which run, where a broker has several")
 @click.option("--name", metavar="ID", help="this agent's name  [default: that of its certificate or user, or made of the host's]")
 @click.option(
-    "--store",
+    "--spool",
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="where weights and updates are to lie  [default: where edge-agent keeps what must outlive it]",
 )
 @FORMAT
-def doctor(broker: str | None, run: str | None, name: str | None, store: Path | None, form: str) -> None:
+def doctor(broker: str | None, run: str | None, name: str | None, spool: Path | None, form: str) -> None:
     """Try whether this device can take part, and say of each thing that stands in the way what to do. Joins nothing.
 
     Exits with 0 where nothing failed, else with the code of the first failure.
@@ -36,7 +36,7 @@ def doctor(broker: str | None, run: str | None, name: str | None, store: Path | 
 
         broker, name = admitted(broker, name)
         checks = []
-        for check in examine(broker, run, name or machine_name(), store or state.folder()):
+        for check in examine(broker, run, name or machine_name(), spool or state.folder()):
             checks.append(check)
             if form == "text":
                 click.echo(text(check))

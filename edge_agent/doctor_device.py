@@ -64,19 +64,19 @@ def disk(store: Path, largest: int | None) -> Check:
             file.write(b"0")
     except OSError as error:
         return Check(
-            "disk", "fail", f"{place} cannot be written ({error.strerror})", "let this user write there, or name another folder by --store", 7
+            "disk", "fail", f"{place} cannot be written ({error.strerror})", "let this user write there, or name another folder by --spool", 7
         )
     free = shutil.disk_usage(place).free
     word, least = (COPIES * largest, COPIES * largest) if largest is not None else ROOM
     told = f"{free / 1e9:.3g} GB free at {place}" + (f", {COPIES} times the largest submodel are {word / 1e6:.3g} MB" if largest is not None else "")
     if free < least:
-        return Check("disk", "fail", told, "make room, or name a folder on another disk by --store", 7)
+        return Check("disk", "fail", told, "make room, or name a folder on another disk by --spool", 7)
     return Check("disk", "warn", told, "little for weights and updates: make room") if free < word else Check("disk", "ok", told)
 
 
 def memory(smallest: int | None) -> Check:
     free = available_memory(Limits())
-    told = f"{free / 1e6:.4g} MB free for this process"
+    told = f"{free / 1e9:.3g} GB free for this process"
     if smallest is not None:
         told += f", {SHARE:.0%} of it may be trained in; the least submodel needs {smallest / 1e6:.3g} MB"
         if SHARE * free < smallest:

@@ -58,13 +58,13 @@ class Limits:
         return here if self.cpus is None else min(here, max(1, math.ceil(self.cpus)))
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, flag: str = "--limit-memory") -> int:
     """Bytes of `512MB`, `1.5GiB`, `300000`. Raises ConfigError."""
     match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([KMG]?I?B?)\s*", text.upper())
     unit = match[2] if match else ""
     unit = unit if unit.endswith("B") or not unit else unit + "B"
     if match is None or unit not in UNITS:
-        raise ConfigError(f"expected a size such as 512MB or 1GiB, found '{text}'")
+        raise ConfigError(f"{flag}: expected a size such as 512MB or 1GiB, found '{text}'")
     return int(float(match[1]) * UNITS[unit])
 
 

@@ -203,3 +203,9 @@ def test_its_own_certificates_and_list_are_made_again_in_the_last_third_of_their
     assert not authority.tend()
     after = [path.read_bytes() for path in (authority.server, authority.coordinator, authority.crl)]
     assert all(old != new for old, new in zip(before, after, strict=True))
+
+
+def test_a_folder_that_cannot_be_made_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"authority's folder .*file/pki cannot be made: Not a directory; name another by --pki"):
+        Authority(tmp_path / "file" / "pki")

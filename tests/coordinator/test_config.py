@@ -77,6 +77,7 @@ def test_a_record_survives_json(file: Path) -> None:
     ("setting", "words"),
     [
         ("flet.min_agents=1", "unknown key 'flet'; known: fleet"),
+        ("robust.rule=kurm", r"robust.rule: expected one of none, clip, trimmed, median, krum, multikrum, found 'kurm'"),
         ("fleet.min_agent=1", r"fleet: unknown key 'min_agent'; known: min_agents"),
         ("rounds=0", r"rounds: expected int >= 1, found 0"),
         ("fleet.fraction=1.5", r"fleet.fraction: expected float <= 1.0, found 1.5"),

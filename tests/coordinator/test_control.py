@@ -114,7 +114,7 @@ def test_without_a_coordinator_nobody_is_asked(folder: Path) -> None:
 
 
 def test_a_run_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no run 'nothing'"):
+    with pytest.raises(StoreError, match=r"no run 'nothing' in .*; there are: none$"):
         wish(tmp_path / "nothing", "pause")
 
 

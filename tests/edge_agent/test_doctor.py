@@ -346,12 +346,12 @@ def test_the_first_failure_gives_the_exit_code() -> None:
 
 
 def test_the_command_prints_lines_or_json_and_exits_by_them(tmp_path: Path) -> None:
-    refused = CliRunner().invoke(main, ["doctor", "--broker", "127.0.0.1:1", "--name", "pi", "--store", str(tmp_path), "--format", "json"])
+    refused = CliRunner().invoke(main, ["doctor", "--broker", "127.0.0.1:1", "--name", "pi", "--spool", str(tmp_path), "--format", "json"])
     told = json.loads(refused.output.splitlines()[-1])
     assert refused.exit_code == told["exit"] == 5
     assert not told["fit"]
     assert [row["check"] for row in told["checks"]][:2] == ["dns", "tcp"]
-    device = CliRunner().invoke(main, ["doctor", "--store", str(tmp_path)])
+    device = CliRunner().invoke(main, ["doctor", "--spool", str(tmp_path)])
     assert device.exit_code == 0, device.output
     assert device.output.startswith("ok    disk ")
     wrong = CliRunner().invoke(main, ["doctor", "--broker", "http://x"])
