@@ -22,10 +22,10 @@ help:
 demo: $(VENV)/installed
 	$(BIN)/coordinator demo
 
-# Side by side; then, one by one, what starts brokers and processes or measures this machine.
+# Side by side, one more than there are processors, since some only wait; then, one by one, what starts brokers and processes or measures this machine.
 test: $(VENV)/installed-dev
 ifeq ($(strip $(TESTS)),)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "beside or not (broker or processes or timed)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal -m "beside or not (broker or processes or timed)"
 	$(BIN)/python -m pytest -m "(broker or processes or timed) and not (beside or slow)"
 else
 	$(BIN)/python -m pytest $(TESTS)

@@ -10,6 +10,7 @@ import os
 import pickle
 import shutil
 import tarfile
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> None:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urllib.request, "_opener", None)  # made at the first request of a process, with the proxies of that moment, and kept
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nobody listens there: no request leaves this machine
     for variable in ("no_proxy", "NO_PROXY"):
