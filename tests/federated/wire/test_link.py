@@ -453,15 +453,16 @@ def test_a_name_that_does_not_resolve_is_called_so() -> None:
 @pytest.mark.parametrize("kind", BOTH)
 def test_wrong_and_missing_passwords_are_refused_with_a_hint(kind: str, tmp_path: Path) -> None:
     (tmp_path / "users").write_text("me:right\n")
+    own = topics.probe("r", "me")  # an agent's name is its user
     with brokers.start(port=0, kind=kind, directory=tmp_path / "b", passwords=tmp_path / "users") as broker:
         for login in ("", "me:wrong@", "you:right@"):
             with pytest.raises(LinkError, match=r"refuses this client: .*mqtt://user:password@host") as caught:
                 MqttLink(f"mqtt://{login}{broker.address}", "a")
             assert "wrong" not in str(caught.value)
         with linked(f"mqtt://me:right@{broker.address}", "a") as (link,):
-            link.subscribe("x")
-            link.publish("x", b"1")
-            assert hear(link, "x").payload == b"1"
+            link.subscribe(own)
+            link.publish(own, b"1")
+            assert hear(link, own).payload == b"1"
 
 
 @pytest.fixture
