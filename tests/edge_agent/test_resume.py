@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -206,6 +207,11 @@ def test_of_two_agents_of_one_name_one_says_why_it_leaves_and_the_others_update_
         slow.close()
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_a_broker_that_dies_in_the_middle_of_uploads_costs_no_training(tmp_path: Path) -> None:
     """Another one without its memory takes its place; links, coordinator and agents find together again, and each trains once."""
     trained: list[str] = []
@@ -222,6 +228,7 @@ def test_a_broker_that_dies_in_the_middle_of_uploads_costs_no_training(tmp_path:
         def die() -> None:
             wait(lambda: len(spy.seen) >= 5)
             os.killpg(first._process.pid, signal.SIGKILL)
+            wait(lambda: not listens(port_of(first)))  # the system takes a moment to bury it
             stack.enter_context(brokers.start(port=port_of(first), kind="mosquitto", directory=tmp_path / "second"))
 
         death = threading.Thread(target=die, daemon=True)
