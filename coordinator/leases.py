@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from federated.task import beats
 
-__all__ = ["LEAST", "SLACK", "Lease", "granted", "heard", "overdue"]
+__all__ = ["FIRST", "LEAST", "SLACK", "Lease", "granted", "heard", "overdue"]
 
 LEAST = 10.0  # seconds: below them, what a device was predicted to need says little
+FIRST = 60.0  # seconds: the same for its first training, for which a slow device may load and warm up for long before a step is done
 SLACK = 3.0  # times what it was predicted to need, its transfers included
 MISSED = 2.5  # heartbeats without anything new, after which nothing goes on
 
@@ -30,9 +31,9 @@ class Lease:
     moved: float = 0.0
 
 
-def granted(predicted: float) -> float:
-    """Seconds of a lease, from what the device was predicted to need for download, training and upload."""
-    return max(LEAST, SLACK * predicted)
+def granted(predicted: float, *, first: bool = False) -> float:
+    """Seconds of a lease, from what the device was predicted to need for download, training and upload. first: whether it never trained so far."""
+    return max(FIRST if first else LEAST, SLACK * predicted)
 
 
 def heard(lease: Lease, shown: tuple[str, int], now: float) -> Lease:

@@ -109,7 +109,8 @@ def tasked(run: Run, state: State, opened: Opened, besides: Sequence[Asked] = ()
 
 def lease(run: Run, verdict: Verdict) -> float:
     """Seconds of a task's lease. Simulated devices claim speeds, and have none."""
-    return granted(verdict.decision.seconds) if run.patience < ENDLESS else 0.0
+    first = run.standings.get(verdict.decision.agent, Standing()).trained == 0
+    return granted(verdict.decision.seconds, first=first) if run.patience < ENDLESS else 0.0
 
 
 def take_up(run: Run) -> None:

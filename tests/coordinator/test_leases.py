@@ -13,6 +13,7 @@ from federated.task import beats
 @pytest.mark.parametrize(("predicted", "seconds"), [(0.0, 10), (2.0, 10), (20.0, 60), (600.0, 1800)])
 def test_a_lease_is_three_times_what_a_device_is_predicted_to_need(predicted: float, seconds: float) -> None:
     assert granted(predicted) == seconds
+    assert granted(predicted, first=True) == max(60.0, seconds), "who never trained may have to warm up"
 
 
 @pytest.mark.parametrize(("lease", "seconds"), [(10.0, 3.0), (30.0, 6.0), (60.0, 12.0), (1800.0, 15.0), (math.inf, 15.0), (0.0, 15.0)])
