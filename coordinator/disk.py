@@ -1,4 +1,4 @@
-"""What a run's folder needs of the file system: one holder at a time, and writing that is done when it says so."""
+"""What a run's folder needs of the file system: one holder at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from federated.errors import StoreError
 
-__all__ = ["held", "hold", "sync"]
+__all__ = ["held", "hold"]
 
 GLANCES = 5  # tries for the lock, a moment apart: who only looks whether it is held has it for a moment
 
@@ -42,12 +42,3 @@ def held(folder: Path) -> bool:
     finally:
         os.close(handle)
     return False
-
-
-def sync(path: Path) -> None:
-    """Returns once the disk has it."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator import disk
+from federated import disk
 from federated.errors import Malformed, Refused
 from federated.task import Update
 from federated.wire import messages, tensors

@@ -18,9 +18,9 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from coordinator import disk
 from coordinator.decisions import Verdict
 from coordinator.standing import Standing
+from federated import disk
 from federated.aggregate import Total, dump, load
 from federated.errors import StoreError
 from federated.task import Task

@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from coordinator import disk, evidence, journal, ledger
 from coordinator.journal import Entry
 from coordinator.standing import Standing
+from federated.disk import sync
 from federated.errors import StoreError
 from federated.task import Task
 from models.submodel import Network, Submodel
@@ -127,9 +128,9 @@ def begin(folder: Path, facts: Facts) -> None:
             settle(database, facts)
     finally:
         database.close()
-    disk.sync(part)
+    sync(part)
     part.replace(folder / DATABASE)
-    disk.sync(folder)
+    sync(folder)
 
 
 def settle(database: sqlite3.Connection, facts: Facts) -> None:
@@ -232,9 +233,9 @@ class Store:
         part = checkpoint.with_suffix(".part")
         try:
             save_file({home: tensor.contiguous() for home, tensor in done.tensors.items()}, part, {"touched": done.touched})
-            disk.sync(part)
+            sync(part)
             part.replace(checkpoint)
-            disk.sync(self.folder)
+            sync(self.folder)
             with self._database:
                 self._record(done, checkpoint.name)
                 self.journal.end(done.round, done.carried)
