@@ -12,24 +12,13 @@ import pytest
 from coordinator import disk
 from coordinator.control import Helm, Stopped, Wishes, wish, wishes
 from federated.errors import StoreError
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     sqlite3.connect(tmp_path / "run.sqlite").execute("PRAGMA journal_mode=WAL")
     return tmp_path
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

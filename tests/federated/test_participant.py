@@ -18,8 +18,9 @@ from federated.spool import transfer_of
 from federated.task import Profile, Task, Timing, Update
 from federated.wire import messages, topics
 from federated.wire.memory import MemoryBroker, MemoryLink
-from tests.support.clerk import AGENT, CARD, Clerk, Clock, Hand, lasting, profile, task
+from tests.support.clerk import AGENT, CARD, Clerk, Hand, lasting, profile, task
 from tests.support.clerk import RUN as HAND_RUN
+from tests.support.clock import Clock
 from tests.support.federation import RUN, Member, digits, federate
 
 SMALL = {"method.widths": [0.5], "method.depths": [2], "train.steps": 1, "rounds": 3, "evaluate.every": 3}

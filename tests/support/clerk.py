@@ -62,13 +62,6 @@ class Hand:
         self.ready = Outcome(self.task, self.result if update else None, reason)
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Clerk:
     """The coordinator's end. said: all that the agent said, by its `say` topic; statuses, beats apart."""
 

@@ -1,0 +1,29 @@
+"""A fleet over a broker in memory, by a clock that a test sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.fleet import Fleet
+from federated.wire.memory import MemoryBroker, MemoryLink
+from tests.support.clerk import CARD
+from tests.support.clock import Clock
+
+
+@pytest.fixture
+def memory() -> MemoryBroker:
+    return MemoryBroker()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def fleet(memory: MemoryBroker, tmp_path: Path, clock: Clock) -> Fleet:
+    made = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
+    made.announce()
+    return made

@@ -1,0 +1,77 @@
+"""Who is waited for in a round, and who is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from coordinator.fleet import Fleet
+from federated.task import Task
+from federated.wire import messages, topics
+from federated.wire.chunks import split
+from federated.wire.memory import MemoryBroker, MemoryLink
+from tests.support.clerk import CARD, SMALL
+from tests.support.clock import Clock
+from tests.support.peer import Peer, asking, listen, task, turning, weights
+
+
+def test_an_update_that_waits_for_a_slot_is_waited_for_longer_than_its_lease(memory: MemoryBroker, tmp_path: Path, clock: Clock) -> None:
+    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, slots=1)
+    fleet.announce()
+    peers = [Peer(memory, name) for name in "abc"]
+    listen(fleet)
+    tasks = [replace(task(name), lease=10.0) for name in "abc"]
+    collecting = fleet.collect(tasks, quorum=3, deadline=60, check=lambda t, u: None, size=lambda t: 10**6)
+    steps = 0
+
+    def turn(timeout: float) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 1:
+            data = memoryview(bytes(3000))
+            for peer in peers[:2]:  # c says nothing at all
+                peer.say(messages.Offer(split(data, 2000, "t"), "r", 1, 1, "train", SMALL.name))
+        for peer in peers:
+            peer.beat("train")
+        clock.now += 5.0
+        original(0)
+        for _ in range(5):
+            original(0)
+        if clock.now == 25.0:
+            judged.update({entry.task.agent: entry.late for entry in fleet.collection.entries.values()})
+
+    judged: dict[str, bool] = {}
+    original = fleet.turn
+    fleet.turn = turn  # type: ignore[method-assign]
+    assert list(collecting) == []
+    assert judged == {"a": False, "b": False, "c": True}
+
+
+def test_an_agent_that_goes_away_is_replaced_by_one_that_was_not_asked(fleet: Fleet, memory: MemoryBroker) -> None:
+    peers = {name: Peer(memory, name) for name in "abc"}
+    listen(fleet)
+    collection, asked = asking(fleet, "ab", besides="c")
+    leave = lambda: peers["a"].say(messages.Status("a", "s1", False), topics.status("r", "a"))  # noqa: E731
+    turning(fleet, [leave, lambda: peers["b"].send(task("b"), weights()), lambda: None, lambda: peers["c"].send(task("c"), weights())])
+    assert [update.agent for _, update in collection] == ["b", "c"]  # type: ignore[misc]
+    assert asked == ["c"]
+    assert next(type(m) for m in peers["c"].heard()) is Task
+
+
+def test_an_agent_past_its_lease_that_shows_no_progress_is_replaced_and_may_still_come(fleet: Fleet, memory: MemoryBroker, clock: Clock) -> None:
+    peers = {name: Peer(memory, name) for name in "abc"}
+    listen(fleet)
+    collection, asked = asking(fleet, "ab", lease=30.0, besides="c")
+
+    def later(step: int) -> None:
+        """Fifteen seconds, in which a takes a step, and b says the same as before."""
+        clock.now += 15.0
+        peers["a"].say(messages.Heartbeat("a", "s1", "train", 1, step=step), topics.heartbeat("r", "a"))
+        peers["b"].say(messages.Heartbeat("b", "s1", "train", 1, step=7), topics.heartbeat("r", "b"))
+        peers["c"].beat()
+
+    steps: list[Callable[[], None]] = [lambda step=step: later(step) for step in range(6)]  # type: ignore[misc]
+    turning(fleet, [*steps, lambda: peers["b"].send(task("b"), weights()), lambda: peers["a"].send(task("a"), weights())])
+    assert sorted(update.agent for _, update in collection) == ["a", "b"]  # type: ignore[misc]
+    assert asked == ["c"], "for b alone"

@@ -1,0 +1,68 @@
+"""What a device says of itself: measured by the card, or refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from coordinator.fleet import Fleet
+from federated.task import Profile, Timing
+from federated.wire import messages, topics
+from federated.wire.memory import MemoryBroker
+from models.families import menu
+from models.submodel import Submodel
+from tests.support.clerk import CARD, DATA, NETWORK, SMALL
+from tests.support.peer import PROFILE, Peer, listen
+
+(LARGE,) = menu(NETWORK, (1.0,), (2,))
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        replace(PROFILE, timings=()),
+        replace(PROFILE, timings=(Timing(SMALL, 32, 0.0),)),
+        replace(PROFILE, timings=(Timing(SMALL, 32, 5e-324),)),
+        replace(PROFILE, timings=(Timing(SMALL, 32, 1e300),)),
+        replace(PROFILE, timings=(Timing(SMALL, 16, 0.01),)),
+        replace(PROFILE, timings=(Timing(replace(SMALL, network=replace(NETWORK, family="sys:exit")), 32, 0.01),)),
+        replace(PROFILE, uplink=5e-324),
+        replace(PROFILE, data=replace(DATA, examples=0)),
+        replace(PROFILE, data=replace(DATA, mean=())),
+        replace(PROFILE, data=replace(DATA, std=(math.nan,))),
+    ],
+    ids=[
+        "no timings",
+        "no time",
+        "next to no time",
+        "for ever",
+        "another batch",
+        "code by name",
+        "no bytes a second",
+        "no examples",
+        "no mean",
+        "NaN",
+    ],
+)
+def test_a_profile_that_was_not_measured_by_the_card_is_refused(fleet: Fleet, memory: MemoryBroker, profile: Profile) -> None:
+    peer = Peer(memory, "a")
+    listen(fleet)
+    peer.heard()
+    fleet.agents["a"].profile = None
+    peer.say(profile, topics.profile("r", "a"))
+    listen(fleet)
+    assert fleet.ready() == []
+    assert [type(m) for m in peer.heard()] == [messages.Refusal]
+
+
+@pytest.mark.parametrize(("timed", "ready"), [((SMALL, LARGE), True), ((SMALL,), True), ((LARGE, SMALL), False), ((SMALL, SMALL), False)])
+def test_a_device_times_what_it_has_room_for_in_the_cards_order(fleet: Fleet, memory: MemoryBroker, timed: tuple[Submodel], ready: bool) -> None:
+    fleet.run = replace(CARD, calibration=(SMALL, LARGE))
+    peer = Peer(memory, "a")
+    listen(fleet)
+    fleet.agents["a"].profile = None
+    peer.say(replace(PROFILE, timings=tuple(Timing(submodel, 32, 0.01) for submodel in timed)), topics.profile("r", "a"))
+    listen(fleet)
+    assert bool(fleet.ready()) is ready
