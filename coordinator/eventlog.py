@@ -7,16 +7,18 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from federated.errors import StoreError
 from federated.logs import EVENTS
 
-__all__ = ["Only", "follow", "lately", "past", "told"]
+__all__ = ["Only", "about", "follow", "lately", "missed", "past", "told"]
 
 LOOK = 0.5  # seconds between looks at a log that is followed
 TAIL = 256 << 10  # bytes of the end of a log in which the last errors are looked for
+SHOWN = 10  # agents that are named where another one was asked for
 
 Only = Callable[[dict[str, Any]], bool]
 """Which events are wanted."""
@@ -53,6 +55,31 @@ def follow(
                 wait(LOOK)
     finally:
         stream.close()
+
+
+def about(agent: str | None = None, number: int | None = None) -> Only:
+    """The events of an agent, of a round, of both; None: of any."""
+    return lambda event: (agent is None or event.get("agent") == agent) and (number is None or event.get("round") == number)
+
+
+def missed(folder: Path, agent: str | None = None, number: int | None = None) -> str:
+    """What is asked for and in no event that is kept, with what there is, nearest first; empty where there are events of each."""
+    if agent is None and number is None:
+        return ""
+    agents, rounds = set[str](), set[int]()
+    for event in past(folder):
+        if isinstance(name := event.get("agent"), str):
+            agents.add(name)
+        if isinstance(of := event.get("round"), int):
+            rounds.add(of)
+    here = f"in the log of run '{folder.name}' ({folder / EVENTS})"
+    if agent is not None and agent not in agents:
+        known = sorted(agents, key=lambda name: (-SequenceMatcher(None, agent, name).ratio(), name))
+        more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
+        return f"no agent '{agent}' {here}; there are: {', '.join(known[:SHOWN]) or 'none'}{more}"
+    if number is not None and number not in rounds:
+        return f"no round {number} {here}; there are: {f'{min(rounds)} to {max(rounds)}' if rounds else 'none'}"
+    return ""
 
 
 def lately(folder: Path, count: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import msgspec
 
 from coordinator.options import RUNS, plainly
 from federated.console import FORMAT
-from federated.errors import StoreError
+from federated.errors import StoreError, UsageError
 
 __all__ = ["COMMANDS"]
 
@@ -74,12 +74,18 @@ def log(run: str | None, agent: str | None, number: int | None, follow: bool, ru
         if not folder.is_dir():
             raise absent(folder)
 
-        def wanted(event: dict[str, Any]) -> bool:
-            return (agent is None or event.get("agent") == agent) and (number is None or event.get("round") == number)
-
-        found = eventlog.follow(folder, wanted, until=lambda: not disk.held(folder)) if follow else eventlog.past(folder, wanted)
-        for event in found:
+        chosen, going = eventlog.about(agent, number), follow and disk.held(folder)
+        if missed := eventlog.missed(folder, agent, number):
+            if not going:
+                raise UsageError(missed)
+            click.echo(f"{missed}; waiting for one", err=True)
+        empty = True
+        for event in eventlog.follow(folder, chosen, until=lambda: not disk.held(folder)) if follow else eventlog.past(folder, chosen):
+            empty = False
             click.echo(as_json(event) if form == "json" else eventlog.told(event))
+        if empty:
+            both = f" of agent '{agent}' in round {number}" if agent is not None and number is not None else ""
+            click.echo(f"run '{folder.name}': no event{both}", err=True)
 
 
 @click.command()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from coordinator.eventlog import follow, lately, past, told
+from coordinator.cli import main
+from coordinator.eventlog import about, follow, lately, missed, past, told
 from federated import logs
 from federated.errors import StoreError
 
@@ -29,14 +32,14 @@ def test_events_come_oldest_first_through_rotated_files(tmp_path: Path, monkeypa
 
 
 def test_events_can_be_chosen_by_agent_and_round(tmp_path: Path) -> None:
-    about = {"run": "r", "round": 1}
-    with logs.recording(tmp_path / logs.EVENTS, about):
+    fields: dict[str, object] = {"run": "r", "round": 1}
+    with logs.recording(tmp_path / logs.EVENTS, fields):
         log.info("a in 1", extra={"agent": "a"})
-        about["round"] = 2
+        fields["round"] = 2
         log.info("a in 2", extra={"agent": "a"})
         log.info("b in 2", extra={"agent": "b"})
-    found = past(tmp_path, lambda event: event.get("agent") == "a" and event["round"] == 2)
-    assert [event["message"] for event in found] == ["a in 2"]
+    assert [event["message"] for event in past(tmp_path, about("a", 2))] == ["a in 2"]
+    assert [event["message"] for event in past(tmp_path, about(number=2))] == ["a in 2", "b in 2"]
 
 
 def test_a_line_that_a_crash_cut_is_passed_over(tmp_path: Path) -> None:
@@ -83,3 +86,31 @@ def test_what_an_agent_said_moves_no_cursor() -> None:
 def test_a_run_without_a_log_is_said(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="has no log"):
         list(past(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--agent", "pi03"), 2, r"error: no agent 'pi03' in the log of run 'r' \(.*/r/log.jsonl\); there are: pi3, tv\n"),
+        (("--agent", "pi03", "-f"), 2, "error: no agent 'pi03' in the log"),
+        (("--round", "7"), 2, r"error: no round 7 in the log of run 'r' \(.*\); there are: 1 to 2\n"),
+        (("--agent", "tv", "--round", "2"), 0, "run 'r': no event of agent 'tv' in round 2\n"),
+    ],
+)
+def test_an_agent_or_a_round_that_the_log_does_not_know_is_said(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
+    (tmp_path / "r").mkdir()
+    fields: dict[str, object] = {"run": "r", "round": 1}
+    with logs.recording(tmp_path / "r" / logs.EVENTS, fields):
+        log.info("tv: folded", extra={"agent": "tv"})
+        fields["round"] = 2
+        log.info("pi3: folded", extra={"agent": "pi3"})
+    done = CliRunner().invoke(main, ["log", "r", "--runs", str(tmp_path), *words])
+    assert done.exit_code == code
+    assert done.stdout == ""
+    assert re.match(said, done.stderr)
+
+
+def test_of_a_thousand_agents_the_nearest_are_named(tmp_path: Path) -> None:
+    (tmp_path / logs.EVENTS).write_text("".join(json.dumps({"time": "t", "message": "m", "agent": f"d{i}"}) + "\n" for i in range(1000)))
+    assert missed(tmp_path, "d1000").endswith("and 990 more")
+    assert "there are: d100, " in missed(tmp_path, "d1000")
