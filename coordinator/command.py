@@ -89,7 +89,7 @@ def start_run(
         say(f"{why}; go on with: coordinator start --name {config.name} --resume")
         return {"run": config.name, "method": config.method_name, "rounds": prepared.store.rounds_done, "stopped": str(why)}
     finally:
-        prepared.store.close(discard=not resume)
+        prepared.close(discard=not resume)
     show(result, live=live, say=say)
     return report(result, config)
 

@@ -11,7 +11,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +25,10 @@ from models.submodel import Submodel
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
+    from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
 
-__all__ = ["REFUSALS", "STAGES", "Meter", "serving"]
+__all__ = ["REFUSALS", "STAGES", "Meter", "Server"]
 
 STAGES = ("fold", "snapshot", "finish", "evaluate", "save")
 REFUSALS = ("joining", "protocol", "malformed", "message", "unasked", "size", "update")
@@ -40,31 +40,27 @@ ENDING = 2.0  # seconds that ending the server may take
 
 
 class Meter:
-    """A watch that counts, and a collector that looks at the fleet when it is asked. `registry` is what to serve."""
+    """A watch that counts into a server's registry, and a collector that looks at the fleet when the server is asked."""
 
-    def __init__(self, observer: Observer) -> None:
-        """Raises MissingExtra."""
-        try:
-            from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-        except ModuleNotFoundError:
-            raise MissingExtra("--metrics", "coordinator", "prometheus-client") from None
+    def __init__(self, observer: Observer, registry: CollectorRegistry) -> None:
+        from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
+
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which says no more than when the process started
         self._observer = observer
         self._fleet: Fleet | None = None
-        self.registry = CollectorRegistry()
-        self._rounds = Counter("espalier_rounds", "Finished rounds.", registry=self.registry)
-        self._round = Gauge("espalier_round", "The round under way, or done last.", registry=self.registry)
-        self._wanted = Gauge("espalier_rounds_wanted", "Rounds that the run is to have.", registry=self.registry)
-        self._seconds = Histogram("espalier_round_seconds", "How long rounds took.", buckets=LONG, registry=self.registry)
-        self._stages = Histogram("espalier_stage_seconds", "How long the coordinator computed.", ["stage"], buckets=SHORT, registry=self.registry)
-        self._waited = Histogram("espalier_update_seconds", "From a task to its accepted update.", buckets=LONG, registry=self.registry)
-        self._updates = Counter("espalier_updates", "Tasks of finished rounds by what became of them.", ["outcome"], registry=self.registry)
-        self._accuracy = Gauge("espalier_accuracy_ratio", "Of the submodels in the last evaluation.", ["of"], registry=self.registry)
+        self._rounds = Counter("espalier_rounds", "Finished rounds.", registry=registry)
+        self._round = Gauge("espalier_round", "The round under way, or done last.", registry=registry)
+        self._wanted = Gauge("espalier_rounds_wanted", "Rounds that the run is to have.", registry=registry)
+        self._seconds = Histogram("espalier_round_seconds", "How long rounds took.", buckets=LONG, registry=registry)
+        self._stages = Histogram("espalier_stage_seconds", "How long the coordinator computed.", ["stage"], buckets=SHORT, registry=registry)
+        self._waited = Histogram("espalier_update_seconds", "From a task to its accepted update.", buckets=LONG, registry=registry)
+        self._updates = Counter("espalier_updates", "Tasks of finished rounds by what became of them.", ["outcome"], registry=registry)
+        self._accuracy = Gauge("espalier_accuracy_ratio", "Of the submodels in the last evaluation.", ["of"], registry=registry)
         for stage in STAGES:
             self._stages.labels(stage)
         for outcome in OUTCOMES:
             self._updates.labels(outcome)
-        self.registry.register(self)
+        registry.register(self)
 
     def follow(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -134,41 +130,51 @@ class Meter:
             yield GaugeMetricFamily("espalier_privacy_epsilon", "Privacy spent so far, epsilon at the configured delta.", now.epsilon)
 
 
-@contextmanager
-def serving(meter: Meter, wanted: Metrics) -> Iterator[str]:
-    """Answers at `wanted.listen`, in a thread of its own; the address, with the port that it got for port 0.
-
-    Raises UsageError for an address that is none, ConfigError for one that others could reach without a certificate or for unusable files,
-    LinkError where the port is taken.
+class Server:
+    """Answers at `wanted.listen`, in a thread of its own, until it is closed. It is there before the run is: an address that cannot be had is said
+    before anything else begins. registry: what it serves. address: with the port that it got for port 0.
     """
-    from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
 
-    host, port, local = listening(wanted.listen)
-    secured = {"certfile": wanted.certificate, "keyfile": wanted.key, "client_cafile": wanted.ca}
-    if not local and not all(secured.values()):
+    def __init__(self, wanted: Metrics) -> None:
+        """Raises UsageError for an address that is none, ConfigError for one that others could reach without a certificate or for unusable files,
+        LinkError where the port is taken, MissingExtra.
+        """
+        host, port, local = listening(wanted.listen)
+        options = secured(wanted, local=local)
+        try:
+            from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
+        except ModuleNotFoundError:
+            raise MissingExtra("--metrics", "coordinator", "prometheus-client") from None
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        try:
+            self._server, self._thread = start_http_server(port, host, self.registry, **options)
+        except OSError as error:
+            raise LinkError(f"metrics cannot be served at {wanted.listen}: {error.strerror or error}; choose another port by --metrics") from error
+        _be_brief(self._server)
+        self.address = f"{'https' if options else 'http'}://{f'[{host}]' if ':' in host else host}:{self._server.server_port}/metrics"
+
+    def close(self) -> None:
+        threading.Thread(target=self._server.shutdown, daemon=True).start()  # who connects and says nothing may hold it up: nobody waits for them
+        self._thread.join(ENDING)
+        self._server.server_close()
+
+
+def secured(wanted: Metrics, *, local: bool) -> dict[str, Any]:
+    """How the library is told of certificates; empty where none are asked for. Raises ConfigError."""
+    files = {"certfile": wanted.certificate, "keyfile": wanted.key, "client_cafile": wanted.ca}
+    if not local and not all(files.values()):
         raise ConfigError(
             f"metrics.listen = '{wanted.listen}' opens the metrics to the network: name metrics.certificate, metrics.key and metrics.ca, and only "
             "who shows a certificate of that authority is answered; or listen on loopback and let a proxy or an SSH tunnel through"
         )
-    if missing := [path for path in secured.values() if path and not Path(path).is_file()]:
+    if missing := [path for path in files.values() if path and not Path(path).is_file()]:
         raise ConfigError(f"metrics: the file {missing[0]} does not exist")
-    ProcessCollector(registry=meter.registry)
-    PlatformCollector(registry=meter.registry)
-    assert isinstance(meter.registry, CollectorRegistry)
-    options: dict[str, Any] = {**secured, "client_auth_required": True} if all(secured.values()) else {}
-    if options:
-        check_together(wanted)
-    try:
-        server, thread = start_http_server(port, host, meter.registry, **options)
-        _be_brief(server)
-    except OSError as error:
-        raise LinkError(f"metrics cannot be served at {wanted.listen}: {error.strerror or error}; choose another port by --metrics") from error
-    try:
-        yield f"{'https' if options else 'http'}://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
-    finally:
-        threading.Thread(target=server.shutdown, daemon=True).start()  # who connects and says nothing may hold it up: nobody waits for them
-        thread.join(ENDING)
-        server.server_close()
+    if not all(files.values()):
+        return {}
+    check_together(wanted)
+    return {**files, "client_auth_required": True}
 
 
 def _be_brief(server: WSGIServer) -> None:

@@ -12,7 +12,7 @@ from coordinator.config import Config
 from coordinator.control import Helm, Stopped
 from coordinator.fleet import Fleet
 from coordinator.live import Observer
-from coordinator.metrics import Meter, serving
+from coordinator.metrics import Meter, Server
 from coordinator.progress import Several, Watch
 from federated.clock import Jumps
 from federated.logs import EVENTS, recording
@@ -48,17 +48,16 @@ class Oversight:
 
 
 @contextmanager
-def overseen(folder: Path, config: Config, watch: Watch) -> Iterator[Oversight]:
-    """For as long as the context lasts. Raises as `coordinator.metrics.serving` does, and StoreError."""
+def overseen(folder: Path, config: Config, watch: Watch, server: Server | None = None) -> Iterator[Oversight]:
+    """For as long as the context lasts. server: of metrics, if they are wanted. Raises StoreError."""
     observer = Observer(folder, config.name, config.rounds)
     with ExitStack() as stack:
-        meter = Meter(observer) if config.metrics.listen else None
+        meter = None if server is None else Meter(observer, server.registry)
         stack.enter_context(recording(folder / EVENTS, observer.about))
         helm = Helm(folder)
         stack.callback(helm.close)
-        if meter is not None:
-            place = stack.enter_context(serving(meter, config.metrics))
-            log.info("metrics at %s", place, extra={"event": "metrics", "address": place})
+        if server is not None:
+            log.info("metrics at %s", server.address, extra={"event": "metrics", "address": server.address})
         told = Several(watch, observer) if meter is None else Several(watch, observer, meter)
         try:
             yield Oversight(told, helm, observer, meter)

@@ -111,7 +111,7 @@ def simulate_once(config: Config, runs: Path, folder: Path, *, resume: bool, say
         with writing(folder):
             return results.write(folder, config, prepared.store, source, say)
     finally:
-        prepared.store.close(discard=not going_on)
+        prepared.close(discard=not going_on)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from coordinator.config import Config, elsewhere, to_json
 from coordinator.defences import Defences, check_covered, defended
 from coordinator.evaluation import Evaluator
 from coordinator.fleet import Fleet
+from coordinator.metrics import Server
 from coordinator.oversight import Oversight, overseen
 from coordinator.progress import Watch
 from coordinator.rounds import PATIENCE, Result, Run, conduct, wait_for
@@ -51,16 +52,39 @@ OUTPUTS = {"class": "classes", "token": "tokens", "value": "values"}
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is known before any agent came."""
+    """What is known and held before any agent came: the run's folder and, where they are wanted, the metrics' address."""
 
     config: Config
     method: Method
     held: Dataset | None
     store: Store
+    metrics: Server | None = None
+
+    def close(self, *, discard: bool = False) -> None:
+        """Lets go of both. discard: as `Store.close` has it."""
+        self.store.close(discard=discard)
+        if self.metrics is not None:
+            self.metrics.close()
 
 
 def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
-    """Checks names, settings and data, and opens the run's folder. Raises UsageError, ConfigError or StoreError."""
+    """Binds the metrics' address, checks names, settings and data, and opens the run's folder, in this order: what fails leaves nothing behind.
+
+    Raises UsageError, ConfigError, LinkError or StoreError.
+    """
+    metrics = Server(config.metrics) if config.metrics.listen else None
+    try:
+        method, held = checked(config)
+        store = Store.open(runs, config.name) if resume else Store.create(runs, config.name, Facts(to_json(config)))
+    except BaseException:
+        if metrics is not None:
+            metrics.close()
+        raise
+    return Prepared(config, method, held, store, metrics)
+
+
+def checked(config: Config) -> tuple[Method, Dataset | None]:
+    """The method, and the coordinator's own data, which go with all that is configured. Raises UsageError, ConfigError."""
     topics.run(config.name)  # a run's name is a level of topics, and a folder
     if config.broker.url and config.broker.passwords:
         raise ConfigError("--passwords is for a broker that is started here; for one that runs, put them into --broker mqtt://user:password@host")
@@ -81,9 +105,7 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
         check_covered(config, settings, menu, known=True)
         if config.model.init:
             beginning(config, network, method)
-    if resume:
-        return Prepared(config, method, held, Store.open(runs, config.name))
-    return Prepared(config, method, held, Store.create(runs, config.name, Facts(to_json(config))))
+    return method, held
 
 
 def selecting(config: Config) -> Callable[[Profile], str]:
@@ -166,7 +188,7 @@ def run(
     durable: whether what agents sent survives this process and a power cut; else a round that is interrupted begins anew.
     Raises Stopped where people asked for that (`coordinator.control`): the run can be resumed.
     """
-    with overseen(prepared.store.folder, prepared.config, watch) as sight:
+    with overseen(prepared.store.folder, prepared.config, watch, prepared.metrics) as sight:
         return _announced(prepared, link, sight, bind, patience, device, durable)
 
 

@@ -138,7 +138,7 @@ def federate(
     try:
         result = start.run(prepared, link, Lines(lines.append), lambda fleet: (fleets.append(fleet), watch(fleet))[0], patience=patience)
     finally:
-        prepared.store.close()
+        prepared.close()
         link.close()
     for thread in threads:
         thread.join(10)
