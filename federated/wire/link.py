@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from typing import Protocol, TypeAlias
 
 import paho.mqtt.client as mqtt
@@ -12,7 +13,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from federated.errors import LinkError
-from federated.wire import secure
+from federated.wire import secure, topics
 from federated.wire.address import Address, parse_address
 from federated.wire.inbox import LINK_DOWN, LINK_UP, Delivery, Inbox
 from federated.wire.mqtt import MAX_PACKET, Handlers, connect, measure, part
@@ -167,6 +168,7 @@ class MqttLink:
         return passed, rate
 
     def close(self) -> None:
+        """Waits at most FAREWELL seconds for what is under way; what the broker has not acknowledged by then is logged, by kind."""
         if self._closed:
             return
         until = time.monotonic() + FAREWELL
@@ -174,6 +176,8 @@ class MqttLink:
             self._acknowledged.clear()
             self._acknowledged.wait(0.02)
         self._closed = True
+        if lost := self._under_way():
+            log.warning("%s: the link of '%s' closed before the broker acknowledged %s", self.address, self.client_id, _counted(lost))
         if self.protocol != mqtt.MQTTv5 and self._patterns and self._client.is_connected():
             self._client.unsubscribe(list(self._patterns))  # a session of 3.1.1 outlives us: let it queue nothing
         part(self._client, self.protocol)
@@ -282,3 +286,11 @@ class MqttLink:
         pattern = self._asked.pop(mid, "")
         if any(reason.is_failure for reason in reasons):
             self._fatal = f"{self.address}: the broker refuses a subscription to '{pattern}': {reasons[0]}; check what this user may hear"
+
+
+def _counted(flights: list[tuple[str, int]]) -> str:
+    """How many messages, and to which kinds of topic: '3 messages (2 chunk, 1 status)'."""
+    places = [topics.parse(topic) for topic, _ in flights]
+    kinds = Counter("other" if place is None else place.kind for place in places)
+    listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    return f"{len(flights)} message{'s' * (len(flights) != 1)} ({listed})"
