@@ -24,7 +24,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from federated.errors import Refused, WireError
 from federated.task import HEARTBEAT, Card, Profile, Task, Timing, Update, beats
-from federated.wire import messages, tensors, topics
+from federated.wire import envelope, messages, tensors, topics
 from federated.wire.chunks import Receiver, Sender, split
 from models.submodel import Submodel
 
@@ -116,7 +116,7 @@ class RawAgent:
         self.offer_again()
 
     def hear(self, topic: str, payload: bytes, now: float) -> None:
-        match messages.decode(payload):
+        match envelope.decode(payload):
             case messages.Run() as card:
                 self.meet(card)
             case Task() as task:
@@ -147,8 +147,8 @@ class RawAgent:
         assert self.card is not None
         run, timings = self.card.run, tuple(Timing(submodel, self.card.batch, 0.001) for submodel in self.card.calibration)
         profile = Profile(self.name, "raw", "raw", 1.0, 4 << 30, 1e8, 256 << 10, "torch", CARD, timings)
-        self._say(topics.profile(run, self.name), messages.encode(profile), True, 1)
-        self._say(topics.status(run, self.name), messages.encode(messages.Status(self.name, self.session, True)), True, 1)
+        self._say(topics.profile(run, self.name), envelope.encode(profile), True, 1)
+        self._say(topics.status(run, self.name), envelope.encode(messages.Status(self.name, self.session, True)), True, 1)
 
     def take(self, task: Task, now: float) -> None:
         if task.work != "train":
@@ -230,11 +230,11 @@ class RawAgent:
             self.beaten, self.state = now, state
             number = self.task.round if self.task is not None else 0
             beat = messages.Heartbeat(self.name, self.session, state, number, step=int(now) if state != "idle" else 0)
-            self._say(topics.heartbeat(self.card.run, self.name), messages.encode(beat), False, 0)
+            self._say(topics.heartbeat(self.card.run, self.name), envelope.encode(beat), False, 0)
 
     def offer(self, task: Task, manifest: messages.Manifest) -> None:
         offer = messages.Offer(manifest, task.run, task.round, task.attempt, task.work, task.submodel.name)
-        self._say(topics.say(task.run, self.name), messages.encode(offer), False, 1)
+        self._say(topics.say(task.run, self.name), envelope.encode(offer), False, 1)
 
     def offer_again(self) -> None:
         """The other side may know nothing of what was under way."""
@@ -248,7 +248,7 @@ class RawAgent:
         base = topics.upload(self.card.run, self.name, self.sender.manifest.transfer)
         for chunk in self.sender.due(now):
             self.sent_bytes += len(chunk.data)
-            self._say(topics.chunk(base, chunk.index), messages.encode(chunk), False, 1)
+            self._say(topics.chunk(base, chunk.index), envelope.encode(chunk), False, 1)
 
     def drop(self) -> None:
         """Gives up what it works on."""
@@ -272,7 +272,7 @@ class Socket:
         name = f"{self.fleet.run}-{self.name}"
         client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=MQTTProtocolVersion.MQTTv311, clean_session=False)
         will = messages.Status(self.name, self.agent.session, False)
-        client.will_set(topics.status(self.fleet.run, self.name), messages.encode(will), qos=1, retain=True)
+        client.will_set(topics.status(self.fleet.run, self.name), envelope.encode(will), qos=1, retain=True)
         client.on_connect = lambda c, u, flags, reason, p: self.connected(reason.is_failure)
         client.on_message = lambda c, u, message: self.heard(message.topic, bytes(message.payload))
         client.on_socket_open = lambda c, u, sock: self.fleet.watch(self, sock)

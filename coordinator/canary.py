@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from export.bundle import Bundle
 from federated.errors import FleetError, Unknown, UsageError
-from federated.wire.messages import Serving
+from federated.wire.releases import Serving
 
 __all__ = ["LOSS", "SLACK", "SLOWER", "Verdict", "drawn", "judged", "said"]
 

@@ -28,7 +28,7 @@ from coordinator.workers import VAST, Workers, outcome
 from federated.participant import Participant
 from federated.spool import Spool
 from federated.task import Card, Profile, Task, Timing
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.link import CHUNK
 from federated.wire.memory import MemoryBroker, MemoryLink
 from federated.workload import Outcome
@@ -144,7 +144,7 @@ class Devices:
             return ()
 
     def _member(self, run: messages.Run, index: int, name: str, survey: dict[str, Any]) -> tuple[Participant, MemoryLink]:
-        will = topics.status(run.run, name), messages.encode(messages.Status(name, SESSION, False))
+        will = topics.status(run.run, name), envelope.encode(messages.Status(name, SESSION, False))
         call = partial(self._calls.put, index)
         trainer = Pooled(
             self._workers, index, call, share(self.config.simulate.delays, index, self.source.agents) if self.config.simulate.delays else 0.0

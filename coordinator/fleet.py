@@ -23,7 +23,7 @@ from coordinator.shelf import Shelf
 from federated.errors import Refused, WireError
 from federated.participant import JOINING
 from federated.task import Profile, Task, Update
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_UP, Delivery, Link
 
 __all__ = ["Fleet"]
@@ -107,7 +107,7 @@ class Fleet:
     def dismiss(self, reason: str) -> None:
         """Ends the run for everyone; of the run, only this word stays retained."""
         self.shelf.clear()
-        goodbye = messages.encode(messages.Goodbye(reason))
+        goodbye = envelope.encode(messages.Goodbye(reason))
         self.link.publish(topics.everyone(self.run.run), goodbye)
         self.link.publish(topics.run(self.run.run), goodbye, retain=True)  # in the card's place: who was away hears it on return
         for name in self.agents:
@@ -120,7 +120,7 @@ class Fleet:
         self.link.publish(topics.run(self.run.run), b"", retain=True)
 
     def _publish_card(self) -> None:
-        self.link.publish(topics.run(self.run.run), messages.encode(self.run), retain=True)
+        self.link.publish(topics.run(self.run.run), envelope.encode(self.run), retain=True)
 
     def ready(self) -> list[Agent]:
         """The agents that can be asked, by name."""
@@ -226,7 +226,7 @@ class Fleet:
         where = topics.parse(delivery.topic)
         if where is None or not where.agent or not delivery.payload or where.agent in self._expelled:
             return
-        message = messages.decode(delivery.payload)
+        message = envelope.decode(delivery.payload)
         if isinstance(message, messages.Echo) and message.agent == where.agent:  # of a device that only tries the way (edge-agent doctor)
             self._command(where.agent, replace(message, time=time.time()))
             return
@@ -311,4 +311,4 @@ class Fleet:
                 self._lose(agent, REVOKED)
 
     def _command(self, agent: str, message: messages.Message) -> None:
-        self.link.publish(topics.command(self.run.run, agent), messages.encode(message))
+        self.link.publish(topics.command(self.run.run, agent), envelope.encode(message))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from federated.errors import ExportError
-from federated.wire.messages import Release, Serving, Version
+from federated.wire.releases import Release, Serving, Version
 
 __all__ = [
     "FORMAT",

@@ -10,7 +10,7 @@ import msgspec
 
 from coordinator.releases import History
 from export.publish import Published
-from federated.wire.messages import Serving
+from federated.wire.releases import Serving
 
 __all__ = ["told"]
 

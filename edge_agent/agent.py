@@ -31,7 +31,7 @@ from federated.manager import Manager
 from federated.participant import Participant
 from federated.spool import LIMIT, Spool
 from federated.task import Card, Profile
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.link import Link, MqttLink
 
 __all__ = ["Joined", "find_run", "join", "say_nothing", "take_part"]
@@ -72,7 +72,7 @@ def find_run(link: Link, name: str | None, wait: float, say: Say = say_nothing, 
         delivery = link.receive(min(0.5, settle - now))
         if delivery is not None and delivery.payload and not delivery.topic.startswith("$"):
             try:
-                message = messages.decode(delivery.payload)
+                message = envelope.decode(delivery.payload)
             except WireError as error:
                 log.warning("passed over a run on %s: %s", delivery.topic, error)
                 continue
@@ -162,7 +162,7 @@ def _join(
     fresh: bool,
     manager: Manager,
 ) -> Joined:
-    will = topics.status(run.run, job.name), messages.encode(messages.Status(job.name, session, False))
+    will = topics.status(run.run, job.name), envelope.encode(messages.Status(job.name, session, False))
     link = MqttLink(broker, f"{run.run}-{job.name}", will)
     try:
         participant = Participant(

@@ -11,8 +11,9 @@ from export import bundle
 from export.bundle import File
 from export.verify import sha256
 from federated.errors import ExportError, StoreError, WireError
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
+from federated.wire.releases import Release, Version
 from federated.wire.transfer import Download
 
 __all__ = ["LARGEST", "Arriving", "folder_of", "target", "within"]
@@ -24,7 +25,7 @@ LARGEST_MANIFEST = 4 << 20
 TRIES = 3  # of a file that comes whole and is not what was promised
 
 
-def target(card: messages.Release, wanted: str, submodel: str | None = None) -> tuple[messages.Version, str] | None:
+def target(card: Release, wanted: str, submodel: str | None = None) -> tuple[Version, str] | None:
     """The version that a card means for an agent, and the submodel of it: the one that it names, or its own. None where there is none.
 
     wanted: an agent's name, or instead a submodel's, which is that of the stable version.
@@ -51,7 +52,7 @@ def within(directory: Path, said: str) -> str:
 class Arriving:
     """One version, on its way into `folder`; what lies there with the right digest is not fetched again. `whole`: all of it is there."""
 
-    def __init__(self, link: Link, run: str, version: messages.Version, submodel: str, folder: Path, now: float) -> None:
+    def __init__(self, link: Link, run: str, version: Version, submodel: str, folder: Path, now: float) -> None:
         """now: seconds of some clock. Raises ExportError for what cannot be, StoreError where there is no room."""
         self.version, self.submodel, self.folder, self.whole = version, submodel, folder, False
         self._link, self._run = link, run
@@ -73,7 +74,7 @@ class Arriving:
         if self._download is None or (place.version, place.file) != (self.version.name, self._missing[0].name) or not delivery.payload:
             return True  # of a file that came already
         try:
-            message = messages.decode(delivery.payload)
+            message = envelope.decode(delivery.payload)
             if isinstance(message, messages.Manifest | messages.Chunk) and self._download.hear(message, now):
                 self._go_on(now)
         except WireError as error:  # damaged, or of another file: what is missing is asked for again

@@ -16,7 +16,7 @@ from typing import Any
 
 from edge_agent.doctor import Check, State
 from federated.errors import EspalierError, LinkError, ProtocolMismatch, WireError
-from federated.wire import messages, mqtt, secure, topics
+from federated.wire import envelope, messages, mqtt, secure, topics
 from federated.wire.address import Address, parse_address
 from federated.wire.link import CHUNK, OVERHEAD, PROBES
 
@@ -236,7 +236,7 @@ def card_of(client: Client, run: str | None) -> tuple[messages.Run | None, Check
     wait = PATIENCE / 2
     while (payload := client.hear("", wait)) is not None:
         try:
-            message = messages.decode(payload) if payload else None
+            message = envelope.decode(payload) if payload else None
         except ProtocolMismatch as error:
             return None, Check("run", "fail", str(error), "install one version of espalier on the coordinator and here", 6)
         except WireError:
@@ -293,14 +293,14 @@ def packets(client: Client, address: Address, run: str, name: str) -> Check:
 def coordinator(client: Client, run: str, name: str) -> Iterator[Check]:
     """Whether the coordinator hears this device and is heard, and what its clock says."""
     sent, start = time.time(), time.perf_counter()
-    refused = client.publish(topics.say(run, name), messages.encode(messages.Echo(name, sent)))
+    refused = client.publish(topics.say(run, name), envelope.encode(messages.Echo(name, sent)))
     if refused:
         yield Check("coordinator", "fail", f"'{name}' may not speak to it ({refused})", RIGHTS, 5)
         return
     until = time.monotonic() + PATIENCE
     while (payload := client.hear(topics.command(run, name), until - time.monotonic())) is not None:
         try:
-            answer = messages.decode(payload)
+            answer = envelope.decode(payload)
         except WireError:
             continue
         if isinstance(answer, messages.Echo) and answer.sent == sent:

@@ -10,8 +10,9 @@ from pathlib import Path
 from edge_agent.arrival import Arriving, folder_of, target
 from export.publish import SETTLE
 from federated.errors import FleetError, WireError
-from federated.wire import messages, topics
+from federated.wire import envelope, topics
 from federated.wire.link import Delivery, Link, MqttLink
+from federated.wire.releases import Release, Version
 
 __all__ = ["card_of", "choose", "fetch", "fetch_from"]
 
@@ -38,19 +39,19 @@ def fetch(link: Link, run: str | None, wanted: str, directory: Path, timeout: fl
     return _fetched(link, run, wanted, directory, timeout, clock)[0]
 
 
-def card_of(delivery: Delivery) -> messages.Release | None:
+def card_of(delivery: Delivery) -> Release | None:
     """The card that a delivery brings, if it brings one of the run that its topic says."""
     place = topics.parse(delivery.topic)
     if place is None or place.kind != "card" or not delivery.payload:
         return None
     try:
-        message = messages.decode(delivery.payload)
+        message = envelope.decode(delivery.payload)
     except WireError:
         return None
-    return message if isinstance(message, messages.Release) and message.run == place.run else None
+    return message if isinstance(message, Release) and message.run == place.run else None
 
 
-def choose(cards: dict[str, messages.Release], wanted: str, submodel: str | None = None) -> messages.Release | None:
+def choose(cards: dict[str, Release], wanted: str, submodel: str | None = None) -> Release | None:
     """The card of the only run that released something for `wanted`. Raises FleetError where there are several."""
     found = [run for run, card in cards.items() if target(card, wanted, submodel) is not None]
     if len(found) > 1:
@@ -79,9 +80,9 @@ def _fetched(link: Link, run: str | None, wanted: str, directory: Path, timeout:
             arriving.close()
 
 
-def _find(link: Link, run: str | None, wanted: str, until: float, clock: Clock) -> messages.Release:
+def _find(link: Link, run: str | None, wanted: str, until: float, clock: Clock) -> Release:
     """The card that is wanted. One run's own is taken as soon as it comes; with a run to be guessed, all cards are waited for."""
-    cards: dict[str, messages.Release] = {}
+    cards: dict[str, Release] = {}
     quiet = until
     while (now := clock()) < quiet:
         delivery = link.receive(max(0.0, min(0.2, quiet - now)))
@@ -100,19 +101,19 @@ def _find(link: Link, run: str | None, wanted: str, until: float, clock: Clock) 
     raise FleetError(f"nothing was released for '{wanted}'{of}: neither an agent nor a submodel of that name; {_told(cards)} (--submodel)")
 
 
-def _told(cards: dict[str, messages.Release]) -> str:
+def _told(cards: dict[str, Release]) -> str:
     names = [f"{run}/{name}" for run, card in sorted(cards.items()) if card.stable is not None for name in card.stable.submodels]
     return f"released: {', '.join(names) or 'nothing to all agents, a canary to some'}"
 
 
-def _meant(card: messages.Release, wanted: str) -> tuple[messages.Version, str]:
+def _meant(card: Release, wanted: str) -> tuple[Version, str]:
     found = target(card, wanted)
     if found is None:
         raise FleetError(f"run '{card.run}' withdrew what it had released for '{wanted}'; {_told({card.run: card})}")
     return found
 
 
-def _follow(link: Link, arriving: Arriving, card: messages.Release, wanted: str, until: float, clock: Clock) -> messages.Release | None:
+def _follow(link: Link, arriving: Arriving, card: Release, wanted: str, until: float, clock: Clock) -> Release | None:
     """Until all is there: None; or a card that means another version by now. Raises FleetError when time is up."""
     while not arriving.whole:
         if clock() >= until:

@@ -15,8 +15,9 @@ from edge_agent.arrival import Arriving, folder_of, target, within
 from edge_agent.fetch import card_of, choose
 from export.publish import SETTLE
 from federated.errors import ExportError, StoreError
-from federated.wire import messages, topics
+from federated.wire import envelope, topics
 from federated.wire.link import LINK_UP, Delivery, Link, MqttLink, Will
+from federated.wire.releases import Release, Serving, Version
 
 __all__ = ["Arrival", "Follower", "link_of", "will"]
 
@@ -72,11 +73,11 @@ class Follower:
         """
         self.run, self.name = run, name
         self._link, self._submodel, self._store, self._other, self._clock = link, submodel, store, other, clock
-        self._serving = messages.Serving(name, session or f"s{os.getpid()}")
+        self._serving = Serving(name, session or f"s{os.getpid()}")
         self._reported = False
-        self._cards: dict[str, messages.Release] = {}
+        self._cards: dict[str, Release] = {}
         self._quiet = float("inf")  # when, with a run to be guessed, all cards are here
-        self._wanted: tuple[messages.Version, str, bool] | None = None
+        self._wanted: tuple[Version, str, bool] | None = None
         self._arriving: Arriving | None = None
         self._again = float("inf")  # when what failed is tried again
         self._pattern = topics.release_card(run or "+")
@@ -96,7 +97,7 @@ class Follower:
             if now >= until:
                 return None
 
-    def report(self, serving: messages.Serving) -> None:
+    def report(self, serving: Serving) -> None:
         """Publishes, retained, what this agent answers with; also what it refused, until another version is wanted. Raises LinkError.
 
         Versions in the store that are of no use any more are removed.
@@ -150,13 +151,13 @@ class Follower:
         if self._arriving is not None:
             self._arriving.tick(now)
 
-    def _take(self, card: messages.Release, now: float) -> None:
+    def _take(self, card: Release, now: float) -> None:
         """A run's own card counts at once; with a run to be guessed, when all cards are here."""
         self._cards[card.run] = card
         if self.run is None:
             self._quiet = now + SETTLE
 
-    def _start(self, card: messages.Release, now: float) -> None:
+    def _start(self, card: Release, now: float) -> None:
         """Goes for what a card means for this agent, unless that is what it has, or is after, already."""
         meant = target(card, self.name, self._submodel)
         if meant is None:
@@ -169,7 +170,7 @@ class Follower:
         if not same:
             self._begin(now)
 
-    def _miss(self, card: messages.Release) -> None:
+    def _miss(self, card: Release) -> None:
         """Nothing in a card is for this agent: it goes on with what it has."""
         self._drop()
         self._wanted = None
@@ -214,7 +215,7 @@ class Follower:
 
     def _tell(self) -> None:
         if self.run is not None:
-            self._link.publish(topics.serving(self.run, self.name), messages.encode(self._serving), retain=True)
+            self._link.publish(topics.serving(self.run, self.name), envelope.encode(self._serving), retain=True)
 
     def _still(self, version: str) -> bool:
         return self._wanted is None or self._wanted[0].name == version

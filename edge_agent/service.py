@@ -26,7 +26,7 @@ from federated.errors import EspalierError, ExportError, FleetError, LinkError
 from federated.manager import Manager
 from federated.wire import topics
 from federated.wire.link import Delivery, Link
-from federated.wire.messages import Serving
+from federated.wire.releases import Serving
 
 __all__ = ["Plan", "serve", "serving"]
 

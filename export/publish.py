@@ -9,9 +9,10 @@ from pathlib import Path
 
 from export import bundle
 from federated.errors import ExportError, LinkError, WireError
-from federated.wire import messages, topics, transfer
+from federated.wire import envelope, messages, topics, transfer
 from federated.wire.chunks import split
 from federated.wire.link import Delivery, Link
+from federated.wire.releases import Release, Serving, Version
 
 __all__ = ["SETTLE", "Published", "announce", "confirm", "publish", "published", "version_of", "withdraw"]
 
@@ -23,9 +24,9 @@ PATIENCE = 60.0  # seconds for a broker to show what was published: a busy one m
 class Published:
     """What a broker retains of a run's releases: its card, manifests by version and file, and what agents answer with."""
 
-    card: messages.Release | None = None
+    card: Release | None = None
     manifests: dict[tuple[str, str], messages.Manifest] = field(default_factory=dict)
-    servings: dict[str, messages.Serving] = field(default_factory=dict)
+    servings: dict[str, Serving] = field(default_factory=dict)
 
     def hear(self, delivery: Delivery) -> None:
         """Takes a delivery in; of what is withdrawn, forgets it. Anything else is passed over."""
@@ -33,21 +34,21 @@ class Published:
         if place is None or place.kind not in ("card", "manifest", "release"):
             return
         try:
-            message = messages.decode(delivery.payload) if delivery.payload else None
+            message = envelope.decode(delivery.payload) if delivery.payload else None
         except WireError:
             return
-        if place.kind == "card" and isinstance(message, messages.Release | None):
+        if place.kind == "card" and isinstance(message, Release | None):
             self.card = message
         elif isinstance(message, messages.Manifest):
             self.manifests[place.version, place.file] = message
-        elif isinstance(message, messages.Serving) and message.agent == place.agent:
+        elif isinstance(message, Serving) and message.agent == place.agent:
             self.servings[message.agent] = message
         elif message is None:
             self.manifests.pop((place.version, place.file), None)
             self.servings.pop(str(place.agent), None)
 
 
-def version_of(folder: Path, run: str, assignment: Mapping[str, str]) -> messages.Version:
+def version_of(folder: Path, run: str, assignment: Mapping[str, str]) -> Version:
     """What a card says of a release folder, all of which is checked first. assignment: agent -> name of its submodel.
 
     Raises ExportError for a folder that is no whole release of this run.
@@ -59,7 +60,7 @@ def version_of(folder: Path, run: str, assignment: Mapping[str, str]) -> message
     digest = hashlib.sha256(data).hexdigest()
     submodels = tuple(entry.submodel for entry in found.submodels)
     served = {agent: submodel for agent, submodel in assignment.items() if submodel in submodels}
-    return messages.Version(digest[:12], found.round, digest, len(data), submodels, served)
+    return Version(digest[:12], found.round, digest, len(data), submodels, served)
 
 
 def published(link: Link, run: str, clock: Callable[[], float]) -> Published:
@@ -95,12 +96,12 @@ def publish(link: Link, run: str, folder: Path, there: Mapping[tuple[str, str], 
     return sent
 
 
-def announce(link: Link, card: messages.Release) -> None:
+def announce(link: Link, card: Release) -> None:
     """Publishes the card, of versions whose files are there: who sees it can have the rest. Raises LinkError."""
-    link.publish(topics.release_card(card.run), messages.encode(card), retain=True)
+    link.publish(topics.release_card(card.run), envelope.encode(card), retain=True)
 
 
-def confirm(link: Link, found: Published, card: messages.Release, clock: Callable[[], float]) -> None:
+def confirm(link: Link, found: Published, card: Release, clock: Callable[[], float]) -> None:
     """Returns once the broker shows a card that was announced, and so has all that was published before it: a link that is closed earlier
     leaves out what a broker did not take within a few seconds. found: what the link hears, without a card until then. Raises LinkError.
     """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from federated.spool import Kept, Spool, mapped, transfer_of
 from federated.task import Task
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.chunks import WINDOW, Sender, split
 from federated.wire.link import Link
 
@@ -104,7 +104,7 @@ class Outbox:
             room -= sending.sender.under_way
             base = topics.upload(self.run, self.agent, sending.kept.manifest.transfer)
             for chunk in sending.sender.due(now, room):
-                self.link.publish(topics.chunk(base, chunk.index), messages.encode(chunk))
+                self.link.publish(topics.chunk(base, chunk.index), envelope.encode(chunk))
                 room -= 1
 
     def _put(self, kept: Kept, data: memoryview) -> None:
@@ -115,4 +115,4 @@ class Outbox:
         if self.online:
             task = sending.kept.task
             offer = messages.Offer(sending.kept.manifest, task.run, task.round, task.attempt, task.work, task.submodel.name)
-            self.link.publish(topics.say(self.run, self.agent), messages.encode(offer))
+            self.link.publish(topics.say(self.run, self.agent), envelope.encode(offer))

@@ -22,7 +22,7 @@ from federated.outbox import Outbox
 from federated.spool import Spool, transfer_of
 from federated.task import HEARTBEAT, Profile, Task, beats
 from federated.weights import CACHED, Weights
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
 from federated.workload import Outcome, Trainer, Workload
 
@@ -130,12 +130,12 @@ class Participant:
     def _introduce(self) -> None:
         if not self._outbox.online:  # it is done with the link's return
             return
-        self.link.publish(topics.profile(self.run.run, self.name), messages.encode(self.profile), retain=True)
+        self.link.publish(topics.profile(self.run.run, self.name), envelope.encode(self.profile), retain=True)
         self._say_status(online=True)
 
     def _say_status(self, *, online: bool) -> None:
         status = messages.Status(self.name, self.session, online, self.paused)
-        self.link.publish(topics.status(self.run.run, self.name), messages.encode(status), retain=True)
+        self.link.publish(topics.status(self.run.run, self.name), envelope.encode(status), retain=True)
 
     # ---- hearing ---------------------------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class Participant:
             self._reach(online=delivery.topic == LINK_UP)
         if not delivery.payload or delivery.topic.startswith("$"):
             return
-        match messages.decode(delivery.payload):
+        match envelope.decode(delivery.payload):
             case Task() as task:
                 self._accept(task)
             case messages.Manifest() | messages.Chunk() as message:
@@ -280,7 +280,7 @@ class Participant:
         self._tell(failure)
 
     def _tell(self, failure: messages.Failure) -> None:
-        self.link.publish(topics.say(self.run.run, self.name), messages.encode(failure))
+        self.link.publish(topics.say(self.run.run, self.name), envelope.encode(failure))
 
     def _drop(self, chosen: Callable[[Task], bool], why: str) -> None:
         """Forgets the chosen tasks, wherever they are."""
@@ -296,7 +296,7 @@ class Participant:
         task = self._workload.working
         work, (step, steps) = task.work if task else "", self._workload.progress
         beat = messages.Heartbeat(self.name, self.session, self.state, task.round if task else 0, self._loss, work, step, steps)
-        self.link.publish(topics.heartbeat(self.run.run, self.name), messages.encode(beat), qos=0)
+        self.link.publish(topics.heartbeat(self.run.run, self.name), envelope.encode(beat), qos=0)
 
 
 def _outdates(task: Task, other: Task) -> bool:

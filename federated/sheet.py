@@ -12,7 +12,7 @@ import msgspec
 from federated import disk
 from federated.errors import ConfigError, WireError
 from federated.task import LONGEST, SHORTEST, Profile, Timing
-from federated.wire import messages
+from federated.wire import envelope
 
 __all__ = ["FORMAT", "RUNTIMES", "Calibration", "Circumstances", "Runtime", "Sheet", "profile_of", "read", "write"]
 
@@ -115,7 +115,7 @@ def profile_of(sheet: Sheet, family: str) -> Profile:
 
 def _check(sheet: Sheet, own: str) -> None:
     """What types leave open. Raises WireError, ValueError."""
-    messages.decode(messages.encode(sheet.profile))  # as a coordinator would take it
+    envelope.decode(envelope.encode(sheet.profile))  # as a coordinator would take it
     _check_timings(sheet.profile.timings, own)
     for calibration in sheet.calibrations:
         what = f"calibration of '{calibration.family}'"

@@ -30,7 +30,7 @@ from federated import disk
 from federated.errors import StoreError, WireError
 from federated.memory import FOLDER
 from federated.task import Task
-from federated.wire import messages
+from federated.wire import envelope, messages
 from federated.wire.partial import HAVE, PART
 
 __all__ = ["AGE", "LIMIT", "InUse", "Kept", "Spool", "digest", "identity", "mapped", "transfer_of"]
@@ -67,12 +67,12 @@ class _Note:
     manifest: bytes
 
 
-msgspec.msgpack.Decoder(_Note)  # learnt here, by one thread (see `federated.wire.messages`)
+msgspec.msgpack.Decoder(_Note)  # learnt here, by one thread (see `federated.wire.envelope`)
 
 
 def identity(run: messages.Run) -> str:
     """What two cards share that are of one run; a coordinator that came back has another session and the same run."""
-    return hashlib.sha256(messages.encode(replace(run, session="none"))).hexdigest()
+    return hashlib.sha256(envelope.encode(replace(run, session="none"))).hexdigest()
 
 
 def transfer_of(task: Task) -> str:
@@ -133,7 +133,7 @@ class Spool:
         """Notes of what an update is, so that it is offered again after a restart. Where the disk takes no note, it only goes without."""
         if not self.lasting:
             return
-        note = _Note(identity(run), messages.encode(kept.task), messages.encode(kept.manifest))
+        note = _Note(identity(run), envelope.encode(kept.task), envelope.encode(kept.manifest))
         try:
             disk.write(kept.path.with_suffix(TASK), msgspec.msgpack.encode(note))
         except OSError as error:
@@ -194,7 +194,7 @@ class Spool:
         update = path.with_suffix(UPDATE)
         try:
             note = msgspec.msgpack.decode(path.read_bytes(), type=_Note)
-            task, manifest = messages.decode(note.task), messages.decode(note.manifest)
+            task, manifest = envelope.decode(note.task), envelope.decode(note.manifest)
             whole = isinstance(manifest, messages.Manifest) and _size(update) == manifest.size and digest(update) == manifest.sha256
         except (OSError, ValueError, WireError) as error:  # msgspec's are ValueErrors
             log.warning("%s is passed over: %s", path, error)

@@ -17,7 +17,7 @@ from coordinator.store import Store
 from federated.errors import ConfigError, FleetError, StoreError
 from federated.method import Tensors
 from federated.task import Update
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.link import Delivery
 from federated.wire.memory import MemoryBroker, MemoryLink
 from tests.support.federation import RUN, Member, digits, federate
@@ -142,18 +142,18 @@ def test_foreign_messages_are_refused_and_the_round_goes_on(tmp_path: Path) -> N
     broker = MemoryBroker()
     stranger = MemoryLink(broker, "stranger")
     stranger.subscribe(topics.command(RUN, "stranger"))
-    forged = messages.encode(messages.Status("a0", "x", False))
-    later = messages.encode(messages.Goodbye("x")).replace(b"\xa1v\x01", b"\xa1v\x07")
+    forged = envelope.encode(messages.Status("a0", "x", False))
+    later = envelope.encode(messages.Goodbye("x")).replace(b"\xa1v\x01", b"\xa1v\x07")
 
     def watch(fleet: Fleet) -> None:
-        for payload in (b"garbage", b"", forged, later, messages.encode(messages.Goodbye("x"))):
+        for payload in (b"garbage", b"", forged, later, envelope.encode(messages.Goodbye("x"))):
             stranger.publish(topics.say(RUN, "stranger"), payload)
 
     done = federate(tmp_path, members(), SMALL, broker=broker, watch=lambda fleet: (fleet.announce(), watch(fleet))[0])
     said = []
     while (delivery := stranger.receive(0)) is not None:
         if not delivery.topic.startswith("$"):
-            said.append(messages.decode(delivery.payload))
+            said.append(envelope.decode(delivery.payload))
     reasons = " | ".join(m.reason for m in said if isinstance(m, messages.Refusal))
     assert "protocol 7" in reasons
     assert "'a0'" in reasons
@@ -247,10 +247,10 @@ def test_an_agent_that_can_hold_nothing_does_not_end_a_run_of_others(tmp_path: P
 
 def test_a_status_of_a_life_long_ago_turns_nobody_away(tmp_path: Path) -> None:
     broker = MemoryBroker()
-    broker.publish(topics.status(RUN, "a0"), messages.encode(messages.Status("a0", "old", True)), retain=True)
+    broker.publish(topics.status(RUN, "a0"), envelope.encode(messages.Status("a0", "old", True)), retain=True)
     done = federate(tmp_path, members(), SMALL, broker=broker)
     assert sorted(done.result.assigned) == ["a0", "a1"]
-    assert [messages.decode(payload) for payload in broker.retained.values()] == [messages.Goodbye("the run is over")]
+    assert [envelope.decode(payload) for payload in broker.retained.values()] == [messages.Goodbye("the run is over")]
 
 
 def test_two_agents_of_one_name_are_told(tmp_path: Path) -> None:
@@ -260,8 +260,8 @@ def test_two_agents_of_one_name_are_told(tmp_path: Path) -> None:
 
     def watch(fleet: Fleet) -> None:
         if not second.sent_bytes and "a0" in fleet.agents and fleet.agents["a0"].ready:
-            second.publish(topics.status(RUN, "a0"), messages.encode(messages.Status("a0", "s2", True)))
-            second.publish(topics.status(RUN, "a0"), messages.encode(messages.Status("a0", "s2", False)))
+            second.publish(topics.status(RUN, "a0"), envelope.encode(messages.Status("a0", "s2", True)))
+            second.publish(topics.status(RUN, "a0"), envelope.encode(messages.Status("a0", "s2", False)))
 
     fleet = [*members(), Member("a2", digits(0, 2))]
     federate(

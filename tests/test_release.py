@@ -20,7 +20,8 @@ from edge_agent.follow import Follower, link_of
 from export import bundle, verify
 from export.verify import Array
 from federated.data import catalogue
-from federated.wire import messages, tensors
+from federated.wire import tensors
+from federated.wire.releases import Serving
 from tests.support.federation import RUN, Member, digits, federate
 from tests.support.processes import COORDINATOR, WITHOUT_TORCH, Start, eventually, listening
 
@@ -75,7 +76,7 @@ class Listener(threading.Thread):
             if arrival is not None:
                 bundle.read(arrival.folder, arrival.submodel)
                 self.versions.append(arrival.version)
-                self._follower.report(messages.Serving(self.name, "s", arrival.version, arrival.submodel, "fp32", "cpu", 0.001, 0.001))
+                self._follower.report(Serving(self.name, "s", arrival.version, arrival.submodel, "fp32", "cpu", 0.001, 0.001))
         self._follower.close()
         self._link.close()
 

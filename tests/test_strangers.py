@@ -17,7 +17,7 @@ from coordinator.broker import start
 from coordinator.fleet import Fleet
 from coordinator.mosquitto import COORDINATOR, find_mosquitto, rights
 from federated.errors import LinkError, Refused, UsageError
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.address import parse_address
 from federated.wire.link import MqttLink
 from federated.wire.mqtt import connect, part
@@ -282,14 +282,14 @@ def answered(fleet: Fleet, link: MqttLink, topic: str, payload: bytes) -> list[m
     while time.monotonic() < until:
         fleet.turn(0.05)
         if (delivery := link.receive(0.05)) is not None and delivery.topic == topics.command("r", "h"):
-            return [messages.decode(delivery.payload)]
+            return [envelope.decode(delivery.payload)]
     return []
 
 
 def test_an_update_of_a_round_that_is_over_is_not_awaited(door: Door, fleet: Fleet, tmp_path: Path) -> None:
     link = MqttLink(door.address(member(door.authority, "h", tmp_path)), "r-h")
     offer = messages.Offer(messages.Manifest("1-1-h", 4096, 1024, "0" * 64), "r", 1, 1, "train", "w1-d2")
-    answer = answered(fleet, link, topics.say("r", "h"), messages.encode(offer))
+    answer = answered(fleet, link, topics.say("r", "h"), envelope.encode(offer))
     assert answer == [messages.Receipt("1-1-h", False, "round 1 of attempt 1 awaits no such update")]
     link.close()
     door.authority.revoke("h")
@@ -297,11 +297,11 @@ def test_an_update_of_a_round_that_is_over_is_not_awaited(door: Door, fleet: Fle
 
 def test_another_version_of_the_protocol_is_refused_with_a_reason(door: Door, fleet: Fleet, tmp_path: Path) -> None:
     link = MqttLink(door.address(member(door.authority, "h", tmp_path)), "r-h")
-    other = msgpack.packb({"v": messages.PROTOCOL + 1, "kind": "status", "body": {}})
+    other = msgpack.packb({"v": envelope.PROTOCOL + 1, "kind": "status", "body": {}})
     answer = answered(fleet, link, topics.status("r", "h"), other)
     assert len(answer) == 1
     assert isinstance(answer[0], messages.Refusal)
-    assert f"the peer speaks protocol {messages.PROTOCOL + 1}, this side {messages.PROTOCOL}" in answer[0].reason
+    assert f"the peer speaks protocol {envelope.PROTOCOL + 1}, this side {envelope.PROTOCOL}" in answer[0].reason
     link.close()
     door.authority.revoke("h")
 

@@ -29,7 +29,7 @@ from federated import memory, sheet
 from federated.errors import ConfigError, DataError, EspalierError, ExportError, Refused, UsageError, WireError
 from federated.participant import Participant
 from federated.spool import Spool
-from federated.wire import messages, tensors, topics
+from federated.wire import envelope, messages, tensors, topics
 from federated.wire.address import parse_address
 from federated.wire.chunks import Receiver, Sender
 from federated.wire.enrolment import ENROL, parse_token
@@ -84,9 +84,9 @@ class Decoder:
 
 
 def message(data: bytes) -> None:
-    found = messages.decode(data)
-    said = messages.encode(found)
-    assert messages.encode(messages.decode(said)) == said, "a message must survive being encoded"
+    found = envelope.decode(data)
+    said = envelope.encode(found)
+    assert envelope.encode(envelope.decode(said)) == said, "a message must survive being encoded"
 
 
 def blob(data: bytes) -> None:
@@ -110,7 +110,7 @@ def transfer(data: bytes) -> None:
     sender = Sender(samples.MANIFEST, samples.DATA, 0.0)
     for now, payload in enumerate(samples.frames(data)):
         with contextlib.suppress(WireError):
-            match messages.decode(payload):
+            match envelope.decode(payload):
                 case messages.Chunk() as chunk:
                     receiver.take(chunk, float(now))
                 case messages.Grant() as grant:

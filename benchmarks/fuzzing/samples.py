@@ -19,10 +19,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from export import bundle
 from federated.sheet import FORMAT, Calibration, Sheet
 from federated.task import Card, Profile, Recipe, Task, Timing, Update
+from federated.wire import envelope, tensors, topics
 from federated.wire import messages as m
-from federated.wire import tensors, topics
 from federated.wire.chunks import slices, split
 from federated.wire.enrolment import Token
+from federated.wire.releases import Release, Serving, Version
 from federated.workload import Outcome
 from models.families import menu, network
 
@@ -68,7 +69,7 @@ CARD = m.Run("r", "fedfa", "preresnet-10", NETWORK, (SUBMODEL,), 32, "s0", SAID,
 TASK = Task("r", 1, 2, "a", "train", SUBMODEL, "v1", "0" * 64, 3000, Recipe(options={"mu": 0.1}), 60.0)
 DATA = bytes(range(250)) * 10
 MANIFEST = split(DATA, 1024, "1-2-train-w0.5-d1")
-VERSION = m.Version("ab" * 6, 9, "ab" * 32, 100, ("w1-d2",), {"a": "w1-d2"})
+VERSION = Version("ab" * 6, 9, "ab" * 32, 100, ("w1-d2",), {"a": "w1-d2"})
 MESSAGES: tuple[m.Message, ...] = (
     m.Abort(1, 2, "late"),
     m.Chunk("t", 0, 3, 2500, 7, b"\x00\xff"),
@@ -81,9 +82,9 @@ MESSAGES: tuple[m.Message, ...] = (
     PROFILE,
     m.Receipt(MANIFEST.transfer, False, "too large"),
     m.Refusal("no", "joining"),
-    m.Release("r", VERSION, None, ("a", "b")),
+    Release("r", VERSION, None, ("a", "b")),
     CARD,
-    m.Serving("a", "s1", "ab" * 6, "w1-d2", "fp32", "CPUExecutionProvider", 0.001, 0.002, -0.5, 40),
+    Serving("a", "s1", "ab" * 6, "w1-d2", "fp32", "CPUExecutionProvider", 0.001, 0.002, -0.5, 40),
     m.Status("a", "s1", True),
     TASK,
 )
@@ -139,7 +140,7 @@ def frames(data: bytes, most: int = 16) -> Iterator[bytes]:
 
 
 def messages() -> list[bytes]:
-    return [*(m.encode(message) for message in MESSAGES), *(b"\x83\xa1v\x01\xa4kind\xa3run\xa4body" + bomb for bomb in bombs())]
+    return [*(envelope.encode(message) for message in MESSAGES), *(b"\x83\xa1v\x01\xa4kind\xa3run\xa4body" + bomb for bomb in bombs())]
 
 
 def bombs() -> list[bytes]:
@@ -185,13 +186,13 @@ def topic_names() -> list[bytes]:
 
 
 def transfers() -> list[bytes]:
-    chunks = [m.encode(chunk) for chunk in slices(MANIFEST, DATA)]
-    grants = [m.encode(m.Grant(MANIFEST.transfer, bytes([bits]), True)) for bits in (0, 3, 7)]
-    return [framed(chunks), framed(grants), framed([chunks[1], grants[0], m.encode(MANIFEST), chunks[0]])]
+    chunks = [envelope.encode(chunk) for chunk in slices(MANIFEST, DATA)]
+    grants = [envelope.encode(m.Grant(MANIFEST.transfer, bytes([bits]), True)) for bits in (0, 3, 7)]
+    return [framed(chunks), framed(grants), framed([chunks[1], grants[0], envelope.encode(MANIFEST), chunks[0]])]
 
 
 def addressed(where: str, *said: m.Message) -> bytes:
-    return framed([where.encode() + b"\0" + m.encode(message) for message in said])
+    return framed([where.encode() + b"\0" + envelope.encode(message) for message in said])
 
 
 def said_to_coordinator() -> list[bytes]:
@@ -262,4 +263,4 @@ def parts() -> list[bytes]:
 
 
 def notes() -> list[bytes]:
-    return [msgspec.msgpack.encode({"run": NOTED, "task": m.encode(TASK), "manifest": m.encode(MANIFEST)})]
+    return [msgspec.msgpack.encode({"run": NOTED, "task": envelope.encode(TASK), "manifest": envelope.encode(MANIFEST)})]

@@ -14,7 +14,7 @@ import secrets
 from pathlib import Path
 
 from federated.errors import Refused
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.chunks import slices
 from federated.wire.link import Link
 from federated.wire.partial import HAVE, PART, Partial
@@ -28,8 +28,8 @@ WINDOW = 16  # chunks asked for by name at a time
 def publish(link: Link, base: str, manifest: messages.Manifest, data: memoryview) -> None:
     """Publishes `data` retained under `base`: the chunks first, so that whoever sees the manifest can have them all."""
     for chunk in slices(manifest, data):
-        link.publish(topics.chunk(base, chunk.index), messages.encode(chunk), retain=True)
-    link.publish(topics.manifest(base), messages.encode(manifest), retain=True)
+        link.publish(topics.chunk(base, chunk.index), envelope.encode(chunk), retain=True)
+    link.publish(topics.manifest(base), envelope.encode(manifest), retain=True)
 
 
 def withdraw(link: Link, base: str, manifest: messages.Manifest) -> None:

@@ -17,7 +17,7 @@ from benchmarks.fuzz import fuzz, shares
 from benchmarks.fuzzing import samples
 from benchmarks.fuzzing.decoders import NAMES, Decoder, decoders
 from benchmarks.fuzzing.mutation import bent
-from federated.wire import messages
+from federated.wire import envelope
 
 KNOWN = decoders()
 logging.disable(logging.NOTSET)
@@ -59,7 +59,7 @@ def test_what_is_bent_is_decoded_or_refused_by_a_declared_error(name: str, data:
 
 
 def test_a_bent_message_is_another_one_that_is_still_msgpack() -> None:
-    whole = messages.encode(samples.TASK)
+    whole = envelope.encode(samples.TASK)
     made = [bent(whole, "msgpack", random.Random(seed)) for seed in range(50)]
     assert all(made)
     assert len(set(made)) > 30

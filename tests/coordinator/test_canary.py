@@ -10,7 +10,7 @@ import pytest
 from coordinator.canary import Verdict, drawn, judged, said
 from export.bundle import Bundle, Entry, File, Variant
 from federated.errors import FleetError, Unknown, UsageError
-from federated.wire.messages import Serving
+from federated.wire.releases import Serving
 
 OLD, NEW = "a" * 12, "b" * 12
 FLEET = [f"d{i}" for i in range(21)]

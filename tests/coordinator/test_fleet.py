@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.fleet import Fleet
 from federated.errors import StoreError
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.memory import MemoryBroker, MemoryLink
 from tests.support.clock import Clock
 from tests.support.peer import Peer, listen, task, weights
@@ -63,17 +63,17 @@ def test_weights_are_published_again_to_a_broker_that_forgot(fleet: Fleet, memor
     listen(fleet)
     assert memory.retained == known
     fleet.dismiss("over")
-    assert [messages.decode(payload) for payload in memory.retained.values()] == [messages.Goodbye("over")]
+    assert [envelope.decode(payload) for payload in memory.retained.values()] == [messages.Goodbye("over")]
 
 
 def test_a_device_that_only_tries_the_way_is_answered_and_is_no_agent(fleet: Fleet, memory: MemoryBroker) -> None:
     link = MemoryLink(memory, "doctor")
     link.subscribe(topics.command("r", "pi"))
-    link.publish(topics.say("r", "pi"), messages.encode(messages.Echo("pi", 12.5)))
+    link.publish(topics.say("r", "pi"), envelope.encode(messages.Echo("pi", 12.5)))
     listen(fleet)
     heard = link.receive(0)
     assert heard is not None
-    answer = messages.decode(heard.payload)
+    answer = envelope.decode(heard.payload)
     assert isinstance(answer, messages.Echo)
     assert (answer.agent, answer.sent) == ("pi", 12.5)
     assert abs(answer.time - time.time()) < 60

@@ -21,7 +21,7 @@ from coordinator.releases import (
     taken_back,
 )
 from federated.errors import ExportError
-from federated.wire.messages import Release, Serving, Version
+from federated.wire.releases import Release, Serving, Version
 
 EMPTY = History("r")
 

@@ -16,8 +16,9 @@ from coordinator.rollout import Rollout, Wish, release_run
 from edge_agent.follow import Follower
 from export import bundle
 from federated.errors import ExportError, FleetError, LinkError, StoreError, Unknown, UsageError
-from federated.wire import messages, topics
+from federated.wire import envelope, topics
 from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.releases import Release, Serving
 from tests.support.release import toy
 
 TRAINED = {f"d{i}": "w1-d1" for i in range(4)}
@@ -44,11 +45,11 @@ class Device:
                 if arrival is None:
                     continue
                 if arrival.version in self.refuse:
-                    follower.report(messages.Serving(self.name, "s", self.version, "w1-d1", refused=arrival.version, reason="the self-test fails"))
+                    follower.report(Serving(self.name, "s", self.version, "w1-d1", refused=arrival.version, reason="the self-test fails"))
                     continue
                 bundle.read(arrival.folder, arrival.submodel)
                 self.version = arrival.version
-                follower.report(messages.Serving(self.name, "s", self.version, "w1-d1", "fp32", "cpu", self.p90, self.p90))
+                follower.report(Serving(self.name, "s", self.version, "w1-d1", "fp32", "cpu", self.p90, self.p90))
         except BaseException as error:
             self.error = error
 
@@ -73,9 +74,9 @@ class Fleet:
         finally:
             link.close()
 
-    def card(self) -> messages.Release:
-        found = messages.decode(self.broker.retained[topics.release_card("spring")])
-        assert isinstance(found, messages.Release)
+    def card(self) -> Release:
+        found = envelope.decode(self.broker.retained[topics.release_card("spring")])
+        assert isinstance(found, Release)
         return found
 
     def versions(self) -> set[str]:
@@ -167,7 +168,7 @@ def test_a_refused_canary_is_rolled_back_by_one_command(fleet: Fleet) -> None:
     result = fleet.wish(bundle=bad, share="d2,d3", promote=True, wait=10.0)
     assert result["error"] == f"version {name} was rolled back: d2 refused it: the self-test fails"
     assert (result["stable"], result["canary"]) == (old, "")
-    assert fleet.card() == messages.Release("spring", fleet.card().stable)
+    assert fleet.card() == Release("spring", fleet.card().stable)
     wait_for(lambda: {device.version for device in fleet.devices.values()} == {old})
     assert fleet.versions() == {old}
     with pytest.raises(ExportError, match=r"was rolled back at .*: d2 refused it: the self-test fails; --force releases it all the same"):

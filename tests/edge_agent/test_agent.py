@@ -18,7 +18,7 @@ from edge_agent.worker import Job, Worker
 from federated.participant import Participant
 from federated.spool import Spool
 from federated.task import Profile
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.memory import MemoryBroker, MemoryLink
 from models.families import menu, network
 
@@ -53,7 +53,7 @@ class Device:
         known = None
         while (delivery := self.listener.receive(0)) is not None:
             if delivery.topic == topics.profile("r", "a"):
-                known = messages.decode(delivery.payload)
+                known = envelope.decode(delivery.payload)
         assert known is None or isinstance(known, Profile)
         return known or self.participant.profile
 

@@ -28,7 +28,7 @@ from edge_agent.doctor import Check, as_json, exit_code, text
 from edge_agent.doctor_wire import wire
 from edge_agent.heat import Heat
 from federated.errors import LinkError
-from federated.wire import messages
+from federated.wire import envelope, messages
 from federated.wire.address import Address, url
 from federated.wire.link import CHUNK, OVERHEAD, MqttLink
 from models.families import network, probes
@@ -261,9 +261,9 @@ def test_a_small_packet_limit_is_found(limit: int, state: str, tmp_path: Path) -
 def test_a_coordinator_that_does_not_answer_and_runs_to_choose_from_are_said(tmp_path: Path) -> None:
     with brokers.start(port=0, kind="mosquitto", directory=tmp_path) as broker:
         link = MqttLink(broker.address, "a coordinator that hangs")
-        link.publish("fl/v1/r/run", messages.encode(CARD), retain=True)
+        link.publish("fl/v1/r/run", envelope.encode(CARD), retain=True)
         alone = tried(broker.address)
-        link.publish("fl/v1/q/run", messages.encode(messages.Run("q", "fedavg", "preresnet", None, (), 32, "s")), retain=True)
+        link.publish("fl/v1/q/run", envelope.encode(messages.Run("q", "fedavg", "preresnet", None, (), 32, "s")), retain=True)
         time.sleep(0.2)
         several, named = tried(broker.address), tried(broker.address, run="q")
         link.close()

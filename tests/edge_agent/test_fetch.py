@@ -17,11 +17,12 @@ from export import bundle
 from export.publish import announce, publish, version_of
 from export.verify import load, sha256
 from federated.errors import ExportError, FleetError, LinkError, StoreError
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.chunks import slices
 from federated.wire.link import Delivery, Link, MqttLink
 from federated.wire.memory import MemoryBroker, MemoryLink
 from federated.wire.partial import HAVE, PART
+from federated.wire.releases import Release, Version
 from tests.support.release import Clock, toy
 
 PADDED = 40  # KiB: several chunks
@@ -38,12 +39,12 @@ def release(tmp_path: Path) -> Path:
     return toy(tmp_path / "release", b"\0" * 1024 * PADDED)
 
 
-def put(broker: MemoryBroker | Link, folder: Path, assignment: Mapping[str, str] = {}, run: str = "spring") -> messages.Version:
+def put(broker: MemoryBroker | Link, folder: Path, assignment: Mapping[str, str] = {}, run: str = "spring") -> Version:
     """Publishes a release for all agents."""
     link = MemoryLink(broker, "coordinator") if isinstance(broker, MemoryBroker) else broker
     version = version_of(folder, run, assignment)
     publish(link, run, folder, {})
-    announce(link, messages.Release(run, version))
+    announce(link, Release(run, version))
     return version
 
 
@@ -147,7 +148,7 @@ def test_without_a_release_it_says_what_there_is(broker: MemoryBroker, release: 
 
 def test_several_runs_have_to_be_told_apart(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
     version = put(broker, release)
-    announce(MemoryLink(broker, "coordinator"), messages.Release("autumn", version))
+    announce(MemoryLink(broker, "coordinator"), Release("autumn", version))
     with pytest.raises(FleetError, match="several runs released a network for 'w1-d1': autumn, spring; choose one with --run"):
         fetch(MemoryLink(broker, "pi"), None, "w1-d1", tmp_path, 9, clock=Clock())
 
@@ -177,7 +178,7 @@ def test_a_release_withdrawn_meanwhile_is_said(broker: MemoryBroker, release: Pa
     def tamper(delivery: Delivery) -> Iterable[Delivery]:
         if "/c/" in delivery.topic:
             broker.tamper = None
-            announce(MemoryLink(broker, "second"), messages.Release("spring"))
+            announce(MemoryLink(broker, "second"), Release("spring"))
         return [delivery]
 
     broker.tamper = tamper
@@ -190,17 +191,17 @@ def test_a_card_that_lies_about_its_files_is_refused(broker: MemoryBroker, relea
     for topic, payload in list(broker.retained.items()):  # the same files, under another run's name
         if not topic.endswith("/card"):
             MemoryLink(broker, "evil").publish(topic.replace("/spring/", "/autumn/"), payload, retain=True)
-    announce(MemoryLink(broker, "evil"), messages.Release("autumn", version))
+    announce(MemoryLink(broker, "evil"), Release("autumn", version))
     with pytest.raises(ExportError, match="expected round 7 of 'autumn', found 7 of 'spring'"):
         fetch(MemoryLink(broker, "pi"), "autumn", "w1-d1", tmp_path, 5)
-    announce(MemoryLink(broker, "evil"), messages.Release("spring", replace(version, submodels=("w9",))))
+    announce(MemoryLink(broker, "evil"), Release("spring", replace(version, submodels=("w9",))))
     with pytest.raises(ExportError, match="expected submodel 'w9' as the card says, found none"):
         fetch(MemoryLink(broker, "pi"), "spring", "w9", tmp_path, 5)
 
 
 @pytest.mark.parametrize(("size", "found"), [(0, "found 0"), (2**40, "expected 1 to 4194304 bytes, found 1099511627776")])
 def test_a_card_of_an_impossible_size_is_refused_before_any_space_is_taken(broker: MemoryBroker, tmp_path: Path, size: int, found: str) -> None:
-    announce(MemoryLink(broker, "evil"), messages.Release("spring", messages.Version("0" * 12, 1, "0" * 64, size, ("w1-d1",))))
+    announce(MemoryLink(broker, "evil"), Release("spring", Version("0" * 12, 1, "0" * 64, size, ("w1-d1",))))
     with pytest.raises(ExportError, match=found):
         fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path, 5)
 
@@ -211,13 +212,13 @@ def test_a_file_that_keeps_arriving_wrong_is_given_up(broker: MemoryBroker, rele
     other = toy(tmp_path / "other", b"\1" * 1024 * PADDED)
     genuine = sha256(release / "w1-d1.onnx")
     for topic, payload in list(broker.retained.items()):
-        message = messages.decode(payload)
+        message = envelope.decode(payload)
         if topic.startswith(base(release) + "/c/") and isinstance(message, messages.Chunk):
             data = (other / "w1-d1.onnx").read_bytes()
             swapped = messages.Manifest(message.transfer, len(data), 4096, genuine)
             for chunk in slices(swapped, data):
-                broker.retained[topics.chunk(base(release), chunk.index)] = messages.encode(chunk)
-            broker.retained[topics.manifest(base(release))] = messages.encode(swapped)
+                broker.retained[topics.chunk(base(release), chunk.index)] = envelope.encode(chunk)
+            broker.retained[topics.manifest(base(release))] = envelope.encode(swapped)
             break
     with pytest.raises(ExportError, match=r"w1-d1.onnx of version .*: expected sha256"):
         fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 1000, clock=Clock())
@@ -236,27 +237,27 @@ def test_a_store_that_cannot_be_written_is_said(broker: MemoryBroker, release: P
         fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 5)
 
 
-STABLE = messages.Version("a" * 12, 7, "a" * 64, 1, ("s", "l"), {"pi": "s", "tv": "l"})
-CANARY = messages.Version("b" * 12, 8, "b" * 64, 1, ("s", "l"), {"pi": "l", "tv": "l"})
+STABLE = Version("a" * 12, 7, "a" * 64, 1, ("s", "l"), {"pi": "s", "tv": "l"})
+CANARY = Version("b" * 12, 8, "b" * 64, 1, ("s", "l"), {"pi": "l", "tv": "l"})
 
 
 @pytest.mark.parametrize(
     ("card", "wanted", "submodel", "expected"),
     [
-        (messages.Release("r", STABLE, CANARY, ("pi",)), "pi", None, (CANARY, "l")),
-        (messages.Release("r", STABLE, CANARY, ("pi",)), "pi", "s", (CANARY, "s")),
-        (messages.Release("r", STABLE, CANARY, ("pi",)), "tv", None, (STABLE, "l")),
-        (messages.Release("r", STABLE, CANARY, ("pi",)), "s", None, (STABLE, "s")),
-        (messages.Release("r", STABLE, None, ("pi",)), "pi", None, (STABLE, "s")),
-        (messages.Release("r", None, CANARY, ("pi",)), "tv", None, None),
-        (messages.Release("r", STABLE), "new", None, None),
-        (messages.Release("r", STABLE), "new", "l", (STABLE, "l")),
-        (messages.Release("r", STABLE), "pi", "xl", None),
-        (messages.Release("r"), "pi", None, None),
+        (Release("r", STABLE, CANARY, ("pi",)), "pi", None, (CANARY, "l")),
+        (Release("r", STABLE, CANARY, ("pi",)), "pi", "s", (CANARY, "s")),
+        (Release("r", STABLE, CANARY, ("pi",)), "tv", None, (STABLE, "l")),
+        (Release("r", STABLE, CANARY, ("pi",)), "s", None, (STABLE, "s")),
+        (Release("r", STABLE, None, ("pi",)), "pi", None, (STABLE, "s")),
+        (Release("r", None, CANARY, ("pi",)), "tv", None, None),
+        (Release("r", STABLE), "new", None, None),
+        (Release("r", STABLE), "new", "l", (STABLE, "l")),
+        (Release("r", STABLE), "pi", "xl", None),
+        (Release("r"), "pi", None, None),
     ],
 )
 def test_a_card_means_the_canary_for_its_agents_and_the_stable_version_for_others(
-    card: messages.Release, wanted: str, submodel: str | None, expected: tuple[messages.Version, str] | None
+    card: Release, wanted: str, submodel: str | None, expected: tuple[Version, str] | None
 ) -> None:
     assert target(card, wanted, submodel) == expected
 

@@ -14,9 +14,10 @@ from edge_agent.follow import Arrival, Follower
 from export import bundle
 from export.publish import announce, publish, version_of, withdraw
 from federated.errors import FleetError
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.link import Delivery
 from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.releases import Release, Serving, Version
 from tests.support.release import Clock, toy
 
 ASSIGNED = {"pi": "w1-d1"}
@@ -28,10 +29,10 @@ def broker() -> MemoryBroker:
 
 
 @pytest.fixture
-def make(tmp_path: Path, broker: MemoryBroker) -> Callable[[str], messages.Version]:
+def make(tmp_path: Path, broker: MemoryBroker) -> Callable[[str], Version]:
     """Makes and publishes the files of a version; the card is the test's."""
 
-    def made(padding: str) -> messages.Version:
+    def made(padding: str) -> Version:
         folder = toy(tmp_path / f"made-{padding}", padding.encode() * 9000)
         publish(MemoryLink(broker, "coordinator"), "spring", folder, {})
         return version_of(folder, "spring", ASSIGNED)
@@ -39,8 +40,8 @@ def make(tmp_path: Path, broker: MemoryBroker) -> Callable[[str], messages.Versi
     return made
 
 
-def card(broker: MemoryBroker, stable: messages.Version | None, canary: messages.Version | None = None, *agents: str) -> None:
-    announce(MemoryLink(broker, "coordinator"), messages.Release("spring", stable, canary, agents))
+def card(broker: MemoryBroker, stable: Version | None, canary: Version | None = None, *agents: str) -> None:
+    announce(MemoryLink(broker, "coordinator"), Release("spring", stable, canary, agents))
 
 
 def follower(
@@ -49,17 +50,17 @@ def follower(
     return Follower(MemoryLink(broker, name), run, name, submodel, store, session="s1", clock=clock or time.monotonic)
 
 
-def said(broker: MemoryBroker, agent: str = "pi") -> messages.Serving:
-    found = messages.decode(broker.retained[topics.serving("spring", agent)])
-    assert isinstance(found, messages.Serving)
+def said(broker: MemoryBroker, agent: str = "pi") -> Serving:
+    found = envelope.decode(broker.retained[topics.serving("spring", agent)])
+    assert isinstance(found, Serving)
     return found
 
 
 def serve(f: Follower, version: str, **more: object) -> None:
-    f.report(replace(messages.Serving(f.name, "s1", version, "w1-d1", "fp32", "CPUExecutionProvider", 0.001, 0.002), **more))  # type: ignore[arg-type]
+    f.report(replace(Serving(f.name, "s1", version, "w1-d1", "fp32", "CPUExecutionProvider", 0.001, 0.002), **more))  # type: ignore[arg-type]
 
 
-def test_a_version_arrives_once_whole_and_only_its_own_files(broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path) -> None:
+def test_a_version_arrives_once_whole_and_only_its_own_files(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
     f = follower(broker, tmp_path / "store")
     assert f.turn(0.3) is None
     one = make("1")
@@ -70,7 +71,7 @@ def test_a_version_arrives_once_whole_and_only_its_own_files(broker: MemoryBroke
     assert f.turn(0.3) is None
 
 
-def test_a_canary_comes_to_its_agents_and_goes_again(broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path) -> None:
+def test_a_canary_comes_to_its_agents_and_goes_again(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
     one, two = make("1"), make("2")
     card(broker, one, two, "pi")
     pi, tv = follower(broker, tmp_path / "pi"), follower(broker, tmp_path / "tv", "tv", submodel="w1-d1")
@@ -91,7 +92,7 @@ def test_a_canary_comes_to_its_agents_and_goes_again(broker: MemoryBroker, make:
     assert again.version == promoted.version == two.name
 
 
-def test_a_promoted_canary_does_not_arrive_a_second_time(broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path) -> None:
+def test_a_promoted_canary_does_not_arrive_a_second_time(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
     one, two = make("1"), make("2")
     card(broker, one, two, "pi")
     f = follower(broker, tmp_path)
@@ -100,7 +101,7 @@ def test_a_promoted_canary_does_not_arrive_a_second_time(broker: MemoryBroker, m
     assert f.turn(0.3) is None
 
 
-def test_a_newer_version_meanwhile_replaces_the_one_on_its_way(broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path) -> None:
+def test_a_newer_version_meanwhile_replaces_the_one_on_its_way(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
     one, two = make("1"), make("2")
     published = False
 
@@ -124,7 +125,7 @@ def test_a_newer_version_meanwhile_replaces_the_one_on_its_way(broker: MemoryBro
     assert f.turn(0.3) is None
 
 
-def test_after_a_restart_nothing_is_fetched_again(broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path) -> None:
+def test_after_a_restart_nothing_is_fetched_again(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
     card(broker, make("1"))
     assert follower(broker, tmp_path).turn(9) is not None
     link = MemoryLink(broker, "pi")
@@ -132,9 +133,7 @@ def test_after_a_restart_nothing_is_fetched_again(broker: MemoryBroker, make: Ca
     assert link.received_bytes < 1024
 
 
-def test_the_only_run_needs_no_name_and_several_have_to_be_told_apart(
-    broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path
-) -> None:
+def test_the_only_run_needs_no_name_and_several_have_to_be_told_apart(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
     one = make("1")
     card(broker, one)
     f = follower(broker, tmp_path, run=None)
@@ -143,12 +142,12 @@ def test_the_only_run_needs_no_name_and_several_have_to_be_told_apart(
     assert f.turn(9) is not None
     assert f.run == "spring"
     assert said(broker).version == one.name
-    announce(MemoryLink(broker, "coordinator"), messages.Release("autumn", one))
+    announce(MemoryLink(broker, "coordinator"), Release("autumn", one))
     with pytest.raises(FleetError, match="several runs released a network for 'pi': autumn, spring"):
         follower(broker, tmp_path, run=None).turn(9)
 
 
-def test_without_a_submodel_of_its_own_it_says_so_and_goes_on(broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path) -> None:
+def test_without_a_submodel_of_its_own_it_says_so_and_goes_on(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
     one, two = make("1"), make("2")
     card(broker, one)
     f = follower(broker, tmp_path, "new")
@@ -162,7 +161,7 @@ def test_without_a_submodel_of_its_own_it_says_so_and_goes_on(broker: MemoryBrok
     assert (said(broker, "new").version, said(broker, "new").refused) == (two.name, "")
 
 
-def test_what_cannot_be_had_is_reported_and_tried_again(broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path) -> None:
+def test_what_cannot_be_had_is_reported_and_tried_again(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
     one, two = make("1"), make("2")
     (tmp_path / "store" / "spring").mkdir(parents=True)
     (tmp_path / "store" / "spring" / two.name).write_text("in the way")
@@ -186,7 +185,7 @@ def test_what_cannot_be_had_is_reported_and_tried_again(broker: MemoryBroker, ma
     assert said(broker).refused == ""
 
 
-def test_a_refusal_is_kept_until_another_version_is_wanted(broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path) -> None:
+def test_a_refusal_is_kept_until_another_version_is_wanted(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
     one, two = make("1"), make("2")
     card(broker, one, two, "pi")
     f = follower(broker, tmp_path)
@@ -201,7 +200,7 @@ def test_a_refusal_is_kept_until_another_version_is_wanted(broker: MemoryBroker,
     assert said(broker).refused == ""
 
 
-def test_a_broker_that_lost_everything_hears_it_again(broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path) -> None:
+def test_a_broker_that_lost_everything_hears_it_again(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
     one = make("1")
     card(broker, one)
     link = MemoryLink(broker, "pi")
@@ -225,7 +224,7 @@ def test_what_is_not_about_releases_is_handed_on(broker: MemoryBroker, tmp_path:
     assert heard == ["questions"]
 
 
-def test_old_versions_leave_the_store_but_the_last_good_ones(broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path) -> None:
+def test_old_versions_leave_the_store_but_the_last_good_ones(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
     f = follower(broker, tmp_path)
     names = []
     for i in range(5):
@@ -239,9 +238,7 @@ def test_old_versions_leave_the_store_but_the_last_good_ones(broker: MemoryBroke
     assert {path.name for path in (tmp_path / "spring").iterdir()} == set(names[2:])
 
 
-def test_versions_that_were_refused_drive_out_none_that_was_good(
-    broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path
-) -> None:
+def test_versions_that_were_refused_drive_out_none_that_was_good(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
     f = follower(broker, tmp_path)
     names = []
     for letter, good in zip("abcdef", (True, True, False, False, False, True), strict=True):
@@ -257,7 +254,7 @@ def test_versions_that_were_refused_drive_out_none_that_was_good(
 
 
 def test_a_disk_that_fails_is_a_reason_and_not_the_end(
-    broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(path: Path) -> str:
         raise OSError(5, "Input/output error")
@@ -274,7 +271,7 @@ def test_a_disk_that_fails_is_a_reason_and_not_the_end(
     assert said(broker).version == one.name
 
 
-def test_closing_takes_the_report_away(broker: MemoryBroker, make: Callable[[str], messages.Version], tmp_path: Path) -> None:
+def test_closing_takes_the_report_away(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
     one = make("1")
     card(broker, one)
     f = follower(broker, tmp_path)

@@ -8,8 +8,9 @@ import pytest
 
 from edge_agent.follow import Follower, link_of
 from export.publish import announce, publish, version_of
-from federated.wire import messages, topics
+from federated.wire import topics
 from federated.wire.link import MqttLink
+from federated.wire.releases import Release, Serving
 from tests.support.release import toy
 
 
@@ -19,13 +20,13 @@ def test_an_agent_that_vanishes_takes_its_report_with_it(broker: str, tmp_path: 
     folder = toy(tmp_path / "release")
     coordinator = MqttLink(broker, "coordinator")
     publish(coordinator, "spring", folder, {})
-    announce(coordinator, messages.Release("spring", version_of(folder, "spring", {"pi": "w1-d1"})))
+    announce(coordinator, Release("spring", version_of(folder, "spring", {"pi": "w1-d1"})))
     coordinator.subscribe(topics.serving("spring", "pi"))
     link = link_of(broker, "spring", "pi")
     f = Follower(link, "spring", "pi", None, tmp_path / "store")
     arrived = f.turn(20)
     assert arrived is not None
-    f.report(messages.Serving("pi", "s1", arrived.version, "w1-d1", "fp32", "CPUExecutionProvider", 0.001, 0.002))
+    f.report(Serving("pi", "s1", arrived.version, "w1-d1", "fp32", "CPUExecutionProvider", 0.001, 0.002))
     heard = coordinator.receive(10)
     assert heard is not None
     assert heard.payload

@@ -17,7 +17,7 @@ from edge_agent.worker import Job
 from federated.data import catalogue
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.link import MqttLink
 from models.families import network
 
@@ -38,7 +38,7 @@ def shown(broker: str, name: str, **given: Any) -> dict[str, Any]:
     run = asking(messages.Run("r", name, "preresnet", net, timed(net, chosen, settings), 8, "s"), chosen, settings)
     link = MqttLink(broker, "coordinator")
     try:
-        link.publish(topics.run("r"), messages.encode(run), retain=True)
+        link.publish(topics.run("r"), envelope.encode(run), retain=True)
         found: dict[str, Any] = json.loads(
             rehearse(Job("a", "digits", None, "0/9", "dirichlet:0.1", 0, "cpu", "", Limits()), broker, "r", as_json=True)
         )

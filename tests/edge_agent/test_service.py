@@ -19,9 +19,10 @@ from edge_agent.service import Plan, serve, serving
 from export import bundle
 from export.publish import announce, publish, version_of
 from federated.errors import FleetError, LinkError
-from federated.wire import messages, topics
+from federated.wire import envelope, topics
 from federated.wire.link import Link
 from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.releases import Release, Serving
 from tests.support.variants import NAME, several
 
 
@@ -64,17 +65,17 @@ class Served:
 
     def release(self, folder: Path, *, canary: Path | None = None) -> None:
         link = MemoryLink(self.broker, "coordinator")
-        known = messages.Release("spring", version_of(folder, "spring", {"pi": NAME}))
+        known = Release("spring", version_of(folder, "spring", {"pi": NAME}))
         publish(link, "spring", folder, {})
         if canary is not None:
             publish(link, "spring", canary, {})
-            known = messages.Release("spring", known.stable, version_of(canary, "spring", {"pi": NAME}), ("pi",))
+            known = Release("spring", known.stable, version_of(canary, "spring", {"pi": NAME}), ("pi",))
         announce(link, known)
 
-    def report(self) -> messages.Serving | None:
+    def report(self) -> Serving | None:
         data = self.broker.retained.get(topics.serving("spring", "pi"))
-        found = messages.decode(data) if data else None
-        return found if isinstance(found, messages.Serving) else None
+        found = envelope.decode(data) if data else None
+        return found if isinstance(found, Serving) else None
 
     def serves(self, folder: Path) -> bool:
         found = self.report()
@@ -196,7 +197,7 @@ def test_several_runs_are_not_guessed_between(tmp_path: Path, served: Served) ->
     link = MemoryLink(served.broker, "coordinator")
     found = version_of(version(tmp_path, 1), "spring", {"pi": NAME})
     for run in ("spring", "autumn"):
-        announce(link, messages.Release(run, found))
+        announce(link, Release(run, found))
     served.start()
     served.thread.join(10)
     assert isinstance(served.errors[0], FleetError)
@@ -204,4 +205,4 @@ def test_several_runs_are_not_guessed_between(tmp_path: Path, served: Served) ->
 
 
 def test_an_agent_without_a_release_reports_that_it_has_none() -> None:
-    assert serving(Engine(None), "pi", "s1", "0123456789ab", "broken") == messages.Serving("pi", "s1", refused="0123456789ab", reason="broken")
+    assert serving(Engine(None), "pi", "s1", "0123456789ab", "broken") == Serving("pi", "s1", refused="0123456789ab", reason="broken")

@@ -17,8 +17,9 @@ pytest.importorskip("uvicorn")
 from coordinator import broker as brokers
 from export import bundle
 from export.publish import announce, publish, version_of
-from federated.wire import messages, topics
+from federated.wire import topics
 from federated.wire.link import MqttLink
+from federated.wire.releases import Release
 from tests.support.processes import WITHOUT_TORCH, Start, eventually, listening
 from tests.support.variants import NAME, several
 
@@ -72,7 +73,7 @@ def release(broker: str, stable: Path, canary: Path | None = None) -> None:
     for folder in (stable, canary):
         if folder is not None:
             publish(link, "spring", folder, {})
-    announce(link, messages.Release("spring", versions[0], versions[1], ("pi",) if canary else ()))
+    announce(link, Release("spring", versions[0], versions[1], ("pi",) if canary else ()))
     link.close()
 
 

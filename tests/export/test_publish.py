@@ -10,9 +10,10 @@ import pytest
 from export import bundle
 from export.publish import Published, announce, publish, published, version_of, withdraw
 from federated.errors import ExportError
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.link import Delivery
 from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.releases import Release, Serving
 from tests.support.release import Clock, toy
 
 FILES = {"manifest.json", "check.tensors", "w1-d1.onnx", "w1-d1.tensors"}
@@ -34,7 +35,7 @@ def test_all_files_are_published_and_seen(broker: MemoryBroker, folder: Path) ->
     assert set(sent) == {(name, file) for file in FILES}
     seen = published(MemoryLink(broker, "other"), "spring", Clock())
     assert seen == Published(None, sent)
-    announce(MemoryLink(broker, "coordinator"), messages.Release("spring", version_of(folder, "spring", {})))
+    announce(MemoryLink(broker, "coordinator"), Release("spring", version_of(folder, "spring", {})))
     assert published(MemoryLink(broker, "other"), "spring", Clock()).card is not None
 
 
@@ -69,7 +70,7 @@ def test_a_version_says_what_it_holds_and_for_whom(folder: Path) -> None:
     version = version_of(folder, "spring", {"pi": "w1-d1", "tv": "w9"})
     assert version.name == bundle.version(folder) == version.sha256[:12]
     assert (version.round, version.submodels, version.assignment) == (7, ("w1-d1",), {"pi": "w1-d1"})
-    assert messages.decode(messages.encode(messages.Release("spring", version))) == messages.Release("spring", version)
+    assert envelope.decode(envelope.encode(Release("spring", version))) == Release("spring", version)
 
 
 def test_a_release_of_another_run_or_a_damaged_one_is_no_version(folder: Path) -> None:
@@ -84,9 +85,9 @@ def test_a_release_of_another_run_or_a_damaged_one_is_no_version(folder: Path) -
 
 def test_reports_come_and_go() -> None:
     seen, topic = Published(), topics.serving("spring", "pi")
-    said = messages.Serving("pi", "s", "a" * 12)
-    seen.hear(Delivery(topic, messages.encode(said)))
-    seen.hear(Delivery(topics.serving("spring", "tv"), messages.encode(said)))  # in another's name
+    said = Serving("pi", "s", "a" * 12)
+    seen.hear(Delivery(topic, envelope.encode(said)))
+    seen.hear(Delivery(topics.serving("spring", "tv"), envelope.encode(said)))  # in another's name
     assert seen.servings == {"pi": said}
     seen.hear(Delivery(topic, b"\xc1"))
     assert seen.servings == {"pi": said}
@@ -97,5 +98,5 @@ def test_reports_come_and_go() -> None:
 @pytest.mark.parametrize("make", [lambda: topics.release_card("spring"), lambda: topics.serving("spring", "pi"), lambda: topics.run("spring")])
 def test_messages_of_another_kind_are_passed_over(make: Callable[[], str]) -> None:
     seen = Published()
-    seen.hear(Delivery(make(), messages.encode(messages.Goodbye("x"))))
+    seen.hear(Delivery(make(), envelope.encode(messages.Goodbye("x"))))
     assert seen == Published()

@@ -8,7 +8,7 @@ import pytest
 
 from federated.outbox import AHEAD, Outbox
 from federated.spool import Spool, transfer_of
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.chunks import STALL, WINDOW
 from federated.wire.memory import MemoryBroker, MemoryLink
 from tests.support.clerk import AGENT, CARD, CHUNK, RUN, Clerk, lasting, task
@@ -41,7 +41,7 @@ class Desk:
         for receiver in self.clerk.receivers.values():
             self.clerk.tell(messages.Grant(receiver.manifest.transfer, receiver.have, True))
         while (delivery := self.link.receive(0)) is not None:
-            message = messages.decode(delivery.payload)
+            message = envelope.decode(delivery.payload)
             assert isinstance(message, messages.Grant)
             self.outbox.granted(message, now)
         self.outbox.send(now)

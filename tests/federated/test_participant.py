@@ -16,7 +16,7 @@ from federated import participant
 from federated.participant import Participant
 from federated.spool import transfer_of
 from federated.task import Profile, Task, Timing, Update
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.memory import MemoryBroker, MemoryLink
 from tests.support.clerk import AGENT, CARD, Clerk, Hand, lasting, profile, task
 from tests.support.clerk import RUN as HAND_RUN
@@ -138,7 +138,7 @@ class Agent:
 
 
 def card(agent: Agent, run: messages.Run) -> None:
-    agent.clerk.link.publish(topics.run(HAND_RUN), messages.encode(run), retain=True)
+    agent.clerk.link.publish(topics.run(HAND_RUN), envelope.encode(run), retain=True)
 
 
 def test_a_coordinator_that_comes_back_takes_no_work_away(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_of_two_agents_of_one_name_one_leaves_and_the_other_keeps_its_update(tmp
     agent = Agent(tmp_path, session=own)
     (offer,) = agent.work(task())
     agent.clerk.statuses.clear()
-    agent.clerk.link.publish(topics.status(HAND_RUN, AGENT), messages.encode(messages.Status(AGENT, other, True)))
+    agent.clerk.link.publish(topics.status(HAND_RUN, AGENT), envelope.encode(messages.Status(AGENT, other, True)))
     agent.turn()
     assert agent.participant.refused == leaves
     if leaves:

@@ -8,7 +8,7 @@ import pytest
 
 from federated.spool import Spool
 from federated.weights import Weights
-from federated.wire import messages
+from federated.wire import envelope, messages
 from federated.wire.memory import MemoryBroker, MemoryLink
 from federated.workload import Outcome, Workload
 from tests.support.clerk import Clerk, Hand, lasting, task
@@ -24,7 +24,7 @@ class Bench:
     def turn(self) -> list[Outcome]:
         ended = list(self.workload.advance(self.now, online=True))
         while (delivery := self.link.receive(0)) is not None:
-            message = messages.decode(delivery.payload)
+            message = envelope.decode(delivery.payload)
             assert isinstance(message, messages.Manifest | messages.Chunk)
             ended += self.workload.fetch(delivery.topic, message, self.now)
         return ended

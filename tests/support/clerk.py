@@ -7,7 +7,7 @@ from pathlib import Path
 
 from federated.spool import Spool, transfer_of
 from federated.task import Card, Profile, Recipe, Task, Timing
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.chunks import Receiver, split
 from federated.wire.link import Delivery
 from federated.wire.memory import MemoryBroker, MemoryLink
@@ -78,7 +78,7 @@ class Clerk:
         publish(self.link, topics.model(RUN, version, SMALL.name), split(weights, CHUNK, f"{version}-w"), memoryview(weights))
 
     def tell(self, message: messages.Message) -> None:
-        self.link.publish(topics.command(RUN, AGENT), messages.encode(message))
+        self.link.publish(topics.command(RUN, AGENT), envelope.encode(message))
 
     def hear(self) -> list[messages.Message]:
         """What the agent said since."""
@@ -99,7 +99,7 @@ class Clerk:
     def _heard(self, delivery: Delivery) -> list[messages.Message]:
         if not delivery.payload or delivery.topic.startswith("$"):
             return []
-        message = messages.decode(delivery.payload)
+        message = envelope.decode(delivery.payload)
         match message:
             case messages.Chunk() as chunk:
                 self.chunks.append((chunk.transfer, chunk.index))

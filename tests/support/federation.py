@@ -24,7 +24,7 @@ from federated.local import errand, surveyed
 from federated.participant import Participant
 from federated.spool import Spool
 from federated.task import Profile, Task, Timing, Update
-from federated.wire import messages, tensors, topics
+from federated.wire import envelope, messages, tensors, topics
 from federated.wire.link import Link, MqttLink
 from federated.wire.memory import MemoryBroker, MemoryLink
 from federated.workload import Outcome
@@ -99,7 +99,7 @@ def digits(index: int, of: int, partition: str = "dirichlet:1.0", seed: int = 0)
 
 def link_of(broker: MemoryBroker | str, member: Member) -> Link:
     """An agent's link: in memory, or over MQTT to a broker's address."""
-    will = topics.status(RUN, member.name), messages.encode(messages.Status(member.name, "s1", False))
+    will = topics.status(RUN, member.name), envelope.encode(messages.Status(member.name, "s1", False))
     return MqttLink(broker, member.name, will) if isinstance(broker, str) else MemoryLink(broker, member.name, will)
 
 

@@ -12,7 +12,7 @@ from coordinator.collection import Collection, unchecked
 from coordinator.fleet import Fleet
 from coordinator.openings import missing
 from federated.task import Profile, Recipe, Task, Timing, Update
-from federated.wire import messages, tensors, topics
+from federated.wire import envelope, messages, tensors, topics
 from federated.wire.chunks import slices, split
 from federated.wire.memory import MemoryBroker, MemoryLink
 from models.families import shapes
@@ -34,7 +34,7 @@ class Peer:
 
     def say(self, message: messages.Message, topic: str | None = None) -> None:
         self.link.publish(
-            topic or topics.say("r", self.name), messages.encode(message), retain=topic is not None and topic.endswith(("status", "profile"))
+            topic or topics.say("r", self.name), envelope.encode(message), retain=topic is not None and topic.endswith(("status", "profile"))
         )
 
     def beat(self, state: str = "idle") -> None:
@@ -44,7 +44,7 @@ class Peer:
         found = []
         while (delivery := self.link.receive(0)) is not None:
             if not delivery.topic.startswith("$"):
-                found.append(messages.decode(delivery.payload))
+                found.append(envelope.decode(delivery.payload))
         return found
 
     def send(self, task: Task, values: dict[str, np.ndarray], transfer: str = "t", **fields: object) -> None:

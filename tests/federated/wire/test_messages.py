@@ -17,14 +17,16 @@ from hypothesis import strategies as st
 
 from federated.errors import Malformed, ProtocolMismatch
 from federated.task import Card, Profile, Recipe, Task, Timing
+from federated.wire import envelope
 from federated.wire import messages as m
+from federated.wire.releases import Release, Serving, Version
 from models.submodel import Network, Submodel
 
 NETWORK = Network("preresnet", "small", (1, 8, 8), 10, (4.9,), (6.0,))
 SUBMODEL = Submodel(NETWORK, 0.5, ((1, 1), (1, 0)), ("scaler",))
 CARD = Card("digits", (1, 8, 8), "uint8", 10, 100, 25, (4.9,), (6.0,))
 MANIFEST = m.Manifest("1-2-train-w0.5", 3000, 1024, "ab" * 32)
-VERSION = m.Version("ab" * 6, 9, "ab" * 32, 100, ("w1-d2",), {"a": "w1-d2"})
+VERSION = Version("ab" * 6, 9, "ab" * 32, 100, ("w1-d2",), {"a": "w1-d2"})
 ALL: dict[str, m.Message] = {
     "abort": m.Abort(1, 2, "late"),
     "echo": m.Echo("pi", 1.5, 2.5),
@@ -38,36 +40,36 @@ ALL: dict[str, m.Message] = {
     "profile": Profile("a", "h", "Linux", 0.5, 10**9, 1e6, 270336, "torch", CARD, (Timing(SUBMODEL, 32, 0.01),), {"zico": {"w1": 2.0}}),
     "receipt": m.Receipt("t", False, "too large"),
     "refusal": m.Refusal("no", "joining"),
-    "release": m.Release("r", VERSION, m.Version("cd" * 6, 10, "cd" * 32, 200, ("w1-d2",)), ("a", "b")),
+    "release": Release("r", VERSION, Version("cd" * 6, 10, "cd" * 32, 200, ("w1-d2",)), ("a", "b")),
     "run": m.Run("r", "fedfa", "preresnet", NETWORK, (SUBMODEL,), 32, "s0", CARD),
-    "serving": m.Serving("a", "s", "ab" * 6, "w1-d2", "fp32", "CPUExecutionProvider", 0.001, 0.002, -0.5, 40, refused="cd" * 6, reason="no"),
+    "serving": Serving("a", "s", "ab" * 6, "w1-d2", "fp32", "CPUExecutionProvider", 0.001, 0.002, -0.5, 40, refused="cd" * 6, reason="no"),
     "status": m.Status("a", "s", True),
     "task": Task("r", 1, 2, "a", "train", SUBMODEL, "v1", "0" * 64, 10, Recipe(momentum=0.8, seed=3), 60.0),
 }
 
 
-def packed(kind: str, body: Any, v: Any = m.PROTOCOL) -> bytes:
+def packed(kind: str, body: Any, v: Any = envelope.PROTOCOL) -> bytes:
     payload: bytes = msgpack.packb({"v": v, "kind": kind, "body": body})
     return payload
 
 
 def body(kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = msgpack.unpackb(m.encode(ALL[kind]))["body"]
+    found: dict[str, Any] = msgpack.unpackb(envelope.encode(ALL[kind]))["body"]
     return found
 
 
 def test_there_is_an_example_of_every_kind() -> None:
-    assert ALL.keys() == m.MESSAGES.keys()
+    assert ALL.keys() == envelope.MESSAGES.keys()
 
 
-@pytest.mark.parametrize("kind", m.MESSAGES)
+@pytest.mark.parametrize("kind", envelope.MESSAGES)
 def test_every_kind_comes_back_equal(kind: str) -> None:
-    assert m.decode(m.encode(ALL[kind])) == ALL[kind]
-    assert type(m.decode(m.encode(ALL[kind]))) is m.MESSAGES[kind]
+    assert envelope.decode(envelope.encode(ALL[kind])) == ALL[kind]
+    assert type(envelope.decode(envelope.encode(ALL[kind]))) is envelope.MESSAGES[kind]
 
 
 def test_a_loss_that_is_unknown_stays_unknown() -> None:
-    beat = m.decode(m.encode(m.Heartbeat("a", "s", "idle", 0)))
+    beat = envelope.decode(envelope.encode(m.Heartbeat("a", "s", "idle", 0)))
     assert isinstance(beat, m.Heartbeat)
     assert math.isnan(beat.loss)
 
@@ -77,22 +79,22 @@ def test_a_manifest_counts_a_last_short_chunk() -> None:
 
 
 def test_fields_of_a_later_version_are_ignored() -> None:
-    assert m.decode(packed("goodbye", {"reason": "x", "mood": "sad"})) == m.Goodbye("x")
+    assert envelope.decode(packed("goodbye", {"reason": "x", "mood": "sad"})) == m.Goodbye("x")
 
 
 @pytest.mark.parametrize("v", [0, 2, "1", None, True])
 def test_another_protocol_is_refused_by_name_even_if_its_body_is_unknown(v: Any) -> None:
     with pytest.raises(ProtocolMismatch, match=rf"speaks protocol {v!r}, this side 1"):
-        m.decode(packed("telepathy", {}, v))
+        envelope.decode(packed("telepathy", {}, v))
 
 
-@pytest.mark.parametrize("kind", m.MESSAGES)
+@pytest.mark.parametrize("kind", envelope.MESSAGES)
 def test_every_required_field_is_required(kind: str) -> None:
-    fields = dataclasses.fields(m.MESSAGES[kind])
+    fields = dataclasses.fields(envelope.MESSAGES[kind])
     required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
     for name in required:
         with pytest.raises(Malformed, match=kind):
-            m.decode(packed(kind, {k: v for k, v in body(kind).items() if k != name}))
+            envelope.decode(packed(kind, {k: v for k, v in body(kind).items() if k != name}))
 
 
 WRONG = [
@@ -153,7 +155,7 @@ WRONG = [
 @pytest.mark.parametrize(("kind", "name", "value"), WRONG)
 def test_a_field_that_is_wrong_makes_the_message_malformed(kind: str, name: str, value: Any) -> None:
     with pytest.raises(Malformed, match=kind):
-        m.decode(packed(kind, {**body(kind), name: value}))
+        envelope.decode(packed(kind, {**body(kind), name: value}))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ def test_a_field_that_is_wrong_makes_the_message_malformed(kind: str, name: str,
         packed("abort", []),
         packed("abort", None),
         packed("goodbye", {"reason": "x"}) + b"\x00",
-        m.encode(ALL["chunk"]).replace(b"crc32", b"\xff\xff\xff32"),
+        envelope.encode(ALL["chunk"]).replace(b"crc32", b"\xff\xff\xff32"),
         msgpack.packb({1: 2}),
         msgpack.packb(msgpack.ExtType(5, b"x")),
         b"\x81\xa1v\xdd\xff\xff\xff\xff",
@@ -179,17 +181,19 @@ def test_a_field_that_is_wrong_makes_the_message_malformed(kind: str, name: str,
 )
 def test_what_is_no_message_is_malformed(payload: bytes) -> None:
     with pytest.raises(Malformed):
-        m.decode(payload)
+        envelope.decode(payload)
 
 
 def test_only_a_chunk_may_be_large_and_nothing_is_made_of_what_is_not() -> None:
-    large = m.Chunk("t", 0, 1, m.MAX_MESSAGE, 7, bytes(m.MAX_MESSAGE))
-    assert m.decode(m.encode(large)) == large
-    empties = b"\xdd" + (4 * m.MAX_MESSAGE).to_bytes(4, "big") + b"\x80" * 4 * m.MAX_MESSAGE  # four million maps of 64 bytes each, once they are made
+    large = m.Chunk("t", 0, 1, envelope.MAX_MESSAGE, 7, bytes(envelope.MAX_MESSAGE))
+    assert envelope.decode(envelope.encode(large)) == large
+    empties = (
+        b"\xdd" + (4 * envelope.MAX_MESSAGE).to_bytes(4, "big") + b"\x80" * 4 * envelope.MAX_MESSAGE
+    )  # four million maps of 64 bytes each, once they are made
     tracemalloc.start()
     for kind in (b"\xa5chunk", b"\xa7goodbye"):
         with pytest.raises(Malformed, match=r"chunk|at most 1048576 bytes"):
-            m.decode(b"\x83\xa1v\x01\xa4kind" + kind + b"\xa4body" + empties)
+            envelope.decode(b"\x83\xa1v\x01\xa4kind" + kind + b"\xa4body" + empties)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * len(empties)
@@ -199,27 +203,27 @@ def test_lengths_that_a_message_only_claims_take_no_memory() -> None:
     payload = b"\x83\xa1v\x01\xa4kind\xa7goodbye\xa4body" + b"\xdd\x00\x01\x00\x00" * 900 + bytes(70_000)
     tracemalloc.start()
     with pytest.raises(Malformed, match="truncated"):
-        m.decode(payload)
+        envelope.decode(payload)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10 * len(payload)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(sorted(m.MESSAGES)), st.data())
+@given(st.sampled_from(sorted(envelope.MESSAGES)), st.data())
 def test_a_damaged_message_is_a_message_or_refused_and_nothing_else(kind: str, data: st.DataObject) -> None:
-    raw = bytearray(m.encode(ALL[kind]))
+    raw = bytearray(envelope.encode(ALL[kind]))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(Malformed, ProtocolMismatch):
-        assert type(m.decode(bytes(raw))) in m.MESSAGES.values()
+        assert type(envelope.decode(bytes(raw))) in envelope.MESSAGES.values()
 
 
 FIRST = """
 import sys, threading
 sys.setswitchinterval(1e-6)
 import msgspec
-from federated.wire.messages import MESSAGES
+from federated.wire.envelope import MESSAGES
 ready = threading.Barrier(6)
 def convert():
     ready.wait()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from federated.errors import Refused
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.chunks import slices, split
 from federated.wire.link import LINK_DOWN, LINK_UP
 from federated.wire.memory import MemoryBroker, MemoryLink
@@ -36,7 +36,7 @@ class Fetcher:
             if delivery.topic in (LINK_DOWN, LINK_UP):
                 self.download.restored(self.now) if delivery.topic == LINK_UP else self.download.interrupted()
             elif delivery.payload:
-                message = messages.decode(delivery.payload)
+                message = envelope.decode(delivery.payload)
                 assert isinstance(message, messages.Manifest | messages.Chunk)
                 if isinstance(message, messages.Chunk):
                     self.came.append(message.index)

@@ -1,0 +1,170 @@
+"""How messages travel: in a msgpack envelope `{"v": protocol, "kind": name, "body": fields}`.
+
+A message is checked field by field before anyone sees it. Fields that this version does not know are ignored, so
+that a later version may add some; a change of meaning raises `PROTOCOL`, and peers of another version are refused
+with a reason instead of a decoding error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import msgpack
+import msgspec
+
+from federated.errors import Malformed, ProtocolMismatch
+from federated.task import Profile, Task, Update
+from federated.wire import topics
+from federated.wire.messages import (
+    MAX_CHUNK,
+    Abort,
+    Chunk,
+    Echo,
+    Failure,
+    Goodbye,
+    Grant,
+    Heartbeat,
+    Manifest,
+    Message,
+    Offer,
+    Receipt,
+    Refusal,
+    Run,
+    Status,
+)
+from federated.wire.releases import Release, Serving
+from models.submodel import Submodel
+
+__all__ = ["MAX_MESSAGE", "MESSAGES", "PROTOCOL", "decode", "encode"]
+
+PROTOCOL = 1
+MAX_MESSAGE = 1 << 20  # bytes of any but a chunk (a release for 4,600 agents of the longest names): read, it takes up to 80 times that
+
+MESSAGES: dict[str, type[Message]] = {
+    "abort": Abort,
+    "chunk": Chunk,
+    "echo": Echo,
+    "failure": Failure,
+    "goodbye": Goodbye,
+    "grant": Grant,
+    "heartbeat": Heartbeat,
+    "manifest": Manifest,
+    "offer": Offer,
+    "profile": Profile,
+    "receipt": Receipt,
+    "refusal": Refusal,
+    "release": Release,
+    "run": Run,
+    "serving": Serving,
+    "status": Status,
+    "task": Task,
+}
+
+for _type in (*MESSAGES.values(), Update):
+    msgspec.msgpack.Decoder(_type)  # msgspec learns a type when it first converts one, and crashes where two threads do so at once (0.22)
+
+
+class _Envelope(msgspec.Struct):
+    """Seen through without making anything of what is inside; every length is that of what is there."""
+
+    v: msgspec.Raw
+    kind: msgspec.Raw
+    body: msgspec.Raw
+
+
+_ENVELOPE, _CHUNK = msgspec.msgpack.Decoder(_Envelope), msgspec.msgpack.Decoder(Chunk)
+_KINDS: dict[type[Message], str] = {type_: kind for kind, type_ in MESSAGES.items()}
+# The largest of each msgpack type that a message may hold; a length beyond it is refused before anything is allocated.
+_LIMITS = {"max_str_len": 1 << 20, "max_bin_len": MAX_CHUNK, "max_array_len": 1 << 16, "max_map_len": 1 << 16, "max_ext_len": 0}
+_OUTSIDE = 256  # bytes of a version and a kind, whoever's
+
+
+def encode(message: Message) -> bytes:
+    """The payload of a message."""
+    body = msgspec.to_builtins(message, builtin_types=(bytes,))
+    payload: bytes = msgpack.packb({"v": PROTOCOL, "kind": _KINDS[type(message)], "body": body}, use_bin_type=True)
+    return payload
+
+
+def decode(payload: bytes | bytearray | memoryview) -> Message:
+    """The message of a payload. Raises ProtocolMismatch for another version, Malformed for everything else that is wrong."""
+    envelope = _opened(payload)
+    if (v := _unpack(envelope.v)) != PROTOCOL or isinstance(v, bool):
+        raise ProtocolMismatch(f"the peer speaks protocol {_glimpse(v)}, this side {PROTOCOL}: install the same version on both")
+    kind = _unpack(envelope.kind)
+    if not isinstance(kind, str) or kind not in MESSAGES:
+        raise Malformed(f"message: expected a kind among {', '.join(MESSAGES)}, found {_glimpse(kind)}")
+    if kind != "chunk" and len(payload) > MAX_MESSAGE:
+        raise Malformed(f"message '{kind}': expected at most {MAX_MESSAGE} bytes, found {len(payload)}")
+    message: Message
+    try:
+        if kind == "chunk":
+            message = _CHUNK.decode(envelope.body)
+        else:
+            message = msgspec.convert(_unpack(envelope.body), MESSAGES[kind], strict=True, builtin_types=(bytes,))
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise Malformed(f"message '{kind}': {error}") from None
+    _check(kind, message)
+    return message
+
+
+def _opened(payload: bytes | bytearray | memoryview) -> _Envelope:
+    try:
+        envelope = _ENVELOPE.decode(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Malformed(f"message of {len(payload)} bytes: expected a msgpack map of v, kind and body, found: {str(error)[:200]}") from None
+    if len(outside := bytes(envelope.v) + bytes(envelope.kind)) > _OUTSIDE:
+        raise Malformed(f"message: expected a version and a kind, found {len(outside)} bytes")
+    return envelope
+
+
+def _unpack(part: msgspec.Raw) -> Any:
+    try:
+        return msgpack.unpackb(memoryview(part), raw=False, strict_map_key=True, **_LIMITS)
+    except (ValueError, TypeError, RecursionError, OverflowError, msgpack.exceptions.UnpackException) as error:
+        raise Malformed(f"message: expected msgpack, found {type(error).__name__}: {str(error)[:200]}") from None
+
+
+def _check(kind: str, message: Message) -> None:
+    """What the types of records that are not ours to annotate leave open: names that become topic levels and files, sizes, times."""
+    match message:
+        case Task():
+            wrong = not 0 < message.deadline < math.inf or min(message.round, message.attempt, message.size) < 0
+            names = [(message.run, topics.NAME), (message.agent, topics.AGENT), (message.version, topics.NAME), (message.digest, _SHA256)]
+            names.append((_submodel_name(kind, message.submodel), topics.SUBMODEL))
+        case Profile():
+            wrong = min(message.memory, message.chunk) < 0 or not 0 <= message.cpus < math.inf
+            wrong = wrong or not (message.uplink == 0 or 1 <= message.uplink < math.inf)
+            wrong = wrong or any(not 0 <= timing.seconds < math.inf for timing in message.timings)
+            names = [(message.agent, topics.AGENT)]
+        case Release():
+            versions = [version for version in (message.stable, message.canary) if version is not None]
+            wrong = any(not version.sha256.startswith(version.name) for version in versions)
+            names = []
+        case Serving():
+            times = [seconds for seconds in (message.p50, message.p90, message.p90_before) if seconds is not None]
+            shares = [share for share in (message.accuracy, message.accuracy_before) if share is not None]
+            wrong = not all(0 <= seconds < math.inf for seconds in times) or not all(-math.inf < share <= 1 for share in shares)
+            names = []
+        case _:
+            return
+    for name, pattern in names:
+        if not re.match(pattern, name):
+            raise Malformed(f"message '{kind}': expected a name like {pattern}, found {name[:100]!r}")
+    if wrong:
+        raise Malformed(f"message '{kind}': expected sizes, times and digests that can be, found {_glimpse(message)}")
+
+
+_SHA256 = r"^[0-9a-f]{64}\Z"
+
+
+def _submodel_name(kind: str, submodel: Submodel) -> str:
+    if not 0 < submodel.width <= 1 or submodel.branches < 1:
+        raise Malformed(f"message '{kind}': expected a submodel of a width in (0, 1] and at least one branch, found {_glimpse(submodel)}")
+    return submodel.name
+
+
+def _glimpse(value: object) -> str:
+    return repr(value)[:120]

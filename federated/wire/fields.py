@@ -1,0 +1,37 @@
+"""The types of the fields of messages: what their names, numbers and texts may be, checked before anyone sees a message."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from federated.wire import topics
+
+__all__ = [
+    "AgentName",
+    "Crc",
+    "Digest",
+    "Name",
+    "Natural",
+    "SubmodelName",
+    "SubmodelOrNone",
+    "Text",
+    "Transfer",
+    "VersionName",
+    "VersionOrNone",
+    "Word",
+]
+
+Name = Annotated[str, Meta(pattern=topics.NAME)]
+AgentName = Annotated[str, Meta(pattern=topics.AGENT)]
+SubmodelName = Annotated[str, Meta(pattern=topics.SUBMODEL)]
+SubmodelOrNone = Annotated[str, Meta(pattern=rf"^\Z|{topics.SUBMODEL}")]
+Transfer = Annotated[str, Meta(pattern=topics.TRANSFER)]
+VersionName = Annotated[str, Meta(pattern=topics.VERSION)]
+VersionOrNone = Annotated[str, Meta(pattern=rf"^\Z|{topics.VERSION}")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Text = Annotated[str, Meta(max_length=1 << 14)]
+Word = Annotated[str, Meta(max_length=128)]
+Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Crc = Annotated[int, Meta(ge=0, lt=1 << 32)]
