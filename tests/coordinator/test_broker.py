@@ -15,11 +15,9 @@ import pytest
 from coordinator import broker as brokers
 from federated.errors import ConfigError, LinkError
 from federated.wire.link import MqttLink
+from tests.support.brokers import BOTH, needs_mosquitto
 
 pytestmark = pytest.mark.broker
-
-needs_mosquitto = pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed")
-BOTH = [pytest.param("mosquitto", marks=needs_mosquitto), "amqtt"]
 
 
 def listens(address: str) -> bool:

@@ -20,7 +20,6 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.authority import Authority
-from coordinator.broker import find_mosquitto
 from coordinator.cli import main
 from coordinator.config import Broker
 from coordinator.fleet import REVOKED, Fleet
@@ -29,12 +28,11 @@ from edge_agent import enrolment
 from edge_agent.credentials import admitted, renew_when_due, stored
 from edge_agent.enrolment import request, text_of
 from federated.errors import ConfigError, LinkError, StoreError
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.address import parse_address
 from federated.wire.link import LINK_UP, MqttLink
 from tests.support.authority import member, shipped
-
-needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
+from tests.support.brokers import needs_mosquitto
 
 
 @contextmanager
@@ -76,7 +74,7 @@ def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_co
         fleet.announce()
         links = {name: MqttLink(str(admitted(None, None, token_for(tmp_path, name))[0]), f"r-{name}") for name in ("good", "lost")}
         for name, one in links.items():
-            one.publish(topics.status("r", name), messages.encode(messages.Status(name, "s", True)), retain=True)
+            one.publish(topics.status("r", name), envelope.encode(messages.Status(name, "s", True)), retain=True)
         assert within(5, lambda: (fleet.turn(0.05), {n for n, a in fleet.agents.items() if a.online} == {"good", "lost"})[1])
 
         start = time.monotonic()

@@ -10,15 +10,14 @@ from amqtt.contexts import Action
 
 from coordinator import broker as brokers
 from coordinator.embedded import may
-from coordinator.mosquitto import COORDINATOR, find_mosquitto, rights
+from coordinator.mosquitto import COORDINATOR, rights
 from federated.errors import LinkError
 from federated.wire import topics
 from federated.wire.link import MqttLink
+from tests.support.brokers import BOTH, needs_mosquitto
 
 VERSION = "0123456789ab"
 SAID = [topics.status, topics.profile, topics.heartbeat, topics.say, topics.probe, topics.serving]
-needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
-BOTH = [pytest.param("mosquitto", marks=needs_mosquitto), "amqtt"]
 
 
 def written(name: str) -> list[str]:

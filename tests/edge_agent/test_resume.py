@@ -22,15 +22,16 @@ from coordinator.evaluation import ENDLESS
 from coordinator.fleet import Fleet
 from coordinator.store import Store
 from federated.task import Update
-from federated.wire import messages, topics
+from federated.wire import envelope, messages, topics
 from federated.wire.link import MqttLink
+from tests.support.brokers import needs_mosquitto, port_of
 from tests.support.federation import RUN, Federation, Member, digits, federate
-from tests.support.proxy import Slow
+from tests.support.proxy import Proxy
 
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.processes,
-    pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed"),
+    needs_mosquitto,
 ]
 JOIN = [sys.executable, "-c", "from edge_agent.cli import main; main()", "join", "--run", RUN, "--name", "a0", "--data", "digits", "--shard", "0/2"]
 SIZE = 4_900_000  # bytes of an update: preresnet-10 of half the width
@@ -68,7 +69,7 @@ class Spy:
         while self._going:
             delivery = self.link.receive(0.1)
             if delivery is not None and delivery.payload and not delivery.topic.startswith("$"):
-                chunk = messages.decode(delivery.payload)
+                chunk = envelope.decode(delivery.payload)
                 assert isinstance(chunk, messages.Chunk)
                 self.seen.add((chunk.transfer, chunk.index))
                 self.bytes += len(chunk.data)
@@ -143,13 +144,9 @@ def stage(tmp_path: Path, broker: Broker) -> Iterator[Stage]:
     stage.close()
 
 
-def port_of(broker: Broker) -> int:
-    return int(broker.address.rsplit(":", 1)[1])
-
-
 def test_an_agent_killed_in_the_middle_of_its_upload_goes_on_there(stage: Stage, broker: Broker, tmp_path: Path) -> None:
     """It trains once, and sends less than 1.1 times what its update holds."""
-    spy, slow = Spy(broker.address), Slow(port_of(broker), 1.2e6)
+    spy, slow = Spy(broker.address), Proxy(port_of(broker), 1.2e6)
     try:
         first = stage.join(slow.port)
         wait(lambda: len(spy.seen) >= 8)
@@ -188,7 +185,7 @@ def test_a_second_agent_of_the_name_and_spool_is_told_so_and_the_first_stays(sta
 
 def test_of_two_agents_of_one_name_one_says_why_it_leaves_and_the_others_update_is_folded(stage: Stage, broker: Broker) -> None:
     """On two disks neither sees the other's lock. A broker throws the first out; it may miss the reason, come back, and throw out the second."""
-    slow = Slow(port_of(broker), 1.2e6)
+    slow = Proxy(port_of(broker), 1.2e6)
     try:
         both = [stage.join(slow.port)]
         wait(lambda: bool(list(stage.folder.glob("spool/*/a0/*.task"))))
@@ -222,7 +219,7 @@ def test_a_broker_that_dies_in_the_middle_of_uploads_costs_no_training(tmp_path:
 
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(brokers.start(port=0, kind="mosquitto", directory=tmp_path / "first"))
-        slow = stack.enter_context(contextlib.closing(Slow(port_of(first), 4e6)))
+        slow = stack.enter_context(contextlib.closing(Proxy(port_of(first), 4e6)))
         spy = stack.enter_context(contextlib.closing(Spy(first.address)))
 
         def die() -> None:

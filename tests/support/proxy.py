@@ -1,35 +1,51 @@
-"""A slow way to a broker: what clients send passes at a given rate, what they hear passes at once."""
+"""A way to a broker that can be slow, and that can be cut."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 import time
 
+__all__ = ["Proxy"]
+
 PIECE = 16 << 10
 
 
-class Slow:
-    """rate: bytes per second of all connections together, towards the broker. passed: bytes that went that way; may be set."""
+class Proxy:
+    """rate: bytes per second of all connections together, towards the broker; what clients hear passes at once.
 
-    def __init__(self, port: int, rate: float) -> None:
+    passed: bytes that went towards the broker; may be set.
+    """
+
+    def __init__(self, port: int, rate: float = math.inf) -> None:
         self.rate, self.passed = rate, 0
-        self._target = port
+        self._target, self._open = port, True
         self._free = 0.0  # when the next piece may pass
         self._lock = threading.Lock()
         self._ends: list[socket.socket] = []
         self._server = socket.socket()
-        self._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE)  # else the kernel takes megabytes at once
+        if rate < math.inf:
+            self._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE)  # else the kernel takes megabytes at once
         self._server.bind(("127.0.0.1", 0))
         self._server.listen()
         self.port = self._server.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
 
+    def cut(self) -> None:
+        """Ends all connections; others are taken and ended until it is mended."""
+        self._open = False
+        for end in self._ends:
+            shut(end)
+
+    def mend(self) -> None:
+        self._open = True
+
     def close(self) -> None:
+        self.cut()
+        shut(self._server)
         for end in (self._server, *self._ends):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
             end.close()
 
     def _serve(self) -> None:
@@ -37,13 +53,15 @@ class Slow:
             while True:
                 near, _ = self._server.accept()
                 try:
-                    far = socket.create_connection(("127.0.0.1", self._target))
+                    far = socket.create_connection(("127.0.0.1", self._target)) if self._open else None
                 except OSError:  # the broker is away
+                    far = None
+                if far is None:
                     near.close()
                     continue
                 self._ends += [near, far]
-                threading.Thread(target=self._pump, args=(near, far, True), daemon=True).start()
-                threading.Thread(target=self._pump, args=(far, near, False), daemon=True).start()
+                for a, b, slowly in ((near, far, True), (far, near, False)):
+                    threading.Thread(target=self._pump, args=(a, b, slowly), daemon=True).start()
 
     def _pump(self, a: socket.socket, b: socket.socket, slowly: bool) -> None:
         with contextlib.suppress(OSError):
@@ -51,9 +69,8 @@ class Slow:
                 if slowly:
                     self._wait(len(data))
                 b.sendall(data)
-        for end in (a, b):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+        shut(a)
+        shut(b)
 
     def _wait(self, size: int) -> None:
         with self._lock:
@@ -61,3 +78,9 @@ class Slow:
             self.passed += size
             until = self._free
         time.sleep(max(0.0, until - time.monotonic()))
+
+
+def shut(end: socket.socket) -> None:
+    """Ends a connection for both sides. Closing would not: the kernel keeps it while another thread reads from it."""
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,28 @@
+"""Real brokers: each kind that there is, and mosquitto with a small limit of packets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator import broker as brokers
+from coordinator.broker import Broker
+from tests.support.brokers import BOTH
+
+
+@pytest.fixture(params=BOTH)
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
+    if request.param == "amqtt":
+        pytest.importorskip("amqtt")
+    with brokers.start(port=0, kind=request.param, directory=tmp_path, max_packet=300_000) as started:
+        yield started
+
+
+@pytest.fixture
+def mosquitto(tmp_path: Path) -> Iterator[Broker]:
+    if brokers.find_mosquitto() is None:
+        pytest.skip("mosquitto is not installed")
+    with brokers.start(port=0, kind="mosquitto", directory=tmp_path, max_packet=100_000) as started:
+        yield started

@@ -1,0 +1,101 @@
+"""The link over real brokers: what it survives."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinator import broker as brokers
+from coordinator.broker import Broker
+from federated.wire.inbox import LINK_DOWN, LINK_UP
+from federated.wire.link import STRIKES
+from tests.support.brokers import port_of
+from tests.support.links import hear, linked, listen
+from tests.support.proxy import Proxy
+
+pytestmark = pytest.mark.broker
+
+
+def test_a_cut_link_mends_and_what_waited_on_both_sides_arrives(broker: Broker) -> None:
+    proxy = Proxy(port_of(broker))
+    try:
+        with linked(f"127.0.0.1:{proxy.port}", "a", will=("will", b"gone")) as (a,), linked(broker.address, "b") as (b,):
+            listen(a, "to-a")
+            listen(b, "to-b", "will")
+            a.publish("to-b", b"before")
+            hear(b, "to-b")
+            proxy.cut()
+            hear(a, LINK_DOWN)
+            hear(b, "will")  # the broker knows it, too, and from now on queues
+            a.publish("to-b", b"during")
+            b.publish("to-a", b"during")
+            proxy.mend()
+            assert hear(a, LINK_UP).payload == b"resumed"
+            assert hear(a, "to-a").payload == b"during"
+            while hear(b, "to-b").payload != b"during":  # `before` comes again where the cut took its acknowledgement away
+                pass
+    finally:
+        proxy.close()
+
+
+def test_subscriptions_outlive_a_restart_of_the_broker(broker: Broker, tmp_path: Path) -> None:
+    """Neither broker keeps the sessions (mosquitto 2.0 drops those of MQTT 5 when it ends): the links make them anew, and send what waited."""
+    with linked(broker.address, "a", "b") as (a, b):
+        listen(a, "x")
+        listen(b, "y")
+        b.publish("kept", b"1", retain=True)
+        broker.stop()
+        hear(a, LINK_DOWN)
+        hear(b, LINK_DOWN)
+        b.publish("y", b"during")
+        with brokers.start(port=port_of(broker), kind=broker.kind, directory=tmp_path, max_packet=300_000):
+            hear(a, LINK_UP, 20)
+            listen(a)
+            assert hear(b, "y", 20).payload == b"during"
+            b.publish("x", b"after")
+            assert hear(a, "x").payload == b"after"
+            if broker.kind == "mosquitto":  # which keeps its messages on disk
+                a.subscribe("kept")
+                assert hear(a, "kept").retained
+            a.close()
+            b.close()
+
+
+def test_a_broker_that_is_away_behind_a_door_that_opens_is_waited_for(mosquitto: Broker) -> None:
+    """As a container's port does: every attempt is taken and closed. That says nothing of packets, nor of others of the name."""
+    proxy = Proxy(port_of(mosquitto))
+    try:
+        with linked(f"127.0.0.1:{proxy.port}", "a") as (a,), linked(mosquitto.address, "b") as (b,):
+            listen(b, "x")
+            a._client.reconnect_delay_set(0.05, 0.05)  # type: ignore[arg-type]
+            proxy.cut()
+            hear(a, LINK_DOWN)
+            a.publish("x", b"during")
+            for _ in range(STRIKES + 1):
+                hear(a, LINK_DOWN)
+            proxy.mend()
+            hear(a, LINK_UP)
+            assert hear(b, "x").payload == b"during"
+    finally:
+        proxy.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_network_thread_that_died_is_replaced(broker: Broker) -> None:
+    with linked(broker.address, "a", "b") as (a, b):
+        listen(a, "x")
+        thread = a._client._thread
+        assert thread is not None
+        a._client.on_message = lambda *_: 1 / 0
+        b.publish("x", b"deadly")
+        thread.join(10)
+        assert not thread.is_alive()
+        a._client.on_message = lambda c, _, message: a._on_message(message)
+        a.publish("y", b"")  # notices
+        hear(a, LINK_UP)
+        b.publish("x", b"harmless")
+        until = time.monotonic() + 10
+        while hear(a, "x").payload != b"harmless":
+            assert time.monotonic() < until

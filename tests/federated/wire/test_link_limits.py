@@ -1,0 +1,75 @@
+"""The link over real brokers: the largest packet that a broker takes, and how long it is waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinator import broker as brokers
+from coordinator.broker import Broker
+from federated.errors import LinkError
+from federated.wire.link import MqttLink
+from federated.wire.mqtt import QUEUED
+from tests.support.links import hear, linked
+
+pytestmark = pytest.mark.broker
+V311 = 4
+
+
+def test_the_limit_that_a_broker_states_is_kept(mosquitto: Broker) -> None:
+    with linked(mosquitto.address, "a") as (link,):
+        assert link.max_payload == 100_000 - 4096
+        assert link.max_chunk == 100_000 - 2 * 4096
+        with pytest.raises(LinkError, match=r"payload of 100000 bytes is over the broker's limit of 95904: lower wire.chunk"):
+            link.publish("x", bytes(100_000))
+        link.subscribe("x")
+        link.publish("x", bytes(link.max_payload))
+        assert len(hear(link, "x").payload) == link.max_payload
+
+
+def test_probing_finds_a_limit_that_a_broker_does_not_state(mosquitto: Broker) -> None:
+    """MQTT 3.1.1 has no word for it: a broker just hangs up."""
+    with linked(mosquitto.address, "a", version=V311) as (link,):
+        assert link.max_chunk == 256 << 10
+        passed, rate = link.probe("p")
+        assert passed == 96 << 10
+        assert (link.max_payload, link.max_chunk) == (96 << 10, (96 << 10) - 4096)
+        assert 1e4 < rate < 1e11
+
+
+def test_probing_over_a_broker_that_takes_all_leaves_the_link_as_it_is(tmp_path: Path) -> None:
+    with brokers.start(port=0, directory=tmp_path) as broker, linked(broker.address, "a") as (link,):
+        before = link.max_payload, link.max_chunk
+        assert link.probe("p")[0] == (256 << 10) + 4096
+        assert (link.max_payload, link.max_chunk) == before
+        assert link.receive(0.2) is None
+
+
+def test_a_packet_that_a_broker_hangs_up_over_ends_the_link_with_its_size(mosquitto: Broker) -> None:
+    link = MqttLink(mosquitto.address, "a", version=V311)
+    try:
+        link.publish("big", bytes(200_000))
+        with pytest.raises(LinkError, match=r"hung up 3 times over a packet of 200000 bytes \(big\).*lower wire.chunk"):
+            hear(link, "never", 30)
+    finally:
+        link.close()
+
+
+def test_publishing_waits_for_a_stuck_broker_and_then_says_so(mosquitto: Broker) -> None:
+    link = MqttLink(mosquitto.address, "a", patience=0.5)
+    group = mosquitto._process.pid
+    os.killpg(group, signal.SIGSTOP)
+    try:
+        for _ in range(QUEUED):
+            link.publish("x", bytes(50_000))
+        start = time.monotonic()
+        with pytest.raises(LinkError, match="acknowledged nothing"):
+            link.publish("x", bytes(50_000))
+        assert 0.5 <= time.monotonic() - start < 5
+    finally:
+        os.killpg(group, signal.SIGCONT)
+        link.close()

@@ -1,0 +1,168 @@
+"""What a link says when there is no broker, when it is not let in, and when another takes its name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator import broker as brokers
+from coordinator.broker import Broker
+from federated.errors import ConfigError, LinkError
+from federated.wire import link as links
+from federated.wire import topics
+from federated.wire.inbox import LINK_DOWN
+from federated.wire.link import MqttLink
+from tests.support.brokers import BOTH, needs_mosquitto
+from tests.support.links import hear, linked
+
+pytestmark = pytest.mark.broker
+
+
+def test_a_second_client_of_the_name_ends_the_first_with_a_reason(mosquitto: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "SHORTS", 1)
+    first = MqttLink(mosquitto.address, "a")
+    second = MqttLink(mosquitto.address, "a")
+    try:
+        with pytest.raises(LinkError, match="another client connected as 'a'"):
+            hear(first, "never", 10)
+    finally:
+        first.close()
+        second.close()
+
+
+def test_of_two_clients_of_one_name_the_one_that_ends_lets_the_other_be(mosquitto: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the broker gives no reason they throw each other out in turn; once one has ended, nobody throws the other out any more."""
+    monkeypatch.setattr(links, "SHORTS", 2)
+    pair = [MqttLink(mosquitto.address, "a") for _ in range(2)]
+    try:
+        ended: list[MqttLink] = []
+        until = time.monotonic() + 30
+        while not ended:
+            assert time.monotonic() < until
+            for link in pair:
+                with contextlib.suppress(AssertionError):
+                    try:
+                        hear(link, "never", 0.1)
+                    except LinkError:
+                        ended.append(link)
+        (other,) = set(pair) - set(ended)
+        for nothing_of in ("what it heard before", LINK_DOWN):
+            with pytest.raises(AssertionError, match="nothing came"):
+                hear(other, nothing_of, 3.0 if nothing_of == LINK_DOWN else 0.2)
+    finally:
+        for link in pair:
+            link.close()
+
+
+@contextlib.contextmanager
+def impostor(answer: bytes | None) -> Iterator[int]:
+    """Something that listens and is no broker: silent for ever (None), or hanging up after its answer."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held = []
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    held.append(connection)
+                    if answer is not None:
+                        connection.recv(1000)
+                        connection.sendall(answer)
+                        connection.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+        for connection in held:
+            connection.close()
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_what_is_no_broker_is_called_so_in_time(answer: bytes | None) -> None:
+    with impostor(answer) as port:
+        start = time.monotonic()
+        with pytest.raises(LinkError, match=rf"127.0.0.1:{port}: (something listens there, but does not answer|it hung up)"):
+            MqttLink(f"127.0.0.1:{port}", "a", timeout=3.0)
+        assert time.monotonic() - start < 8
+
+
+def test_a_port_where_nothing_listens_is_called_so_at_once() -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        start = time.monotonic()
+        with pytest.raises(LinkError, match="refused, nothing listens there: start a broker"):
+            MqttLink(f"127.0.0.1:{reserved.getsockname()[1]}", "a")
+        assert time.monotonic() - start < 2
+
+
+def test_a_name_that_does_not_resolve_is_called_so() -> None:
+    with pytest.raises(LinkError, match=r"the name 'nowhere.invalid' does not resolve"):
+        MqttLink("nowhere.invalid", "a", timeout=5.0)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_wrong_and_missing_passwords_are_refused_with_a_hint(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "users").write_text("me:right\n")
+    own = topics.probe("r", "me")  # an agent's name is its user
+    with brokers.start(port=0, kind=kind, directory=tmp_path / "b", passwords=tmp_path / "users") as broker:
+        for login in ("", "me:wrong@", "you:right@"):
+            with pytest.raises(LinkError, match=r"refuses this client: .*mqtt://user:password@host") as caught:
+                MqttLink(f"mqtt://{login}{broker.address}", "a")
+            assert "wrong" not in str(caught.value)
+        with linked(f"mqtt://me:right@{broker.address}", "a") as (link,):
+            link.subscribe(own)
+            link.publish(own, b"1")
+            assert hear(link, own).payload == b"1"
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    names = ["-subj", "/CN=broker", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, "-keyout", "key.pem", "-out", "ca.pem"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    return tmp_path / "ca.pem"
+
+
+@needs_mosquitto
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the library leaves a refused TLS socket to the collector
+def test_tls_is_checked_against_the_authority_that_is_given(certificate: Path) -> None:
+    folder = certificate.parent
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    lines = [f"listener {port} 127.0.0.1", "allow_anonymous true", f"certfile {certificate}", f"keyfile {folder / 'key.pem'}"]
+    (folder / "m.conf").write_text("\n".join([*lines, *(["user root"] if os.geteuid() == 0 else [])]) + "\n")
+    program = brokers.find_mosquitto()
+    assert program is not None
+    process = subprocess.Popen([program, "-c", str(folder / "m.conf")], stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.05)
+        with linked(f"mqtts://127.0.0.1:{port}?ca={certificate}", "a") as (link,):
+            link.subscribe("x")
+            link.publish("x", bytes(300_000))
+            assert len(hear(link, "x").payload) == 300_000
+        with pytest.raises(LinkError, match=r"certificate is not trusted.*ca=FILE"):
+            MqttLink(f"mqtts://127.0.0.1:{port}", "a")
+        with pytest.raises(LinkError, match="no link to the broker"):
+            MqttLink(f"mqtt://127.0.0.1:{port}", "a", timeout=3.0)
+        with pytest.raises(ConfigError, match="does not exist"):
+            MqttLink(f"mqtts://127.0.0.1:{port}?ca={folder / 'none.pem'}", "a")
+    finally:
+        process.terminate()
+        process.wait()

@@ -1,0 +1,36 @@
+"""Links over a real broker, and hearing what comes by them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from federated.wire.inbox import Delivery
+from federated.wire.link import MqttLink
+
+__all__ = ["hear", "linked", "listen"]
+
+
+@contextlib.contextmanager
+def linked(address: str, *names: str, **options: object) -> Iterator[list[MqttLink]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(MqttLink(address, name, **options))) for name in names]  # type: ignore[arg-type]
+
+
+def hear(link: MqttLink, topic: str, timeout: float = 10.0) -> Delivery:
+    """The next delivery on a topic; what comes before it is passed over."""
+    until = time.monotonic() + timeout
+    while time.monotonic() < until:
+        delivery = link.receive(0.1)
+        if delivery is not None and delivery.topic == topic:
+            return delivery
+    raise AssertionError(f"nothing came on {topic} within {timeout} s")
+
+
+def listen(link: MqttLink, *patterns: str) -> None:
+    """Subscribes, and waits until the broker knows: others may publish at once."""
+    for pattern in (*patterns, f"sync/{link.client_id}"):
+        link.subscribe(pattern)
+    link.publish(f"sync/{link.client_id}", b"1")
+    hear(link, f"sync/{link.client_id}")
