@@ -57,7 +57,7 @@ class Now:
     round: under way, or done last. began: of the round; all times are UTC, as ISO 8601 writes them. tasks, agents: how many are how.
     bytes: through the coordinator's link since it started. receiving, waiting: updates on their way in, and in line for that.
     queued: messages that came and are not handled yet. spool_files, spool_bytes: on the coordinator's disk.
-    epsilon: what private rounds told so far; None where they are not private, or none ended since the coordinator started.
+    epsilon: what private rounds told so far, those before a resume with them; None where they are not private, or before the first may begin.
     """
 
     run: str

@@ -125,6 +125,8 @@ def begin(run: Run) -> tuple[State, Sequence[Score]]:
     if takes_late(run.method, run.config.fleet):
         run.past = Past(run.store, state, run.config.fleet.staleness)
         run.method = buffered(run.method, run.past.base)
+    if run.config.private.noise:
+        run.watch.spent(run.defences.epsilon)  # also by earlier coordinators
     last = run.store.last()
     if last is None:
         return state, ()

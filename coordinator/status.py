@@ -223,9 +223,10 @@ def people(members: list[dict[str, Any]]) -> Table:
 
 def traffic(made: dict[str, Any]) -> list[str]:
     now, moved = made["now"], f"{human_bytes(made['bytes_up'])} up, {human_bytes(made['bytes_down'])} down in finished rounds"
+    if now is not None and now["epsilon"] is not None:
+        moved += f"; epsilon {now['epsilon']:.4g}"
     if made["state"] != "running" or now is None:
         return [moved]
-    moved += f"; epsilon {now['epsilon']:.4g}" if now["epsilon"] is not None else ""
     queues = f"{now['receiving']} updates coming in, {now['waiting']} in line, {now['queued']} messages waiting"
     return [f"{moved}; {queues}; spool {now['spool_files']} files, {human_bytes(now['spool_bytes'])}"]
 

@@ -56,6 +56,11 @@ class Going:
             time.sleep(0.05)
         pytest.fail(f"it did not come to that: {status(RUN, self.runs)}")
 
+    def metrics(self) -> str:
+        """Where its coordinator serves them, as the log says: the last one's."""
+        events = [json.loads(line) for line in (self.folder / EVENTS).read_text().splitlines()]
+        return next(str(event["address"]) for event in reversed(events) if event.get("event") == "metrics")
+
     def join(self) -> Federation | BaseException | None:
         self._thread.join(90)
         assert not self._thread.is_alive()
@@ -115,7 +120,7 @@ def test_a_run_is_seen_paused_stopped_and_resumed(going: Callable[..., Going]) -
 
 
 def test_a_stop_now_does_not_wait_for_the_round_and_the_run_goes_on_inside_it(going: Callable[..., Going]) -> None:
-    run = going(rounds=500, **{"train.steps": 400})
+    run = going(rounds=500, **{"train.steps": 4000})  # seconds: the wish is heard within one
     run.until(lambda made: made["now"]["phase"] == "train")
     wish(run.folder, "stop now")
     assert isinstance(run.join(), Stopped)
@@ -195,8 +200,7 @@ def scraped(place: str) -> dict[str, float]:
 def test_prometheus_gets_what_a_run_counts_and_names_no_agent(going: Callable[..., Going]) -> None:
     run = going(rounds=500, **{"metrics.listen": "127.0.0.1:0"})
     run.until(lambda made: made["rounds_done"] >= 3)
-    events = [json.loads(line) for line in (run.folder / EVENTS).read_text().splitlines()]
-    place = next(event["address"] for event in events if event.get("event") == "metrics")
+    place = run.metrics()
     found = scraped(place)
     assert found["espalier_rounds_total"] >= 3
     assert found["espalier_round_seconds_count"] == found["espalier_rounds_total"]
@@ -215,6 +219,32 @@ def test_prometheus_gets_what_a_run_counts_and_names_no_agent(going: Callable[..
     run.join()
     with pytest.raises(OSError, match="refused"):
         scraped(place)
+
+
+def test_prometheus_gets_the_epsilon_of_a_private_run_also_after_it_is_resumed(going: Callable[..., Going]) -> None:
+    accounting = pytest.importorskip("dp_accounting")
+    private = {"metrics.listen": "127.0.0.1:0", "private.noise": 1.5, "private.clip": 1.0}
+    run = going(rounds=500, **private)
+    run.until(lambda made: made["rounds_done"] >= 2)
+    wish(run.folder, "pause")
+    done = run.until(lambda made: made["now"]["phase"] == "paused")["rounds_done"]
+    told = scraped(run.metrics())["espalier_privacy_epsilon"]
+    assert told == pytest.approx(accounting.get_epsilon_gaussian(1.5 / done**0.5, 1e-5)), "every device was in each round's sum once"
+    assert f"; epsilon {told:.4g}; " in text(status(RUN, run.runs))
+    wish(run.folder, "stop now")
+    run.join()
+    assert text(status(RUN, run.runs)).endswith(f"go on with: coordinator start --name {RUN} --resume")
+    assert f"; epsilon {told:.4g}\n" in text(status(RUN, run.runs)), "of a run that stopped, too"
+    again = going(rounds=500, resume=True, **private)
+    again.until(lambda made: made["now"]["phase"] == "paused")
+    assert scraped(again.metrics())["espalier_privacy_epsilon"] == told, "before another round has ended"
+
+
+def test_a_run_that_is_not_private_tells_no_epsilon(going: Callable[..., Going]) -> None:
+    run = going(rounds=500, **{"metrics.listen": "127.0.0.1:0"})
+    made = run.until(lambda made: made["rounds_done"] >= 1)
+    assert "espalier_privacy_epsilon" not in scraped(run.metrics())
+    assert "epsilon" not in text(made)
 
 
 def test_what_an_agent_says_of_itself_moves_no_cursor() -> None:
