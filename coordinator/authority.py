@@ -63,7 +63,10 @@ class Authority:
     """The folder, opened; made where it is not there. Raises ConfigError for one that others may read, or that holds something else."""
 
     def __init__(self, folder: Path, hosts: Iterable[str] = ()) -> None:
-        """hosts: names and addresses that the broker's certificate is to hold beside this machine's own; they are remembered."""
+        """hosts: names and addresses that the broker's certificate is to hold beside this machine's own; they are remembered.
+
+        `renewed` says whether anything that a broker reads was made (again) just now.
+        """
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -79,7 +82,7 @@ class Authority:
             if not self.ca.exists() or self.ca.read_bytes() != pem(self._root.certificate):
                 disk.write(self.ca, pem(self._root.certificate))
             self._remember(hosts)
-        self.tend()
+        self.renewed = self.tend()
 
     def close(self) -> None:
         self.registry.close()
@@ -96,19 +99,20 @@ class Authority:
 
     # ---- what is the coordinator's ---------------------------------------------------------------------------------
 
-    def tend(self) -> bool:
+    def tend(self, now: datetime | None = None) -> bool:
         """Makes again what is missing, is soon over, or lacks a name of this machine; whether anything was."""
+        now = datetime.now(UTC) if now is None else now
         with self.registry.alone():
             names = spelled([*own_names(), *self._hosts()])
             made = False
-            if not lasting(self.server) or set(names) - set(server_names(self.server)):
+            if not lasting(self.server, now) or set(names) - set(server_names(self.server)):
                 write(self.server, self._own("espalier", ExtendedKeyUsageOID.SERVER_AUTH, names))
                 made = True
-            if not lasting(self.coordinator):
+            if not lasting(self.coordinator, now):
                 write(self.coordinator, self._own(COORDINATOR, ExtendedKeyUsageOID.CLIENT_AUTH, ()))
                 made = True
-            if not self.crl.exists() or ending(read_list(self.crl)):
-                self._write_list()
+            if not self.crl.exists() or ending(read_list(self.crl), now):
+                self._write_list(now)
                 made = True
         return made
 
@@ -182,7 +186,7 @@ class Authority:
         """Revokes every certificate of an agent, and publishes the list anew; how many they were."""
         with self.registry.alone():
             count = self.registry.revoke(name, time.time() if now is None else now)
-            self._write_list()
+            self._write_list(datetime.now(UTC))
         return count
 
     def _admit(self, name: str, asked: x509.CertificateSigningRequest, life: timedelta = LIFE) -> Certificate:
@@ -215,8 +219,7 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName([general(host) for host in hosts]), critical=False)
         return builder.sign(self._root.key, hashes.SHA256())
 
-    def _write_list(self) -> None:
-        now = datetime.now(UTC)
+    def _write_list(self, now: datetime) -> None:
         builder = x509.CertificateRevocationListBuilder().issuer_name(self._root.certificate.subject)
         builder = builder.last_update(now - BACKDATED).next_update(now + LIST_LIFE)
         builder = builder.add_extension(x509.CRLNumber(time.time_ns()), critical=False)

@@ -118,18 +118,19 @@ def read_list(path: Path) -> x509.CertificateRevocationList:
         raise ConfigError(f"{path}: expected a list of revoked certificates in PEM: {error}") from error
 
 
-def lasting(path: Path) -> bool:
+def lasting(path: Path, now: datetime) -> bool:
     """Whether a certificate is there and has more than a third of its life left."""
     if not path.exists():
         return False
     certificate = read(path).certificate
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return datetime.now(UTC) < end - (end - begin) / 3
+    return now < end - (end - begin) / 3
 
 
-def ending(found: x509.CertificateRevocationList) -> bool:
+def ending(found: x509.CertificateRevocationList, now: datetime) -> bool:
+    """Whether a list has less than half of its life left: a broker that is given no newer one in time lets nobody in."""
     end = found.next_update_utc
-    return end is None or datetime.now(UTC) > end - (end - found.last_update_utc) / 3
+    return end is None or now > end - (end - found.last_update_utc) / 2
 
 
 def pem(certificate: x509.Certificate) -> bytes:

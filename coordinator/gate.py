@@ -1,7 +1,7 @@
 """The way in, for as long as a run lasts: a broker, and where that asks for certificates, the authority that gives and takes them.
 
 With --tls a keeper looks every second at what `coordinator enroll` and `coordinator revoke` changed in the authority's folder, and tells
-the broker: a revoked agent may do nothing at once, and its connections are cut. A broker that was started here is started again where it ended.
+the broker: a revoked agent may do nothing at once, and its connections are cut. Every hour it makes again what is soon over. A broker that was started here is started again where it ended.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,10 @@ log = logging.getLogger(__name__)
 LOOK = 1.0  # seconds between two looks at the authority's folder
 TEND = 3600.0  # seconds between two looks at what is soon over
 PORTS = {False: 1883, True: 8883}
+HAND_OVER = (
+    "the broker's certificate or the list of revoked ones is new, and the broker is not ours: give it both before the old ones end, or it lets "
+    "nobody in (coordinator authority --for-broker DIR)"
+)
 
 
 class Gate:
@@ -69,11 +74,15 @@ class Watch:
 
 
 class Keeper:
-    """Looks after an authority's folder. broker: the one that was started here, or None."""
+    """Looks after an authority's folder. broker: the one that was started here, or None. clock: Unix time, which goes on while a machine sleeps."""
 
-    def __init__(self, authority: Authority, gate: Gate, broker: brokers.Broker | None, enrolment: Enrolment) -> None:
-        self._authority, self._gate, self._broker, self._enrolment = authority, gate, broker, enrolment
-        self._tended = time.monotonic()
+    def __init__(
+        self, authority: Authority, gate: Gate, broker: brokers.Broker | None, enrolment: Enrolment, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._authority, self._gate, self._broker, self._enrolment, self._clock = authority, gate, broker, enrolment, clock
+        self._tended = clock()
+        if broker is None and authority.renewed:
+            log.warning("%s", HAND_OVER)
         gate.names = authority.registry.barred()
         self._told = gate.names, self._seen()  # what the broker knows
         if broker is not None and gate.names:
@@ -91,9 +100,9 @@ class Keeper:
         if (names, stamp) != self._told:
             self._tell(names, names - self._told[0])
             self._told = names, stamp
-        if time.monotonic() - self._tended > TEND:
-            self._tended = time.monotonic()
-            self._authority.tend()
+        if abs((now := self._clock()) - self._tended) > TEND:  # a clock may be set back, too
+            self._tended = now
+            self._authority.tend(datetime.fromtimestamp(now, UTC))  # what is new is told at the next look
 
     def _tell(self, names: frozenset[str], new: frozenset[str]) -> None:
         self._enrolment.reload()
@@ -104,6 +113,8 @@ class Keeper:
                 self._broker.restart()
         elif new:
             log.warning("revoked: %s; the broker is not ours: give it the new list (coordinator authority --for-broker DIR)", ", ".join(sorted(new)))
+        else:
+            log.warning("%s", HAND_OVER)
 
     def _seen(self) -> tuple[int, ...]:
         """When the files that others read were written."""

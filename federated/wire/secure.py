@@ -29,7 +29,9 @@ ALERTS = {  # what the broker's TLS answers -> what that means here
     "CERTIFICATE_REVOKED": REVOKED,
     "CERTIFICATE_REQUIRED": "it wants a certificate: enrol this device by edge-agent join --token, or give ?ca=FILE&cert=FILE",
     "HANDSHAKE_FAILURE": "it and this client agree on no way to speak; does it want a certificate? Enrol this device by edge-agent join --token",
-    "CERTIFICATE_EXPIRED": "this client's certificate has ended or not begun, by the broker's clock: enrol it anew (edge-agent join --token)",
+    "CERTIFICATE_EXPIRED": "by the broker's clock this client's certificate has ended, or the broker's own list of revoked ones has: where the "
+    "certificate is good yet (edge-agent doctor says), the coordinator makes the list anew when it starts (for a broker of one's own: coordinator "
+    "authority --for-broker DIR); else enrol this device anew (edge-agent join --token)",
     "UNKNOWN_CA": "this client's certificate is of an authority that the broker does not know: enrol this device with the broker's own coordinator",
     "BAD_CERTIFICATE": "the broker takes this client's certificate for none: enrol this device anew (edge-agent join --token)",
     "CERTIFICATE_UNKNOWN": "the broker finds this client's certificate unacceptable: its log says why (its list of revoked ones is out of date?)",
@@ -98,8 +100,12 @@ def explain(address: Address, error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in HOSTNAMES:
             return f"its certificate is for {_names(address)}, not for '{address.host}': use one of these, or add it (coordinator authority --host)"
-        clock = f"; this device's clock says {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC: is it right?" if error.verify_code in TIMES else ""
-        return f"its certificate is not trusted ({error.verify_message}{clock}): give its authority as mqtts://...?ca=FILE"
+        if error.verify_code in TIMES:
+            return (
+                f"its {error.verify_message}; this device's clock says {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC: set it where it is wrong, "
+                "else start the coordinator anew, which renews the certificate (for a broker of one's own: coordinator authority --for-broker DIR)"
+            )
+        return f"its certificate is not trusted ({error.verify_message}): give its authority as mqtts://...?ca=FILE"
     reason = error.reason or ""
     for alert, meaning in ALERTS.items():
         if reason.endswith(alert):

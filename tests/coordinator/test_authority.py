@@ -191,7 +191,7 @@ def test_nobody_fills_the_registry_by_renewing(authority: Authority, monkeypatch
         authority.renew(shown, request("a", OTHER))
 
 
-def test_its_own_certificates_and_list_are_made_again_in_the_last_third_of_their_lives(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_own_certificates_and_list_are_made_again_before_they_end(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     before = [path.read_bytes() for path in (authority.server, authority.coordinator, authority.crl)]
     with monkeypatch.context() as patch:
         patch.setattr(authorities, "OWN_LIFE", timedelta(minutes=1))  # of which the ten minutes that it is backdated are most

@@ -98,6 +98,7 @@ def test_a_certificate_of_another_time_has_the_device_look_at_its_clock(
         said = secure.refusal(Address("localhost", port, tls=True, ca=str(authority.ca), cert=str(authority.coordinator)))
     assert what in said
     assert f"this device's clock says {datetime.now(UTC):%Y-%m-%d}" in said
+    assert "start the coordinator anew" in said
 
 
 def test_a_file_that_holds_no_key_is_named(authority: Authority) -> None:
