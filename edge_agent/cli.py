@@ -317,3 +317,7 @@ def stop_on_signals() -> threading.Event:
     signal.signal(signal.SIGINT, ask)
     signal.signal(signal.SIGTERM, ask)
     return stop
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -39,6 +40,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
         ([*COORDINATOR, "start", "--rounds", "0"], 3, "rounds: expected int >= 1, found 0"),
         ([*AGENT, "join", "--broker", "h", "--limit-memory", "lots"], 3, "expected a size"),
         ([*AGENT, "infer", "--model", "none.onnx", "x.npy"], 8, "none.onnx"),
+        ([sys.executable, "-m", "edge_agent.cli", "join"], 2, "--broker is missing"),
+        ([sys.executable, "-m", "coordinator.cli", "start", "--rounds", "0"], 3, "rounds: expected int >= 1, found 0"),
     ],
     ids=lambda value: " ".join(value[3:]) if isinstance(value, list) else None,
 )
