@@ -149,7 +149,7 @@ class Fleet:
             for agent in self.agents.values():
                 if agent.online and now - agent.seen > SILENCE:
                     self._lose(agent, f"silent for {SILENCE:.0f} s")
-        for name, grant in self.inbox.grants(now):
+        for name, grant in self.inbox.grants(now, quiet=delivery is None):
             self._command(name, grant)
 
     # ---- tasks -----------------------------------------------------------------------------------------------------

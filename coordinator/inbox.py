@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import mmap
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -23,7 +24,8 @@ __all__ = ["Inbox", "Key"]
 
 log = logging.getLogger(__name__)
 
-IDLE = 30.0  # seconds without a chunk after which a transfer's slot goes to another
+IDLE = 30.0  # seconds by which a transfer is judged while others wait for its slot
+PACE = 32_768  # bytes a second that keep it its slot: less than a poor mobile link brings
 SPOILT = 3  # times that a transfer may be whole and not what was promised: a power cut spoils it once, a damaged file each time
 
 Key = tuple[str, str, int]
@@ -40,18 +42,37 @@ class Place:
 
 @dataclass
 class Transfer:
-    """One update's chunks. progressed: when the last new chunk came, in the coordinator's seconds. spoilt: times that its digest was wrong."""
+    """One update's chunks. progressed: when the last new chunk came, in the coordinator's seconds. spoilt: times that its digest was wrong.
+
+    since, got: when it got its slot or was last judged, and how many chunks were here then.
+    """
 
     agent: str
     offer: messages.Offer
     partial: Partial
     progressed: float
     spoilt: int = 0
+    since: float = 0.0
+    got: int = 0
+
+    def begin(self, now: float) -> None:
+        """From now on it is judged anew."""
+        self.since, self.got = now, self.partial.receiver.got
+
+    def pace(self, now: float) -> float:
+        """Bytes a second since it began; 0 where it is silent, endless where it is too early to tell."""
+        if now - self.progressed > IDLE:
+            return 0.0
+        if now - self.since <= IDLE:
+            return math.inf
+        return (self.partial.receiver.got - self.got) * self.offer.manifest.chunk / (now - self.since)
 
 
 class Inbox:
     """Receives what is expected, of the size that is expected, and nothing else; at most `slots` transfers flow at a time.
 
+    While others wait, a transfer keeps its slot as long as it is not slower than PACE. A slower one goes to the end of the line and goes on from
+    where it was, and a silent one leaves: so nobody waits longer than IDLE for each of those before it, whoever they are and whatever they send.
     sync: whether a received update is on disk, not only with the system, before it is acknowledged.
     """
 
@@ -144,16 +165,28 @@ class Inbox:
         """What waits for a slot here, or flows: it is not the agents that keep us waiting for these."""
         return {*self._waiting, *(key for key, transfer in self._flowing.items() if now - transfer.progressed <= IDLE)}
 
-    def grants(self, now: float) -> Iterator[tuple[str, messages.Grant]]:
-        """The acknowledgements that are due, and slots for those who wait."""
-        for key, transfer in list(self._flowing.items()):
+    def grants(self, now: float, *, quiet: bool = True) -> Iterator[tuple[str, messages.Grant]]:
+        """The acknowledgements that are due, and slots for those who wait. quiet: all was heard that was sent, so that transfers can be judged."""
+        for key in self._slow(now) if quiet else []:
+            transfer = self._parked[key] = self._flowing.pop(key)
+            if transfer.pace(now):
+                self._waiting[key] = transfer.offer  # a silent one asks for itself when it is back
+                yield transfer.agent, messages.Grant(transfer.offer.manifest.transfer, b"", False)
+        for transfer in list(self._flowing.values()):
             if transfer.partial.receiver.wants_grant(now):
                 yield transfer.agent, self._grant(transfer)
-            elif now - transfer.progressed > IDLE and self._waiting:
-                self._parked[key] = self._flowing.pop(key)
         while self._waiting and len(self._flowing) < self.slots:
             key = next(iter(self._waiting))
             yield key[0], self._admit(key, self._waiting.pop(key), now)
+
+    def _slow(self, now: float) -> list[Key]:
+        """Whose slots go to those who wait: no more than these, the slowest first."""
+        paces = {key: transfer.pace(now) for key, transfer in self._flowing.items()}
+        slow = sorted((key for key, pace in paces.items() if pace < PACE), key=paces.__getitem__)[: len(self._waiting)]
+        for key, transfer in self._flowing.items():
+            if key not in slow and now - transfer.since > IDLE:
+                transfer.begin(now)
+        return slow
 
     def read(self, path: Path) -> Update:
         """The update in a file, its tensors as views of the mapped file. Raises Malformed."""
@@ -182,6 +215,7 @@ class Inbox:
                 return messages.Grant(offer.manifest.transfer, b"", False)  # the agent keeps it, and asks again
             transfer = Transfer(key[0], offer, partial, now)
         transfer.progressed = now
+        transfer.begin(now)
         self._flowing[key] = transfer
         return self._grant(transfer)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.inbox import SPOILT, Inbox, Key
+from coordinator.inbox import IDLE, PACE, SPOILT, Inbox, Key
 from federated.errors import Refused
 from federated.wire import messages
 from federated.wire.chunks import slices, split
@@ -62,3 +62,81 @@ def test_folders_go_with_what_was_in_them(inbox: Inbox, tmp_path: Path) -> None:
 def test_what_is_awaited_has_a_place_though_its_folder_went(inbox: Inbox) -> None:
     inbox.forget("round-*", keep=[KEY])
     assert inbox.open("a", offer(split(DATA, 1024, "t")), 0.0).open
+
+
+class Drip:
+    """An upload of which a test sends one chunk after the other. chunk: so large that one in IDLE seconds is less than the least pace."""
+
+    def __init__(self, inbox: Inbox, name: str, chunk: int = 1024) -> None:
+        self.inbox, self.key = inbox, (name, KEY[1], 1)
+        self.manifest = split(DATA, chunk, name)
+        self.chunks = slices(self.manifest, DATA)
+
+    def ask(self, now: float) -> bool:
+        return self.inbox.open(self.key[0], offer(self.manifest), now).open
+
+    def send(self, now: float) -> Path | None:
+        done = self.inbox.take(self.key[0], next(self.chunks), now)
+        return done[1] if done is not None else None
+
+
+def told(inbox: Inbox, now: float) -> list[tuple[str, bool, bytes]]:
+    """Who is told what: whether it has a slot, and the bitmap."""
+    return [(name, grant.open, grant.have) for name, grant in inbox.grants(now)]
+
+
+def full(tmp_path: Path, names: str, slots: int) -> tuple[Inbox, list[Drip]]:
+    inbox = Inbox(tmp_path, slots)
+    inbox.expect({(name, KEY[1], 1): len(DATA) for name in names}, "round-1")
+    drips = [Drip(inbox, name) for name in names]
+    assert [drip.ask(0.0) for drip in drips] == [True] * slots + [False] * (len(names) - slots)
+    return inbox, drips
+
+
+def test_drips_in_all_slots_hold_up_nobody_for_longer_than_they_are_judged(tmp_path: Path) -> None:
+    """Eight that are never silent and never done; what each sent stays, and it goes on behind the one that waited."""
+    inbox, drips = full(tmp_path, "abcdefghw", 8)
+    for drip in drips[:8]:
+        drip.send(20.0)
+    assert not [one for one in told(inbox, IDLE) if one[0] == "w"]
+    assert told(inbox, IDLE + 1) == [("a", False, b""), ("w", True, b"\0")], "of equally slow ones the first"
+    assert [drips[8].send(IDLE + 1) is not None for _ in range(4)] == [False, False, False, True]
+    assert told(inbox, IDLE + 1) == [("a", True, b"\1")]
+    assert [drips[0].send(IDLE + 2) is not None for _ in range(3)] == [False, False, True], "from where it was"
+
+
+def test_the_slowest_loses_its_slot_and_no_more_do_than_wait(tmp_path: Path) -> None:
+    inbox, (a, b, _) = full(tmp_path, "abw", 2)
+    for _ in range(3):
+        a.send(29.0)
+    b.send(29.0)
+    told(inbox, IDLE)
+    assert [name for name, *_ in told(inbox, IDLE + 1)] == ["b", "w"]
+
+
+def test_a_slow_transfer_keeps_its_slot_where_nobody_waits_for_it(tmp_path: Path) -> None:
+    inbox, (a, _) = full(tmp_path, "aw", 2)
+    a.send(29.0)
+    assert inbox.load == (2, 0)
+    told(inbox, IDLE + 1)
+    assert inbox.load == (2, 0)
+
+
+def test_a_transfer_at_the_least_pace_keeps_its_slot(tmp_path: Path) -> None:
+    """One chunk of a transfer is all that comes in the time: as large as the pace asks for, and a little less."""
+    for change, kept in ((1.0, True), (-1.0, False)):
+        size = int(PACE * (IDLE + 1) + change)
+        data, inbox = bytes(size + 1), Inbox(tmp_path / str(change), 1)
+        inbox.expect({KEY: len(data), ("w", KEY[1], 1): len(DATA)})
+        manifest = split(data, size, "t")
+        assert inbox.open("a", offer(manifest), 0.0).open
+        assert not Drip(inbox, "w").ask(0.0)
+        inbox.take("a", next(slices(manifest, data)), 20.0)
+        assert [name for name, open, _ in told(inbox, IDLE + 1) if open] == (["a"] if kept else ["w"])
+
+
+def test_nobody_is_judged_by_what_was_not_heard_yet(tmp_path: Path) -> None:
+    """The coordinator computed for a minute: the chunks of that time are in its queue."""
+    inbox, _ = full(tmp_path, "aw", 1)
+    assert list(inbox.grants(60.0, quiet=False)) == []
+    assert [name for name, grant in inbox.grants(60.0) if grant.open] == ["w"]
