@@ -4,6 +4,10 @@ Of each submodel the norms of the changes in the last rounds are kept, those of 
 fewer than half of a submodel's updates cannot move as they like; and a fleet that really has come to move further is refused no longer than until
 half of what is known of it says so. Acceptance does not depend on who of a round came first, nor on whether the coordinator started again.
 
+Where the median of all submodels together is larger, the bound is a multiple of that. Else a device that trains a submodel alone and has learned
+all that its data have to say, so that it hardly moves any more, would be refused as soon as it saw something new. As far as others move anyway
+is not too far for it; so a bound can only be raised, and fewer than half of all updates cannot raise it as they like.
+
 Norms are of three kinds, each with a bound of its own, since one is nothing beside another: of weights, of running statistics, of variates.
 """
 
@@ -41,18 +45,23 @@ class Measured:
 
 @dataclass(frozen=True)
 class Bound:
-    """The largest acceptable norm, and how it came about."""
+    """The largest acceptable norm, and how it came about. median: of the submodel; common: of all submodels together."""
 
-    most: float
-    median: float
     factor: float
+    median: float
+    common: float
     updates: int
     rounds: tuple[int, int]
 
     @property
+    def most(self) -> float:
+        return self.factor * max(self.median, self.common)
+
+    @property
     def why(self) -> str:
         first, last = self.rounds
-        return f"{self.factor:g} times {self.median:.3g}, the median of {self.updates} updates of its submodel in rounds {first} to {last}"
+        whose = f"{self.updates} updates of its submodel" if self.median >= self.common else "the updates of all submodels"
+        return f"{self.factor:g} times {max(self.median, self.common):.3g}, the median of {whose} in rounds {first} to {last}"
 
 
 def bounds(known: Iterable[Measured], round: int, factor: float) -> dict[tuple[str, str], Bound]:
@@ -61,14 +70,18 @@ def bounds(known: Iterable[Measured], round: int, factor: float) -> dict[tuple[s
     factor: times the median; 0: no bounds.
     """
     groups: dict[tuple[str, str], list[Measured]] = {}
+    kinds: dict[str, list[float]] = {}
     for one in known:
         if factor and round - WINDOW <= one.round < round:
             groups.setdefault((one.submodel, one.kind), []).append(one)
+            kinds.setdefault(one.kind, []).append(one.norm)
+    common = {kind: statistics.median(norms) for kind, norms in kinds.items()}
     found = {}
-    for key, ones in groups.items():
+    for (submodel, kind), ones in groups.items():
         middle = statistics.median(one.norm for one in ones)
         if len(ones) >= LEAST and middle > 0:
-            found[key] = Bound(factor * middle, middle, factor, len(ones), (min(one.round for one in ones), max(one.round for one in ones)))
+            rounds = min(one.round for one in ones), max(one.round for one in ones)
+            found[submodel, kind] = Bound(factor, middle, common[kind], len(ones), rounds)
     return found
 
 

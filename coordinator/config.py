@@ -117,7 +117,8 @@ class Assign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class Robust(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What protects the model from devices that send what they like.
 
-    bound: an update that moves further than this many times the median of its submodel's in earlier rounds is refused; 0: however far.
+    bound: an update that moves further than this many times the median of its submodel's in earlier rounds, or of all submodels' where that is
+    larger, is refused; 0: however far. Far above 1: a device that hardly moved any more moves far when its data change.
     rule: how updates are combined, as `federated.robust` has it; none: as the method says; clip: so, each shortened to a norm.
     byzantine: how many liars the rule is to outlive in a round. clip: that norm; 0: the median of the submodel's in earlier rounds.
     """

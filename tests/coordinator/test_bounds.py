@@ -23,7 +23,8 @@ def update(**tensors: np.ndarray) -> Update:
 
 def test_a_bound_is_a_multiple_of_the_median_of_earlier_rounds() -> None:
     found = bounds([*known(1.0, 2.0, 3.0), *known(4.0, 900.0, round=2)], 3, 10.0)
-    assert found == {("s", "weights"): Bound(30.0, 3.0, 10.0, 5, (1, 2))}
+    assert found == {("s", "weights"): Bound(10.0, 3.0, 3.0, 5, (1, 2))}
+    assert found["s", "weights"].most == 30.0
 
 
 def test_fewer_than_half_of_the_updates_cannot_move_it_as_they_like() -> None:
@@ -47,8 +48,22 @@ def test_little_that_is_known_bounds_nothing() -> None:
 
 
 def test_submodels_and_kinds_are_apart() -> None:
-    rows = [*known(*[1.0] * 5), *known(*[5.0] * 5, submodel="t"), *known(*[7.0] * 5, kind="statistics")]
+    rows = [*known(*[1.0] * 6), *known(*[5.0] * 5, submodel="t"), *known(*[7.0] * 5, kind="statistics")]
     assert {key: bound.most for key, bound in bounds(rows, 2, 2.0).items()} == {("s", "weights"): 2, ("t", "weights"): 10, ("s", "statistics"): 14}
+
+
+def test_a_lone_device_that_hardly_moved_any_more_may_move_as_the_fleet_does() -> None:
+    """84 times its own median, and 0.7 times what the others move; what would be too far for these is too far for it."""
+    lone, others = known(*[0.01] * 5, submodel=SMALL.plain.name), known(*[1.2] * 6, submodel=LARGE.plain.name)
+    found = bounds([*lone, *others], 2, 3.0)
+    check_change(update(), {"weights": 0.84}, found)
+    with pytest.raises(Refused, match=r"at most 3.6 \(3 times 1.2, the median of the updates of all submodels in rounds 1 to 1\), found 3.7"):
+        check_change(update(), {"weights": 3.7}, found)
+
+
+def test_a_submodel_that_moves_little_lowers_no_bound_of_another() -> None:
+    rows = [*known(*[0.01] * 9, submodel="s"), *known(*[1.2] * 5, submodel="t")]
+    assert bounds(rows, 2, 3.0)["t", "weights"].most == pytest.approx(3.6)
 
 
 def test_a_change_is_what_came_minus_what_was_sent() -> None:
