@@ -1,55 +1,23 @@
-"""Enrolling over the network: the real endpoint, the real device, and who stands in between."""
+"""A device enrols, over real TLS: who gets a certificate, whom it trusts, and what it says when it cannot."""
 
 from __future__ import annotations
 
-import http.client
-import json
-import os
 import socket
 import ssl
 import stat
 import time
-from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 
 from coordinator import enrolment as offices
 from coordinator.authority import Authority
 from coordinator.enrolment import Enrolment
-from edge_agent import credentials, enrolment
-from edge_agent.credentials import Credentials, admitted, folder_of, read_token, renew_when_due, stored
-from federated.errors import ConfigError, LinkError, UsageError
-from federated.wire.address import Address, parse_address
-from federated.wire.enrolment import LARGEST, Token
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
-    made = Authority(tmp_path_factory.mktemp("pki"))
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def office(authority: Authority) -> Iterator[Enrolment]:
-    made = Enrolment(authority, "127.0.0.1", 0, lambda: "8883")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty state of a device."""
-    monkeypatch.setenv("ESPALIER_STATE", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
-@pytest.fixture
-def token(authority: Authority, office: Enrolment, request: pytest.FixtureRequest) -> Token:
-    return authority.invite(f"a{abs(hash(request.node.name))}", "localhost", office.port, 60)
+from edge_agent import enrolment
+from edge_agent.credentials import admitted, folder_of, stored
+from federated.errors import LinkError, UsageError
+from federated.wire.address import Address
+from federated.wire.enrolment import Token
 
 
 def test_a_token_brings_a_certificate_whose_key_was_made_here_and_nobody_else_may_open(token: Token, authority: Authority, device: Path) -> None:
@@ -165,162 +133,3 @@ def test_nobody_there_and_a_name_that_does_not_resolve_are_said(token: Token, de
         admitted(None, None, str(Token("a", "localhost", free, token.secret, token.fingerprint)))
     with pytest.raises(LinkError, match="does not resolve here: ask for a token with --host ADDRESS"):
         admitted(None, None, str(Token("a", "no.such.host.invalid", free, token.secret, token.fingerprint)))
-
-
-# ---- later -----------------------------------------------------------------------------------------------------------
-
-
-def test_later_the_brokers_address_is_enough(token: Token, device: Path) -> None:
-    first, name = admitted(None, None, str(token))
-    assert name == token.name
-    assert admitted("mqtts://localhost", None) == (first, token.name)
-    assert admitted("mqtts://elsewhere", None) == ("mqtts://elsewhere:8883", None)
-    assert admitted("localhost", None) == ("localhost", None)
-    assert admitted("mqtts://me:x@localhost", None) == ("mqtts://me:x@localhost:8883", "me")
-    assert first is not None
-    assert parse_address(first).cert == str(stored()[0].pem)
-    stored()[0].pem.chmod(0o644)
-    with pytest.raises(ConfigError, match="chmod go="):
-        admitted("mqtts://localhost", None)
-
-
-def test_several_enrolments_of_one_device_want_a_choice(authority: Authority, office: Enrolment, device: Path) -> None:
-    for name in ("one", "two"):
-        admitted(None, None, str(authority.invite(name, "localhost", office.port, 60)))
-    with pytest.raises(UsageError, match="enrolled at mqtts://localhost:8883 as one, two: choose by --name"):
-        admitted("mqtts://localhost", None)
-    assert admitted("mqtts://localhost", "two")[1] == "two"
-
-
-def test_a_user_is_the_agent_of_that_name() -> None:
-    assert admitted("mqtt://pi:x@host", None) == ("mqtt://pi:x@host", "pi")
-    assert admitted("mqtt://pi:x@host", "other")[1] == "other"
-    assert admitted("mqtt://all:x@host", None)[1] is None
-
-
-def shortened(made: Credentials, authority: Authority, life: timedelta) -> None:
-    """Puts a certificate of another life in the place of a device's."""
-    key = enrolment.pending(made.folder / "key.pem")
-    shown = enrolment.certificate(made.pem).public_bytes(enrolment.serialization.Encoding.DER)
-    made.pem.write_bytes(authority.renew(shown, enrolment.request(made.name, key), life=life).encode() + enrolment.text_of(key))
-    made.pem.chmod(0o600)
-
-
-def test_a_certificate_is_renewed_with_another_key_in_its_last_third_and_not_before(token: Token, authority: Authority, device: Path) -> None:
-    made = enrolment.enrol(token, folder_of(token))
-    assert not renew_when_due(made)
-    shortened(made, authority, timedelta(minutes=4))  # of fourteen: it is backdated by ten
-    before = made.pem.read_bytes()
-    assert renew_when_due(made)
-    assert made.pem.read_bytes() != before
-    assert enrolment.left(made.pem) > timedelta(days=89).total_seconds()
-    assert enrolment.certificate(made.pem).public_key() != enrolment.x509.load_pem_x509_certificate(before).public_key()
-    ssl.create_default_context().load_cert_chain(made.pem)
-
-
-def test_a_revoked_certificate_is_not_renewed_and_the_old_one_stays(token: Token, authority: Authority, device: Path) -> None:
-    made = enrolment.enrol(token, folder_of(token))
-    shortened(made, authority, timedelta(minutes=4))
-    before = made.pem.read_bytes()
-    authority.revoke(made.name)
-    with pytest.raises(LinkError, match=f"refuses: the certificate of '{made.name}' was revoked: it is not renewed"):
-        renew_when_due(made)
-    assert made.pem.read_bytes() == before
-    fresh = authority.invite(made.name, token.host, token.port, 60)
-    admitted(None, None, str(fresh))  # a new token brings it back
-    assert made.pem.read_bytes() != before
-
-
-def test_a_certificate_that_is_over_is_told_to_enrol_anew(token: Token, authority: Authority, device: Path) -> None:
-    made = enrolment.enrol(token, folder_of(token))
-    shortened(made, authority, timedelta(seconds=-1))
-    with pytest.raises(LinkError, match=r"only one that is good can be renewed: if this device's clock is right .* ask for a token"):
-        renew_when_due(made)
-
-
-# ---- the endpoint ----------------------------------------------------------------------------------------------------
-
-
-def asked(office: Enrolment, authority: Authority, method: str, path: str, body: bytes = b"") -> tuple[int, object]:
-    link = http.client.HTTPSConnection("localhost", office.port, timeout=10, context=ssl.create_default_context(cafile=str(authority.ca)))
-    link.request(method, path, body)
-    answer = link.getresponse()
-    found = answer.read()
-    link.close()
-    try:
-        return answer.status, json.loads(found).get("error")
-    except ValueError:
-        return answer.status, None
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status"),
-    [
-        ("GET", "/", b"", 404),
-        ("GET", "/enrol", b"", 405),
-        ("POST", "/enrol", b"", 400),
-        ("POST", "/enrol", b"[" * 10_000, 400),
-        ("POST", "/enrol", b'{"secret": "zz", "request": ""}', 400),
-        ("POST", "/enrol", b'{"secret": "' + b"00" * 16 + b'", "request": ""}', 403),
-        ("POST", "/enrol", b"x" * (LARGEST + 1), 413),
-        ("POST", "/renew", b'{"request": ""}', 401),
-    ],
-)
-def test_what_is_no_question_is_refused_and_breaks_nothing(
-    office: Enrolment, authority: Authority, method: str, path: str, body: bytes, status: int
-) -> None:
-    assert asked(office, authority, method, path, body)[0] == status
-    assert asked(office, authority, "GET", "/authority")[0] == 200
-
-
-def test_who_is_slow_is_cut_off_and_keeps_nobody_out(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offices, "LASTING", 1.0)
-    monkeypatch.setattr(offices, "OPEN", 4)
-    office = Enrolment(authority, "127.0.0.1", 0, lambda: "8883")
-    context = ssl.create_default_context(cafile=str(authority.ca))
-    try:
-        slow = [context.wrap_socket(socket.create_connection(("127.0.0.1", office.port)), server_hostname="localhost") for _ in range(4)]
-        for one in slow:
-            one.sendall(b"POST /enrol HTTP/1.1\r\n")
-        time.sleep(1.5)
-        assert asked(office, authority, "GET", "/authority")[0] == 200
-        for one in slow:
-            one.close()
-    finally:
-        office.close()
-
-
-def test_who_does_not_even_begin_tls_keeps_nobody_out_and_is_cut_off(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offices, "OPEN", 4)
-    monkeypatch.setattr(offices, "LASTING", 2.0)
-    office = Enrolment(authority, "127.0.0.1", 0, lambda: "8883")
-    try:
-        silent = [socket.create_connection(("127.0.0.1", office.port), timeout=10) for _ in range(10)]
-        assert asked(office, authority, "GET", "/authority")[0] == 200
-        start = time.monotonic()
-        assert [one.recv(1) for one in silent] == [b""] * 10
-        assert time.monotonic() - start < 5
-        for one in silent:
-            one.close()
-    finally:
-        office.close()
-
-
-# ---- tokens from elsewhere -------------------------------------------------------------------------------------------
-
-
-def test_a_token_comes_from_a_flag_or_a_file_or_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "t").write_text("token\n")
-    assert read_token("x", None) == "x"
-    assert read_token(None, tmp_path / "t") == "token\n"
-    assert read_token(None, None) is None
-    read, write = os.pipe()
-    os.write(write, b"typed\n")
-    os.close(write)
-    with os.fdopen(read) as typed:
-        monkeypatch.setattr(credentials.sys, "stdin", typed)
-        assert read_token(None, Path("-")) == "typed\n"
-    with pytest.raises(UsageError, match="give one of them"):
-        read_token("x", Path("-"))
-    with pytest.raises(ConfigError, match=quote("none", safe="")):
-        read_token(None, tmp_path / "none")
