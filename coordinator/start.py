@@ -127,13 +127,20 @@ def check(method: Method, config: Config) -> None:
 
 
 def proposed(method: Method, network: Network, settings: Mapping[str, object]) -> tuple[Submodel, ...]:
-    """The method's menu. Raises Unknown, or ConfigError that names the method."""
+    """The method's menu. Raises Unknown, or ConfigError that names the method, or the submodel whose name is too long to travel."""
     try:
-        return method.menu(network, settings)
+        menu = method.menu(network, settings)
     except ConfigError as error:
         if method.name in str(error):
             raise
         raise ConfigError(f"method {method.name}: {error}") from error
+    for name in (submodel.unowned.name for submodel in menu):
+        if len(name) > topics.UNOWNED:
+            raise ConfigError(
+                f"method {method.name}: expected names of submodels of at most {topics.UNOWNED} characters, found {len(name)}: {name}; "
+                "take a model of a shorter name, or of fewer blocks"
+            )
+    return menu
 
 
 def free_name(config: Config, runs: Path) -> str:

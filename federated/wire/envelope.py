@@ -40,7 +40,7 @@ from models.submodel import Submodel
 __all__ = ["MAX_MESSAGE", "MESSAGES", "PROTOCOL", "decode", "encode"]
 
 PROTOCOL = 1
-MAX_MESSAGE = 1 << 20  # bytes of any but a chunk (a release for 4,600 agents of the longest names): read, it takes up to 80 times that
+MAX_MESSAGE = 1 << 20  # bytes of any but a chunk (a release for 4,000 agents of the longest names): read, it takes up to 80 times that
 
 MESSAGES: dict[str, type[Message]] = {
     "abort": Abort,

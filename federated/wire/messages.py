@@ -16,6 +16,7 @@ from msgspec import Meta
 from federated.task import Card, Profile, Task, Work
 from federated.wire.fields import AgentName, Crc, Digest, Name, Natural, SubmodelName, Text, Transfer, Word
 from federated.wire.releases import Release, Serving
+from federated.wire.topics import UNOWNED
 from models.submodel import Network, Submodel
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
 
 MIN_CHUNK = 1 << 10
 MAX_CHUNK = 64 << 20
+NUMBER = 16  # bytes of a number and of what says how long the name beside it is: 9 and 3 at the most
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,12 @@ class Run:
     data: Card | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     menu: tuple[Submodel, ...] = ()
+
+    @property
+    def survey_limit(self) -> int:
+        """Bytes that a device's survey may take, in msgpack: a number of each class and one of each submodel by its name, and 1 KiB beside them."""
+        classes = self.network.outputs if self.network is not None else 0
+        return 1024 + NUMBER * classes + (UNOWNED + NUMBER) * len(self.menu)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ __all__ = [
     "ROOT",
     "SUBMODEL",
     "TRANSFER",
+    "UNOWNED",
     "VERSION",
     "Place",
     "agent_patterns",
@@ -64,8 +65,9 @@ __all__ = [
 ROOT = "fl/v1"
 ALL = "all"  # the command topic that every agent hears, hence no agent's name
 NAME = r"^(?!\.\.?\Z)[A-Za-z0-9_.-]{1,64}\Z"  # never a path: runs and agents have folders
-TRANSFER = r"^(?!\.\.?\Z)[A-Za-z0-9_.-]{1,128}\Z"  # holds a round, an attempt and the name of a submodel
-SUBMODEL = r"^(?!\.\.?\Z)[A-Za-z0-9_.@-]{1,160}\Z"
+UNOWNED = 128  # characters of a submodel's name without its owner: found at the start of a run, so that all that it becomes part of has room
+SUBMODEL = r"^(?!\.\.?\Z)[A-Za-z0-9_.@-]{1,193}\Z"  # that, `@`, and an agent
+TRANSFER = r"^(?!\.\.?\Z)[A-Za-z0-9_.-]{1,225}\Z"  # that of a submodel, a round, an attempt and a work; with what is added to it, the name of a file
 VERSION = r"^[0-9a-f]{12}\Z"  # of a release: the first digits of its manifest's sha256
 FILE = r"^(?![.])[A-Za-z0-9_.@-]{1,200}\Z"  # the name of a submodel and what kind of file it is; never a path
 AGENT = r"^(?!all\Z|\.\.?\Z)[A-Za-z0-9_.-]{1,64}\Z"

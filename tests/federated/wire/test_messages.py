@@ -101,7 +101,7 @@ WRONG = [
     ("manifest", "transfer", "a/b"),
     ("manifest", "transfer", "a\n"),
     ("manifest", "transfer", ""),
-    ("manifest", "transfer", "x" * 129),
+    ("manifest", "transfer", "x" * 226),
     ("manifest", "size", -1),
     ("manifest", "size", True),
     ("manifest", "size", 1.0),

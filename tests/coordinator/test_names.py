@@ -1,0 +1,69 @@
+"""Names of submodels: the longest become topics, transfers and files, and longer ones are found before a run is made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.shelf import Shelf
+from coordinator.start import proposed
+from federated.errors import ConfigError
+from federated.methods.catalogue import method
+from federated.outbox import Outbox
+from federated.spool import Spool, transfer_of
+from federated.task import Recipe, Task
+from federated.wire import envelope, messages, topics
+from federated.wire.memory import MemoryBroker, MemoryLink
+from models.submodel import Network, Submodel
+from tests.support.clerk import CARD
+
+NETWORK = Network("preresnet", "10", (1, 8, 8), 10)
+
+
+def skipping(blocks: int, owner: str = "") -> Submodel:
+    """A submodel of one section, of which the first of so many blocks is left out: `w1-b0111...`, four characters and one of each block."""
+    return Submodel(NETWORK, 1.0, ((0,) + (1,) * (blocks - 1),), owner=owner)
+
+
+@pytest.mark.parametrize("owner", ["", "a" * 64])
+def test_a_menu_of_the_longest_names_is_taken_whoever_a_submodel_is_made_for(owner: str) -> None:
+    longest = skipping(topics.UNOWNED - 4, owner)
+    assert len(longest.unowned.name) == topics.UNOWNED == 128
+    made = replace(method("fedavg"), menu=lambda network, settings: (longest,))
+    assert proposed(made, NETWORK, {}) == (longest,)
+
+
+def test_a_name_that_is_too_long_to_travel_is_said_with_its_length_and_the_bound() -> None:
+    long = skipping(topics.UNOWNED - 3)
+    made = replace(method("fedavg"), menu=lambda network, settings: (skipping(4), long))
+    with pytest.raises(ConfigError, match=f"method fedavg: expected names of submodels of at most 128 characters, found 129: {long.name};"):
+        proposed(made, NETWORK, {})
+
+
+def test_the_longest_name_is_a_topic_a_transfer_and_files_on_both_sides(tmp_path: Path) -> None:
+    """With the longest agent, and a round and an attempt of ten digits each; its update is offered again after a restart."""
+    submodel = skipping(topics.UNOWNED - 4, "a" * 64)
+    agent, number = submodel.owner, 10**10 - 1
+    task = Task("r" * 64, number, number, agent, "calibrate", submodel, f"r{number}p", "0" * 64, 2000, Recipe(), 60.0)
+    assert envelope.decode(envelope.encode(task)) == task
+    assert len(transfer_of(task)) == 225
+    broker, run = MemoryBroker(), replace(CARD, run=task.run)
+    shelf = Shelf(MemoryLink(broker, "coordinator"), task.run, tmp_path / "shelf")
+    assert shelf.put(task.version, submodel.name, memoryview(bytes(2000)))[1] == 2000
+    spool = Spool(tmp_path / "spool", lasting=True)
+    spool.update(transfer_of(task)).write_bytes(bytes(2000))
+    link = MemoryLink(broker, agent)
+    listener = MemoryLink(broker, "listener")
+    listener.subscribe(topics.say(task.run, agent))
+    Outbox(link, task.run, agent, spool).add(task, spool.update(transfer_of(task)), run)
+    again = Outbox(link, task.run, agent, spool)
+    again.resume(run)
+    assert again.tasks() == [task]
+    heard = listener.receive(0)
+    assert heard is not None
+    offer = envelope.decode(heard.payload)
+    assert isinstance(offer, messages.Offer)
+    assert offer.submodel == submodel.name
+    assert topics.parse(topics.chunk(topics.upload(task.run, agent, offer.manifest.transfer), 0)) is not None
