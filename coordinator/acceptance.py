@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from federated.errors import Refused
@@ -40,7 +41,7 @@ def expected(plan: Plan) -> dict[str, tuple[int, ...]]:
 
 
 def check_profile(profile: Profile, run: Run) -> None:
-    """Measured by the run's present card, with plausible numbers; nothing of it is built or imported before.
+    """Measured by the run's present card, with plausible numbers and a survey of its size; nothing of it is built or imported before.
 
     A device with little memory times those of the card's submodels that it has room for, one at least.
     """
@@ -51,6 +52,7 @@ def check_profile(profile: Profile, run: Run) -> None:
             f"profile of {profile.agent}: expected timings of the {len(run.calibration)} submodels on the run's card, or of those that it has room "
             f"for, found {len(timed)} others"
         )
+    check_survey(profile, run)
     card = profile.data
     channels = {len(card.mean), len(card.std)}
     if len(channels) != 1 or channels == {0} or not all(map(math.isfinite, (*card.mean, *card.std))) or min(card.std) < 0:
@@ -60,6 +62,16 @@ def check_profile(profile: Profile, run: Run) -> None:
     values = card.outputs if card.target == "value" else 0
     if card.outputs < (1 if values else 2) or {len(card.shift), len(card.scale)} != {values} or not all(map(plausible, card.shift, card.scale)):
         raise Refused(f"profile of {profile.agent}: expected at least 2 classes, or 1 value with its mean and deviation, found {card}")
+
+
+def check_survey(profile: Profile, run: Run) -> None:
+    """Numbers and words by name, lists of them, or such by a name in turn, as many as a method may find: it is written down in every round."""
+    for name, value in profile.survey.items():
+        inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        if not all(isinstance(one, str | int | float | None) for one in inner):
+            raise Refused(f"profile of {profile.agent}: expected a survey of numbers and words, found something else in '{name[:100]}'")
+    if (size := len(msgspec.msgpack.encode(profile.survey))) > run.survey_limit:
+        raise Refused(f"profile of {profile.agent}: expected a survey of at most {run.survey_limit} bytes, found {size}")
 
 
 def check_match(task: Task, update: Update) -> None:

@@ -79,7 +79,8 @@ class Survey:
 class Hooks:
     """Each may be left out.
 
-    survey: plain values that go into the device's profile; the method's `assign`, and every function that is given a state, finds them.
+    survey: plain values that go into the device's profile; the method's `assign`, and every function that is given a state, finds them. They may
+    take the `survey_limit` of the run's card: a number of each class, and one of each submodel of the menu by its name.
     open: before the first step. loss: of a batch as it is posed, x [N, ...] and truth, the scalar that is minimised, instead of the mean
     over the network's exits of the recipe's own loss. step: after each backward pass, when gradients are there and nothing has moved.
     close: after the last step.

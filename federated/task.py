@@ -172,7 +172,8 @@ class Profile:
 
     cpus: processors it may use, fractions allowed; memory: bytes that training may take beyond the process itself.
     uplink: bytes per second, measured by a publish of one chunk. chunk: largest payload that passed, bytes.
-    runtime: name and version of what trains. survey: what a method's survey hook found. labels: what its owner calls it (`--label eu`).
+    runtime: name and version of what trains. survey: what a method's survey hook found, at most
+        the `survey_limit` of the run's card (`federated.wire.messages`). labels: what its owner calls it (`--label eu`).
     """
 
     agent: str

@@ -1,0 +1,103 @@
+"""What a device's survey may hold: every method's fits, and what no method asks for is refused before it is written down."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from coordinator.acceptance import check_profile
+from coordinator.fleet import Fleet
+from federated.data.dataset import Dataset
+from federated.errors import Refused
+from federated.local import surveyed
+from federated.method import configure
+from federated.methods.catalogue import METHODS, method
+from federated.wire import envelope, messages, topics
+from federated.wire.memory import MemoryBroker
+from models.families import network
+from tests.support.clerk import CARD
+from tests.support.peer import PROFILE, Peer, listen
+
+SURVEYING = sorted(name for name, made in METHODS.items() if (hooks := made().hooks) is not None and hooks.survey is not None)
+BOUND = CARD.survey_limit
+BODY = msgpack.unpackb(envelope.encode(PROFILE))["body"]
+
+
+def card_of(name: str, classes: int) -> messages.Run:
+    """The card of a run of this method, which asks for all that it can ask for."""
+    made, net = method(name), network("preresnet-10", (1, 8, 8), classes)
+    settings = configure(made, {"choice": "zico"} if "choice" in made.settings else {})
+    return replace(CARD, method=name, network=net, settings=settings, menu=made.menu(net, settings))
+
+
+def test_a_survey_may_be_as_large_as_a_number_of_each_class_and_submodel() -> None:
+    assert CARD.survey_limit == 1024 + 16 * 10 + 144 * len(CARD.menu)
+    assert replace(CARD, network=None, menu=()).survey_limit == 1024
+
+
+@pytest.mark.parametrize("classes", [10, 1000])
+@pytest.mark.parametrize("name", SURVEYING)
+def test_the_survey_of_every_method_fits(name: str, classes: int) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 255, (64, 1, 8, 8), np.uint8), rng.integers(0, classes, 64)
+    y[:2] = 0, classes - 1
+    run = card_of(name, classes)
+    found = surveyed(run, Dataset("noise", x, y, x[:2], y[:2], classes), 10**12, "cpu")
+    assert all(len(value) in (classes, len(run.menu)) for value in found.values())
+    assert found
+    check_profile(replace(PROFILE, survey=found), run)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 21_841])
+def test_the_largest_survey_of_a_card_fits(classes: int) -> None:
+    """Names of submodels as long as they may be."""
+    run = card_of("fedfa", classes)
+    names = [f"{i:0{topics.UNOWNED}}" for i in range(len(run.menu))]
+    check_profile(replace(PROFILE, survey={"zico": dict.fromkeys(names, 0.1), "histogram": [0.1] * classes}), run)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_survey_beyond_the_limit_of_the_card_is_refused_by_its_size(more: int) -> None:
+    """{"a": "xx..."} takes six bytes beside a text of 256 characters or more."""
+    large = replace(PROFILE, survey={"a": "x" * (BOUND - 6 + more)})
+    assert len(msgpack.packb(large.survey)) == BOUND + more
+    if not more:
+        check_profile(large, CARD)
+        return
+    with pytest.raises(Refused, match=f"profile of a: expected a survey of at most {BOUND} bytes, found {BOUND + 1}"):
+        check_profile(large, CARD)
+
+
+def nested(depth: int) -> Any:
+    made: Any = 1
+    for _ in range(depth):
+        made = [made]
+    return made
+
+
+@pytest.mark.parametrize("value", [b"\xff", [[1]], {"a": [1]}, {"a": {"b": 1}}, {b"a": 1}, [b"\xff"], nested(400)])
+def test_a_survey_of_anything_but_numbers_and_words_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(Refused, match="profile of a: expected a survey of numbers and words, found something else in 'odd'"):
+        check_profile(replace(PROFILE, survey={"zico": {"w1": 1.0}, "odd": value}), CARD)
+
+
+@pytest.mark.parametrize("survey", [{"histogram": [0.1] * 60_000}, {"a": nested(400)}], ids=["large", "deep"])
+def test_the_coordinator_turns_such_a_profile_away_says_why_and_goes_on(fleet: Fleet, memory: MemoryBroker, survey: dict[str, Any]) -> None:
+    peer = Peer(memory, "a")
+    listen(fleet)
+    peer.heard()
+    fleet.agents["a"].profile = None
+    said = {"v": 1, "kind": "profile", "body": {**BODY, "survey": survey}}
+    peer.link.publish(topics.profile("r", "a"), msgpack.packb(said), retain=True)
+    listen(fleet)
+    assert fleet.ready() == []
+    (told,) = peer.heard()
+    assert isinstance(told, messages.Refusal)
+    assert "expected a survey of" in told.reason
+    peer.say(PROFILE, topics.profile("r", "a"))
+    listen(fleet)
+    assert [agent.name for agent in fleet.ready()] == ["a"]
