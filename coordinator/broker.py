@@ -165,7 +165,7 @@ def start(
         raise LinkError("mosquitto was not found: install it (apt install mosquitto, brew install mosquitto), or use another kind of broker")
     port = free_port(listen, port)
     folder = Path(tempfile.mkdtemp(prefix="espalier-broker-")) if directory is None else directory
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    disk.make(folder, "updates on their way, and passwords")
     secret, file = _users(folder, passwords)
     near, far = reachable(listen)
     entry = Address(near.strip("[]"), port, tls is not None, COORDINATOR if secret else None, secret or None)
@@ -185,6 +185,7 @@ def _users(folder: Path, passwords: Path | None) -> tuple[str, Path | None]:
         return "", None
     secret, file = secrets.token_urlsafe(24), folder / "passwords"
     users.write(file, {**users.read(passwords), COORDINATOR: users.hashed(secret)})
+    disk.look_over(passwords, "passwords")
     return secret, file
 
 

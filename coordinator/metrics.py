@@ -19,6 +19,7 @@ from coordinator.fleet import Fleet
 from coordinator.journal import Entry
 from coordinator.live import STATES, TASKS, Observer
 from coordinator.store import Round
+from federated import disk
 from federated.errors import ConfigError, LinkError, MissingExtra, UsageError
 from models.submodel import Submodel
 
@@ -174,6 +175,7 @@ def secured(wanted: Metrics, *, local: bool) -> dict[str, Any]:
     if not all(files.values()):
         return {}
     check_together(wanted)
+    disk.look_over(Path(wanted.key), "the key of the metrics' certificate")
     return {**files, "client_auth_required": True}
 
 

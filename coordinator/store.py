@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from coordinator import disk, evidence, journal, ledger
 from coordinator.journal import Entry
 from coordinator.standing import Standing
-from federated.disk import sync
+from federated.disk import look_over, make, sync
 from federated.errors import StoreError
 from federated.task import Task
 from models.submodel import Network, Submodel
@@ -38,6 +38,7 @@ from models.submodel import Network, Submodel
 __all__ = ["Round", "Score", "Store", "latest", "names"]
 
 DATABASE = "run.sqlite"
+HOLDS = "single updates of devices"
 KEPT = 2  # checkpoints kept: the last, and the one before in case a disk lies about having written
 PRESENT = """
 SELECT checkpoint, fleet, metrics, task, standing, reason, norm, cost, began
@@ -157,7 +158,7 @@ class Store:
         if (folder / DATABASE).exists():
             raise StoreError(f"run '{name}' exists in {root}: go on with it by --resume, or choose another --name")
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # single updates, and a broker's password where one was given
+            make(folder, HOLDS)
             lock = disk.hold(folder)
         except OSError as error:
             raise StoreError(f"run '{name}' cannot be kept in {root}: {error.strerror}") from error
@@ -176,7 +177,10 @@ class Store:
         folder = root / name
         if not (folder / DATABASE).exists():
             raise StoreError(f"no run '{name}' in {root}; there are: {', '.join(names(root)) or 'none'}")
-        lock = None if read_only else disk.hold(folder)
+        lock = None
+        if not read_only:
+            lock = disk.hold(folder)
+            look_over(folder, HOLDS)
         database = sqlite3.connect(folder / DATABASE)
         store = cls(folder, database, lock)
         try:

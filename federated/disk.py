@@ -1,13 +1,42 @@
-"""Files that are there whole or not at all: whoever reads one finds what was written last or before, however the writer ended. No torch here."""
+"""Files that are there whole or not at all: whoever reads one finds what was written last or before, however the writer ended; and who may read.
+
+Keys and folders of keys that this project makes are refused where others may open them. Other folders that were there before, and files that a
+person gives us, keep their modes: those of volumes and of secrets of containers are not ours to change. What is wrong with them is said.
+No torch here.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 from pathlib import Path
 
-__all__ = ["sync", "write"]
+__all__ = ["look_over", "make", "sync", "write"]
+
+log = logging.getLogger(__name__)
+
+OTHERS = 0o007  # a group may be let in on purpose
+
+
+def make(folder: Path, holds: str) -> None:
+    """Makes a folder that this user alone may open; one that is there keeps its mode, and `look_over` has a word about it. Raises OSError.
+
+    Those above it are made as the umask says.
+    """
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        look_over(folder, holds)
+
+
+def look_over(path: Path, holds: str) -> None:
+    """Warns, with the remedy, where every user of this machine may open a folder or a file. holds: what lies in it. Raises OSError."""
+    if (mode := path.stat().st_mode & 0o777) & OTHERS:
+        log.warning("%s: every user of this machine may open it (mode %04o), and it holds %s: chmod o= %s", path, mode, holds, path)
 
 
 def write(path: Path, content: bytes | memoryview) -> None:

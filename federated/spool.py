@@ -87,7 +87,7 @@ class Spool:
         """limit: bytes. Raises InUse where another process holds the folder, StoreError where it cannot be written."""
         self.folder, self.lasting, self.limit = folder, lasting, limit
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            disk.make(folder, "what this device learned")
             self._lock = _hold(folder) if lasting else -1
         except OSError as error:
             raise StoreError(f"the spool {folder} cannot be used: {error.strerror or error}") from error
