@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from coordinator.broker import find_mosquitto
-from federated.errors import LinkError
-from federated.wire.link import MqttLink
+from tests.support.links import connected
 
 CONFIGURATION = Path(__file__).parents[1] / "deploy" / "mosquitto" / "espalier.conf"
 
@@ -29,21 +27,10 @@ def test_mosquitto_takes_the_shipped_configuration_and_a_chunk(tmp_path: Path) -
     own.write_text(text + f"persistence_location {tmp_path}/\nuser root\n")
     broker = subprocess.Popen([program, "-c", str(own)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        link = connected(f"127.0.0.1:{port}")
+        link = connected(f"127.0.0.1:{port}", "deploy-test")
         passed, _ = link.probe("fl/v1/test/agent/a/probe")
         assert passed >= 256 * 1024
         link.close()
     finally:
         broker.terminate()
         broker.wait()
-
-
-def connected(address: str) -> MqttLink:
-    until = time.monotonic() + 10
-    while True:
-        try:
-            return MqttLink(address, "deploy-test", timeout=2)
-        except LinkError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.1)

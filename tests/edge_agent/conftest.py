@@ -1,4 +1,4 @@
-"""An authority, its office where devices enrol, and a device that has a token. Tests beside run without cryptography too, so it is not imported here."""
+"""An authority, its office where devices enrol, and a device that has a token. Nothing of cryptography at import: tests beside do without it."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +12,10 @@ import pytest
 from coordinator.fleet import Fleet
 from edge_agent import doctor_wire
 from edge_agent.doctor import Check
-from federated.errors import LinkError
 from federated.wire import messages
 from federated.wire.address import Address
-from federated.wire.link import MqttLink
 from models.families import network, probes
+from tests.support.links import connected
 
 __all__ = ["CARD", "coordinating", "states", "tried"]
 
@@ -39,14 +37,7 @@ def states(found: dict[str, Check]) -> dict[str, str]:
 @contextlib.contextmanager
 def coordinating(url: str | Address, folder: Path) -> Iterator[None]:
     """A coordinator's half of the protocol, for a run that nobody has joined."""
-    link, until = None, time.monotonic() + 10
-    while link is None:
-        try:
-            link = MqttLink(url, "coordinator", timeout=2)
-        except LinkError:  # the broker is only starting
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
+    link = connected(url, "coordinator")
     fleet, over = Fleet(link, CARD, folder / "spool"), threading.Event()
     fleet.announce()
 

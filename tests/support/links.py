@@ -6,10 +6,24 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+from federated.errors import LinkError
+from federated.wire.address import Address
 from federated.wire.inbox import Delivery
 from federated.wire.link import MqttLink
 
-__all__ = ["hear", "linked", "listen"]
+__all__ = ["connected", "hear", "linked", "listen"]
+
+
+def connected(address: str | Address, client: str, seconds: float = 10.0) -> MqttLink:
+    """A link to a broker that may only be starting."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            return MqttLink(address, client, timeout=2)
+        except LinkError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
 
 
 @contextlib.contextmanager

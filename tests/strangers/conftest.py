@@ -1,0 +1,33 @@
+"""A door with the shipped files, and a coordinator behind it that hears everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from coordinator.authority import Authority
+from federated.wire import topics
+from federated.wire.link import MqttLink
+from tests.support.authority import Door, shipped
+from tests.support.strangers import coordinator_link, heard
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    folder = tmp_path_factory.mktemp("strangers")
+    authority = Authority(folder / "pki")
+    with shipped("tls.conf", authority, folder) as door:
+        coordinator_link(door).close()
+        yield door
+    authority.close()
+
+
+@pytest.fixture
+def hearing(door: Door) -> Iterator[MqttLink]:
+    """The coordinator, which may hear everything."""
+    link = coordinator_link(door)
+    link.subscribe(topics.all_topics())
+    heard(link, 0.2)  # what is retained
+    yield link
+    link.close()

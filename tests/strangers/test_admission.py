@@ -1,0 +1,82 @@
+"""Nobody comes in who was not let in: real mosquitto with the shipped files."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinator.admission import hand_over
+from coordinator.authority import Authority
+from coordinator.mosquitto import COORDINATOR
+from federated.errors import LinkError, Refused, UsageError
+from federated.wire import topics
+from federated.wire.link import MqttLink
+from tests.support.authority import Door, member
+from tests.support.brokers import needs_mosquitto
+from tests.support.strangers import failing, heard
+
+pytestmark = [pytest.mark.broker, needs_mosquitto]
+
+
+def test_who_shows_no_certificate_is_told_to_enrol(door: Door) -> None:
+    with pytest.raises(LinkError, match="wants a certificate: enrol this device by edge-agent join --token"):
+        MqttLink(door.address(None), "a", timeout=5)
+
+
+def test_a_password_is_no_certificate(door: Door) -> None:
+    with pytest.raises(LinkError, match="wants a certificate"):
+        MqttLink(f"mqtts://{COORDINATOR.replace('@', '%40')}:x@localhost:{door.port}?ca={door.authority.ca}", "a", timeout=5)
+
+
+def test_another_authoritys_certificate_is_refused_even_of_the_coordinators_name(door: Door, tmp_path: Path) -> None:
+    other = Authority(tmp_path / "pki")
+    with pytest.raises(LinkError, match="of an authority that the broker does not know"):
+        MqttLink(door.address(other.coordinator), "coordinator-r", timeout=5)
+    other.close()
+
+
+def test_who_does_not_know_the_authority_trusts_no_broker(door: Door, tmp_path: Path) -> None:
+    other = Authority(tmp_path / "pki")
+    with pytest.raises(LinkError, match="its certificate is not trusted"):
+        MqttLink(door.address(door.authority.coordinator, ca=other.ca), "a", timeout=5)
+    other.close()
+
+
+def test_plain_mqtt_finds_nobody_at_the_port_of_tls(door: Door) -> None:
+    with pytest.raises(LinkError, match=r"hung up|does not answer as an MQTT broker"):
+        MqttLink(f"mqtt://localhost:{door.port}", "a", timeout=5)
+
+
+def test_no_agent_can_be_called_as_the_coordinator_is(door: Door) -> None:
+    with pytest.raises(UsageError, match="agent name"):
+        door.authority.invite(COORDINATOR, "localhost", 8884, 60)
+
+
+def test_who_was_revoked_may_do_nothing_any_more_and_not_come_back(door: Door, hearing: MqttLink, tmp_path: Path) -> None:
+    pem = member(door.authority, "lost", tmp_path)
+    link = MqttLink(door.address(pem), "r-lost")
+    link.publish(topics.say("r", "lost"), b"before")
+    assert heard(hearing, 1.0) == [(topics.say("r", "lost"), b"before")]
+    door.authority.revoke("lost")
+    hand_over(door.authority, door.files)
+    door.process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    link.publish(topics.say("r", "lost"), b"after")
+    assert heard(hearing, 1.0) == []
+    assert "this client's certificate was revoked" in failing(link)
+    link.close()
+    with pytest.raises(LinkError, match="this client's certificate was revoked"):
+        MqttLink(door.address(pem), "r-lost", timeout=5)
+
+
+def test_a_request_for_another_name_than_the_tokens_is_refused(door: Door) -> None:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    from edge_agent.enrolment import request
+
+    token = door.authority.invite("i", "localhost", 8884, 60)
+    with pytest.raises(Refused, match="this token is for 'i', not for 'a'"):
+        door.authority.enrol(token.secret, request("a", ec.generate_private_key(ec.SECP256R1())))

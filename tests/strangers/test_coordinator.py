@@ -1,0 +1,62 @@
+"""What the real coordinator answers to who was let in and says what it should not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from coordinator.fleet import Fleet
+from federated.wire import envelope, messages, topics
+from federated.wire.link import MqttLink
+from tests.support.authority import Door, member
+from tests.support.brokers import needs_mosquitto
+from tests.support.strangers import coordinator_link
+
+pytestmark = [pytest.mark.broker, needs_mosquitto]
+
+
+@pytest.fixture
+def fleet(door: Door, tmp_path: Path) -> Iterator[Fleet]:
+    link = coordinator_link(door)
+    card = messages.Run("r", "fedavg", "mlp", None, (), 1, "s")
+    fleet = Fleet(link, card, tmp_path / "spool")
+    fleet.announce()
+    fleet.turn(0.2)
+    yield fleet
+    link.close()
+
+
+def answered(fleet: Fleet, link: MqttLink, topic: str, payload: bytes) -> list[messages.Message]:
+    """What an agent hears in answer."""
+    link.subscribe(topics.command("r", "h"))
+    link.publish(topic, payload)
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        fleet.turn(0.05)
+        if (delivery := link.receive(0.05)) is not None and delivery.topic == topics.command("r", "h"):
+            return [envelope.decode(delivery.payload)]
+    return []
+
+
+def test_an_update_of_a_round_that_is_over_is_not_awaited(door: Door, fleet: Fleet, tmp_path: Path) -> None:
+    link = MqttLink(door.address(member(door.authority, "h", tmp_path)), "r-h")
+    offer = messages.Offer(messages.Manifest("1-1-h", 4096, 1024, "0" * 64), "r", 1, 1, "train", "w1-d2")
+    answer = answered(fleet, link, topics.say("r", "h"), envelope.encode(offer))
+    assert answer == [messages.Receipt("1-1-h", False, "round 1 of attempt 1 awaits no such update")]
+    link.close()
+    door.authority.revoke("h")
+
+
+def test_another_version_of_the_protocol_is_refused_with_a_reason(door: Door, fleet: Fleet, tmp_path: Path) -> None:
+    link = MqttLink(door.address(member(door.authority, "h", tmp_path)), "r-h")
+    other = msgpack.packb({"v": envelope.PROTOCOL + 1, "kind": "status", "body": {}})
+    answer = answered(fleet, link, topics.status("r", "h"), other)
+    assert len(answer) == 1
+    assert isinstance(answer[0], messages.Refusal)
+    assert f"the peer speaks protocol {envelope.PROTOCOL + 1}, this side {envelope.PROTOCOL}" in answer[0].reason
+    link.close()
+    door.authority.revoke("h")

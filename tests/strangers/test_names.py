@@ -1,0 +1,36 @@
+"""No client is thrown out by another that takes its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.broker import start
+from federated.wire.address import parse_address
+from federated.wire.link import MqttLink
+from federated.wire.mqtt import connect
+from tests.support.authority import Door, member
+from tests.support.brokers import needs_mosquitto
+from tests.support.strangers import heard
+
+pytestmark = [pytest.mark.broker, needs_mosquitto]
+
+
+def test_no_agent_can_throw_another_out_by_its_name(door: Door, tmp_path: Path) -> None:
+    mine, theirs = member(door.authority, "f", tmp_path), member(door.authority, "g", tmp_path)
+    there = MqttLink(door.address(theirs), "r-g")
+    MqttLink(door.address(mine), "r-g").close()  # the id that g's link was given, as far as anyone knows
+    assert heard(there, 1.0) == []
+    there.close()
+
+
+def test_with_passwords_too_nobody_is_thrown_out_by_another_user(tmp_path: Path) -> None:
+    (tmp_path / "users").write_text("a:first-secret\nb:other-secret\n")
+    with start("127.0.0.1", 0, "mosquitto", tmp_path / "broker", tmp_path / "users") as broker:
+        there = MqttLink(f"mqtt://a:first-secret@{broker.address}", "r-a")
+        for guess in ("r-a", there.client_id):
+            MqttLink(f"mqtt://b:other-secret@{broker.address}", guess).close()
+            connect(parse_address(f"mqtt://b:other-secret@{broker.address}"), guess).client.disconnect()
+        assert heard(there, 1.0) == []  # no word of a link that was down
+        there.close()

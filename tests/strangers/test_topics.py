@@ -1,0 +1,130 @@
+"""Nobody speaks for another, nor hears what is for another: real mosquitto with the shipped files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinator.mosquitto import COORDINATOR, rights
+from federated.wire import topics
+from federated.wire.link import MqttLink
+from federated.wire.mqtt import connect, part
+from tests.support.authority import SHIPPED, Door, member
+from tests.support.brokers import needs_mosquitto
+from tests.support.strangers import failing, heard
+
+pytestmark = [pytest.mark.broker, needs_mosquitto]
+
+
+def test_an_agent_speaks_on_its_own_topics_alone(door: Door, hearing: MqttLink, tmp_path: Path) -> None:
+    mine, theirs = member(door.authority, "b", tmp_path), topics.say("r", "a")
+    for topic in (theirs, topics.command("r", "b"), topics.run("r"), topics.everyone("r"), topics.release_card("r"), topics.upload("r", "a", "t")):
+        link = MqttLink(door.address(mine), "r-b")  # a new one each time: the refusal ends it
+        link.publish(topics.say("r", "b"), b"mine")
+        link.publish(topic, b"not mine")
+        assert "Not authorized" in failing(link)
+        link.close()
+    assert heard(hearing, 1.0) == [(topics.say("r", "b"), b"mine")] * 6
+
+
+def test_under_mqtt_3_too_nothing_arrives_of_what_is_said_for_another(door: Door, hearing: MqttLink, tmp_path: Path) -> None:
+    link = MqttLink(door.address(member(door.authority, "c", tmp_path)), "r-c", version=4)
+    link.publish(topics.say("r", "a"), b"not mine")
+    link.publish(topics.say("r", "c"), b"mine")
+    assert heard(hearing, 1.0) == [(topics.say("r", "c"), b"mine")]
+    link.close()
+
+
+def every_topic(agent: str) -> dict[str, str]:
+    """All that topics.py can spell, for one agent. Whether it may write each is said in `OWN`."""
+    version = "0" * 12
+    model, release = topics.model("r", "v", "s"), topics.release("r", version, "f")
+    return {
+        "status": topics.status("r", agent),
+        "profile": topics.profile("r", agent),
+        "serving": topics.serving("r", agent),
+        "heartbeat": topics.heartbeat("r", agent),
+        "say": topics.say("r", agent),
+        "probe": topics.probe("r", agent),
+        "upload": topics.chunk(topics.upload("r", agent, "t"), 0),
+        "answer": topics.answer("r", agent, "q"),
+        "ask": topics.ask("r", agent, "q"),
+        "command": topics.command("r", agent),
+        "everyone": topics.everyone("r"),
+        "run": topics.run("r"),
+        "manifest": topics.manifest(model),
+        "chunk": topics.chunk(model, 0),
+        "card": topics.release_card("r"),
+        "released": topics.manifest(release),
+        "piece": topics.chunk(release, 0),
+        "another": topics.run("another"),
+    }
+
+
+OWN = {"status", "profile", "serving", "heartbeat", "say", "probe", "upload", "answer"}
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("whose", ["mine", "theirs"])
+def test_what_is_retained_is_replaced_or_taken_away_by_nobody_else(door: Door, hearing: MqttLink, tmp_path: Path, version: int, whose: str) -> None:
+    name = f"retained-{version}-{whose}"
+    wanted = every_topic(name if whose == "mine" else "a")
+    pem = member(door.authority, name, tmp_path)
+    for topic in wanted.values():
+        hearing.publish(topic, b"kept", retain=True)
+    assert {topic for topic, _ in heard(hearing, 0.5)} == set(wanted.values())
+    for topic in wanted.values():
+        link = connect(door.address(pem), f"r-{name}", version=version).client
+        link.publish(topic, b"", qos=1, retain=True)
+        link.publish(topic, b"mine", qos=0, retain=True)
+        time.sleep(0.05)
+        part(link, version)
+    touched = {topic for topic, _ in heard(hearing, 0.5)}
+    for topic in wanted.values():
+        hearing.publish(topic, b"", retain=True)
+    assert {key for key, topic in wanted.items() if topic in touched} == (OWN if whose == "mine" else set())
+
+
+@pytest.mark.parametrize("whose", ["mine", "theirs"])
+def test_no_last_will_is_published_for_another(door: Door, hearing: MqttLink, tmp_path: Path, whose: str) -> None:
+    name = f"will-{whose}"
+    wanted, pem = every_topic(name if whose == "mine" else "a"), member(door.authority, name, tmp_path)
+    for topic in wanted.values():
+        client = connect(door.address(pem), f"r-{name}", (topic, b"will")).client
+        client.loop_stop()
+        there = client.socket()
+        assert there is not None
+        there.close()  # without a word
+    arrived = dict(heard(hearing, 1.5))
+    for topic in wanted.values():
+        hearing.publish(topic, b"", retain=True)
+    assert {key for key, topic in wanted.items() if topic in arrived} == (OWN if whose == "mine" else set())
+
+
+@pytest.mark.parametrize("pattern", ["fl/v1/r/cmd/a", "fl/v1/+/cmd/+", "fl/v1/r/agent/a/up/+/c/+", "fl/v1/#", "#", "$share/g/fl/v1/+/cmd/+"])
+def test_an_agent_hears_neither_anothers_commands_nor_updates(door: Door, hearing: MqttLink, tmp_path: Path, pattern: str) -> None:
+    name = f"d{abs(hash(pattern))}"
+    link = MqttLink(door.address(member(door.authority, name, tmp_path)), f"r-{name}")
+    link.subscribe(pattern)
+    link.subscribe(topics.command("r", name))
+    time.sleep(0.2)
+    hearing.publish(topics.command("r", "a"), b"secret")
+    hearing.publish(topics.chunk(topics.upload("r", "a", "t"), 0), b"secret")
+    hearing.publish(topics.command("r", name), b"hello")
+    assert set(heard(link, 1.0)) == {(topics.command("r", name), b"hello")}
+    link.close()
+
+
+def test_the_brokers_own_figures_are_for_the_coordinator(door: Door, hearing: MqttLink, tmp_path: Path) -> None:
+    link = MqttLink(door.address(member(door.authority, "e", tmp_path)), "r-e")
+    for one in (link, hearing):
+        one.subscribe("$SYS/broker/version")
+    assert heard(link, 1.0) == []
+    assert [topic for topic, _ in heard(hearing, 1.0)] == ["$SYS/broker/version"]
+    link.close()
+
+
+def test_the_shipped_rights_are_those_of_a_broker_that_is_started_here() -> None:
+    assert (SHIPPED / "rights.acl").read_text() == rights(COORDINATOR)

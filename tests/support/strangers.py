@@ -1,0 +1,32 @@
+"""The coordinator's link to a door, and what is heard at any link there."""
+
+from __future__ import annotations
+
+import time
+
+from federated.errors import LinkError
+from federated.wire.link import MqttLink
+from tests.support.authority import Door
+from tests.support.links import connected
+
+__all__ = ["coordinator_link", "failing", "heard"]
+
+
+def coordinator_link(door: Door) -> MqttLink:
+    return connected(door.address(door.authority.coordinator), "coordinator-r")
+
+
+def heard(link: MqttLink, seconds: float) -> list[tuple[str, bytes]]:
+    """Everything that comes until nothing does for so long."""
+    return [(delivery.topic, delivery.payload) for delivery in iter(lambda: link.receive(seconds), None)]
+
+
+def failing(link: MqttLink) -> str:
+    """Why a link ended, once it has."""
+    until = time.monotonic() + 15
+    while time.monotonic() < until:
+        try:
+            link.receive(0.1)
+        except LinkError as error:
+            return str(error)
+    return ""
