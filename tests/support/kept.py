@@ -1,0 +1,39 @@
+"""Updates that are kept for a robust rule, of nested corners of one small tensor."""
+
+from __future__ import annotations
+
+import torch
+
+from federated.aggregate import mean
+from federated.kept import Kept
+from federated.method import Part
+from federated.robust import combine
+
+__all__ = ["OLD", "corner", "kept_of", "part", "result", "whole"]
+
+OLD = {"w": torch.zeros(2, 2)}
+
+
+def part(value, where=None, shape=None, weight=1.0, home="w"):
+    value = torch.as_tensor(value, dtype=torch.float32)
+    return Part(home, tuple((0, n) for n in value.shape) if where is None else where, tuple(value.shape) if shape is None else shape, value, weight)
+
+
+def kept_of(folder, *updates):
+    kept = Kept(folder)
+    for index, parts in enumerate(updates):
+        kept.fold(parts if isinstance(parts, list) else [parts], (f"a{index}", 1))
+    return kept
+
+
+def result(kept, tensors, rule, f, home="w"):
+    total = combine(kept, tensors, rule, f)
+    return mean(total.sums[home], tensors[home])
+
+
+def corner(value):
+    return part([[value]], shape=(2, 2))
+
+
+def whole(*values):
+    return part([[values[0], values[1]], [values[2], values[3]]])
