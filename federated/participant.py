@@ -18,7 +18,9 @@ from functools import partial
 from pathlib import Path
 
 from federated.errors import Refused, WireError
+from federated.namesake import Namesake
 from federated.outbox import Outbox
+from federated.setbacks import Setbacks, about
 from federated.spool import Spool, transfer_of
 from federated.task import HEARTBEAT, Profile, Task, beats
 from federated.weights import CACHED, Weights
@@ -32,7 +34,6 @@ log = logging.getLogger(__name__)
 
 JOINING = "joining"  # what a Refusal is about when it turns the agent away
 LOOK = 5.0  # seconds between looks at whether the device may work
-REMEMBERED = 16  # tasks that came to nothing, of which it is said again when they are asked for again
 
 
 def same_work(a: Task, b: Task) -> bool:
@@ -78,7 +79,8 @@ class Participant:
         self._workload = Workload(trainer, self._weights, spool)
         self._outbox = Outbox(link, run.run, name, spool)
         self._outbox.resume(run)
-        self._failures = OrderedDict[tuple[int, int, str, str], messages.Failure]()
+        self._setbacks = Setbacks(link, run.run, name)
+        self._namesake = Namesake(session)
         self._loss = float("nan")
         self._beaten: tuple[float, str] = (0.0, "")
 
@@ -156,8 +158,8 @@ class Participant:
                 self._settle(receipt)
             case messages.Abort() as abort:
                 self._drop(lambda task: task.round <= abort.round and task.attempt <= abort.attempt, abort.reason)
-            case messages.Status() as status if not delivery.retained:  # a retained one may be of a life long ago
-                self._check_name(status)
+            case messages.Status() as status if status.agent == self.name:
+                self._check_name(status, retained=delivery.retained)
             case messages.Run() as run:
                 self._meet(run)
             case messages.Goodbye() as goodbye:
@@ -174,25 +176,26 @@ class Participant:
         self._outbox.online = online
         self._weights.reach(self.clock(), online=online)
         if online:
+            self._namesake.returned()
+            self.link.subscribe(topics.status(self.run.run, self.name))  # who is here by the broker's account, before it is said anew
             self._introduce()
             self._outbox.offer()
 
-    def _check_name(self, status: messages.Status) -> None:
-        """Of two agents of one name one leaves, the same whoever hears of it first: a broker may throw out each in turn."""
-        if status.agent != self.name or status.session == self.session or not status.online:
-            return
-        if self.session < status.session:
-            self.over, self.refused = f"another agent joined under the name '{self.name}': give each its own (--name)", True
-        else:
-            log.warning("another agent joined under the name '%s', and is told to leave: give each its own (--name)", self.name)
-            self._introduce()
+    def _check_name(self, status: messages.Status, *, retained: bool) -> None:
+        """Of two agents of one name the older leaves."""
+        match self._namesake.hear(status, retained=retained):
+            case "leave":
+                self.over, self.refused = f"another agent joined under the name '{self.name}': give each its own (--name)", True
+            case "stay":
+                log.warning("another agent joined under the name '%s', and is told to leave: give each its own (--name)", self.name)
+                self._introduce()
 
     def _meet(self, run: messages.Run) -> None:
         """A card that is new: of a coordinator that came back and goes on, or of one that changed the run or learned what the data look like."""
         if run.run != self.run.run or run == self.run:
             return
         known, self.run = self.run, run
-        self._failures.clear()
+        self._setbacks.clear()
         if replace(run, session="") != replace(known, session=""):
             self._drop(lambda task: True, "the run changed")
             self.profile = self._measure(run)  # another network to time, or another method's survey
@@ -212,12 +215,11 @@ class Participant:
         if any(same(other) for other in self._outbox.tasks()):
             self._outbox.offer(same)
             return
-        if (failure := self._failures.get(_key(task))) is not None:  # it was not heard
-            self._tell(failure)
+        if self._setbacks.repeat(task):  # it was not heard
             return
         self._drop(partial(_outdates, task), "a newer task came")
         if self.paused:
-            self._fail(task, self.paused, paused=True)
+            self._setbacks.say(task, self.paused, paused=True)
             return
         self._workload.add(task, until)
 
@@ -260,7 +262,7 @@ class Participant:
                 self._bound(task)
                 return
         self.spool.forget(transfer_of(task))
-        self._fail(task, reason)
+        self._setbacks.say(task, reason)
 
     def _bound(self, task: Task) -> None:
         """Keeps the spool within its limit: old weights go first, then old updates."""
@@ -268,19 +270,6 @@ class Participant:
         while self.spool.excess() and (old := self._outbox.tasks()[0]) is not task:
             log.warning("the spool is full: the update of round %d is given up", old.round)
             self._outbox.drop(lambda other, old=old: other is old)  # type: ignore[misc]
-
-    def _fail(self, task: Task, reason: str, *, paused: bool = False) -> None:
-        how = "not tried" if paused else "failed"
-        log.warning("round %d: %s %s: %s", task.round, task.work, how, reason, extra=about(task, how))
-        failure = messages.Failure(task.run, task.round, task.attempt, task.work, task.submodel.name, reason[:4000], paused)
-        if not paused:
-            self._failures[_key(task)] = failure
-            while len(self._failures) > REMEMBERED:
-                self._failures.popitem(last=False)
-        self._tell(failure)
-
-    def _tell(self, failure: messages.Failure) -> None:
-        self.link.publish(topics.say(self.run.run, self.name), envelope.encode(failure))
 
     def _drop(self, chosen: Callable[[Task], bool], why: str) -> None:
         """Forgets the chosen tasks, wherever they are."""
@@ -302,12 +291,3 @@ class Participant:
 def _outdates(task: Task, other: Task) -> bool:
     """Whether nobody waits for `other` once `task` came. A training may be awaited while its weights, or later ones, are evaluated."""
     return (other.round, other.attempt) < (task.round, task.attempt) and (task.work == "train" or other.work != "train")
-
-
-def _key(task: Task) -> tuple[int, int, str, str]:
-    return task.round, task.attempt, task.work, task.submodel.name
-
-
-def about(task: Task, event: str) -> dict[str, object]:
-    """The fields of a line in the log that is about a task."""
-    return {"event": event, "run": task.run, "round": task.round, "agent": task.agent, "work": task.work, "submodel": task.submodel.name}

@@ -272,19 +272,22 @@ def test_a_failure_that_a_broker_took_with_it_is_said_again_and_not_tried_again(
     assert agent.hand.begun == [task(), task(1, 2)], "another attempt is another chance"
 
 
-@pytest.mark.parametrize(("own", "other", "leaves"), [("s1", "s2", True), ("s2", "s1", False)])
-def test_of_two_agents_of_one_name_one_leaves_and_the_other_keeps_its_update(tmp_path: Path, own: str, other: str, leaves: bool) -> None:
-    """Whichever hears of it first: both come to the same answer."""
-    agent = Agent(tmp_path, session=own)
+@pytest.mark.parametrize("before", [False, True])
+def test_of_two_agents_of_one_name_the_older_leaves_and_keeps_its_update(tmp_path: Path, before: bool) -> None:
+    clerk = Clerk(MemoryBroker())
+    other = envelope.encode(messages.Status(AGENT, "s2", True))
+    if before:
+        clerk.link.publish(topics.status(HAND_RUN, AGENT), other, retain=True)
+    agent = Agent(tmp_path, clerk)
     (offer,) = agent.work(task())
     agent.clerk.statuses.clear()
-    agent.clerk.link.publish(topics.status(HAND_RUN, AGENT), envelope.encode(messages.Status(AGENT, other, True)))
+    agent.clerk.link.publish(topics.status(HAND_RUN, AGENT), other)
     agent.turn()
-    assert agent.participant.refused == leaves
-    if leaves:
-        assert "another agent joined under the name 'a': give each its own (--name)" in agent.participant.over
+    assert agent.participant.refused != before
+    if before:
+        assert agent.clerk.statuses[-1] == messages.Status(AGENT, "s1", True), "the other hears of it"
     else:
-        assert agent.clerk.statuses[-1] == messages.Status(AGENT, own, True), "the other hears of it"
+        assert "another agent joined under the name 'a': give each its own (--name)" in agent.participant.over
     agent.participant.leave()
     agent.spool.close()
     assert [kept.manifest for kept in lasting(tmp_path).left(CARD)] == [offer.manifest]  # type: ignore[union-attr]

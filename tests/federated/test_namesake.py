@@ -1,0 +1,149 @@
+"""Two agents of one name: the newer stays, the older leaves soon, and nobody leaves because of its own lost connection."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator import broker as brokers
+from coordinator.broker import Broker
+from federated.namesake import ANSWERS, Namesake
+from federated.participant import Participant
+from federated.wire import envelope, topics
+from federated.wire.link import MqttLink
+from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.messages import Status
+from tests.support.clerk import AGENT, CARD, RUN, Hand, lasting, profile
+from tests.support.proxy import Proxy
+
+BOTH = [pytest.param("mosquitto", marks=pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed")), "amqtt"]
+
+
+def here(session: str) -> Status:
+    return Status(AGENT, session, True)
+
+
+def gone(session: str) -> Status:
+    return Status(AGENT, session, False)
+
+
+def born(session: str = "m") -> Namesake:
+    namesake = Namesake(session)
+    assert namesake.hear(here(session), retained=False) == ""
+    return namesake
+
+
+def test_a_birth_after_ones_own_means_to_leave_and_one_before_it_means_to_stay() -> None:
+    """The broker has one order for both: whatever the sessions, exactly one leaves."""
+    for older, newer in (("a", "b"), ("b", "a")):
+        first, second = Namesake(older), Namesake(newer)
+        assert [first.hear(here(one), retained=False) for one in (older, newer)] == ["", "leave"]
+        assert [second.hear(here(one), retained=False) for one in (older, newer)] == ["", ""]
+        assert second.hear(here(older), retained=False) == "stay", "the older said so once more: it has not heard of the newer yet"
+
+
+def test_an_earlier_life_turns_nobody_away() -> None:
+    """Its status was retained at the join, and may be so again where a broker lost what came later."""
+    namesake = Namesake("m")
+    assert [namesake.hear(here("old"), retained=True), namesake.hear(here("m"), retained=False)] == ["", ""]
+    namesake.returned()
+    assert namesake.hear(here("old"), retained=True) == ""
+    assert namesake.hear(gone("old"), retained=False) == "", "its will came late"
+    assert born().hear(here("old"), retained=True) == "", "a broker may be slow with what it retains"
+
+
+def test_who_comes_back_finds_who_came_meanwhile_and_leaves() -> None:
+    for mine in ("a", "z"):
+        namesake = born(mine)
+        namesake.returned()
+        assert namesake.hear(gone(mine), retained=True) == "", "its own will"
+        assert namesake.hear(gone("n"), retained=True) == "", "who came meanwhile is gone again"
+        assert namesake.hear(here("n"), retained=True) == "leave"
+
+
+def test_two_that_both_think_themselves_newer_do_not_argue_for_ever() -> None:
+    pair = {"a": Namesake("a"), "b": Namesake("b")}
+    for mine, namesake in pair.items():
+        namesake.hear(here("b" if mine == "a" else "a"), retained=False)
+        namesake.hear(here(mine), retained=False)
+    verdicts = {mine: [namesake.hear(here("b" if mine == "a" else "a"), retained=False) for _ in range(9)] for mine, namesake in pair.items()}
+    assert verdicts == {"a": ["stay"] * ANSWERS + ["leave"] * (9 - ANSWERS), "b": ["stay"] * 9}
+
+
+def joined(link: MqttLink | MemoryLink, folder: Path, session: str) -> Participant:
+    participant = Participant(link, CARD, AGENT, profile, Hand(), lasting(folder / session), session=session)
+    participant.join()
+    return participant
+
+
+def turned(participants: list[Participant], seconds: float) -> None:
+    """Gives each its turns, until the time is over or one of them is."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and all([participant.turn(0.01) for participant in participants]):
+        pass
+
+
+def test_an_agent_that_only_lost_its_connection_stays(tmp_path: Path) -> None:
+    link = MemoryLink(MemoryBroker(), AGENT, (topics.status(RUN, AGENT), envelope.encode(gone("m"))))
+    agent = joined(link, tmp_path, "m")
+    turned([agent], 0.05)
+    for _ in range(3):
+        link.drop()
+        turned([agent], 0.02)
+        link.mend()
+        turned([agent], 0.05)
+    assert agent.over == ""
+
+
+@pytest.fixture(params=BOTH)
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
+    if request.param == "amqtt":
+        pytest.importorskip("amqtt")
+    with brokers.start(port=0, kind=request.param, directory=tmp_path / "broker") as started:
+        yield started
+
+
+def linked(address: str, session: str) -> MqttLink:
+    return MqttLink(address, f"{RUN}-{AGENT}", (topics.status(RUN, AGENT), envelope.encode(gone(session))))
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(("older", "newer"), [("a", "z"), ("z", "a")])
+def test_over_a_real_broker_the_newer_of_one_name_stays_and_the_older_leaves_when_it_is_back(
+    broker: Broker, tmp_path: Path, older: str, newer: str
+) -> None:
+    """It is thrown out at once, tries again after 1 to 2 s, and leaves then; throwing each other out in turn took 10 s and more."""
+    with contextlib.ExitStack() as stack:
+        first = joined(stack.enter_context(contextlib.closing(linked(broker.address, older))), tmp_path, older)
+        turned([first], 0.5)
+        second = joined(stack.enter_context(contextlib.closing(linked(broker.address, newer))), tmp_path, newer)
+        turned([first, second], 8.0)
+        assert (first.refused, second.over) == (True, "")
+        assert first.over == f"another agent joined under the name '{AGENT}': give each its own (--name)"
+        first.leave()
+        first.link.close()
+        turned([second], 5.0)
+        assert second.over == ""
+
+
+@pytest.mark.broker
+def test_over_a_real_broker_a_cut_connection_and_a_device_that_starts_anew_turn_nobody_away(broker: Broker, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        proxy = stack.enter_context(contextlib.closing(Proxy(int(broker.address.rpartition(":")[2]))))
+        link = stack.enter_context(contextlib.closing(linked(f"127.0.0.1:{proxy.port}", "before")))
+        agent = joined(link, tmp_path, "before")
+        turned([agent], 0.3)
+        proxy.cut()
+        turned([agent], 0.3)
+        proxy.mend()
+        turned([agent], 4.0)
+        assert agent.over == ""
+        assert link._client.is_connected()
+        again = stack.enter_context(contextlib.closing(linked(broker.address, "after")))  # what was before hangs, and never says another word
+        reborn = joined(again, tmp_path, "after")
+        turned([reborn], 1.0)
+        assert reborn.over == ""
