@@ -102,8 +102,8 @@ def explain(address: Address, error: ssl.SSLError) -> str:
             return f"its certificate is for {_names(address)}, not for '{address.host}': use one of these, or add it (coordinator authority --host)"
         if error.verify_code in TIMES:
             return (
-                f"its {error.verify_message}; this device's clock says {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC: set it where it is wrong, "
-                "else start the coordinator anew, which renews the certificate (for a broker of one's own: coordinator authority --for-broker DIR)"
+                f"its {error.verify_message}; this device's clock says {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC: set it where it is "
+                "wrong, else start the coordinator anew, which renews the certificate (a broker of one's own: coordinator authority --for-broker DIR)"
             )
         return f"its certificate is not trusted ({error.verify_message}): give its authority as mqtts://...?ca=FILE"
     reason = error.reason or ""
