@@ -15,11 +15,10 @@ import torch
 
 from coordinator import broker as brokers
 from coordinator import defences, start
-from coordinator.config import Config, load
+from coordinator.config import Config
 from coordinator.evaluation import Evaluator
 from coordinator.inbox import Inbox
 from coordinator.journal import Journal
-from coordinator.progress import Lines
 from coordinator.selection import generator
 from coordinator.store import Entry, Store
 from federated.aggregate import Total, fold
@@ -28,8 +27,8 @@ from federated.errors import ConfigError
 from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.task import Update
-from federated.wire.memory import MemoryBroker, MemoryLink
-from tests.support.federation import RUN, Member, digits, federate, link_of
+from tests.support.federation import RUN, Member, configured, digits, federate
+from tests.support.revival import Fuse, revived
 
 QUICK = {
     "method.name": "fedfa-w",
@@ -94,10 +93,6 @@ def same(one: State, other: State) -> bool:
     return all(torch.equal(value, other.tensors[home]) for home, value in one.tensors.items() if not home.startswith("stats/"))
 
 
-def config(settings: dict[str, Any]) -> Config:
-    return load(None, {}, [("name", RUN), ("seed", 0), *settings.items()])
-
-
 def taken(done: list[list[Entry]]) -> list[tuple[str, int]]:
     return [(entry.agent, entry.task or number) for number, row in enumerate(done, 1) for entry in row if entry.outcome == "folded"]
 
@@ -113,7 +108,7 @@ def test_a_buffer_closes_without_its_slowest_agent_whose_update_is_folded_later_
     assert len(updates) == len(set(updates)), "each (agent, round of its task) once"
     assert {entry.agent for entry in found[0] if entry.outcome == "folded"} < {"a0", "a1", "a2", "a3"}
     assert any(entry.task for row in found for entry in row), "late ones count"
-    assert same(folded_again(tmp_path, config(settings), sent), done.result.state)
+    assert same(folded_again(tmp_path, configured(settings), sent), done.result.state)
 
 
 def test_whoever_has_delivered_is_given_the_newest_weights_at_once(tmp_path: Path) -> None:
@@ -151,7 +146,7 @@ def test_an_update_whose_round_is_closed_is_taken_by_a_later_one_or_dropped(tmp_
         assert {entry.task for entry in of_slow} == {0}
     else:
         assert (of_slow[0].outcome, of_slow[0].task) == ("folded", 1)
-        assert same(folded_again(tmp_path, config(settings), sent), done.result.state)
+        assert same(folded_again(tmp_path, configured(settings), sent), done.result.state)
 
 
 def test_a_method_that_takes_no_late_updates_drops_them_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -164,7 +159,7 @@ def test_a_method_that_takes_no_late_updates_drops_them_and_says_so(tmp_path: Pa
 def test_a_method_that_takes_no_late_updates_is_refused_in_buffered_mode(tmp_path: Path) -> None:
     wanted = r"fleet.mode = 'buffered': method depthfl takes no late updates: FedDyn's h remembers .*; methods that do: allsmall, .*heterofl"
     with pytest.raises(ConfigError, match=wanted):
-        start.prepare(config({**BUFFERED, "method.name": "depthfl"}), tmp_path, resume=False)
+        start.prepare(configured({**BUFFERED, "method.name": "depthfl"}), tmp_path, resume=False)
 
 
 def test_another_agent_is_asked_in_place_of_one_that_fails_and_none_twice(tmp_path: Path) -> None:
@@ -197,10 +192,6 @@ def test_more_agents_are_asked_than_are_needed_and_the_last_are_not_waited_for(t
     assert done.result.seconds < 6
 
 
-class Killed(BaseException):
-    """What stands for the end of the process."""
-
-
 INSTANTS: dict[str, tuple[Any, str, int]] = {
     "before the third fold": (defences, "fold", 3),
     "before the sixth fold": (defences, "fold", 6),
@@ -216,15 +207,7 @@ INSTANTS: dict[str, tuple[Any, str, int]] = {
 @pytest.mark.parametrize("instant", INSTANTS)
 def test_a_crash_inside_a_buffer_loses_nothing_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instant: str) -> None:
     where, name, call = INSTANTS[instant]
-    real, calls = getattr(where, name), [0]
-
-    def fused(*args: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == call:
-            raise Killed
-        return real(*args, **named)
-
-    monkeypatch.setattr(where, name, fused)
+    monkeypatch.setattr(where, name, Fuse(call).around(getattr(where, name)))
     sent: Sent = {}
     trained: list[tuple[str, int]] = []
 
@@ -233,33 +216,15 @@ def test_a_crash_inside_a_buffer_loses_nothing_and_doubles_nothing(tmp_path: Pat
         return update
 
     members = [member(i, 4, sent, seconds, count) for i, seconds in enumerate((0.02, 0.1, 0.2, 0.6))]
-    broker, deaths, torches = MemoryBroker(), 0, torch.get_num_threads()
-    torch.set_num_threads(1)
-    settings = {"fleet.min_agents": 4, "fleet.wait": 30.0, **BUFFERED}
-    threads = [threading.Thread(target=m.live, args=(link_of(broker, m), tmp_path), daemon=True) for m in members]
-    for thread in threads:
-        thread.start()
-    while True:
-        prepared, link = start.prepare(config(settings), tmp_path / "runs", resume=deaths > 0), MemoryLink(broker, "coordinator")
-        try:
-            state = start.run(prepared, link, Lines(lambda line: None)).state
-            break
-        except Killed:
-            deaths += 1
-        finally:
-            prepared.store.close()
-            link.close()
-    for thread in threads:
-        thread.join(10)
-    torch.set_num_threads(torches)
+    result, deaths = revived(tmp_path, members, BUFFERED)
     updates = taken(entries(tmp_path, 5))
     assert deaths == 1
     assert [m.error for m in members] == [None] * 4
     assert len(updates) == len(set(updates)) >= 10
     assert len(trained) == len(set(trained)), "nothing is asked for twice"
     assert not list((tmp_path / "runs" / RUN / "spool").iterdir())
-    assert same(folded_again(tmp_path, config(settings), sent), state)
-    assert np.isfinite([float(value.sum()) for value in state.tensors.values()]).all()
+    assert same(folded_again(tmp_path, configured(BUFFERED), sent), result.state)
+    assert np.isfinite([float(value.sum()) for value in result.state.tensors.values()]).all()
 
 
 @pytest.mark.broker
@@ -271,4 +236,4 @@ def test_a_buffer_closes_over_a_real_broker_too(tmp_path: Path) -> None:
         done = federate(tmp_path, members, {**BUFFERED, "rounds": 8}, broker=broker.address)
     updates = taken(entries(tmp_path, 8))
     assert len(updates) == len(set(updates)) >= 16
-    assert same(folded_again(tmp_path, config({**BUFFERED, "rounds": 8}), sent), done.result.state)
+    assert same(folded_again(tmp_path, configured({**BUFFERED, "rounds": 8}), sent), done.result.state)

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from coordinator import defences, start
-from coordinator.config import load
+from coordinator import defences
 from coordinator.evaluation import Evaluator
 from coordinator.journal import Journal
 from coordinator.progress import Lines
-from coordinator.rounds import Result
 from coordinator.store import Store
 from federated.task import Update
-from federated.wire.memory import MemoryBroker, MemoryLink
-from tests.support.federation import RUN, Member, digits, federate, link_of
+from tests.support.federation import RUN, Member, digits, federate
+from tests.support.revival import Fuse, revived
 
 SETTINGS = {
     "method.widths": [0.5, 1.0],
@@ -34,30 +30,6 @@ SETTINGS = {
 AGENTS = 5
 
 
-class Killed(BaseException):
-    """What stands for the end of the process."""
-
-
-class Fuse:
-    """Ends the process at these calls of something. after: when that is done, not before."""
-
-    def __init__(self, *deaths: int, after: bool = False) -> None:
-        self.deaths, self.after, self.calls = deaths, after, 0
-
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def fused(*args: Any, **named: Any) -> Any:
-            self.calls += 1
-            now = self.calls in self.deaths
-            if now and not self.after:
-                raise Killed
-            result = function(*args, **named)
-            if now:
-                raise Killed
-            return result
-
-        return fused
-
-
 def members(trained: Counter[tuple[str, int]] | None = None) -> list[Member]:
     def count(update: Update) -> Update:
         if trained is not None and update.work == "train":
@@ -65,30 +37,6 @@ def members(trained: Counter[tuple[str, int]] | None = None) -> list[Member]:
         return update
 
     return [Member(f"a{i}", digits(i, AGENTS), change=count) for i in range(AGENTS)]
-
-
-def lives(folder: Path, agents: list[Member]) -> tuple[Result, int]:
-    """Runs a coordinator again and again until it comes to the end, beside agents that live through it all; how often it died."""
-    torch.set_num_threads(1)
-    broker, deaths = MemoryBroker(), 0
-    config = load(None, {}, [("name", RUN), ("seed", 0), ("fleet.min_agents", AGENTS), ("fleet.wait", 30.0), *SETTINGS.items()])
-    threads = [threading.Thread(target=a.live, args=(link_of(broker, a), folder), daemon=True) for a in agents]
-    for thread in threads:
-        thread.start()
-    while True:
-        prepared = start.prepare(config, folder / "runs", resume=deaths > 0)
-        link = MemoryLink(broker, "coordinator")
-        try:
-            result = start.run(prepared, link, Lines(lambda line: None))
-            break
-        except Killed:
-            deaths += 1
-        finally:
-            prepared.store.close()
-            link.close()
-    for thread in threads:
-        thread.join(10)
-    return result, deaths
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +70,7 @@ def test_a_coordinator_that_dies_goes_on_inside_the_round(
     fuse.calls = 0
     monkeypatch.setattr(where, name, fuse.around(getattr(where, name)))
     trained: Counter[tuple[str, int]] = Counter()
-    result, deaths = lives(tmp_path, members(trained))
+    result, deaths = revived(tmp_path, members(trained), SETTINGS)
     assert deaths == len(fuse.deaths)
     assert trained == {(f"a{i}", number): 1 for i in range(AGENTS) for number in (1, 2)}, "nothing is asked for twice"
     assert all(torch.equal(undisturbed[home], result.state.tensors[home]) for home in undisturbed)
@@ -145,16 +93,6 @@ def test_what_does_not_outlive_its_process_goes_as_soon_as_it_is_folded(tmp_path
             if what == "finish":
                 there.extend((tmp_path / "runs" / RUN / "spool").rglob("*.update"))
 
-    torch.set_num_threads(1)
     there: list[Path] = []
-    broker, agents = MemoryBroker(), members()
-    config = load(None, {}, [("name", RUN), ("seed", 0), ("fleet.min_agents", AGENTS), ("fleet.wait", 30.0), *SETTINGS.items()])
-    threads = [threading.Thread(target=a.live, args=(link_of(broker, a), tmp_path), daemon=True) for a in agents]
-    prepared, link = start.prepare(config, tmp_path / "runs", resume=False), MemoryLink(broker, "coordinator")
-    for thread in threads:
-        thread.start()
-    start.run(prepared, link, Looking(lambda line: None), durable=False)
-    prepared.store.close()
-    for thread in threads:
-        thread.join(10)
+    revived(tmp_path, members(), SETTINGS, progress=Looking(lambda line: None), durable=False)
     assert there == []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 import torch
 
 from coordinator import start
-from coordinator.config import load, parse_setting
+from coordinator.config import Config, load
 from coordinator.fleet import Fleet
 from coordinator.progress import Lines
 from coordinator.rounds import PATIENCE, Result
@@ -103,6 +104,24 @@ def link_of(broker: MemoryBroker | str, member: Member) -> Link:
     return MqttLink(broker, member.name, will) if isinstance(broker, str) else MemoryLink(broker, member.name, will)
 
 
+def configured(settings: Mapping[str, Any], agents: int = 1) -> Config:
+    """The configuration of a run of one round that waits for so many agents, unless the settings, by its keys, say otherwise."""
+    given = {"name": RUN, "seed": 0, "rounds": 1, "fleet.min_agents": agents, "fleet.wait": 30.0, **settings}
+    return load(None, {}, list(given.items()))
+
+
+@contextmanager
+def living(members: Sequence[Member], broker: MemoryBroker | str, folder: Path) -> Iterator[None]:
+    """Agents in threads, which have ten seconds to end when the run is over."""
+    torch.set_num_threads(1)
+    threads = [threading.Thread(target=m.live, args=(link_of(broker, m), folder), daemon=True) for m in members]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join(10)
+
+
 @dataclass
 class Federation:
     """What a finished run left. lines: what a person was told; fleet: the coordinator's view at the end."""
@@ -124,22 +143,15 @@ def federate(
     patience: float = PATIENCE,
 ) -> Federation:
     """Runs members and a coordinator to the end of the run; settings are keys of the configuration. broker: one in memory, or an address."""
-    torch.set_num_threads(1)
     broker = broker or MemoryBroker()
-    given = {"name": RUN, "rounds": 1, "fleet.min_agents": len(members), "fleet.wait": 30.0, **(settings or {})}
-    config = load(None, {}, [parse_setting("seed=0"), *given.items()])
     lines: list[str] = []
     fleets: list[Fleet] = []
-    threads = [threading.Thread(target=m.live, args=(link_of(broker, m), folder), daemon=True) for m in members]
-    prepared = start.prepare(config, folder / "runs", resume=resume)
+    prepared = start.prepare(configured(settings or {}, len(members)), folder / "runs", resume=resume)
     link = MqttLink(broker, "coordinator") if isinstance(broker, str) else MemoryLink(broker, "coordinator")
-    for thread in threads:
-        thread.start()
-    try:
-        result = start.run(prepared, link, Lines(lines.append), lambda fleet: (fleets.append(fleet), watch(fleet))[0], patience=patience)
-    finally:
-        prepared.close()
-        link.close()
-    for thread in threads:
-        thread.join(10)
+    with living(members, broker, folder):
+        try:
+            result = start.run(prepared, link, Lines(lines.append), lambda fleet: (fleets.append(fleet), watch(fleet))[0], patience=patience)
+        finally:
+            prepared.close()
+            link.close()
     return Federation(result, lines, fleets[0], {m.name: m for m in members})

@@ -1,0 +1,59 @@
+"""A coordinator that dies at instants that a test chooses, and is started again until its run is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coordinator import start
+from coordinator.progress import Lines
+from coordinator.rounds import Result
+from federated.wire.memory import MemoryBroker, MemoryLink
+from tests.support.federation import Member, configured, living
+
+__all__ = ["Fuse", "Killed", "revived"]
+
+
+class Killed(BaseException):
+    """What stands for the end of a coordinator's process."""
+
+
+class Fuse:
+    """Ends the process at these calls of something. after: when that is done, not before."""
+
+    def __init__(self, *deaths: int, after: bool = False) -> None:
+        self.deaths, self.after, self.calls = deaths, after, 0
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def fused(*args: Any, **named: Any) -> Any:
+            self.calls += 1
+            now = self.calls in self.deaths
+            if now and not self.after:
+                raise Killed
+            result = function(*args, **named)
+            if now:
+                raise Killed
+            return result
+
+        return fused
+
+
+def revived(
+    folder: Path, members: Sequence[Member], settings: Mapping[str, Any], *, progress: Lines | None = None, durable: bool = True
+) -> tuple[Result, int]:
+    """Runs a coordinator again after each `Killed` until it comes to the end, beside members that live through it all; how often it died."""
+    broker, deaths, config = MemoryBroker(), 0, configured(settings, len(members))
+    progress = progress or Lines(lambda line: None)
+    with living(members, broker, folder):
+        while True:
+            prepared, link = start.prepare(config, folder / "runs", resume=deaths > 0), MemoryLink(broker, "coordinator")
+            try:
+                result = start.run(prepared, link, progress, durable=durable)
+                break
+            except Killed:
+                deaths += 1
+            finally:
+                prepared.close()
+                link.close()
+    return result, deaths
