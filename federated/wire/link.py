@@ -252,9 +252,11 @@ class MqttLink:
             return
         self._up = False
         self._shorts = self._shorts + 1 if time.monotonic() - self._since < SHORT else 0
-        if reason.getName() == "Session taken over" or self._shorts >= SHORTS:
-            name = f"is another client connected as '{self.client_id}'? Each needs a name of its own (--name)"
-            self._end(f"{self.address}: the broker keeps hanging up; {name}")
+        if reason.getName() == "Session taken over":
+            self._end(f"{self.address}: another client connected as '{self.client_id}' and took its place: each needs a name of its own (--name)")
+        elif self._shorts >= SHORTS:
+            who = f"is another client connected as '{self.client_id}'? Each needs a name of its own (--name)"
+            self._end(f"{self.address}: the broker keeps hanging up; {who}")
         flights = self._under_way()
         self._strikes = self._strikes + 1 if flights and not self._acks else 0
         if self._strikes >= STRIKES:

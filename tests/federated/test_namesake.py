@@ -82,9 +82,10 @@ def joined(link: MqttLink | MemoryLink, folder: Path, session: str) -> Participa
 
 def turned(participants: list[Participant], seconds: float) -> None:
     """Gives each its turns, until the time is over or one of them is."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and all([participant.turn(0.01) for participant in participants]):
-        pass
+    until, going = time.monotonic() + seconds, True
+    while going and time.monotonic() < until:
+        for participant in participants:
+            going = participant.turn(0.01) and going
 
 
 def test_an_agent_that_only_lost_its_connection_stays(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""A broker that says why it hangs up: another client took the place of this one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from federated.errors import LinkError
+from federated.wire.link import MqttLink
+
+GREETING = bytes([0x20, 3, 0, 0, 0])  # CONNACK of MQTT 5 (section 3.2): no session, success, no properties
+TAKEN_OVER = bytes([0xE0, 2, 0x8E, 0])  # DISCONNECT (section 3.14): session taken over
+
+
+def heard(link: MqttLink) -> None:
+    """Takes what comes; an attempt to come back would be made within 2 s."""
+    for _ in range(3):
+        link.receive(2.5)
+
+
+def test_a_link_whose_session_was_taken_over_ends_at_once_and_does_not_come_back() -> None:
+    came: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = door.accept()
+                except OSError:
+                    return
+                came.append(client)
+                client.recv(1000)
+                client.sendall(GREETING)
+                client.recv(1000)  # what the link publishes: only then is it thrown out
+                client.sendall(TAKEN_OVER)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        link = MqttLink(f"127.0.0.1:{door.getsockname()[1]}", "a")
+        link.publish("t", b"x", qos=0)
+        with pytest.raises(LinkError, match="another client connected as 'a' and took its place: each needs a name of its own"):
+            heard(link)
+        link.close()
+        door.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert len(came) == 1
+    came[0].close()
