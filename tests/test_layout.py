@@ -32,6 +32,7 @@ TORCH_FREE = (
     "edge_agent.cache",
     "edge_agent.cli",
     "edge_agent.doctor",
+    "edge_agent.doctor_broker",
     "edge_agent.doctor_device",
     "edge_agent.doctor_wire",
     "edge_agent.follow",
@@ -96,7 +97,7 @@ def test_only_one_file_speaks_mqtt_topics_and_checkpoints() -> None:
     spelled = [p for p in FILES if "fl/v1" in p.read_text()]
     assert [name_of(p) for p in spelled] == ["federated.wire.topics"]
     assert {name_of(p) for p in FILES if any(name.startswith("paho") for name in imports(p))} <= {
-        "benchmarks.rawclient",  # hundreds of clients in one thread, which no link is made for
+        "benchmarks.raw.fleet",  # hundreds of clients in one thread, which no link is made for
         "federated.wire.link",
         "federated.wire.mqtt",
         "coordinator.broker",

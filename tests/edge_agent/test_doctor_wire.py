@@ -6,7 +6,6 @@ import contextlib
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,18 +98,3 @@ def test_an_own_certificate_that_ended_or_is_of_another_is_said(tmp_path: Path) 
     assert "enrol this device anew" in seen(certificate(["x"], (-9, -1), tmp_path, "old"), "old").remedy
     (tmp_path / "none.pem").write_text("nothing")
     assert "holds no certificate" in seen(tmp_path / "none.pem", "pi").found
-
-
-def test_clocks_are_compared() -> None:
-    assert doctor_wire.skewed(0.5, 0.1).state == "ok"
-    assert doctor_wire.skewed(20.0, 0.1).state == "warn"
-    assert doctor_wire.skewed(20.0, 60.0).state == "ok", "the answer took too long to tell"
-    assert (doctor_wire.skewed(-900.0, 0.1).state, doctor_wire.skewed(-900.0, 0.1).exit) == ("fail", 3)
-    assert "ahead of" in doctor_wire.skewed(-900.0, 0.1).found
-    assert doctor_wire.skewed(float("nan"), 0.1).state == "warn"
-
-
-def test_a_clock_before_the_installation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor_wire.clock().state == "ok"
-    monkeypatch.setattr(time, "time", lambda: 86400.0)
-    assert doctor_wire.clock().state == "fail"

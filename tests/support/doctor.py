@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.fleet import Fleet
-from edge_agent import doctor_wire
+from edge_agent import doctor_broker, doctor_wire
 from edge_agent.doctor import Check
 from federated.wire import messages
 from federated.wire.address import Address
@@ -26,7 +26,7 @@ CARD = messages.Run("r", "fedavg", "preresnet", NETWORK, probes(NETWORK, [2]), 3
 def tried(broker: str, name: str = "pi", run: str | None = None) -> dict[str, Check]:
     """What was found, by the names of the checks; nothing is waited for longer than 2 s."""
     with pytest.MonkeyPatch.context() as hasty:
-        hasty.setattr(doctor_wire, "PATIENCE", 2.0)
+        hasty.setattr(doctor_broker, "PATIENCE", 2.0)
         return {one.name: one for one in doctor_wire.wire(broker, run, name) if isinstance(one, Check)}
 
 

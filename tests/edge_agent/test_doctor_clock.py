@@ -1,0 +1,24 @@
+"""A clock is compared with the coordinator's, and with the day of the installation."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from edge_agent import doctor_clock
+
+
+def test_clocks_are_compared() -> None:
+    assert doctor_clock.skewed(0.5, 0.1).state == "ok"
+    assert doctor_clock.skewed(20.0, 0.1).state == "warn"
+    assert doctor_clock.skewed(20.0, 60.0).state == "ok", "the answer took too long to tell"
+    assert (doctor_clock.skewed(-900.0, 0.1).state, doctor_clock.skewed(-900.0, 0.1).exit) == ("fail", 3)
+    assert "ahead of" in doctor_clock.skewed(-900.0, 0.1).found
+    assert doctor_clock.skewed(float("nan"), 0.1).state == "warn"
+
+
+def test_a_clock_before_the_installation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor_clock.clock().state == "ok"
+    monkeypatch.setattr(time, "time", lambda: 86400.0)
+    assert doctor_clock.clock().state == "fail"
