@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.rawclient import encoded, learned, unsent
+from benchmarks.raw.updates import encoded, learned, unsent
 from coordinator.config import Config, load
 from coordinator.journal import Entry
 from coordinator.selection import generator

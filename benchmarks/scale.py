@@ -19,7 +19,8 @@ from pathlib import Path
 import click
 import psutil
 
-from benchmarks.rawclient import Raw, RawFleet
+from benchmarks.raw.agent import Raw
+from benchmarks.raw.fleet import RawFleet
 from benchmarks.replay import replay
 from coordinator import broker as brokers
 from coordinator.demo import Running, module, process

@@ -11,7 +11,7 @@ from benchmarks.faults.places import link, small_disk
 from benchmarks.faults.proxy import Proxy
 from benchmarks.faults.real import agent_disk_full, agent_killed
 from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, later
-from benchmarks.rawclient import Raw
+from benchmarks.raw.agent import Raw
 
 __all__ = ["ON_AMQTT", "SCENARIOS", "Scenario"]
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.faults.places import Broker, Process
-from benchmarks.rawclient import Raw, RawFleet
+from benchmarks.raw.agent import Raw
+from benchmarks.raw.fleet import RawFleet
 from benchmarks.replay import Make, Replayed, replay
 from benchmarks.scale import spelled
 from coordinator.demo import module

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import scale
 from benchmarks.fuzzing.samples import SUBMODEL
-from benchmarks.rawclient import learned, unsent
+from benchmarks.raw.updates import learned, unsent
 from benchmarks.replay import replay
 from coordinator import broker as brokers
 

@@ -1,42 +1,21 @@
-"""Agents made of nothing but the protocol: hundreds in one process and one thread, over real sockets to a real broker.
-
-They learn nothing: an update is the received weights and a little noise, a function of (weights, agent, round) alone, so that whoever knows which
-updates were folded can compute the model that must come of it. A fault may bend what they send, cut their links, or end them.
-"""
+"""One raw agent: it speaks the whole protocol, and learns nothing (see `benchmarks.raw.updates`)."""
 
 from __future__ import annotations
 
-import contextlib
-import heapq
-import selectors
-import socket
-import time
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgspec
-import numpy as np
-import paho.mqtt.client as mqtt
-from numpy.typing import NDArray
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
-
-from federated.errors import Refused, WireError
-from federated.task import HEARTBEAT, Card, Profile, Task, Timing, Update, beats
+from benchmarks.raw.updates import CARD, Array, encoded, learned, unsent
+from federated.spool import transfer_of
+from federated.task import HEARTBEAT, Profile, Task, Timing, beats
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.chunks import Receiver, Sender, split
-from models.submodel import Submodel
 
-__all__ = ["Raw", "RawAgent", "RawFleet", "encoded", "learned", "unsent"]
+__all__ = ["Bend", "Raw", "RawAgent"]
 
-CARD = Card("digits", (1, 8, 8), "uint8", 10, 100, 20, (5.0,), (6.0,))
 STALLED = 5.0  # seconds without a chunk after which the weights are asked for again
 EARLY = 64  # chunks kept until their manifest comes
-TICK = 0.25  # seconds between looks at what is due
-SCALE = 1e-3  # of the noise, beside weights of about 0.1
 
-Array = NDArray[Any]
 Bend = Callable[[str, str, bytes], Iterable[tuple[str, bytes]]]
 """What an agent publishes instead of (agent, topic, payload)."""
 
@@ -53,24 +32,6 @@ class Raw:
     beside: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     slow: Mapping[str, float] = field(default_factory=dict)
     bend: Bend | None = None
-
-
-def learned(weights: Mapping[str, Array], agent: str, round: int) -> dict[str, Array]:
-    """What an agent makes of its weights in a round: float32 noise of SCALE on top, repeatable to the bit."""
-    rng = np.random.default_rng([zlib.crc32(agent.encode()), round])
-    return {name: w + np.float32(SCALE) * rng.standard_normal(w.shape, np.float32) for name, w in weights.items()}
-
-
-def unsent(run: str, round: int, attempt: int, agent: str, submodel: Submodel, version: str) -> Update:
-    """What an agent says beside its tensors: samples, steps and loss of its own, the same whenever it is asked."""
-    number = zlib.crc32(f"{agent} {round}".encode())
-    notes = {"loss": 1.0 + number % 100 / 100, "labels": list(range(CARD.outputs))}
-    return Update(run, round, attempt, agent, "train", submodel, version, 10 + number % 90, 1, {}, notes)
-
-
-def encoded(update: Update, values: Mapping[str, Array]) -> bytes:
-    """An update as it travels."""
-    return bytes(tensors.encode(msgspec.to_builtins(update), values))
 
 
 class RawAgent:
@@ -214,7 +175,7 @@ class RawAgent:
         if self.card is None or self.over:
             return
         if self.waiting is not None and self.task is not None and self.sender is None and now >= self.ready_at:
-            manifest = split(self.waiting, self.how.chunk, f"{self.task.round}-{self.task.attempt}-train-{self.task.submodel.name}".replace("@", "_"))
+            manifest = split(self.waiting, self.how.chunk, transfer_of(self.task))
             self.sender = Sender(manifest, self.waiting, now)
             self.offer(self.task, manifest)
         if self.sender is not None and self.task is not None and self.sender.stalled(now):
@@ -256,159 +217,3 @@ class RawAgent:
             self._listen(f"{self.base}/#", False)
         self.task = self.receiver = self.sender = self.waiting = None
         self.base, self.early = "", []
-
-
-class Socket:
-    """One agent's connection, driven by the fleet's loop."""
-
-    def __init__(self, fleet: RawFleet, agent: str) -> None:
-        self.fleet, self.name = fleet, agent
-        self.agent = RawAgent(agent, self.say, self.listen, fleet.how)
-        self.client = self._made()
-        self.allowance, self.due, self.up = 0.0, 0.0, False
-        self.delay = 0.5
-
-    def _made(self) -> mqtt.Client:
-        name = f"{self.fleet.run}-{self.name}"
-        client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=MQTTProtocolVersion.MQTTv311, clean_session=False)
-        will = messages.Status(self.name, self.agent.session, False)
-        client.will_set(topics.status(self.fleet.run, self.name), envelope.encode(will), qos=1, retain=True)
-        client.on_connect = lambda c, u, flags, reason, p: self.connected(reason.is_failure)
-        client.on_message = lambda c, u, message: self.heard(message.topic, bytes(message.payload))
-        client.on_socket_open = lambda c, u, sock: self.fleet.watch(self, sock)
-        client.on_socket_close = lambda c, u, sock: self.fleet.forget(self, sock)
-        client.on_socket_register_write = lambda c, u, sock: self.fleet.wants(self, sock, write=True)
-        client.on_socket_unregister_write = lambda c, u, sock: self.fleet.wants(self, sock, write=False)
-        return client
-
-    def connect(self) -> None:
-        """Connects, or comes back later."""
-        self.due = time.monotonic() + self.delay
-        try:
-            self.client.connect(*self.fleet.how.beside.get(self.name, self.fleet.address), keepalive=30)
-        except OSError:
-            self.delay = min(3.0, self.delay * 1.5)
-
-    def connected(self, failed: bool) -> None:
-        if not failed:
-            self.up, self.delay = True, 0.5
-            self.agent.linked(self.fleet.run)
-
-    def heard(self, topic: str, payload: bytes) -> None:
-        if not payload:
-            return
-        if (slow := self.fleet.how.slow.get(self.name)) is not None:
-            self.allowance = max(self.allowance, time.monotonic()) + len(payload) / slow
-            self.fleet.deaf(self)
-        try:
-            self.agent.hear(topic, payload, time.monotonic())
-        except (WireError, Refused) as error:
-            self.agent.refused.append(str(error))
-
-    def say(self, topic: str, payload: bytes, retained: bool, qos: int) -> None:
-        bend = self.fleet.how.bend
-        for where, what in [(topic, payload)] if bend is None else bend(self.name, topic, payload):
-            self.client.publish(where, what, qos=qos, retain=retained)
-
-    def listen(self, pattern: str, wanted: bool) -> None:
-        if wanted:
-            self.client.subscribe(pattern, qos=1)
-        else:
-            self.client.unsubscribe(pattern)
-
-    def cut(self) -> None:
-        """Loses the connection without a word; the agent lives."""
-        sock = self.client.socket()
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]  # it is a socket
-            self.client.loop_read()
-
-    def die(self) -> None:
-        """Ends the agent's process, in effect: nothing is said, nothing is kept; another begins."""
-        self.cut()
-        self.agent.reborn()
-        self.client = self._made()
-        self.due = time.monotonic() + self.delay
-
-
-class RawFleet:
-    """Many raw agents of one run; `turn` drives them all, in the caller's thread."""
-
-    def __init__(self, run: str, names: Sequence[str], address: tuple[str, int], how: Raw = Raw()) -> None:
-        self.run, self.address, self.how = run, address, how
-        self._selector = selectors.DefaultSelector()
-        self.sockets = {name: Socket(self, name) for name in names}
-        self._timers = [(0.0, name) for name in names]
-        heapq.heapify(self._timers)
-
-    @property
-    def agents(self) -> list[RawAgent]:
-        return [one.agent for one in self.sockets.values()]
-
-    @property
-    def connected(self) -> int:
-        return sum(one.client.is_connected() for one in self.sockets.values())
-
-    def turn(self, timeout: float) -> None:
-        """Handles what comes within `timeout` seconds, and all that is due."""
-        now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
-            _, name = heapq.heappop(self._timers)
-            self._tick(self.sockets[name], now)
-            heapq.heappush(self._timers, (now + TICK, name))
-        wait = min(timeout, max(0.0, self._timers[0][0] - now)) if self._timers else timeout
-        if not self._selector.get_map():
-            time.sleep(wait)
-            return
-        for key, events in self._selector.select(wait):
-            one: Socket = key.data
-            if events & selectors.EVENT_READ:
-                one.client.loop_read()
-            if events & selectors.EVENT_WRITE:
-                one.client.loop_write()
-
-    def close(self) -> None:
-        """Ends all connections."""
-        for one in self.sockets.values():
-            sock = one.client.socket()
-            one.client.disconnect()
-            one.client.on_socket_unregister_write = one.client.on_socket_close = None
-            if sock is not None:
-                sock.close()
-        self._selector.close()
-
-    def _tick(self, one: Socket, now: float) -> None:
-        if one.client.socket() is None:
-            if now >= one.due:
-                one.connect()
-            return
-        one.client.loop_misc()
-        if one.allowance and now >= one.allowance:
-            one.allowance = 0.0
-            self.wants(one, one.client.socket(), write=one.client.want_write())
-        if one.client.is_connected():
-            one.agent.tick(now)
-
-    # ---- sockets -------------------------------------------------------------------------------------------------------
-
-    def watch(self, one: Socket, sock: Any) -> None:
-        self._selector.register(sock, selectors.EVENT_READ, one)
-
-    def forget(self, one: Socket, sock: Any) -> None:
-        self._forget(sock)
-        one.up = False
-
-    def wants(self, one: Socket, sock: Any, *, write: bool) -> None:
-        events = (0 if one.allowance else selectors.EVENT_READ) | (selectors.EVENT_WRITE if write else 0)
-        self._forget(sock)
-        if events:
-            self._selector.register(sock, events, one)
-
-    def deaf(self, one: Socket) -> None:
-        """Leaves what comes for a slow agent in its socket for a while."""
-        self.wants(one, one.client.socket(), write=one.client.want_write())
-
-    def _forget(self, sock: Any) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(sock)

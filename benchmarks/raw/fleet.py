@@ -1,0 +1,178 @@
+"""Many raw agents over real sockets, in one thread. A fault may bend what they send, cut their links, or end them."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+
+from benchmarks.raw.agent import Raw, RawAgent
+from federated.errors import Refused, WireError
+from federated.wire import envelope, messages, topics
+
+__all__ = ["RawFleet"]
+
+TICK = 0.25  # seconds between looks at what is due
+
+
+class Socket:
+    """One agent's connection, driven by the fleet's loop."""
+
+    def __init__(self, fleet: RawFleet, agent: str) -> None:
+        self.fleet, self.name = fleet, agent
+        self.agent = RawAgent(agent, self.say, self.listen, fleet.how)
+        self.client = self._made()
+        self.allowance, self.due, self.up = 0.0, 0.0, False
+        self.delay = 0.5
+
+    def _made(self) -> mqtt.Client:
+        name = f"{self.fleet.run}-{self.name}"
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=MQTTProtocolVersion.MQTTv311, clean_session=False)
+        will = messages.Status(self.name, self.agent.session, False)
+        client.will_set(topics.status(self.fleet.run, self.name), envelope.encode(will), qos=1, retain=True)
+        client.on_connect = lambda c, u, flags, reason, p: self.connected(reason.is_failure)
+        client.on_message = lambda c, u, message: self.heard(message.topic, bytes(message.payload))
+        client.on_socket_open = lambda c, u, sock: self.fleet.watch(self, sock)
+        client.on_socket_close = lambda c, u, sock: self.fleet.forget(self, sock)
+        client.on_socket_register_write = lambda c, u, sock: self.fleet.wants(self, sock, write=True)
+        client.on_socket_unregister_write = lambda c, u, sock: self.fleet.wants(self, sock, write=False)
+        return client
+
+    def connect(self) -> None:
+        """Connects, or comes back later."""
+        self.due = time.monotonic() + self.delay
+        try:
+            self.client.connect(*self.fleet.how.beside.get(self.name, self.fleet.address), keepalive=30)
+        except OSError:
+            self.delay = min(3.0, self.delay * 1.5)
+
+    def connected(self, failed: bool) -> None:
+        if not failed:
+            self.up, self.delay = True, 0.5
+            self.agent.linked(self.fleet.run)
+
+    def heard(self, topic: str, payload: bytes) -> None:
+        if not payload:
+            return
+        if (slow := self.fleet.how.slow.get(self.name)) is not None:
+            self.allowance = max(self.allowance, time.monotonic()) + len(payload) / slow
+            self.fleet.deaf(self)
+        try:
+            self.agent.hear(topic, payload, time.monotonic())
+        except (WireError, Refused) as error:
+            self.agent.refused.append(str(error))
+
+    def say(self, topic: str, payload: bytes, retained: bool, qos: int) -> None:
+        bend = self.fleet.how.bend
+        for where, what in [(topic, payload)] if bend is None else bend(self.name, topic, payload):
+            self.client.publish(where, what, qos=qos, retain=retained)
+
+    def listen(self, pattern: str, wanted: bool) -> None:
+        if wanted:
+            self.client.subscribe(pattern, qos=1)
+        else:
+            self.client.unsubscribe(pattern)
+
+    def cut(self) -> None:
+        """Loses the connection without a word; the agent lives."""
+        sock = self.client.socket()
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]  # it is a socket
+            self.client.loop_read()
+
+    def die(self) -> None:
+        """Ends the agent's process, in effect: nothing is said, nothing is kept; another begins."""
+        self.cut()
+        self.agent.reborn()
+        self.client = self._made()
+        self.due = time.monotonic() + self.delay
+
+
+class RawFleet:
+    """Many raw agents of one run; `turn` drives them all, in the caller's thread."""
+
+    def __init__(self, run: str, names: Sequence[str], address: tuple[str, int], how: Raw) -> None:
+        self.run, self.address, self.how = run, address, how
+        self._selector = selectors.DefaultSelector()
+        self.sockets = {name: Socket(self, name) for name in names}
+        self._timers = [(0.0, name) for name in names]
+        heapq.heapify(self._timers)
+
+    @property
+    def agents(self) -> list[RawAgent]:
+        return [one.agent for one in self.sockets.values()]
+
+    @property
+    def connected(self) -> int:
+        return sum(one.client.is_connected() for one in self.sockets.values())
+
+    def turn(self, timeout: float) -> None:
+        """Handles what comes within `timeout` seconds, and all that is due."""
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            _, name = heapq.heappop(self._timers)
+            self._tick(self.sockets[name], now)
+            heapq.heappush(self._timers, (now + TICK, name))
+        wait = min(timeout, max(0.0, self._timers[0][0] - now)) if self._timers else timeout
+        if not self._selector.get_map():
+            time.sleep(wait)
+            return
+        for key, events in self._selector.select(wait):
+            one: Socket = key.data
+            if events & selectors.EVENT_READ:
+                one.client.loop_read()
+            if events & selectors.EVENT_WRITE:
+                one.client.loop_write()
+
+    def close(self) -> None:
+        """Ends all connections."""
+        for one in self.sockets.values():
+            sock = one.client.socket()
+            one.client.disconnect()
+            one.client.on_socket_unregister_write = one.client.on_socket_close = None
+            if sock is not None:
+                sock.close()
+        self._selector.close()
+
+    def _tick(self, one: Socket, now: float) -> None:
+        if one.client.socket() is None:
+            if now >= one.due:
+                one.connect()
+            return
+        one.client.loop_misc()
+        if one.allowance and now >= one.allowance:
+            one.allowance = 0.0
+            self.wants(one, one.client.socket(), write=one.client.want_write())
+        if one.client.is_connected():
+            one.agent.tick(now)
+
+    # ---- sockets -------------------------------------------------------------------------------------------------------
+
+    def watch(self, one: Socket, sock: Any) -> None:
+        self._selector.register(sock, selectors.EVENT_READ, one)
+
+    def forget(self, one: Socket, sock: Any) -> None:
+        self._forget(sock)
+        one.up = False
+
+    def wants(self, one: Socket, sock: Any, *, write: bool) -> None:
+        events = (0 if one.allowance else selectors.EVENT_READ) | (selectors.EVENT_WRITE if write else 0)
+        self._forget(sock)
+        if events:
+            self._selector.register(sock, events, one)
+
+    def deaf(self, one: Socket) -> None:
+        """Leaves what comes for a slow agent in its socket for a while."""
+        self.wants(one, one.client.socket(), write=one.client.want_write())
+
+    def _forget(self, sock: Any) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(sock)
