@@ -211,6 +211,8 @@ class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """every: updates folded between two snapshots of the total; 0: none before the round is over. waiting: updates that wait for those of earlier
     names, whose order makes a run repeat bit for bit, before they are folded as they came; 0: any number. The spool holds no more than both.
+
+    Where the disk holds fewer, whatever came is folded and a snapshot made as soon as an update finds no room; some room stays free for that.
     """
 
     every: Annotated[int, msgspec.Meta(ge=0)] = 32

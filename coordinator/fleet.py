@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 SILENCE = 45.0  # seconds: three missed heartbeats
 OWING = 3.0  # seconds after which an idle agent is told its task again
 LOOK = 0.5  # seconds between looks at leases, and at who could be asked besides
+RELIEF = 1.0  # seconds between tries to make room in a full spool: some updates then leave it together
 REVOKED = "its certificate was revoked"
 
 
@@ -66,6 +67,7 @@ class Fleet:
         self.shelf = Shelf(link, run.run, spool, chunk)
         self._quiet = True  # whether all was heard that agents said
         self._looked = -LOOK  # when leases were looked at last
+        self._relieved = -RELIEF  # when room was made last
 
     @property
     def collection(self) -> Collection:
@@ -168,6 +170,7 @@ class Fleet:
         carry: Callable[[Settled], bool] | None = None,
         flowing: bool = False,
         waiting: int = 0,
+        relieve: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Settled, Update]]:
         """Sends the tasks and yields their updates, each once, checked by `check` (which raises Refused), in the order of agent names.
 
@@ -180,6 +183,7 @@ class Fleet:
         carry: which tasks stay open in later rounds when this one closes. With it, what was carried so far is collected too.
         flowing: updates are yielded as they come, and those that were carried count for the quorum.
         waiting: how many updates may wait in the spool for earlier names; 0: any number.
+        relieve: removes what was yielded from a full spool; whether there was any. Where an update finds no room there, none waits for earlier names.
         """
         carried = self.late if carry is not None else {}
         self.reception.collection = Collection(tasks, check, self.clock(), folder, settled, carried.values(), flowing=flowing, waiting=waiting)
@@ -187,12 +191,17 @@ class Fleet:
         self.reception.expect([entry for entry in self.collection.entries.values() if not entry.carried], size, hold=(*carried, *self.late))
         self.collection.begin_anew()
         self.reception.stir()  # what lay in the spool waits for nobody
-        yield from self._await(quorum, self.clock() + deadline, more, size)
+        yield from self._await(quorum, self.clock() + deadline, more, size, relieve)
         self.reception.close(carry)  # not where it was interrupted: the agents go on, for whoever resumes
         self.notify()
 
     def _await(
-        self, quorum: int, until: float, more: Callable[[Collection], Sequence[Task]], size: Callable[[Task], int]
+        self,
+        quorum: int,
+        until: float,
+        more: Callable[[Collection], Sequence[Task]],
+        size: Callable[[Task], int],
+        relieve: Callable[[], bool],
     ) -> Iterator[tuple[Settled, Update]]:
         closing = not self.collection.entries
         while not closing:
@@ -201,8 +210,11 @@ class Fleet:
             if not self._look(more, size) and not over:
                 continue  # of a thousand agents each chunk is no reason to go through all their tasks
             closing = over or self.collection.complete(quorum, self.clock())
-            for entry in self.collection.next(closing=closing):
+            for entry in self.collection.next(closing=closing or self.inbox.full):
                 yield entry, self.reception.take(entry)
+            if self.inbox.full and self.clock() - self._relieved >= RELIEF:
+                self._relieved = self.clock()
+                self.inbox.relieved(relieve())
 
     def _look(self, more: Callable[[Collection], Sequence[Task]], size: Callable[[Task], int]) -> bool:
         """Now and then, and whenever something came of a task: whose lease is over, and who is to be asked besides; False where it is not time to."""

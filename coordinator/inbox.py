@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import math
 import mmap
+import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +20,7 @@ from federated import disk
 from federated.errors import Malformed, Refused
 from federated.task import Update
 from federated.wire import messages, tensors
-from federated.wire.partial import Partial
+from federated.wire.partial import PART, Partial
 
 __all__ = ["Inbox", "Key"]
 
@@ -73,11 +75,16 @@ class Inbox:
 
     While others wait, a transfer keeps its slot as long as it is not slower than PACE. A slower one goes to the end of the line and goes on from
     where it was, and a silent one leaves: so nobody waits longer than IDLE for each of those before it, whoever they are and whatever they send.
+
+    What finds no room on the disk waits as for a slot. reserve: bytes that are left free, for what removes updates from the spool. full: something
+    waits for room, until who makes some says so (`relieved`).
     sync: whether a received update is on disk, not only with the system, before it is acknowledged.
     """
 
     def __init__(self, spool: Path, slots: int, *, sync: bool = True) -> None:
         self.spool, self.slots, self._sync = spool, slots, sync
+        self.reserve, self.full = 0, False
+        self._told = False  # whether a person was told that there is no room
         self._expected: dict[Key, Place] = {}
         self._flowing: dict[Key, Transfer] = {}
         self._parked: dict[Key, Transfer] = {}  # what came before a transfer lost its slot
@@ -95,7 +102,7 @@ class Inbox:
         for key in {*self._flowing, *self._parked} - held.keys():
             self._drop(key)
         self._waiting = {key: offer for key, offer in self._waiting.items() if key in held}
-        self._expected = held | new
+        self._expected, self.full, self._told = held | new, False, False
         return {key: place.path for key, place in new.items() if place.path.exists()}
 
     def forget(self, folder: str, keep: Collection[Key] = ()) -> None:
@@ -125,10 +132,10 @@ class Inbox:
             self._drop(key)
         if key in self._flowing:
             return self._grant(self._flowing[key])
-        if len(self._flowing) >= self.slots:
-            self._waiting[key] = offer
+        self._waiting[key] = offer
+        if len(self._flowing) >= self.slots or (self.full and key not in self._parked):
             return messages.Grant(manifest.transfer, b"", False)
-        return self._admit(key, offer, now)
+        return self._admit(key, now)
 
     def take(self, agent: str, chunk: messages.Chunk, now: float) -> tuple[messages.Offer, Path | None] | None:
         """Stores a chunk; the offer and the file once the transfer is whole, without the file where it was spoilt too often and is given up.
@@ -175,9 +182,8 @@ class Inbox:
         for transfer in list(self._flowing.values()):
             if transfer.partial.receiver.wants_grant(now):
                 yield transfer.agent, self._grant(transfer)
-        while self._waiting and len(self._flowing) < self.slots:
-            key = next(iter(self._waiting))
-            yield key[0], self._admit(key, self._waiting.pop(key), now)
+        while len(self._flowing) < self.slots and (key := next((k for k in self._waiting if not self.full or k in self._parked), None)) is not None:
+            yield key[0], self._admit(key, now)
 
     def _slow(self, now: float) -> list[Key]:
         """Whose slots go to those who wait: no more than these, the slowest first."""
@@ -204,20 +210,42 @@ class Inbox:
             if self._sync:
                 disk.sync(folder.parent)
 
-    def _admit(self, key: Key, offer: messages.Offer, now: float) -> messages.Grant:
+    def relieved(self, made: bool) -> None:
+        """Tries again those who wait for room. made: whether there is more of it.
+
+        Else, where nothing flows that will be whole and go, what came of the transfer that lost its slot first is removed: its agent sends it anew.
+        """
+        if not made and self._parked and not self._flowing:
+            self._drop(next(iter(self._parked)))
+        self.full = False
+
+    def _admit(self, key: Key, now: float) -> messages.Grant:
+        """A slot for one that waits; where there is no room for it, it waits on, behind the others."""
+        offer = self._waiting.pop(key)
         transfer = self._parked.pop(key, None)
         if transfer is None:
             try:
-                self._make(self._expected[key].path.parent)
-                partial = Partial(offer.manifest, self._expected[key].path, limit=offer.manifest.size)
+                partial = self._begin(offer.manifest, self._expected[key].path)
             except OSError as error:
-                log.error("no room for the %d bytes of %s by %s in %s: %s", offer.manifest.size, key[1], key[0], self.spool, error.strerror)
-                return messages.Grant(offer.manifest.transfer, b"", False)  # the agent keeps it, and asks again
+                if not self._told:
+                    log.error("no room for the %d bytes of %s by %s in %s: %s", offer.manifest.size, key[1], key[0], self.spool, error.strerror)
+                self._told = self.full = True
+                self._waiting[key] = offer
+                return messages.Grant(offer.manifest.transfer, b"", False)
             transfer = Transfer(key[0], offer, partial, now)
         transfer.progressed = now
         transfer.begin(now)
         self._flowing[key] = transfer
         return self._grant(transfer)
+
+    def _begin(self, manifest: messages.Manifest, path: Path) -> Partial:
+        """A transfer with all of its room, or what an earlier process had of it. Raises OSError where that would take what is reserved."""
+        self._make(path.parent)
+        part = path.with_name(path.name + PART)
+        taken = part.stat().st_size if part.exists() else 0
+        if shutil.disk_usage(self.spool).free + taken < manifest.size + self.reserve:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return Partial(manifest, path, limit=manifest.size)
 
     def _drop(self, key: Key) -> None:
         for store in (self._flowing, self._parked):

@@ -134,6 +134,11 @@ class Journal:
         """Whether no round is under way."""
         return self._database.execute("SELECT 1 FROM journal LIMIT 1").fetchone() is None
 
+    @property
+    def size(self) -> int:
+        """Bytes on the disk of the snapshot, and of what SQLite has not put in its place yet."""
+        return sum(path.stat().st_size for path in [*self._folder.glob("total-*"), *self._folder.glob("*-wal")])
+
     def begin(self, opened: Opened) -> None:
         """Writes down a round before anyone hears of it."""
         row = opened.round, time.time(), msgspec.msgpack.encode(opened)

@@ -88,7 +88,9 @@ class Reception:
         try:
             if not entry.resumed or entry.outcome not in ("", CARRIED, "folded"):
                 raise Refused("it belongs to an earlier task")
-            if entry.outcome != "folded":
+            if entry.outcome == "folded":
+                path.unlink()  # the snapshot that it is in was all but done
+            else:
                 self._check(entry, path)
                 entry.update, entry.digest = path, digest(path)
         except (WireError, OSError, ValueError) as error:  # no map of an empty file is a ValueError

@@ -32,6 +32,7 @@ from federated.errors import StoreError
 from federated.kept import Kept
 from federated.method import State
 from federated.task import Recipe, Task, Update
+from models.families import shapes
 from models.submodel import Submodel
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ __all__ = ["Begun", "begin", "folder", "resume", "train"]
 log = logging.getLogger(__name__)
 
 GRACE = 60.0  # least seconds of a round without a deadline
+MARGIN = 2**23  # bytes: twice what SQLite lets its log grow to
 
 
 @dataclass(frozen=True)
@@ -156,13 +158,25 @@ def planned(run: Run, state: State) -> Opened:
 
 
 def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
-    """Sends the tasks, folds the updates as they can be folded, and says what became of each; the devices' own scores where they were asked for."""
+    """Sends the tasks, folds the updates as they can be folded, and says what became of each; the devices' own scores where they were asked for.
+
+    What was folded leaves the spool with every snapshot: each `journal.every` folds, and as soon as an update finds no room there.
+    """
     left, opened = round.left, round.opened
     total = run.defences.begin(opened.round, opened.chosen.values()) or (left.total if left is not None else Total())
     folded = {(one.entry.agent, one.entry.task or opened.round): one for one in (left.folded if left is not None else ())}
     run.standings.update({agent: one.standing for (agent, _), one in folded.items()})
     run.fleet.folded.update(folded.keys())
     spooled: list[Settled] = []
+    run.fleet.inbox.reserve = reserve(run, round.state)
+
+    def snapshot() -> bool:
+        if not run.durable or not spooled or isinstance(total, Kept):
+            return False
+        done = keep(run, opened.round, total, list(folded.values()), spooled)
+        run.fleet.inbox.reserve = reserve(run, round.state)
+        return done
+
     for settled, update in run.fleet.collect(
         round.tasks,
         quorum=opened.needed,
@@ -175,6 +189,7 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
         carry=carrying(run, opened.round),
         flowing=run.config.fleet.mode == "buffered" or not opened.chosen,
         waiting=run.config.journal.waiting,
+        relieve=snapshot,
     ):
         plan = run.method.place(round.state, update.submodel)
         with timing(run.watch, "fold"):
@@ -187,9 +202,10 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
         spooled.append(settled)
         if not run.durable:
             release(spooled)  # nobody will fold it again
-        elif run.config.journal.every and len(spooled) >= run.config.journal.every and not isinstance(total, Kept):
-            keep(run, opened.round, total, list(folded.values()), spooled)
+        elif run.config.journal.every and len(spooled) >= run.config.journal.every:
+            snapshot()
     run.defences.write()
+    run.fleet.inbox.reserve = size_of(round.state)  # for the round's own weights
     settled_all, carried = list(run.fleet.collection.entries.values()), list(run.fleet.late.values())
     if run.durable:
         outcomes = {(s.task.agent, s.task.round): s.outcome for s in settled_all}
@@ -220,16 +236,28 @@ def carrying(run: Run, round: int) -> Callable[[Settled], bool] | None:
     return None if past is None else lambda settled: past.within(settled.task.round - 1, round)
 
 
-def keep(run: Run, round: int, total: Total, folded: Sequence[Folded], spooled: list[Settled]) -> None:
-    """A snapshot; the updates in it need not stay in the spool. Where the disk does not take it, they do, and it is tried again."""
+def reserve(run: Run, state: State) -> int:
+    """Bytes that no update of a round may take: for a snapshot of the total beside the one before, for weights that are evaluated, for rows."""
+    menu = {submodel.plain: sum(math.prod(shape) for shape in shapes(submodel).values()) for submodel in run.menu}
+    return max(0, 2 * size_of(state) + 4 * sum(menu.values()) + MARGIN - run.store.journal.size)
+
+
+def size_of(state: State) -> int:
+    """Bytes of a state's tensors."""
+    return sum(tensor.nbytes for tensor in state.tensors.values())
+
+
+def keep(run: Run, round: int, total: Total, folded: Sequence[Folded], spooled: list[Settled]) -> bool:
+    """A snapshot; the updates in it need not stay in the spool. Where the disk does not take it (False), they do, and it is tried again."""
     try:
         run.defences.write()
         with timing(run.watch, "snapshot"):
             run.store.journal.snapshot(round, total, folded)
     except StoreError as error:
         log.error("%s", error)
-        return
+        return False
     release(spooled)
+    return True
 
 
 def release(spooled: list[Settled]) -> None:

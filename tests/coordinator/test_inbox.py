@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,3 +141,47 @@ def test_nobody_is_judged_by_what_was_not_heard_yet(tmp_path: Path) -> None:
     inbox, _ = full(tmp_path, "aw", 1)
     assert list(inbox.grants(60.0, quiet=False)) == []
     assert [name for name, grant in inbox.grants(60.0) if grant.open] == ["w"]
+
+
+def test_what_finds_no_room_waits_and_is_told_when_there_is_some(tmp_path: Path) -> None:
+    inbox, endless = Inbox(tmp_path, 2), 2**62
+    inbox.expect({(name, KEY[1], 1): len(DATA) for name in "ab"}, "round-1")
+    a, b = Drip(inbox, "a"), Drip(inbox, "b")
+    inbox.reserve = endless
+    assert (a.ask(0.0), b.ask(0.0), inbox.full, inbox.load) == (False, False, True, (0, 2))
+    assert told(inbox, 1.0) == [], "it is not tried again and again"
+    assert not list(tmp_path.rglob("*.part"))
+    inbox.relieved(True)
+    assert (told(inbox, 2.0), inbox.full) == ([("a", False, b"")], True)
+    inbox.reserve = 0
+    inbox.relieved(True)
+    assert told(inbox, 3.0) == [("b", True, b"\0"), ("a", True, b"\0")], "behind the other: there may be room for another one"
+    assert (inbox.full, inbox.load) == (False, (2, 0))
+
+
+def test_what_a_slow_upload_left_goes_where_nothing_else_makes_room(tmp_path: Path) -> None:
+    """Else drips would hold the disk as they hold slots. It is sent anew when there is room."""
+    inbox, (drip, _) = full(tmp_path, "aw", 1)
+    drip.send(20.0)
+    inbox.reserve = 2**62
+    assert told(inbox, IDLE + 1) == [("a", False, b""), ("w", False, b""), ("a", True, b"\1")], "w finds no room, and a has its own"
+    inbox.relieved(False)
+    assert len(list(tmp_path.rglob("*.part"))) == 1, "what flows will make room"
+    assert told(inbox, 2 * IDLE + 3) == [("w", False, b"")], "silent now"
+    inbox.relieved(False)
+    assert not list(tmp_path.rglob("*.part"))
+    inbox.reserve = 0
+    assert told(inbox, 2 * IDLE + 4) == [("w", True, b"\0")]
+
+
+def test_what_is_there_of_an_upload_takes_no_more_room_after_a_restart(tmp_path: Path) -> None:
+    first = Inbox(tmp_path, 1)
+    first.expect({KEY: len(DATA)})
+    drip = Drip(first, "a")
+    drip.ask(0.0)
+    drip.send(0.0)
+    told(first, 2.0)
+    second = Inbox(tmp_path, 1)
+    second.expect({KEY: len(DATA)})
+    second.reserve = shutil.disk_usage(tmp_path).free - 1024  # of the 4096 bytes of it
+    assert second.open("a", offer(drip.manifest), 0.0).have == b"\1"

@@ -1,0 +1,94 @@
+"""A coordinator whose disk holds fewer updates than lie between two snapshots: the round goes on, nothing is lost, nothing is folded twice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from coordinator import training
+from coordinator.journal import Journal
+from coordinator.rounds import Run
+from coordinator.store import Store
+from federated.method import State
+from federated.task import Update
+from tests.support.federation import RUN, Member, digits, federate
+
+pytestmark = pytest.mark.processes
+
+AGENTS = 6
+SETTINGS = {
+    "method.widths": [1.0],
+    "model.name": "mlp-small",
+    "train.steps": 2,
+    "rounds": 2,
+    "evaluate.examples": 20,
+    "evaluate.devices": False,
+    "journal.every": 32,
+}
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 32 MB."""
+    if os.getuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(folder)], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no small disk can be mounted here: {made.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def members(trained: Counter[tuple[str, int]]) -> list[Member]:
+    def count(update: Update) -> Update:
+        if update.work == "train":
+            trained[update.agent, update.round] += 1
+        return update
+
+    return [Member(f"a{i}", digits(i, AGENTS), change=count) for i in range(AGENTS)]
+
+
+def test_a_disk_that_holds_two_updates_holds_a_round_of_six(tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    reserve, snapshot, taken, crowded = training.reserve, Journal.snapshot, Counter[int](), set[int]()
+
+    def crowd(run: Run, state: State) -> int:
+        """When a round begins, leaves room for two updates of the whole network, beside what is reserved."""
+        if state.round not in crowded:
+            crowded.add(state.round)
+            weights = sum(tensor.nbytes for tensor in state.tensors.values())
+            with (disk / "ballast").open("wb") as file:
+                free = os.statvfs(disk)
+                os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - reserve(run, state) - 5 * weights // 2)
+        return reserve(run, state)
+
+    def counted(self: Journal, round: int, *rest: object) -> None:
+        snapshot(self, round, *rest)  # type: ignore[arg-type]
+        taken[round] += 1
+
+    monkeypatch.setattr(training, "reserve", crowd)
+    monkeypatch.setattr(Journal, "snapshot", counted)
+    trained = Counter[tuple[str, int]]()
+    cramped = federate(tmp_path, members(trained), SETTINGS).result.state.tensors
+    assert trained == {(f"a{i}", number): 1 for i in range(AGENTS) for number in (1, 2)}, "nothing is asked for twice"
+    assert min(taken[1], taken[2]) >= 2, "six updates by twos, though a snapshot is made of 32"
+    store = Store.open(disk, RUN, read_only=True)
+    for number in (1, 2):
+        entries = store.entries(number)
+        assert [(entry.agent, entry.outcome) for entry in entries] == [(f"a{i}", "folded") for i in range(AGENTS)]
+        assert sorted(entry.position for entry in entries) == list(range(AGENTS))
+    store.close()
+    monkeypatch.undo()
+    roomy = federate(tmp_path / "roomy", members(Counter()), SETTINGS).result.state.tensors
+    for home, value in roomy.items():
+        torch.testing.assert_close(cramped[home], value, rtol=1e-4, atol=1e-6)
