@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from coordinator import disk
+from coordinator.store import absent
 from federated.errors import StoreError
 
-__all__ = ["Helm", "Stopped", "Wish", "Wishes", "absent", "wish", "wishes"]
+__all__ = ["Helm", "Stopped", "Wish", "Wishes", "wish", "wishes"]
 
 DATABASE = "run.sqlite"
 SCHEMA = "CREATE TABLE IF NOT EXISTS wishes (about TEXT PRIMARY KEY, wanted TEXT NOT NULL, at TEXT NOT NULL, heard INTEGER NOT NULL)"
@@ -42,24 +43,23 @@ class Wishes:
     heard: bool = True
 
 
-def absent(folder: Path) -> StoreError:
-    """That there is no such run, and which there are."""
-    there = sorted(path.parent.name for path in folder.parent.glob(f"*/{DATABASE}"))
-    return StoreError(f"no run '{folder.name}' in {folder.parent}; there are: {', '.join(there) or 'none'}")
+def wish(folder: Path, wanted: Wish) -> Wishes:
+    """Leaves a wish for the coordinator of a run; what was asked of it before.
 
-
-def wish(folder: Path, wanted: Wish) -> None:
-    """Leaves a wish for the coordinator of a run. Raises StoreError where there is no such run, or no coordinator to hear it."""
+    Raises StoreError where there is no such run, or no coordinator to hear it.
+    """
     if not (folder / DATABASE).exists():
         raise absent(folder)
     if not disk.held(folder):
         raise StoreError(f"run '{folder.name}' has no coordinator at the moment: there is nothing to {wanted.split()[0]}")
+    before = wishes(folder)
     about = "stop" if wanted.startswith("stop") else "pause"
     try:
         with _opened(folder) as database, database:
             database.execute("INSERT OR REPLACE INTO wishes VALUES (?, ?, ?, 0)", (about, wanted, datetime.now(UTC).isoformat()))
     except sqlite3.Error as error:
         raise StoreError(f"run '{folder.name}' could not be asked to {wanted}: {error}") from error
+    return before
 
 
 def wishes(folder: Path) -> Wishes:
@@ -132,7 +132,7 @@ class Helm:
     def _obey(self) -> None:
         with contextlib.suppress(sqlite3.Error), self._database:
             self._database.execute("DELETE FROM wishes WHERE about = 'stop'")
-        raise Stopped("stopped at once" if self._stop == "stop now" else "stopped after a round")
+        raise Stopped("stopped at once" if self._stop == "stop now" else "stopped between rounds")
 
 
 @contextmanager

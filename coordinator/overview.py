@@ -39,7 +39,7 @@ COLUMNS = (
 def overview(name: str | None, runs: Path) -> dict[str, Any]:
     """A run's agents as plain values; without a name the latest run's. Raises StoreError."""
     if name is None and not stores.names(runs):
-        raise StoreError(f"no run in {runs}")
+        raise StoreError(stores.none(runs))
     store = Store.open(runs, name or stores.names(runs)[-1], read_only=True)
     try:
         ledger, lately = store.ledger, store.lately()

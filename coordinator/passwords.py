@@ -27,7 +27,7 @@ def read(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"password file {path}: {error}") from None
+        raise ConfigError(f"password file {path}: {(error.strerror if isinstance(error, OSError) else '') or error}") from None
     users: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):

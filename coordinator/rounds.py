@@ -162,8 +162,7 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
     start, sent, got = time.monotonic(), run.fleet.link.sent_bytes, run.fleet.link.received_bytes
     round = training.resume(run, state, left) if left is not None else None
     if round is None:
-        hold(run)
-        wait_for(run.fleet, run.config.fleet.min_agents, run.config.fleet.wait, run.watch)
+        gather(run)
         start, sent, got = time.monotonic(), run.fleet.link.sent_bytes, run.fleet.link.received_bytes
         round = training.begin(run, state)
     if run.helm is not None:
@@ -214,6 +213,15 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
 def trainees(run: Run) -> dict[str, Submodel]:
     """Who was asked in the round that is over, by agent."""
     return {settled.task.agent: settled.task.submodel for settled in run.fleet.collection.entries.values()}
+
+
+def gather(run: Run) -> None:
+    """Waits while people want no round to begin, and until there are enough agents: both are so when it returns. Raises FleetError."""
+    while True:
+        hold(run)
+        wait_for(run.fleet, run.config.fleet.min_agents, run.config.fleet.wait, run.watch)
+        if run.helm is None or not run.helm.paused:  # nobody asked for a pause while agents were awaited
+            return
 
 
 def hold(run: Run) -> None:

@@ -64,7 +64,7 @@ def present(runs: Path) -> str:
     """The run that is under way, the latest where there are several; else the latest. Raises StoreError where there is none."""
     found = stores.names(runs)
     if not found:
-        raise StoreError(f"no run in {runs}")
+        raise StoreError(stores.none(runs))
     return next((name for name in reversed(found) if disk.held(runs / name)), found[-1])
 
 
@@ -139,7 +139,7 @@ def one(runs: Path, name: str) -> dict[str, Any]:
 
 def listing_text(found: list[dict[str, Any]], runs: Path) -> str:
     if not found:
-        return f"no run in {runs}"
+        return stores.none(runs)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("run", "state", "method", "model", "data", "rounds", "accuracy", "worst", "last written"):
         table.add_column(title, no_wrap=title == "run")
@@ -179,7 +179,7 @@ def happening(made: dict[str, Any]) -> list[str]:
     lines = [head + (f"; no sign of the coordinator for {human_seconds(made['silent'])}" if made["silent"] > SILENT else "")]
     wished = made["wishes"]
     if wished["paused"] and now["phase"] != "paused":
-        lines.append("pauses after the present round")
+        lines.append("begins no round until the pause is taken back" if now["phase"] == "waiting" else "pauses after the present round")
     if wished["stop"]:
         lines.append("stops after the present round" if wished["stop"] == "stop" else "stops at once")
     if now["tasks"]:

@@ -67,8 +67,8 @@ def log(run: str | None, agent: str | None, number: int | None, follow: bool, ru
     """Show the events of RUN (default: the one under way, else the latest): rounds, updates, refusals, agents that came and went."""
     with plainly("log"):
         from coordinator import disk, eventlog
-        from coordinator.control import absent
         from coordinator.status import present
+        from coordinator.store import absent
 
         folder = runs / (run or present(runs))
         if not folder.is_dir():
@@ -100,8 +100,11 @@ def pause(run: str | None, off: bool, runs: Path, form: str) -> None:
         from coordinator.status import present
 
         folder = runs / (run or present(runs))
-        control.wish(folder, "go on" if off else "pause")
-        answer(folder, "goes on" if off else "pauses after the present round", form)
+        before = control.wish(folder, "go on" if off else "pause").paused
+        if off:
+            answer(folder, "goes on" if before else "was not paused, and goes on", form)
+        else:
+            answer(folder, "was asked to pause before: it begins no other round" if before else "pauses after the present round", form)
 
 
 @click.command()

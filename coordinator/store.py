@@ -35,7 +35,7 @@ from federated.errors import StoreError
 from federated.task import Task
 from models.submodel import Network, Submodel
 
-__all__ = ["Round", "Score", "Store", "latest", "names"]
+__all__ = ["Round", "Score", "Store", "absent", "latest", "names", "none"]
 
 DATABASE = "run.sqlite"
 HOLDS = "single updates of devices"
@@ -112,8 +112,19 @@ def latest(root: Path) -> str:
     """The run to go on with. Raises StoreError when there is none."""
     found = names(root)
     if not found:
-        raise StoreError(f"nothing to resume: no run in {root}")
+        raise StoreError(f"nothing to resume: {none(root)}")
     return found[-1]
+
+
+def none(root: Path) -> str:
+    """That no run is below `root`, in words; whoever is in another folder than yesterday sees that."""
+    return f"no run in {root}" + ("" if root.is_dir() else f" ({root.absolute()} is no folder): --runs DIR says where runs are kept")
+
+
+def absent(folder: Path) -> StoreError:
+    """That there is no such run, and which there are."""
+    root = folder.parent
+    return StoreError(f"no run '{folder.name}' in {root}; there are: {', '.join(names(root)) or 'none'}" if root.is_dir() else none(root))
 
 
 def begin(folder: Path, facts: Facts) -> None:
@@ -176,7 +187,7 @@ class Store:
         """A run that exists, to go on with it or to read it. Raises StoreError when it is missing, in use or not a run."""
         folder = root / name
         if not (folder / DATABASE).exists():
-            raise StoreError(f"no run '{name}' in {root}; there are: {', '.join(names(root)) or 'none'}")
+            raise absent(folder)
         lock = None
         if not read_only:
             lock = disk.hold(folder)

@@ -29,17 +29,18 @@ SMALL = {"method.name": "fedavg", "method.widths": [0.25], "train.steps": 2, "ev
 
 
 class Going:
-    """A run in a thread of its own. found: how it ended."""
+    """A run in a thread of its own. found: how it ended. busy: why its agents do not work at the moment."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.runs, self.folder = folder / "runs", folder / "runs" / RUN
         self.found: Federation | BaseException | None = None
         self.fleet: Fleet | None = None
+        self.busy: str = settings.pop("busy", "")
         self._thread = threading.Thread(target=self._go, args=(folder, settings.pop("resume", False), SMALL | settings))
         self._thread.start()
 
     def _go(self, folder: Path, resume: bool, settings: dict[str, Any]) -> None:
-        members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
+        members = [Member(f"a{i}", digits(i, 2), pause=lambda: self.busy) for i in range(2)]
         try:
             self.found = federate(folder, members, settings, resume=resume, watch=lambda fleet: setattr(self, "fleet", fleet))
         except BaseException as error:
@@ -119,6 +120,21 @@ def test_a_run_is_seen_paused_stopped_and_resumed(going: Callable[..., Going]) -
     assert (over["state"], over["rounds_done"]) == ("over", done + 2)
 
 
+def test_a_pause_that_is_asked_for_while_agents_are_awaited_lets_no_round_begin(going: Callable[..., Going]) -> None:
+    run = going(rounds=500, busy="on battery")
+    run.until(lambda made: made["now"]["phase"] == "waiting")
+    where = ["--runs", str(run.runs)]
+    assert "pauses after the present round" in command("pause", *where)
+    assert "was asked to pause before" in command("pause", *where)
+    run.until(lambda made: made["wishes"]["heard"])
+    assert "begins no round until the pause is taken back" in text(status(RUN, run.runs))
+    run.busy = ""
+    assert run.until(lambda made: made["now"]["phase"] == "paused")["now"]["round"] == 0
+    assert "test' goes on" in command("pause", "--off", *where)
+    run.until(lambda made: made["rounds_done"] >= 1)
+    assert "was not paused" in command("pause", "--off", *where)
+
+
 def test_a_stop_now_does_not_wait_for_the_round_and_the_run_goes_on_inside_it(going: Callable[..., Going]) -> None:
     run = going(rounds=500, **{"train.steps": 4000})  # seconds: the wish is heard within one
     run.until(lambda made: made["now"]["phase"] == "train")
@@ -186,6 +202,10 @@ def test_without_runs_or_coordinators_commands_say_so(tmp_path: Path) -> None:
         assert done.exit_code == 7, done.output
         assert "error: no run" in done.output
     assert "no run in" in command("runs", "--runs", str(tmp_path))
+    for words in (["status"], ["devices"], ["pause"], ["log", "nothing"], ["start", "--resume"]):
+        done = CliRunner().invoke(main, [*words, "--runs", str(tmp_path / "elsewhere")])
+        assert done.exit_code == 7
+        assert f"no run in {tmp_path / 'elsewhere'} ({tmp_path / 'elsewhere'} is no folder): --runs DIR says where runs are kept" in done.output
 
 
 # ---- metrics -----------------------------------------------------------------------------------------------------------
