@@ -173,7 +173,8 @@ def read_token(text: str | None, file: Path | None) -> str | None:
     try:
         return sys.stdin.readline(MOST) if str(file) == "-" else file.read_text(encoding="ascii")[:MOST]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--token-file {file}: expected a token: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else "it holds no ASCII"
+        raise ConfigError(f"--token-file {file}: expected a token: {why}") from error
 
 
 def renew_for_ever(credentials: Credentials) -> None:

@@ -54,7 +54,7 @@ def enrol(token: Token, folder: Path) -> Credentials:
             disk.write(folder / "about.json", msgspec.json.encode(about))
             (folder / "key.pem").unlink()
     except OSError as error:
-        raise StoreError(f"{folder}: expected a folder for this device's certificate: {error}") from error
+        raise StoreError(f"{folder}: expected a folder for this device's certificate: {error.strerror or error}") from error
     return made
 
 

@@ -40,6 +40,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
         ([*COORDINATOR, "start", "--rounds", "0"], 3, "rounds: expected int >= 1, found 0"),
         ([*AGENT, "join", "--broker", "h", "--limit-memory", "lots"], 3, "expected a size"),
         ([*AGENT, "infer", "--model", "none.onnx", "x.npy"], 8, "none.onnx"),
+        ([*AGENT, "join", "--token-file", "none"], 3, "--token-file none: expected a token: No such file or directory\n"),
         ([sys.executable, "-m", "edge_agent.cli", "join"], 2, "--broker is missing"),
         ([sys.executable, "-m", "coordinator.cli", "start", "--rounds", "0"], 3, "rounds: expected int >= 1, found 0"),
     ],

@@ -105,7 +105,7 @@ def explain(address: Address, error: ssl.SSLError) -> str:
                 f"its {error.verify_message}; this device's clock says {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC: set it where it is "
                 "wrong, else start the coordinator anew, which renews the certificate (a broker of one's own: coordinator authority --for-broker DIR)"
             )
-        return f"its certificate is not trusted ({error.verify_message}): give its authority as mqtts://...?ca=FILE"
+        return f"its certificate is not trusted ({error.verify_message}): enrol this device (edge-agent join --token), or give its authority as mqtts://...?ca=FILE"
     reason = error.reason or ""
     for alert, meaning in ALERTS.items():
         if reason.endswith(alert):

@@ -81,6 +81,7 @@ def test_each_refusal_of_a_client_has_its_own_words_under_both_versions(authorit
         assert "does it want a certificate?" in answer(None) or "wants a certificate" in answer(None)
         assert "of an authority that the broker does not know" in answer(other.coordinator)
         assert "its certificate is not trusted" in answer(good, other.ca)
+        assert "enrol this device (edge-agent join --token)" in answer(good, other.ca)
     other.close()
 
 
