@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coordinator.config import Broker
 from coordinator.gate import authority_of
 from coordinator.listening import own_address
 from coordinator.mosquitto import COORDINATOR, rights
 from coordinator.options import plainly
+from coordinator.tables import Broker
 from federated.console import FORMAT
 from federated.errors import StoreError, UsageError
 from federated.wire.enrolment import PORT

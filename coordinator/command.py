@@ -13,7 +13,7 @@ from rich.console import Console
 
 from coordinator import store as stores
 from coordinator.agent import Agent
-from coordinator.config import Config, Log, load, parse_setting, to_json
+from coordinator.config import Config, load, parse_setting, to_json
 from coordinator.control import Stopped
 from coordinator.fleet import Fleet
 from coordinator.gate import Gate, open_gate
@@ -22,6 +22,7 @@ from coordinator.rounds import Result
 from coordinator.scores import overall
 from coordinator.start import free_name, prepare, run
 from coordinator.store import Store
+from coordinator.tables import Log
 from federated import logs
 from federated.errors import ConfigError, UsageError
 from federated.manager import Manager

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.assignment import Bounds, Offer, affordable, bounds, offers, quick
-from coordinator.config import Assign
 from coordinator.standing import Standing
+from coordinator.tables import Assign
 from federated.task import Profile, Recipe
 from models.submodel import Submodel
 

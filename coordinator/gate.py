@@ -1,7 +1,8 @@
 """The way in, for as long as a run lasts: a broker, and where that asks for certificates, the authority that gives and takes them.
 
 With --tls a keeper looks every second at what `coordinator enroll` and `coordinator revoke` changed in the authority's folder, and tells
-the broker: a revoked agent may do nothing at once, and its connections are cut. Every hour it makes again what is soon over. A broker that was started here is started again where it ended.
+the broker: a revoked agent may do nothing at once, and its connections are cut. Every hour it makes again what is soon over. A broker that
+was started here is started again where it ended.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator import broker as brokers
-from coordinator.config import Broker as Wanted
 from coordinator.listening import check_exposure
 from coordinator.mosquitto import COORDINATOR
 from coordinator.progress import Say
+from coordinator.tables import Broker as Wanted
 from federated.errors import ConfigError, EspalierError, MissingExtra
 from federated.wire.address import identified, parse_address, url
 

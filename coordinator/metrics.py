@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.config import Metrics
 from coordinator.fleet import Fleet
 from coordinator.journal import Entry
 from coordinator.live import STATES, TASKS, Observer
 from coordinator.store import Round
+from coordinator.tables import Metrics
 from federated import disk
 from federated.errors import ConfigError, LinkError, MissingExtra, UsageError
 from models.submodel import Submodel

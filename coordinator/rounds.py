@@ -16,7 +16,6 @@ from torch import Tensor
 from coordinator import training
 from coordinator.agent import Agent
 from coordinator.config import Config
-from coordinator.config import Fleet as FleetSettings
 from coordinator.control import Helm
 from coordinator.decisions import Verdict
 from coordinator.defences import Defences
@@ -29,6 +28,7 @@ from coordinator.scores import overall
 from coordinator.selection import generator
 from coordinator.standing import Standing
 from coordinator.store import Round, Score, Store
+from coordinator.tables import Fleet as FleetSettings
 from coordinator.weights import Shipment
 from federated.buffered import buffered, touched
 from federated.errors import FleetError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.config import Fleet
+from coordinator.tables import Fleet
 
 __all__ = ["count", "generator", "select", "wants"]
 

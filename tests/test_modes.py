@@ -13,9 +13,9 @@ import pytest
 
 from coordinator import broker as brokers
 from coordinator.authority import Authority
-from coordinator.config import Metrics
 from coordinator.metrics import Server
 from coordinator.store import Store
+from coordinator.tables import Metrics
 from federated import disk, memory
 from federated.spool import Spool
 from tests.support.federation import Member, digits, federate

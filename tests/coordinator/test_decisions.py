@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from coordinator.assignment import MARGIN, offers
-from coordinator.config import Assign
 from coordinator.decisions import Candidate, Verdict, absent, decide, human_seconds, megabytes, undrawn
 from coordinator.standing import Standing, failed, late
+from coordinator.tables import Assign
 from federated.task import Profile, Recipe, Timing
 from models.cost import cost
 from models.submodel import Submodel

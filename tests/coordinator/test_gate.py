@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.authority import Authority
 from coordinator.cli import main
-from coordinator.config import Broker
 from coordinator.fleet import REVOKED, Fleet
 from coordinator.gate import Gate, Keeper, open_gate, shown
+from coordinator.tables import Broker
 from edge_agent import enrolment
 from edge_agent.credentials import admitted, renew_when_due, stored
 from edge_agent.enrolment import request, text_of

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from coordinator.authority import Authority
 from coordinator.cli import main
-from coordinator.config import Metrics
 from coordinator.live import Observer
 from coordinator.metrics import Meter, Server
+from coordinator.tables import Metrics
 from federated.errors import ConfigError, LinkError, UsageError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.config import Fleet
 from coordinator.selection import count, generator, select, wants
+from coordinator.tables import Fleet
 
 NAMES = [f"a{i}" for i in range(10)]
 
