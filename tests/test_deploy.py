@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from coordinator.broker import find_mosquitto
+from coordinator.listening import free_port
 from tests.support.links import connected
 
 CONFIGURATION = Path(__file__).parents[1] / "deploy" / "mosquitto" / "espalier.conf"
@@ -19,9 +19,7 @@ def test_mosquitto_takes_the_shipped_configuration_and_a_chunk(tmp_path: Path) -
     program = find_mosquitto()
     if program is None:
         pytest.skip("no mosquitto on this machine")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port("127.0.0.1", 0)
     own = tmp_path / "espalier.conf"
     text = CONFIGURATION.read_text().replace("listener 1883", f"listener {port}")
     own.write_text(text + f"persistence_location {tmp_path}/\nuser root\n")

@@ -23,7 +23,8 @@ from federated.data import catalogue
 from federated.wire import tensors
 from federated.wire.releases import Serving
 from tests.support.federation import RUN, Member, digits, federate
-from tests.support.processes import COORDINATOR, WITHOUT_TORCH, Start, eventually, listening
+from tests.support.processes import COORDINATOR, WITHOUT_TORCH, Start, listening
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
 SMALL = "w1-d1.1.1"

@@ -18,6 +18,7 @@ import click
 import pytest
 
 from coordinator.cli import main as coordinator
+from coordinator.listening import free_port
 from edge_agent.cli import main as edge_agent
 
 ROOT = Path(__file__).parents[1]
@@ -139,9 +140,7 @@ def test_a_coordinator_and_an_agent_tell_a_service_manager_that_they_are_ready_a
             started.append(subprocess.Popen(command, env=environment, stdout=out, stderr=out, text=True, cwd=ROOT))
         return started[-1]
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port("127.0.0.1", 0))
     try:
         words = ("--port", port, "--runs", str(tmp_path / "runs"), "--name", "trial", "--or-resume", "--min-agents", "1", "--rounds", "1000")
         first = start("coordinator.cli", ears["coordinator"], "start", *words)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from coordinator.demo import environment
+from coordinator.listening import free_port
 from coordinator.mosquitto import find_mosquitto
 from federated.errors import FleetError
 
@@ -63,7 +64,7 @@ class Broker:
     def __init__(self, folder: Path, kind: str = "mosquitto", *, persistent: bool = True, host: str = "127.0.0.1", under: Sequence[str] = ()) -> None:
         folder.mkdir(parents=True)
         self.kind, self.host = kind, host
-        self.port = free_port()
+        self.port = free_port("127.0.0.1", 0)
         self.process = Process("broker", folder, under)
         self._command = self._mosquitto(folder, persistent) if kind == "mosquitto" else self._amqtt(folder)
         self.start()
@@ -98,11 +99,6 @@ class Broker:
         settings = folder / "amqtt.json"
         settings.write_text(json.dumps({"listen": "127.0.0.1", "port": self.port, "passwords": ""}))
         return [sys.executable, "-m", "coordinator.embedded", str(settings)]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class Space:

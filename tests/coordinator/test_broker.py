@@ -15,22 +15,10 @@ import pytest
 from coordinator import broker as brokers
 from federated.errors import ConfigError, LinkError
 from federated.wire.link import MqttLink
-from tests.support.brokers import BOTH, needs_mosquitto
+from tests.support.brokers import BOTH, listens, needs_mosquitto
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.broker
-
-
-def listens(address: str) -> bool:
-    host, port = address.rsplit(":", 1)
-    with socket.socket() as probe:
-        return probe.connect_ex((host, int(port))) == 0
-
-
-def gone(address: str, timeout: float = 10.0) -> bool:
-    until = time.monotonic() + timeout
-    while listens(address) and time.monotonic() < until:
-        time.sleep(0.02)
-    return not listens(address)
 
 
 def starter(kind: str, folder: Path) -> subprocess.Popen[bytes]:
@@ -52,7 +40,7 @@ def test_a_started_broker_answers_on_loopback_only_and_stops(kind: str, tmp_path
     MqttLink(broker.address, "a").close()
     broker.stop()
     broker.stop()
-    assert gone(broker.address, 0)
+    assert not listens(broker.address)
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -65,7 +53,7 @@ def test_a_broker_is_gone_when_its_starter_is_killed(kind: str, how: signal.Sign
     process.send_signal(how)
     process.wait()
     process.stdout.close()
-    assert gone(address)
+    eventually(lambda: not listens(address), 10)
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -81,7 +69,7 @@ def test_ctrl_c_is_for_the_coordinator_and_not_for_its_broker(kind: str, tmp_pat
     process.kill()
     process.wait()
     process.stdout.close()
-    assert gone(address)
+    eventually(lambda: not listens(address), 10)
 
 
 def test_without_mosquitto_amqtt_is_started_and_asking_for_mosquitto_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

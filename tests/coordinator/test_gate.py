@@ -9,7 +9,7 @@ import ssl
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +33,8 @@ from federated.wire.address import parse_address
 from federated.wire.link import LINK_UP, MqttLink
 from tests.support.authority import member, shipped
 from tests.support.brokers import needs_mosquitto
+from tests.support.links import connected
+from tests.support.waiting import eventually
 
 
 @contextmanager
@@ -54,16 +56,6 @@ def token_for(folder: Path, name: str) -> str:
     return run(folder, "enroll", name, "--host", "localhost").strip()
 
 
-def within(seconds: float, holds: Callable[[], object]) -> bool:
-    """Whether something comes to hold in time."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if holds():
-            return True
-        time.sleep(0.05)
-    return False
-
-
 @pytest.mark.broker
 @needs_mosquitto
 def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_come_back(tmp_path: Path) -> None:
@@ -75,11 +67,11 @@ def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_co
         links = {name: MqttLink(str(admitted(None, None, token_for(tmp_path, name))[0]), f"r-{name}") for name in ("good", "lost")}
         for name, one in links.items():
             one.publish(topics.status("r", name), envelope.encode(messages.Status(name, "s", True)), retain=True)
-        assert within(5, lambda: (fleet.turn(0.05), {n for n, a in fleet.agents.items() if a.online} == {"good", "lost"})[1])
+        eventually(lambda: (fleet.turn(0.05), {n for n, a in fleet.agents.items() if a.online} == {"good", "lost"})[1], 5)
 
         start = time.monotonic()
         run(tmp_path, "revoke", "lost")
-        assert within(5, lambda: (fleet.turn(0.05), fleet.agents["lost"].refused)[1])
+        eventually(lambda: (fleet.turn(0.05), fleet.agents["lost"].refused)[1], 5)
         refused = time.monotonic() - start
         assert fleet.agents["lost"].absence == f"refused: {REVOKED}"
         assert refused < 3.0
@@ -95,8 +87,8 @@ def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_co
             delivery = links["good"].receive(0.05)
             return delivery is not None and delivery.topic == LINK_UP
 
-        assert within(15, back)
-        assert within(15, ended)
+        eventually(back, 15)
+        eventually(ended, 15)
         links["good"].publish(topics.say("r", "good"), b"still here")
         for one in (*links.values(), link):
             one.close()
@@ -110,7 +102,7 @@ def test_a_broker_that_was_killed_is_started_again(tmp_path: Path, tls: bool) ->
         link = MqttLink(gate.address, "coordinator-r")
         (program,) = [p for p in psutil.Process().children(recursive=True) if p.name() == "mosquitto"]
         program.kill()
-        assert within(20, lambda: (d := link.receive(0.05)) is not None and d.topic == LINK_UP)
+        eventually(lambda: (d := link.receive(0.05)) is not None and d.topic == LINK_UP, 20)
         link.close()
 
 
@@ -157,18 +149,11 @@ def test_a_certificate_that_is_renewed_while_its_link_lives_is_shown_when_that_c
         first = authority.enrol(token.secret, request("a", key))
         shown = enrolment.x509.load_pem_x509_certificate(first.encode()).public_bytes(enrolment.serialization.Encoding.DER)
         pem.write_bytes(authority.renew(shown, request("a", key), life=timedelta(seconds=4)).encode() + text_of(key))
-        until = time.monotonic() + 10
-        while True:
-            try:
-                link = MqttLink(door.address(pem), "r-a", timeout=3)
-                break
-            except LinkError:
-                assert time.monotonic() < until
-                time.sleep(0.05)
+        link = connected(door.address(pem), "r-a")
         time.sleep(4)  # by now the certificate that the link has shown is over
         pem.write_bytes(first.encode() + text_of(key))
         door.restart()
-        assert within(15, lambda: (d := link.receive(0.05)) is not None and d.topic == LINK_UP)
+        eventually(lambda: (d := link.receive(0.05)) is not None and d.topic == LINK_UP, 15)
         link.close()
     authority.close()
 
@@ -202,7 +187,7 @@ def test_a_brokers_certificate_with_a_new_name_is_shown_without_a_restart(tmp_pa
 
         assert "new.example" not in names()
         run(tmp_path, "authority", "--host", "new.example")
-        assert within(5, lambda: "new.example" in names())
+        eventually(lambda: "new.example" in names(), 5)
 
 
 @pytest.mark.broker
@@ -211,7 +196,7 @@ def test_with_a_broker_of_ones_own_the_coordinator_shows_its_certificate_and_enr
     authority = Authority(tmp_path / "pki")
     with shipped("tls.conf", authority, tmp_path) as door, opened(tmp_path, url=f"mqtts://localhost:{door.port}") as (gate, said):
         assert "using the broker at mqtts://localhost" in said[0]
-        assert within(10, lambda: lets_in(gate.address))
+        eventually(lambda: lets_in(gate.address), 10)
         broker, _ = admitted(None, None, token_for(tmp_path, "a"))
         MqttLink(str(broker), "r-a").close()
     authority.close()

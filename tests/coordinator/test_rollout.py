@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from federated.wire import envelope, topics
 from federated.wire.memory import MemoryBroker, MemoryLink
 from federated.wire.releases import Release, Serving
 from tests.support.release import toy
+from tests.support.waiting import eventually
 
 TRAINED = {f"d{i}": "w1-d1" for i in range(4)}
 
@@ -114,21 +115,12 @@ def test_a_release_reaches_all_agents(fleet: Fleet) -> None:
     assert not any("something else" in line for line in fleet.lines)
 
 
-def wait_for(check: Callable[[], bool]) -> None:
-    until = threading.Event()
-    for _ in range(500):
-        if check():
-            return
-        until.wait(0.02)
-    raise AssertionError("it did not come")
-
-
 def stable(fleet: Fleet, letter: str) -> str:
     """Releases to all, and waits until all have it."""
     folder = fleet.made(letter)
     fleet.wish(bundle=folder)
     name = bundle.version(folder)
-    wait_for(lambda: all(device.version == name for device in fleet.devices.values()))
+    eventually(lambda: all(device.version == name for device in fleet.devices.values()))
     return name
 
 
@@ -143,7 +135,7 @@ def test_a_canary_goes_to_a_share_and_is_promoted(fleet: Fleet) -> None:
     assert {row["agent"] for row in tried["reports"] if row["version"] == old} == set(TRAINED) - set(tried["agents"])
     promoted = fleet.wish(promote=True)
     assert (promoted["stable"], promoted["previous"], promoted["canary"]) == (name, old, "")
-    wait_for(lambda: all(device.version == name for device in fleet.devices.values()))
+    eventually(lambda: all(device.version == name for device in fleet.devices.values()))
     assert fleet.versions() == {name, old}
 
 
@@ -169,7 +161,7 @@ def test_a_refused_canary_is_rolled_back_by_one_command(fleet: Fleet) -> None:
     assert result["error"] == f"version {name} was rolled back: d2 refused it: the self-test fails"
     assert (result["stable"], result["canary"]) == (old, "")
     assert fleet.card() == Release("spring", fleet.card().stable)
-    wait_for(lambda: {device.version for device in fleet.devices.values()} == {old})
+    eventually(lambda: {device.version for device in fleet.devices.values()} == {old})
     assert fleet.versions() == {old}
     with pytest.raises(ExportError, match=r"was rolled back at .*: d2 refused it: the self-test fails; --force releases it all the same"):
         fleet.wish(bundle=bad)
@@ -197,7 +189,7 @@ def test_a_rollback_brings_the_release_before_back(fleet: Fleet) -> None:
     one, two = stable(fleet, "1"), stable(fleet, "2")
     result = fleet.wish(rollback=True)
     assert (result["stable"], result["previous"]) == (one, "")
-    wait_for(lambda: {device.version for device in fleet.devices.values()} == {one})
+    eventually(lambda: {device.version for device in fleet.devices.values()} == {one})
     assert fleet.versions() == {one}
     assert not (fleet.folder / "runs" / "spring" / "releases" / two).exists()
     with pytest.raises(ExportError, match=f"nothing to roll back to: version {one} is the only one"):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -18,6 +15,7 @@ from edge_agent.bench_process import ask
 from edge_agent.bench_row import Answer, Plan
 from edge_agent.bench_target import chosen, made_ready, named
 from edge_agent.limits import Limits
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timed
 PICTURE = Path(__file__).parents[1] / "export" / "picture.onnx"
@@ -99,12 +97,3 @@ def test_a_process_that_measures_ends_with_who_asked(tmp_path: Path) -> None:
         eventually(lambda: [region for region in row.memory_maps() if "onnxruntime" in region.path])
         asking.kill()
     eventually(lambda: not row.is_running() or row.status() == psutil.STATUS_ZOMBIE)
-
-
-def eventually(look: Callable[[], Any]) -> Any:
-    """What a look finds, once it finds something."""
-    end = time.monotonic() + 60
-    while not (found := look()):
-        assert time.monotonic() < end, "in vain"
-        time.sleep(0.05)
-    return found

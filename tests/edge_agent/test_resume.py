@@ -6,12 +6,10 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,9 +22,10 @@ from coordinator.store import Store
 from federated.task import Update
 from federated.wire import envelope, messages, topics
 from federated.wire.link import MqttLink
-from tests.support.brokers import needs_mosquitto, port_of
+from tests.support.brokers import listens, needs_mosquitto, port_of
 from tests.support.federation import RUN, Federation, Member, digits, federate
 from tests.support.proxy import Proxy
+from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.broker,
@@ -80,13 +79,6 @@ class Spy:
         self.link.close()
 
 
-def wait(met: Callable[[], bool], seconds: float = 90.0) -> None:
-    until = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
 class Stage:
     """A coordinator in a thread, with an agent that holds the round open until the one under test was heard."""
 
@@ -103,7 +95,7 @@ class Stage:
     def _run(self) -> None:
         def patient(update: Update) -> Update:
             assert self.going.wait(90)
-            wait(lambda: any(entry.update is not None for entry in self.fleets[0].collection.of("a0")))
+            eventually(lambda: any(entry.update is not None for entry in self.fleets[0].collection.of("a0")))
             return update
 
         other = Member("a1", digits(1, 2), change=patient)
@@ -149,7 +141,7 @@ def test_an_agent_killed_in_the_middle_of_its_upload_goes_on_there(stage: Stage,
     spy, slow = Spy(broker.address), Proxy(port_of(broker), 1.2e6)
     try:
         first = stage.join(slow.port)
-        wait(lambda: len(spy.seen) >= 8)
+        eventually(lambda: len(spy.seen) >= 8)
         first.kill()
         first.wait()
         before = len(spy.seen)
@@ -173,7 +165,7 @@ def test_an_agent_killed_in_the_middle_of_its_upload_goes_on_there(stage: Stage,
 
 def test_a_second_agent_of_the_name_and_spool_is_told_so_and_the_first_stays(stage: Stage, broker: Broker) -> None:
     first = stage.join(port_of(broker))
-    wait(lambda: "joined run" in stage.said(0))
+    eventually(lambda: "joined run" in stage.said(0))
     second = stage.join(port_of(broker))
     assert second.wait(60) == 7
     stage.going.set()
@@ -188,10 +180,10 @@ def test_of_two_agents_of_one_name_one_says_why_it_leaves_and_the_others_update_
     slow = Proxy(port_of(broker), 1.2e6)
     try:
         both = [stage.join(slow.port)]
-        wait(lambda: bool(list(stage.folder.glob("spool/*/a0/*.task"))))
+        eventually(lambda: bool(list(stage.folder.glob("spool/*/a0/*.task"))))
         slow.rate = 0.2e6
         both.append(stage.join(port_of(broker), "elsewhere"))
-        wait(lambda: any(process.poll() is not None for process in both))
+        eventually(lambda: any(process.poll() is not None for process in both))
         slow.rate = 20e6
         gone = 0 if both[0].poll() is not None else 1
         assert both[gone].returncode in (5, 6)
@@ -202,11 +194,6 @@ def test_of_two_agents_of_one_name_one_says_why_it_leaves_and_the_others_update_
         assert json.loads(out.splitlines()[-1])["reason"] == "the run is over"
     finally:
         slow.close()
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_broker_that_dies_in_the_middle_of_uploads_costs_no_training(tmp_path: Path) -> None:
@@ -223,9 +210,9 @@ def test_a_broker_that_dies_in_the_middle_of_uploads_costs_no_training(tmp_path:
         spy = stack.enter_context(contextlib.closing(Spy(first.address)))
 
         def die() -> None:
-            wait(lambda: len(spy.seen) >= 5)
+            eventually(lambda: len(spy.seen) >= 5)
             os.killpg(first._process.pid, signal.SIGKILL)
-            wait(lambda: not listens(port_of(first)))  # the system takes a moment to bury it
+            eventually(lambda: not listens(first.address))  # the system takes a moment to bury it
             stack.enter_context(brokers.start(port=port_of(first), kind="mosquitto", directory=tmp_path / "second"))
 
         death = threading.Thread(target=die, daemon=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from federated.wire.link import Link
 from federated.wire.memory import MemoryBroker, MemoryLink
 from federated.wire.releases import Release, Serving
 from tests.support.variants import NAME, several
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -32,14 +32,6 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "TURN", 0.05)
     monkeypatch.setattr(services, "TELL", 0.2)
     monkeypatch.setattr(services, "RETRY", 0.1)
-
-
-def eventually(what: Callable[[], Any], seconds: float = 20.0) -> Any:
-    until = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert found, "it did not come"
-    return found
 
 
 @dataclass

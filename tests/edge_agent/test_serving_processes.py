@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import eventually
+
 pytest.importorskip("uvicorn")
 
 from coordinator import broker as brokers
@@ -20,7 +22,7 @@ from export.publish import announce, publish, version_of
 from federated.wire import topics
 from federated.wire.link import MqttLink
 from federated.wire.releases import Release
-from tests.support.processes import WITHOUT_TORCH, Start, eventually, listening
+from tests.support.processes import WITHOUT_TORCH, Start, listening
 from tests.support.variants import NAME, several
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]

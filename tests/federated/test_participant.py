@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,15 +20,9 @@ from tests.support.clerk import AGENT, CARD, Clerk, Hand, lasting, profile, task
 from tests.support.clerk import RUN as HAND_RUN
 from tests.support.clock import Clock
 from tests.support.federation import RUN, Member, digits, federate
+from tests.support.waiting import eventually
 
 SMALL = {"method.widths": [0.5], "method.depths": [2], "train.steps": 1, "rounds": 3, "evaluate.every": 3}
-
-
-def until(met: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not met():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def trained(folder: Path, round_: int) -> dict[str, str]:
@@ -58,10 +50,10 @@ def test_a_paused_agent_is_not_asked_until_it_may_work_again(tmp_path: Path, mon
     def by_round(update: Update) -> Update:
         if update.work == "train" and update.round == 1:
             begun.set()
-            until(lambda: "a1" in fleets[0].agents and fleets[0].agents["a1"].ready)
+            eventually(lambda: "a1" in fleets[0].agents and fleets[0].agents["a1"].ready)
         if update.work == "train" and update.round in (2, 3):
             why["now"] = "on battery" if update.round == 2 else ""
-            until(lambda: resting.participant is not None and resting.participant.paused == why["now"])
+            eventually(lambda: resting.participant is not None and resting.participant.paused == why["now"])
         return update
 
     members = [Member("a0", digits(0, 2), change=by_round), resting]

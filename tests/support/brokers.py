@@ -1,13 +1,15 @@
-"""Which brokers tests want, and where one listens."""
+"""Which brokers tests want, where one listens, and whether one does."""
 
 from __future__ import annotations
+
+import socket
 
 import pytest
 
 from coordinator.broker import Broker
 from coordinator.mosquitto import find_mosquitto
 
-__all__ = ["BOTH", "needs_mosquitto", "port_of"]
+__all__ = ["BOTH", "listens", "needs_mosquitto", "port_of"]
 
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
 BOTH = [pytest.param("mosquitto", marks=needs_mosquitto), "amqtt"]
@@ -15,3 +17,10 @@ BOTH = [pytest.param("mosquitto", marks=needs_mosquitto), "amqtt"]
 
 def port_of(broker: Broker) -> int:
     return int(broker.address.rsplit(":", 1)[1])
+
+
+def listens(address: str) -> bool:
+    """Whether anything does, at host:port."""
+    host, port = address.rsplit(":", 1)
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0

@@ -6,14 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-__all__ = ["AGENT", "COORDINATOR", "WITHOUT_TORCH", "Start", "broker", "eventually", "listening", "result", "said", "start"]
+from tests.support.waiting import eventually
+
+__all__ = ["AGENT", "COORDINATOR", "WITHOUT_TORCH", "Start", "broker", "listening", "result", "said", "start"]
 
 COORDINATOR = [sys.executable, "-c", "from coordinator.cli import main; main()"]
 AGENT = [sys.executable, "-c", "from edge_agent.cli import main; main()"]
@@ -21,7 +22,6 @@ WITHOUT_TORCH = [sys.executable, "-c", "import sys; sys.modules['torch'] = None\
 ROOT = Path(__file__).parents[2]
 
 Start = Callable[..., "subprocess.Popen[str]"]
-Found = TypeVar("Found")
 
 
 @pytest.fixture
@@ -58,15 +58,6 @@ def result(process: subprocess.Popen[str], timeout: float = 120) -> dict[str, An
     assert process.returncode == 0, out
     answer: dict[str, Any] = json.loads(out.splitlines()[-1])
     return answer
-
-
-def eventually(what: Callable[[], Found], seconds: float = 60.0) -> Found:
-    """What a function gives as soon as it is true."""
-    until = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert found, f"it did not come within {seconds:g} s"
-    return found
 
 
 def said(process: subprocess.Popen[str], log: Path, words: str, seconds: float = 90.0) -> bool:

@@ -16,13 +16,15 @@ import pytest
 
 from coordinator import broker as brokers
 from coordinator.broker import Broker
+from coordinator.listening import free_port
 from federated.errors import ConfigError, LinkError
 from federated.wire import link as links
 from federated.wire import topics
 from federated.wire.inbox import LINK_DOWN
 from federated.wire.link import MqttLink
-from tests.support.brokers import BOTH, needs_mosquitto
+from tests.support.brokers import BOTH, listens, needs_mosquitto
 from tests.support.links import hear, linked
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.broker
 
@@ -140,19 +142,14 @@ def certificate(tmp_path: Path) -> Path:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the library leaves a refused TLS socket to the collector
 def test_tls_is_checked_against_the_authority_that_is_given(certificate: Path) -> None:
     folder = certificate.parent
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port("127.0.0.1", 0)
     lines = [f"listener {port} 127.0.0.1", "allow_anonymous true", f"certfile {certificate}", f"keyfile {folder / 'key.pem'}"]
     (folder / "m.conf").write_text("\n".join([*lines, *(["user root"] if os.geteuid() == 0 else [])]) + "\n")
     program = brokers.find_mosquitto()
     assert program is not None
     process = subprocess.Popen([program, "-c", str(folder / "m.conf")], stderr=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + 10
-        while time.monotonic() < until:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            time.sleep(0.05)
+        eventually(lambda: listens(f"127.0.0.1:{port}"), 10)
         with linked(f"mqtts://127.0.0.1:{port}?ca={certificate}", "a") as (link,):
             link.subscribe("x")
             link.publish("x", bytes(300_000))

@@ -1,0 +1,20 @@
+"""Waiting for what somebody else does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+__all__ = ["eventually"]
+
+Found = TypeVar("Found")
+
+
+def eventually(what: Callable[[], Found], seconds: float = 90.0) -> Found:
+    """What a function gives as soon as it is true. Fails after so long."""
+    until = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert found, f"it did not come within {seconds:g} s"
+    return found
