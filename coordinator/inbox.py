@@ -182,8 +182,8 @@ class Inbox:
         for transfer in list(self._flowing.values()):
             if transfer.partial.receiver.wants_grant(now):
                 yield transfer.agent, self._grant(transfer)
-        while len(self._flowing) < self.slots and (key := next((k for k in self._waiting if not self.full or k in self._parked), None)) is not None:
-            yield key[0], self._admit(key, now)
+        while len(self._flowing) < self.slots and (first := next((k for k in self._waiting if not self.full or k in self._parked), None)):
+            yield first[0], self._admit(first, now)
 
     def _slow(self, now: float) -> list[Key]:
         """Whose slots go to those who wait: no more than these, the slowest first."""

@@ -38,10 +38,10 @@ class Reception:
         self.inbox, self._agents, self._tell, self._clock = inbox, agents, tell, clock
         self.collection, self.late, self.refused, self.stirred = Collection(), dict[Key, Settled](), Counter[str](), True
 
-    def restore(self, tasks: Iterable[Task], check: Callable[[Task], Check], folder: Callable[[int], str], size: Callable[[Task], int]) -> None:
+    def restore(self, tasks: Iterable[Task], check: Check, folder: Callable[[int], str], size: Callable[[Task], int]) -> None:
         """Takes up the tasks of earlier rounds that an earlier coordinator carried. folder: below the spool, where a round's updates lie."""
         for task in tasks:
-            entry = Settled(task, self._clock(), check(task), resumed=True, carried=True)
+            entry = Settled(task, self._clock(), check, resumed=True, carried=True)
             self.late[key_of(task)] = entry
             for path in self.inbox.expect({key_of(task): size(task)}, folder(task.round), hold=tuple(self.late)).values():
                 self.find(entry, path)

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -43,6 +43,7 @@ __all__ = ["Begun", "begin", "folder", "resume", "train"]
 log = logging.getLogger(__name__)
 
 GRACE = 60.0  # least seconds of a round without a deadline
+LATE = 2  # earlier rounds of which it stays at hand what updates to their weights must be
 MARGIN = 2**23  # bytes: twice what SQLite lets its log grow to
 
 
@@ -122,7 +123,7 @@ def take_up(run: Run) -> None:
         return
     kept, profiles = list[Task](), run.store.ledger.profiles()
     shipment = cache(lambda number: Shipment(run.fleet, past.state(number), run.method))
-    check = cache(lambda number: checker(run, past.state(number)))
+    check = later(run)
     for task in run.store.journal.carried():
         made = shipment(task.round - 1).task(task.agent, "train", task.submodel, task.recipe, task.deadline, round=task.round, run=task.run)
         if made.digest == task.digest:
@@ -130,7 +131,7 @@ def take_up(run: Run) -> None:
         else:
             log.warning("round %d of %s was under way with other weights than this program makes: it is dropped", task.round, task.agent)
     run.fleet.await_return({task.agent: profiles[task.agent] for task in kept if task.agent in profiles})
-    run.fleet.reception.restore(kept, lambda task: check(task.round - 1), folder, shipment(0).limit)
+    run.fleet.reception.restore(kept, check, folder, shipment(0).limit)
 
 
 def digests(tasks: Sequence[Task]) -> dict[str, str]:
@@ -210,6 +211,10 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
     if run.durable:
         outcomes = {(s.task.agent, s.task.round): s.outcome for s in settled_all}
         run.store.journal.close(opened.round, outcomes | {(s.task.agent, s.task.round): CARRIED for s in carried})
+    if carried:
+        check = later(run)
+        for settled in carried:
+            settled.check = check
     missing = [s for s in settled_all if (s.task.agent, s.task.round) not in folded]
     late = [replace(s, outcome="late") for s in carried if s.task.round == opened.round and run.config.fleet.mode == "sync"]
     for settled in [*missing, *late]:
@@ -287,6 +292,14 @@ def checker(run: Run, state: State) -> Check:
         check_moved(update)
 
     return check
+
+
+def later(run: Run) -> Check:
+    """The same for updates whose rounds are over. The states that these were made from are on the disk alone, mapped, however many there are."""
+    past = run.past
+    assert past is not None
+    made_from = lru_cache(LATE)(lambda number: checker(run, past.state(number)))
+    return lambda settled, update: made_from(settled.task.round - 1)(settled, update)
 
 
 def norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:

@@ -1,0 +1,56 @@
+"""What late updates cost in memory: the states that they were made from are on the disk, and none stays in memory for them."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+from coordinator.store import Round, Store
+from federated.task import Update
+from tests.support.federation import RUN, Member, digits, federate
+
+SETTINGS = {
+    "method.name": "fedfa-w",
+    "method.widths": [1.0],
+    "model.name": "mlp-small",
+    "train.steps": 1,
+    "evaluate.examples": 20,
+    "evaluate.devices": False,
+    "evaluate.between": False,
+    "evaluate.every": 100,
+    "fleet.mode": "buffered",
+    "fleet.buffer": 1,
+    "fleet.staleness": 20,
+    "rounds": 12,
+}
+
+
+def test_no_state_stays_in_memory_for_updates_that_are_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One agent is at the weights of an earlier round for many rounds, and its update is checked and folded all the same."""
+    save, states, alive = Store.save, dict[int, weakref.ref[torch.Tensor]](), dict[int, list[int]]()
+
+    def look(self: Store, done: Round) -> None:
+        save(self, done)
+        gc.collect()
+        alive[done.round] = [round for round, state in states.items() if state() is not None and round < done.round - 1]
+        states[done.round] = weakref.ref(next(iter(done.tensors.values())))
+        carried.update(task.round for task in done.carried if task.round < done.round)
+
+    def slowly(update: Update) -> Update:
+        time.sleep(0.6 if update.agent == "a0" and update.round > 1 else 0.1)
+        return update
+
+    monkeypatch.setattr(Store, "save", look)
+    carried = set[int]()
+    federate(tmp_path, [Member(f"a{i}", digits(i, 2), change=slowly) for i in range(2)], SETTINGS)
+    store = Store.open(tmp_path / "runs", RUN, read_only=True)
+    late = [entry.task for number in range(1, 13) for entry in store.entries(number) if entry.outcome == "folded" and entry.task]
+    store.close()
+    assert carried - {1}, "an update was open whose weights were made by a round"
+    assert max(late) > 1, "and it was folded"
+    assert alive == {number: [] for number in range(1, 13)}
