@@ -6,15 +6,13 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from coordinator import assignment, lessons
-from coordinator.acceptance import check_training, expected
+from coordinator import lessons
 from coordinator.allotment import assign, choose, record
-from coordinator.collection import CARRIED, Check, Collection, Settled
+from coordinator.checks import checker, later
+from coordinator.collection import CARRIED, Collection, Settled
 from coordinator.config import Config
 from coordinator.decisions import Verdict
 from coordinator.evaluation import ENDLESS
@@ -43,7 +41,6 @@ __all__ = ["Begun", "begin", "folder", "resume", "train"]
 log = logging.getLogger(__name__)
 
 GRACE = 60.0  # least seconds of a round without a deadline
-LATE = 2  # earlier rounds of which it stays at hand what updates to their weights must be
 MARGIN = 2**23  # bytes: twice what SQLite lets its log grow to
 
 
@@ -271,40 +268,6 @@ def release(spooled: list[Settled]) -> None:
         if settled.update is not None:
             settled.update.unlink(missing_ok=True)
     spooled.clear()
-
-
-def checker(run: Run, state: State) -> Check:
-    """What an update must be to be folded that was made from a state."""
-
-    @cache
-    def asked_of(submodel: Submodel) -> tuple[dict[str, tuple[int, ...]], dict[str, float]]:
-        plan = run.method.place(state, submodel)
-        return expected(plan), norms(run.method.dispatch(state, plan))
-
-    check_moved = run.defences.checker(run.method, state)
-
-    def check(settled: Settled, update: Update) -> None:
-        task, agent = settled.task, run.fleet.agents.get(settled.task.agent)
-        examples = agent.profile.data.examples if agent is not None and agent.profile is not None else 0
-        shapes, sent = asked_of(task.submodel)
-        elapsed = math.inf if settled.resumed else run.fleet.clock() - settled.started
-        check_training(update, shapes, sent, examples, assignment.planned(task.recipe, examples), elapsed)
-        check_moved(update)
-
-    return check
-
-
-def later(run: Run) -> Check:
-    """The same for updates whose rounds are over. The states that these were made from are on the disk alone, mapped, however many there are."""
-    past = run.past
-    assert past is not None
-    made_from = lru_cache(LATE)(lambda number: checker(run, past.state(number)))
-    return lambda settled, update: made_from(settled.task.round - 1)(settled, update)
-
-
-def norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """L2 norm of each tensor."""
-    return {name: float(value.double().norm()) for name, value in tensors.items()}
 
 
 def learned(run: Run, settled: Settled, update: Update, position: int) -> Folded:
