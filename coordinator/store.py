@@ -116,15 +116,16 @@ def latest(root: Path) -> str:
     return found[-1]
 
 
-def none(root: Path) -> str:
-    """That no run is below `root`, in words; whoever is in another folder than yesterday sees that."""
-    return f"no run in {root}" + ("" if root.is_dir() else f" ({root.absolute()} is no folder): --runs DIR says where runs are kept")
+def none(root: Path, name: str = "") -> str:
+    """That no run, or none of a name, is below `root`, in words; whoever is in another folder than yesterday sees that."""
+    said = f"no run '{name}' in {root}" if name else f"no run in {root}"
+    return said if root.is_dir() else f"{said} ({root.absolute()} is no folder): --runs DIR says where runs are kept"
 
 
 def absent(folder: Path) -> StoreError:
     """That there is no such run, and which there are."""
-    root = folder.parent
-    return StoreError(f"no run '{folder.name}' in {root}; there are: {', '.join(names(root)) or 'none'}" if root.is_dir() else none(root))
+    said, root = none(folder.parent, folder.name), folder.parent
+    return StoreError(f"{said}; there are: {', '.join(names(root)) or 'none'}" if root.is_dir() else said)
 
 
 def begin(folder: Path, facts: Facts) -> None:

@@ -205,7 +205,8 @@ def test_without_runs_or_coordinators_commands_say_so(tmp_path: Path) -> None:
     for words in (["status"], ["devices"], ["pause"], ["log", "nothing"], ["start", "--resume"]):
         done = CliRunner().invoke(main, [*words, "--runs", str(tmp_path / "elsewhere")])
         assert done.exit_code == 7
-        assert f"no run in {tmp_path / 'elsewhere'} ({tmp_path / 'elsewhere'} is no folder): --runs DIR says where runs are kept" in done.output
+        name = "'nothing' " if "nothing" in words else ""
+        assert f"no run {name}in {tmp_path / 'elsewhere'} ({tmp_path / 'elsewhere'} is no folder): --runs DIR says where runs are kept" in done.output
 
 
 # ---- metrics -----------------------------------------------------------------------------------------------------------
