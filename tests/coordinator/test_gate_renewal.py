@@ -14,8 +14,8 @@ from coordinator import gate as gates
 from coordinator.authority import LIST_LIFE, Authority
 from coordinator.broker import find_mosquitto
 from coordinator.certificates import read_list
-from coordinator.config import Broker
 from coordinator.gate import TEND, Gate, Keeper, open_gate
+from coordinator.tables import Broker
 from federated.errors import LinkError
 from federated.wire import secure
 from federated.wire.address import parse_address
