@@ -20,7 +20,7 @@ from federated import disk
 from federated.errors import Malformed, Refused
 from federated.task import Update
 from federated.wire import messages, tensors
-from federated.wire.partial import PART, Partial
+from federated.wire.partial import HAVE, PART, Partial
 
 __all__ = ["Inbox", "Key"]
 
@@ -140,12 +140,13 @@ class Inbox:
     def take(self, agent: str, chunk: messages.Chunk, now: float) -> tuple[messages.Offer, Path | None] | None:
         """Stores a chunk; the offer and the file once the transfer is whole, without the file where it was spoilt too often and is given up.
 
+        What was under way when a transfer lost its slot is stored too: thrown away, it would be sent again and again.
         Raises Refused for a corrupt chunk or a wrong digest: the transfer goes on, or starts over.
         """
-        key = next((k for k, t in self._flowing.items() if k[0] == agent and t.offer.manifest.transfer == chunk.transfer), None)
-        if key is None:
-            return None  # late, or of a transfer that waits for a slot
-        transfer = self._flowing[key]
+        known = (found for store in (self._flowing, self._parked) for found in store.items())
+        key, transfer = next((one for one in known if one[0][0] == agent and one[1].offer.manifest.transfer == chunk.transfer), (None, None))
+        if key is None or transfer is None:
+            return None  # late
         if transfer.partial.take(chunk, now):
             transfer.progressed = now
         if not transfer.partial.complete:
@@ -157,8 +158,11 @@ class Inbox:
             if transfer.spoilt < SPOILT:
                 raise
             self._drop(key)
+            self._waiting.pop(key, None)
             return transfer.offer, None
-        del self._flowing[key]
+        self._flowing.pop(key, None)
+        self._parked.pop(key, None)
+        self._waiting.pop(key, None)
         if self._sync:
             disk.sync(path.parent)
         return transfer.offer, path
@@ -213,10 +217,15 @@ class Inbox:
     def relieved(self, made: bool) -> None:
         """Tries again those who wait for room. made: whether there is more of it.
 
-        Else, where nothing flows that will be whole and go, what came of the transfer that lost its slot first is removed: its agent sends it anew.
+        Else, where nothing flows that will be whole and go, what came of the transfer that lost its slot first is removed, or what an earlier process
+        had of one: its agent sends it anew.
         """
-        if not made and self._parked and not self._flowing:
-            self._drop(next(iter(self._parked)))
+        if not made and not self._flowing:
+            if self._parked:
+                self._drop(next(iter(self._parked)))
+            elif left := next((part for place in self._expected.values() if (part := beside(place.path, PART)).exists()), None):
+                left.unlink()
+                left.with_suffix(HAVE).unlink(missing_ok=True)
         self.full = False
 
     def _admit(self, key: Key, now: float) -> messages.Grant:
@@ -239,11 +248,11 @@ class Inbox:
         return self._grant(transfer)
 
     def _begin(self, manifest: messages.Manifest, path: Path) -> Partial:
-        """A transfer with all of its room, or what an earlier process had of it. Raises OSError where that would take what is reserved."""
+        """A transfer with all of its room, or what an earlier process had of it. Raises OSError where more would take what is reserved."""
         self._make(path.parent)
-        part = path.with_name(path.name + PART)
-        taken = part.stat().st_size if part.exists() else 0
-        if shutil.disk_usage(self.spool).free + taken < manifest.size + self.reserve:
+        part = beside(path, PART)
+        more = manifest.size - (part.stat().st_size if part.exists() else 0)
+        if more > 0 and shutil.disk_usage(self.spool).free < more + self.reserve:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return Partial(manifest, path, limit=manifest.size)
 
@@ -254,6 +263,11 @@ class Inbox:
 
     def _grant(self, transfer: Transfer) -> messages.Grant:
         return messages.Grant(transfer.offer.manifest.transfer, transfer.partial.tell(), True)
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """A file of a transfer into `path`."""
+    return path.with_name(path.name + suffix)
 
 
 def named(key: Key) -> str:

@@ -185,3 +185,52 @@ def test_what_is_there_of_an_upload_takes_no_more_room_after_a_restart(tmp_path:
     second.expect({KEY: len(DATA)})
     second.reserve = shutil.disk_usage(tmp_path).free - 1024  # of the 4096 bytes of it
     assert second.open("a", offer(drip.manifest), 0.0).have == b"\1"
+
+
+def test_what_is_there_of_an_upload_goes_on_though_others_took_what_is_reserved(tmp_path: Path) -> None:
+    first, second = Inbox(tmp_path, 1), Inbox(tmp_path, 1)
+    for inbox in (first, second):
+        inbox.expect({KEY: len(DATA)})
+    drip = Drip(first, "a")
+    drip.ask(0.0)
+    drip.send(0.0)
+    told(first, 2.0)
+    second.reserve = 2**62
+    assert second.open("a", offer(drip.manifest), 0.0).have == b"\1"
+
+
+def test_what_was_under_way_when_a_slot_went_is_kept(tmp_path: Path) -> None:
+    """Else a slow link would bring most of its bytes between two slots, for nothing."""
+    inbox, (a, w) = full(tmp_path, "aw", 1)
+    a.send(20.0)
+    assert told(inbox, IDLE + 1) == [("a", False, b""), ("w", True, b"\0")]
+    a.send(IDLE + 2)
+    for _ in range(4):
+        w.send(IDLE + 3)
+    assert told(inbox, IDLE + 4) == [("a", True, b"\3")]
+
+
+def test_an_upload_that_is_whole_without_a_slot_is_done(tmp_path: Path) -> None:
+    inbox, (a, _) = full(tmp_path, "aw", 1)
+    told(inbox, IDLE + 1)
+    a.ask(IDLE + 1)
+    assert inbox.load == (1, 1)
+    assert [a.send(IDLE + 2) is not None for _ in range(4)] == [False, False, False, True]
+    assert inbox.load == (1, 0)
+
+
+def test_what_an_earlier_process_had_goes_where_nothing_else_makes_room(tmp_path: Path) -> None:
+    """Of agents that never come back, say: nobody else could send."""
+    first, second = Inbox(tmp_path, 2), Inbox(tmp_path, 2)
+    for inbox in (first, second):
+        inbox.expect({(name, KEY[1], 1): len(DATA) for name in "aw"}, "round-1")
+    a, w = Drip(first, "a"), Drip(second, "w")
+    a.ask(0.0)
+    a.send(0.0)
+    told(first, 2.0)
+    second.reserve = 2**62
+    assert not w.ask(0.0)
+    second.relieved(False)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    second.reserve = 0
+    assert w.ask(1.0)
