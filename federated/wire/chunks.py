@@ -59,14 +59,14 @@ class Sender:
         return bool(self._have.all())
 
     def granted(self, have: bytes, open: bool, now: float) -> None:
-        """Takes the receiver's bitmap; `open`: whether it wants chunks now (an empty bitmap then means that it has none).
+        """Takes the receiver's bitmap; `open`: whether it wants chunks now (an empty bitmap then means that it has none, else it says nothing).
 
         What was sent and is not in the bitmap counts as under way, unless the sender had to ask or the receiver lost chunks that
         it had: then it is sent again. Raises Refused for a bitmap of another size.
         """
-        bits = _bits(have, self.manifest)
+        bits = _bits(have, self.manifest) if open else self._have
         gained, lost = bool((bits & ~self._have).any()), bool((self._have & ~bits).any())
-        if self._asked or lost or not open:
+        if self._asked or lost:
             self._sent = bits.copy()
         if gained or open != self._open:
             self._since, self._wait = now, STALL

@@ -85,6 +85,32 @@ def test_a_receiver_that_lost_what_it_had_gets_it_again() -> None:
     assert [c.index for c in sender.due(1.0)] == [1, 2]
 
 
+def test_what_is_under_way_when_a_slot_goes_is_not_sent_twice() -> None:
+    """A slow link would be full of what it brought already, each time that it has a slot again."""
+    data = data_of(20 * KIB)
+    sender = Sender(split(data, KIB, "t"), data, 0.0)
+    sender.granted(b"", True, 0.0)
+    assert len(list(sender.due(0.0))) == 16
+    sender.granted(bytes([0b11, 0, 0]), True, 1.0)
+    assert [c.index for c in sender.due(1.0)] == [16, 17]
+    sender.granted(b"", False, 2.0)
+    assert list(sender.due(2.0)) == []
+    sender.granted(bytes([0b111, 0, 0]), True, 3.0)
+    assert [c.index for c in sender.due(3.0)] == [18]
+
+
+def test_what_was_lost_without_a_slot_is_sent_again_once_there_is_one() -> None:
+    data = data_of(6 * KIB)
+    sender = Sender(split(data, KIB, "t"), data, 0.0)
+    sender.granted(b"", True, 0.0)
+    assert len(list(sender.due(0.0))) == 6
+    sender.granted(b"", False, 1.0)
+    assert sender.stalled(6.0)
+    sender.granted(b"", False, 6.1)
+    sender.granted(b"", True, 7.0)
+    assert len(list(sender.due(7.0))) == 6
+
+
 def test_a_bitmap_of_another_size_is_refused() -> None:
     data = data_of(9 * KIB)
     sender = Sender(split(data, KIB, "t"), data)
