@@ -74,7 +74,7 @@ class Inbox:
     """Receives what is expected, of the size that is expected, and nothing else; at most `slots` transfers flow at a time.
 
     While others wait, a transfer keeps its slot as long as it is not slower than PACE. A slower one goes to the end of the line and goes on from
-    where it was, and a silent one leaves: so nobody waits longer than IDLE for each of those before it, whoever they are and whatever they send.
+    where it was, and a silent one leaves: so nobody waits for each of those before it longer than IDLE, or than its bytes take at PACE.
 
     What finds no room on the disk waits as for a slot. reserve: bytes that are left free, for what removes updates from the spool. full: something
     waits for room, until who makes some says so (`relieved`).

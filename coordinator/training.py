@@ -203,7 +203,7 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
         elif run.config.journal.every and len(spooled) >= run.config.journal.every:
             snapshot()
     run.defences.write()
-    run.fleet.inbox.reserve = size_of(round.state)  # for the round's own weights
+    run.fleet.inbox.reserve = size_of(run, round.state)  # for the round's own weights
     settled_all, carried = list(run.fleet.collection.entries.values()), list(run.fleet.late.values())
     if run.durable:
         outcomes = {(s.task.agent, s.task.round): s.outcome for s in settled_all}
@@ -241,12 +241,14 @@ def carrying(run: Run, round: int) -> Callable[[Settled], bool] | None:
 def reserve(run: Run, state: State) -> int:
     """Bytes that no update of a round may take: for a snapshot of the total beside the one before, for weights that are evaluated, for rows."""
     menu = {submodel.plain: sum(math.prod(shape) for shape in shapes(submodel).values()) for submodel in run.menu}
-    return max(0, 2 * size_of(state) + 4 * sum(menu.values()) + MARGIN - run.store.journal.size)
+    return max(0, 2 * size_of(run, state) + 4 * sum(menu.values()) + MARGIN - run.store.journal.size)
 
 
-def size_of(state: State) -> int:
-    """Bytes of a state's tensors."""
-    return sum(tensor.nbytes for tensor in state.tensors.values())
+def size_of(run: Run, state: State) -> int:
+    """Bytes of a state's tensors and of those that a round may add to them, in homes that nothing was folded into yet."""
+    rows = (row for submodel in run.menu for row in run.method.place(state, submodel).rows)
+    new = {row.home: 4 * math.prod(row.shape) for row in rows if row.home not in state.tensors}
+    return sum(tensor.nbytes for tensor in state.tensors.values()) + sum(new.values())
 
 
 def keep(run: Run, round: int, total: Total, folded: Sequence[Folded], spooled: list[Settled]) -> bool:
