@@ -102,8 +102,8 @@ class Keeper:
             self._tell(names, names - self._told[0])
             self._told = names, stamp
         if abs((now := self._clock()) - self._tended) > TEND:  # a clock may be set back, too
-            self._tended = now
             self._authority.tend(datetime.fromtimestamp(now, UTC))  # what is new is told at the next look
+            self._tended = now
 
     def _tell(self, names: frozenset[str], new: frozenset[str]) -> None:
         self._enrolment.reload()

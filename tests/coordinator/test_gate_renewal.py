@@ -70,6 +70,26 @@ def test_a_keeper_looks_every_hour_and_has_others_read_the_new_list(tmp_path: Pa
     authority.close()
 
 
+def test_what_could_not_be_made_again_is_tried_at_the_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority, clock, tries = Authority(tmp_path / "pki"), [time.time()], list[datetime]()
+    keeper = Keeper(authority, Gate("h"), None, Office(), lambda: clock[0])  # type: ignore[arg-type]
+
+    def tend(now: datetime) -> bool:
+        tries.append(now)
+        if len(tries) == 1:
+            raise OSError("no room")
+        return False
+
+    monkeypatch.setattr(authority, "tend", tend)
+    clock[0] += TEND + 1
+    with pytest.raises(OSError, match="no room"):
+        keeper.look()
+    keeper.look()
+    keeper.look()
+    assert len(tries) == 2
+    authority.close()
+
+
 def test_a_list_that_is_new_at_the_start_is_told_for_a_broker_of_ones_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     authority = Authority(tmp_path / "pki")
     assert authority.renewed
