@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +65,16 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def own_data(options: dict[str, Any]) -> dict[str, Any]:
-    """The flags of with_own_data by the names that requests give them."""
-    if options["shard"] is None and (options["partition"] is not None or options["seed"] is not None):
-        raise UsageError("--partition and --seed say how the parts of --shard I/N are drawn: name a shard too")
+    """The flags of with_own_data by the names that requests give them. Raises UsageError."""
+    check_shard(options)
     named = {"root": options.pop("data_root"), "partition": options.pop("partition") or "dirichlet:1.0", "seed": options.pop("seed") or 0}
     return {**options, **named}
 
 
 def make_job(name: str | None, options: dict[str, Any]) -> Job:
     """The job of a worker from the flags of `join`. Raises ConfigError or UsageError."""
+    check_shard(options)
     memory = options["limit_memory"]
-    if options["shard"] is None and (options["partition"] is not None or options["seed"] is not None):
-        raise UsageError("--partition and --seed say how the parts of --shard I/N are drawn: name a shard too")
     return Job(
         name=free_name(machine_name()) if name is None else agent_name(name),
         data=options["data"] or "digits",
@@ -89,6 +87,12 @@ def make_job(name: str | None, options: dict[str, Any]) -> Job:
         limits=Limits(options["limit_cpus"], parse_size(memory) if memory else None),
         labels=checked_labels(options["labels"]),
     )
+
+
+def check_shard(options: Mapping[str, Any]) -> None:
+    """Raises UsageError where it is said how parts are drawn, and not which of them is meant."""
+    if options["shard"] is None and (options["partition"] is not None or options["seed"] is not None):
+        raise UsageError("--partition and --seed say how the parts of --shard I/N are drawn: name a shard too")
 
 
 def checked_labels(labels: Sequence[str]) -> tuple[str, ...]:

@@ -17,10 +17,9 @@ from federated.wire import envelope, topics
 from federated.wire.link import MqttLink
 from federated.wire.memory import MemoryBroker, MemoryLink
 from federated.wire.messages import Goodbye, Status
+from tests.support.brokers import BOTH, port_of
 from tests.support.clerk import AGENT, CARD, RUN, Hand, lasting, profile
 from tests.support.proxy import Proxy
-
-BOTH = [pytest.param("mosquitto", marks=pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed")), "amqtt"]
 
 
 def here(session: str) -> Status:
@@ -179,7 +178,7 @@ def test_over_a_real_broker_one_of_one_name_stays_and_the_other_leaves_within_se
 @pytest.mark.broker
 def test_over_a_real_broker_a_cut_connection_and_a_device_that_starts_anew_turn_nobody_away(broker: Broker, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
-        proxy = stack.enter_context(contextlib.closing(Proxy(int(broker.address.rpartition(":")[2]))))
+        proxy = stack.enter_context(contextlib.closing(Proxy(port_of(broker))))
         link = stack.enter_context(contextlib.closing(linked(f"127.0.0.1:{proxy.port}", "before")))
         agent = joined(link, tmp_path, "before")
         turned([agent], 0.3)
