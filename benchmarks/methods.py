@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
+from coordinator.cards import network_for
 from coordinator.config import load, parse_setting
 from coordinator.simulate import simulate
-from coordinator.start import network_for
 from federated.console import FORMAT, speaker, speaking_plainly
 from federated.data import catalogue
 from federated.errors import EspalierError

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from coordinator import store as stores
 from coordinator.agent import Agent
 from coordinator.config import Config, load, parse_setting, to_json
 from coordinator.control import Stopped
@@ -19,6 +18,7 @@ from coordinator.fleet import Fleet
 from coordinator.gate import Gate, open_gate
 from coordinator.progress import Lines, Say, Screen, Watch, closing_table, human_bytes, score_table
 from coordinator.rounds import Result
+from coordinator.runs import latest_run, run_names
 from coordinator.scores import overall
 from coordinator.start import free_name, prepare, run
 from coordinator.store import Store
@@ -67,7 +67,7 @@ def start_run(
     config = load(file, environment, given)
     if or_resume and not config.name:
         raise UsageError("--or-resume goes on with the run of a name, or starts it: name it by --name")
-    resume = resume or (or_resume and config.name in stores.names(runs))
+    resume = resume or (or_resume and config.name in run_names(runs))
     if resume:
         config = resumed(config, file, environment, given, runs)
     if not config.name:
@@ -112,7 +112,7 @@ def tell(fleet: Fleet, manager: Manager, gate: Gate, bind: Callable[[Fleet], Non
 
 def resumed(wanted: Config, file: Path | None, environment: Mapping[str, str], given: Sequence[tuple[str, Any]], runs: Path) -> Config:
     """The configuration of a stored run with what may change changed. Raises StoreError, ConfigError."""
-    name = wanted.name or stores.latest(runs)
+    name = wanted.name or latest_run(runs)
     store = Store.open(runs, name, read_only=True)
     try:
         before = load(None, {}, (), base=store.read_facts().config)

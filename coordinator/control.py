@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from coordinator import disk
-from coordinator.store import absent
+from coordinator.runs import DATABASE, absent
 from federated.errors import StoreError
 
 __all__ = ["Helm", "Stopped", "Wish", "Wishes", "wish", "wishes"]
 
-DATABASE = "run.sqlite"
 SCHEMA = "CREATE TABLE IF NOT EXISTS wishes (about TEXT PRIMARY KEY, wanted TEXT NOT NULL, at TEXT NOT NULL, heard INTEGER NOT NULL)"
 LOOK = 1.0  # seconds between looks
 LOCKED = 5.0  # seconds that a wish waits for a coordinator that writes

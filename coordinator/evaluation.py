@@ -23,8 +23,8 @@ from coordinator.agent import Agent
 from coordinator.collection import Settled
 from coordinator.config import Config
 from coordinator.fleet import Fleet
+from coordinator.records import Score
 from coordinator.scores import of_devices, score
-from coordinator.store import Score
 from coordinator.weights import STATS, Shipment, received, statistics_of
 from federated.aggregate import Total, fold, mean
 from federated.errors import ExportError

@@ -23,8 +23,8 @@ from coordinator.agent import Agent
 from coordinator.collection import Settled
 from coordinator.fleet import Fleet
 from coordinator.journal import Entry
+from coordinator.records import Round
 from coordinator.scores import overall
-from coordinator.store import Round
 from models.submodel import Submodel
 
 __all__ = ["FILE", "STATES", "TASKS", "Member", "Now", "Observer", "read", "standing", "state_of"]

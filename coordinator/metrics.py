@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.fleet import Fleet
 from coordinator.journal import Entry
 from coordinator.live import STATES, TASKS, Observer
-from coordinator.store import Round
+from coordinator.records import Round
 from coordinator.tables import Metrics
 from federated import disk
 from federated.errors import ConfigError, LinkError, MissingExtra, UsageError

@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.assignment import Bounds, pinned
+from coordinator.cards import network_for
 from coordinator.config import Config, load, parse_setting
 from coordinator.decisions import Candidate, Decision, Verdict, decide, human_seconds, megabytes
 from coordinator.selection import generator
-from coordinator.start import AGENTS, check, network_for, proposed, selecting
+from coordinator.start import AGENTS, check, proposed, selecting
 from federated import sheet
 from federated.data import catalogue
 from federated.errors import ConfigError

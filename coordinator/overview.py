@@ -9,9 +9,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from coordinator import store as stores
 from coordinator.decisions import Decision, human_seconds, megabytes
 from coordinator.journal import Entry
+from coordinator.runs import no_run, run_names
 from coordinator.standing import Standing
 from coordinator.store import Store
 from federated.errors import StoreError
@@ -38,9 +38,9 @@ COLUMNS = (
 
 def overview(name: str | None, runs: Path) -> dict[str, Any]:
     """A run's agents as plain values; without a name the latest run's. Raises StoreError."""
-    if name is None and not stores.names(runs):
-        raise StoreError(stores.none(runs))
-    store = Store.open(runs, name or stores.names(runs)[-1], read_only=True)
+    if name is None and not run_names(runs):
+        raise StoreError(no_run(runs))
+    store = Store.open(runs, name or run_names(runs)[-1], read_only=True)
     try:
         ledger, lately = store.ledger, store.lately()
         profiles, standings, decisions = ledger.profiles(), ledger.standings(), ledger.decisions()

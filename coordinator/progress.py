@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.journal import Entry
+from coordinator.records import Round, Score
 from coordinator.scores import best_view, overall
-from coordinator.store import Round, Score
 from models.submodel import Submodel
 
 if TYPE_CHECKING:

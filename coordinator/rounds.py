@@ -24,10 +24,11 @@ from coordinator.fleet import Fleet
 from coordinator.journal import Entry
 from coordinator.past import Past, spelled
 from coordinator.progress import Watch, timing
+from coordinator.records import Round, Score
 from coordinator.scores import overall
 from coordinator.selection import generator
 from coordinator.standing import Standing
-from coordinator.store import Round, Score, Store
+from coordinator.store import Store
 from coordinator.tables import Fleet as FleetSettings
 from coordinator.weights import Shipment
 from federated.buffered import buffered, touched

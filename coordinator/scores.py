@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from coordinator.store import Score
+from coordinator.records import Score
 from federated.local import Tallies
 from federated.scores import Tally, add, metrics
 from models.submodel import Submodel

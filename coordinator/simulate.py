@@ -22,10 +22,11 @@ from coordinator.defences import check_enough
 from coordinator.devices import Devices
 from coordinator.evaluation import ENDLESS
 from coordinator.progress import Lines, Say
+from coordinator.runs import run_names
 from coordinator.source import Source
 from coordinator.source import names as devices
 from coordinator.start import AGENTS, Prepared, prepare, run
-from coordinator.store import Store, names
+from coordinator.store import Store
 from federated import memory
 from federated.data import partitions
 from federated.errors import ConfigError, LinkError, StoreError
@@ -58,7 +59,7 @@ def simulate(
     if chosen.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: this PyTorch sees no CUDA device")
     seeds, found = chosen.seeds or (config.seed,), []
-    check_free(name, seeds, () if resume else names(runs))
+    check_free(name, seeds, () if resume else run_names(runs))
     check_enough(config, chosen.agents, "simulate.agents")
     for pattern in unused(config):
         say(f"assign.submodels: '{pattern}' fits none of the {chosen.agents} devices, which are called {devices(chosen.agents)[0]} and so on")
@@ -94,7 +95,7 @@ def simulate_once(config: Config, runs: Path, folder: Path, *, resume: bool, say
     """One seed, from its partition to its results, which it gives as plain values."""
     source = Source.of(config)
     parts = source.parts
-    going_on = resume and config.name in names(runs)
+    going_on = resume and config.name in run_names(runs)
     if going_on:
         check_same(stored(runs, config.name), config)
     prepared = prepare(config, runs, resume=going_on)

@@ -8,15 +8,15 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from coordinator import constraints
-from coordinator import store as stores
 from coordinator.assignment import pinned
+from coordinator.cards import misfit, network_for
 from coordinator.config import Config, elsewhere, to_json
 from coordinator.defences import Defences, check_covered, defended
 from coordinator.evaluation import Evaluator
@@ -25,6 +25,7 @@ from coordinator.metrics import Server
 from coordinator.oversight import Oversight, overseen
 from coordinator.progress import Watch
 from coordinator.rounds import PATIENCE, Result, Run, conduct, wait_for
+from coordinator.runs import run_names
 from coordinator.store import Facts, Store
 from federated.data import catalogue as data
 from federated.data.dataset import Dataset
@@ -32,22 +33,18 @@ from federated.errors import ConfigError, EspalierError, LinkError, StoreError, 
 from federated.method import Method, configure
 from federated.methods.catalogue import METHODS
 from federated.methods.catalogue import method as method_named
-from federated.task import Card, Profile
+from federated.task import Profile
 from federated.wire import messages, topics
 from federated.wire.link import Link
 from models.families import initial, probes
-from models.families import network as network_named
 from models.pretrained import load
 from models.submodel import Network, Submodel
 
-__all__ = ["AGENTS", "Prepared", "free_name", "network_for", "prepare", "run"]
+__all__ = ["AGENTS", "Prepared", "free_name", "prepare", "run"]
 
 log = logging.getLogger(__name__)
 
 AGENTS = "agents"  # as the name of the coordinator's data: it has none, the devices say what theirs look like
-
-
-OUTPUTS = {"class": "classes", "token": "tokens", "value": "values"}
 
 
 @dataclass(frozen=True)
@@ -146,37 +143,8 @@ def proposed(method: Method, network: Network, settings: Mapping[str, object]) -
 def free_name(config: Config, runs: Path) -> str:
     """A name for a run that has none: method and data, numbered where that is taken."""
     base = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{config.method_name}-{Path(config.data.name).stem}")[:48].rstrip("-")  # a path may hold anything
-    taken = set(stores.names(runs))
+    taken = set(run_names(runs))
     return next(name for name in (base, *(f"{base}-{i}" for i in range(2, 10_000))) if name not in taken)
-
-
-def network_for(config: Config, cards: Sequence[Card]) -> Network:
-    """The largest network for data of these cards: classes of the one that has most, mean and deviation pooled by examples.
-
-    Raises ConfigError for data of several shapes, or that the model cannot take; Unknown for an unknown model.
-    """
-    shapes = sorted({card.inputs for card in cards})
-    if len(shapes) > 1:
-        raise ConfigError(f"the agents' examples are of different shapes: {', '.join(map(str, shapes))}")
-    if len(targets := {card.target for card in cards}) > 1:
-        raise ConfigError(f"the agents' data teach different things: {', '.join(sorted(targets))}")
-    mean, std = pooled([(c.mean, c.std, c.examples) for c in cards])
-    shift, scale = pooled([(c.shift, c.scale, c.examples) for c in cards])
-    try:
-        return network_named(config.model.name, shapes[0], max(card.outputs for card in cards), mean, std, cards[0].target, shift=shift, scale=scale)
-    except LookupError as error:
-        raise Unknown("model", str(error.args[0]), error.args[1]) from error
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def pooled(moments: Sequence[tuple[Sequence[float], Sequence[float], int]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation per channel of all examples together, from each device's mean, deviation and count."""
-    n = sum(count for *_, count in moments)
-    mean = tuple(sum(m[i] * count for m, _, count in moments) / n for i in range(len(moments[0][0])))
-    # Within devices plus between them: a difference of squares would lose the digits of a large mean.
-    square = (sum((s[i] ** 2 + (m[i] - mean[i]) ** 2) * count for m, s, count in moments) / n for i in range(len(mean)))
-    return mean, tuple(q**0.5 for q in square)
 
 
 def run(
@@ -297,15 +265,3 @@ def unable(profile: Profile, method: Method) -> str:
     if method.hooks is None or not method.hooks.train or profile.runtime.startswith("torch"):
         return ""
     return f"method {method.name} trains with PyTorch alone, and this device has {profile.runtime}: pip install 'espalier[train]'"
-
-
-def misfit(card: Card, network: Network) -> str:
-    """Why data do not fit a network; empty where they do."""
-    wanted = "token" if network.objective in {"next", "masked"} else network.objective
-    if card.target != wanted:
-        return f"this run learns from data with a {wanted}, {card.name} has a {card.target}"
-    if card.inputs != network.inputs:
-        return f"this run learns from examples of shape {network.inputs}, {card.name} has {card.inputs}: join with data of that shape (--data)"
-    if card.outputs > network.outputs or (wanted == "value" and card.outputs != network.outputs):
-        return f"this run has {network.outputs} {OUTPUTS[wanted]}, {card.name} has {card.outputs}"
-    return ""

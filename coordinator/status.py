@@ -13,13 +13,14 @@ from rich.table import Table
 from rich.text import Text as Plain
 
 from coordinator import control, disk, eventlog, live
-from coordinator import store as stores
 from coordinator.config import Config, load
 from coordinator.decisions import human_seconds
 from coordinator.live import Now
 from coordinator.progress import human_bytes, measures, told
+from coordinator.records import Score
+from coordinator.runs import DATABASE, no_run, run_names
 from coordinator.scores import overall
-from coordinator.store import Score, Store
+from coordinator.store import Store
 from federated.errors import EspalierError, StoreError
 
 __all__ = ["listed", "listing_text", "status", "text"]
@@ -62,9 +63,9 @@ def status(name: str | None, runs: Path) -> dict[str, Any]:
 
 def present(runs: Path) -> str:
     """The run that is under way, the latest where there are several; else the latest. Raises StoreError where there is none."""
-    found = stores.names(runs)
+    found = run_names(runs)
     if not found:
-        raise StoreError(stores.none(runs))
+        raise StoreError(no_run(runs))
     return next((name for name in reversed(found) if disk.held(runs / name)), found[-1])
 
 
@@ -109,7 +110,7 @@ def age(now: Now) -> float:
 
 def listed(runs: Path) -> list[dict[str, Any]]:
     """Every run below a folder, the latest last, as plain values; of one that cannot be read, why."""
-    return [one(runs, name) for name in stores.names(runs)]
+    return [one(runs, name) for name in run_names(runs)]
 
 
 def one(runs: Path, name: str) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def one(runs: Path, name: str) -> dict[str, Any]:
         except EspalierError as error:
             return {"run": name, "state": "damaged", "error": str(error)}
         best = overall(scores)
-        written = datetime.fromtimestamp(max(path.stat().st_mtime for path in store.folder.glob(f"{stores.DATABASE}*")), UTC)
+        written = datetime.fromtimestamp(max(path.stat().st_mtime for path in store.folder.glob(f"{DATABASE}*")), UTC)
         return {
             "run": name,
             "state": state(disk.held(store.folder), done, config.rounds, live.read(store.folder)),
@@ -139,7 +140,7 @@ def one(runs: Path, name: str) -> dict[str, Any]:
 
 def listing_text(found: list[dict[str, Any]], runs: Path) -> str:
     if not found:
-        return stores.none(runs)
+        return no_run(runs)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("run", "state", "method", "model", "data", "rounds", "accuracy", "worst", "last written"):
         table.add_column(title, no_wrap=title == "run")

@@ -67,8 +67,8 @@ def log(run: str | None, agent: str | None, number: int | None, follow: bool, ru
     """Show the events of RUN (default: the one under way, else the latest): rounds, updates, refusals, agents that came and went."""
     with plainly("log"):
         from coordinator import disk, eventlog
+        from coordinator.runs import absent
         from coordinator.status import present
-        from coordinator.store import absent
 
         folder = runs / (run or present(runs))
         if not folder.is_dir():

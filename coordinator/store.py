@@ -15,7 +15,7 @@ import math
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
@@ -29,15 +29,14 @@ from safetensors.torch import load_file, save_file
 
 from coordinator import disk, evidence, journal, ledger
 from coordinator.journal import Entry
-from coordinator.standing import Standing
+from coordinator.records import Round, Score
+from coordinator.runs import DATABASE, absent
 from federated.disk import look_over, make, sync
 from federated.errors import StoreError
-from federated.task import Task
 from models.submodel import Network, Submodel
 
-__all__ = ["Round", "Score", "Store", "absent", "latest", "names", "none"]
+__all__ = ["Facts", "Store"]
 
-DATABASE = "run.sqlite"
 HOLDS = "single updates of devices"
 KEPT = 2  # checkpoints kept: the last, and the one before in case a disk lies about having written
 PRESENT = """
@@ -55,45 +54,6 @@ CREATE TABLE scores (round INTEGER, submodel TEXT, view TEXT, agent TEXT, accura
 """
 
 
-@dataclass(frozen=True)
-class Score:
-    """How a submodel did in one view of it; see `federated.scores.metrics` for what the numbers mean.
-
-    view: `central` (the coordinator's held-out data), `devices` (theirs, all together), `labels` (the same, absent classes masked), `before`
-    and `after` (the devices' own, before and after local training); of several exits also each, `central/exit0` or
-    `devices/exit0`, and the mean of their logits, `central/ensemble` (DepthFL).
-    agent: whose data, where the score is of one device. metrics: all numbers by name, accuracy and loss included.
-    """
-
-    submodel: str
-    view: str
-    accuracy: float
-    loss: float
-    examples: int
-    agent: str = ""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Round:
-    """All that is written of a finished round. tensors: the state after it; fleet: how many agents trained each submodel; standings: of agents.
-
-    carried: tasks that may still be answered. touched: what the round folded into, where that matters to later ones; as text.
-    """
-
-    round: int
-    seconds: float
-    tensors: Mapping[str, torch.Tensor]
-    fleet: Mapping[Submodel, int]
-    entries: Sequence[Entry] = ()
-    scores: Sequence[Score] = ()
-    bytes_up: int = 0
-    bytes_down: int = 0
-    standings: Mapping[str, Standing] = field(default_factory=dict)
-    carried: Sequence[Task] = ()
-    touched: str = ""
-
-
 @dataclass
 class Facts:
     """What a run is, once it is settled."""
@@ -101,31 +61,6 @@ class Facts:
     config: dict[str, Any] = field(default_factory=dict)
     network: Network | None = None
     menu: tuple[Submodel, ...] = ()
-
-
-def names(root: Path) -> list[str]:
-    """The runs below `root`, the latest last."""
-    return [path.parent.name for path in sorted(root.glob(f"*/{DATABASE}"), key=lambda p: p.stat().st_mtime)]
-
-
-def latest(root: Path) -> str:
-    """The run to go on with. Raises StoreError when there is none."""
-    found = names(root)
-    if not found:
-        raise StoreError(f"nothing to resume: {none(root)}")
-    return found[-1]
-
-
-def none(root: Path, name: str = "") -> str:
-    """That no run, or none of a name, is below `root`, in words; whoever is in another folder than yesterday sees that."""
-    said = f"no run '{name}' in {root}" if name else f"no run in {root}"
-    return said if root.is_dir() else f"{said} ({root.absolute()} is no folder): --runs DIR says where runs are kept"
-
-
-def absent(folder: Path) -> StoreError:
-    """That there is no such run, and which there are."""
-    said, root = none(folder.parent, folder.name), folder.parent
-    return StoreError(f"{said}; there are: {', '.join(names(root)) or 'none'}" if root.is_dir() else said)
 
 
 def begin(folder: Path, facts: Facts) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from coordinator import lessons
 from coordinator.allotment import assign, choose, record
 from coordinator.checks import checker, later
 from coordinator.collection import CARRIED, Collection, Settled
@@ -19,17 +18,18 @@ from coordinator.evaluation import ENDLESS
 from coordinator.journal import Asked, Entry, Folded, Opened, Standstill
 from coordinator.leases import granted
 from coordinator.openings import Openings
+from coordinator.outcomes import learned, miss, unfolded
 from coordinator.progress import timing
+from coordinator.records import Score
 from coordinator.scores import of_training
 from coordinator.selection import wants
 from coordinator.standing import Standing
-from coordinator.store import Score
 from coordinator.weights import Shipment, received
 from federated.aggregate import Total
 from federated.errors import StoreError
 from federated.kept import Kept
 from federated.method import State
-from federated.task import Recipe, Task, Update
+from federated.task import Recipe, Task
 from models.families import shapes
 from models.submodel import Submodel
 
@@ -226,12 +226,6 @@ def nobody(collection: Collection) -> Sequence[Task]:
     return ()
 
 
-def unfolded(settled: Settled, round: int) -> Entry:
-    """What is written of a task that came to nothing in a round."""
-    task = settled.task
-    return Entry(task.agent, task.submodel.unowned.name, settled.outcome, task=task.round if task.round != round else 0)
-
-
 def carrying(run: Run, round: int) -> Callable[[Settled], bool] | None:
     """Which tasks go on when a round closes: those whose updates would not be too old in the next; None where late updates do not count."""
     past = run.past
@@ -270,41 +264,6 @@ def release(spooled: list[Settled]) -> None:
         if settled.update is not None:
             settled.update.unlink(missing_ok=True)
     spooled.clear()
-
-
-def learned(run: Run, settled: Settled, update: Update, position: int) -> Folded:
-    """What is written of an update that was folded, and what it teaches of its agent."""
-    agent, known = update.agent, run.fleet.agents.get(update.agent)
-    standing, verdict = run.standings.get(agent, Standing()), run.verdicts.get(agent)
-    late = settled.carried and run.config.fleet.mode == "sync"  # that was counted when its round closed
-    if known is not None and known.profile is not None and verdict is not None and not settled.resumed and not late:
-        # Of what was under way before it started, this coordinator's clock says nothing.
-        standing = lessons.trained(standing, verdict, known.profile, settled, update)
-    entry = Entry(
-        agent,
-        update.submodel.unowned.name,
-        "folded",
-        update.samples,
-        update.steps,
-        float(update.notes.get("loss", math.nan)),
-        settled.seconds,
-        lessons.number(update.notes, "step"),
-        int(lessons.number(update.notes, "peak")),
-        position,
-        settled.digest,
-        update.round if settled.carried else 0,
-    )
-    return Folded(entry, update.submodel.plain, standing, dict(update.notes.get("tallies", {})))
-
-
-def miss(run: Run, settled: Settled) -> None:
-    """What a task without an update teaches of its agent."""
-    agent, verdict = settled.task.agent, run.verdicts.get(settled.task.agent)
-    if verdict is None:
-        return
-    # Simulated devices claim speeds: the seconds of this machine say nothing of them.
-    known = run.patience < ENDLESS and not settled.resumed
-    run.standings[agent] = lessons.missed(run.standings[agent], verdict, settled, run.fleet.clock() - settled.started if known else 0.0)
 
 
 def closing(run: Run, chosen: Mapping[str, Submodel]) -> float:

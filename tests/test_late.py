@@ -18,9 +18,9 @@ from coordinator import defences, start
 from coordinator.config import Config
 from coordinator.evaluation import Evaluator
 from coordinator.inbox import Inbox
-from coordinator.journal import Journal
+from coordinator.journal import Entry, Journal
 from coordinator.selection import generator
-from coordinator.store import Entry, Store
+from coordinator.store import Store
 from federated.aggregate import Total, fold
 from federated.buffered import Base, Touched, buffered, touched
 from federated.errors import ConfigError

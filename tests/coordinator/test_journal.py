@@ -11,8 +11,9 @@ import torch
 from coordinator.assignment import Bounds, Offer
 from coordinator.decisions import Decision, Verdict
 from coordinator.journal import Asked, Entry, Folded, Opened, Standstill
+from coordinator.records import Round
 from coordinator.standing import Setback, Standing
-from coordinator.store import Round, Store
+from coordinator.store import Store
 from federated.aggregate import Total, fold
 from federated.errors import StoreError
 from federated.method import Part

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.store import Round, Store
+from coordinator.records import Round
+from coordinator.store import Store
 from federated.task import Update
 from tests.support.federation import RUN, Member, digits, federate
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from coordinator.progress import Lines, closing_table, score_table
-from coordinator.store import Round, Score
+from coordinator.records import Round, Score
 from models.families import full, network
 
 VALUES = Score("w1", "central", -0.25, 1.25, 5, metrics={"accuracy": -0.25, "loss": 1.25, "rmse": 48123.4})

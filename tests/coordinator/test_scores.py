@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from coordinator.records import Score
 from coordinator.results import plain
 from coordinator.scores import summary
-from coordinator.store import Score
 from models.submodel import Network, Submodel
 
 NETWORK = Network("preresnet", "small", (1, 8, 8), 10)

@@ -13,10 +13,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from coordinator.config import load
+from coordinator.runs import run_names
 from coordinator.simulate import simulate
 from coordinator.source import Source
 from coordinator.start import asking
-from coordinator.store import Store, names
+from coordinator.store import Store
 from coordinator.workers import Workers
 from federated.errors import ConfigError, DataError, StoreError, Unknown
 from federated.method import configure
@@ -257,7 +258,7 @@ def test_mistakes_are_named_before_the_first_round(index: int, tmp_path: Path):
         pytest.skip("this machine has CUDA")
     with pytest.raises(error, match=words):
         run(tmp_path, *settings)
-    assert names(tmp_path / "runs") == [], "what never ran leaves nothing behind"
+    assert run_names(tmp_path / "runs") == [], "what never ran leaves nothing behind"
 
 
 def test_a_device_that_cannot_train_does_not_stall_the_others(tmp_path: Path):

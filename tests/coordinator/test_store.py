@@ -12,8 +12,10 @@ import torch
 from coordinator import store as stores
 from coordinator.decisions import Decision
 from coordinator.journal import Entry
+from coordinator.records import Round, Score
+from coordinator.runs import latest_run, run_names
 from coordinator.standing import Setback, Standing
-from coordinator.store import Facts, Round, Score, Store, latest, names
+from coordinator.store import Facts, Store
 from federated.errors import StoreError
 from federated.task import Card, Profile, Timing
 from models.submodel import Network, Submodel
@@ -86,7 +88,7 @@ def test_two_coordinators_cannot_hold_one_run(tmp_path: Path) -> None:
 
 def test_what_is_missing_or_foreign_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="nothing to resume"):
-        latest(tmp_path)
+        latest_run(tmp_path)
     Store.create(tmp_path, "r").close()
     with pytest.raises(StoreError, match="run 'r' exists"):
         Store.create(tmp_path, "r")
@@ -96,7 +98,7 @@ def test_what_is_missing_or_foreign_is_named(tmp_path: Path) -> None:
     (tmp_path / "t" / "run.sqlite").write_bytes(b"no database at all" * 100)
     with pytest.raises(StoreError, match="is not a run's history"):
         Store.open(tmp_path, "t")
-    assert names(tmp_path) == ["r", "t"]
+    assert run_names(tmp_path) == ["r", "t"]
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
@@ -171,7 +173,7 @@ def test_who_dies_while_a_run_is_made_leaves_none(tmp_path: Path, monkeypatch: p
         patch.setattr(stores, "settle", die)
         with pytest.raises(KeyboardInterrupt):
             Store.create(tmp_path, "r")
-    assert stores.names(tmp_path) == []
+    assert run_names(tmp_path) == []
     facts = Facts({"rounds": 3})
     store = Store.create(tmp_path, "r", facts)
     assert store.read_facts() == facts
