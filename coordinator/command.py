@@ -128,7 +128,8 @@ def check_same(before: Config, after: Config) -> None:
     for key in FIXED:
         have, want = (attrgetter(key)(config) for config in (before, after))
         if have != want:
-            raise ConfigError(f"run '{before.name}' cannot go on with another {key}: it has {have!r}, asked for is {want!r}")
+            had, asked = ("the defaults" if value == {} else repr(value) for value in (have, want))
+            raise ConfigError(f"run '{before.name}' cannot go on with another {key}: it has {had}, asked for is {asked}")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import logging
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,18 +66,21 @@ class Prepared:
 
 
 def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
-    """Binds the metrics' address, checks names, settings and data, and opens the run's folder, in this order: what fails leaves nothing behind.
+    """Binds the metrics' address, checks names, settings and data, and opens the run's folder: what fails leaves nothing behind.
 
+    A new run's folder is made last; one that is there is held first, since another coordinator of it has its other addresses too.
     Raises UsageError, ConfigError, LinkError or StoreError.
     """
-    metrics = Server(config.metrics) if config.metrics.listen else None
-    try:
-        method, held = checked(config)
-        store = Store.open(runs, config.name) if resume else Store.create(runs, config.name, Facts(to_json(config)))
-    except BaseException:
+    with ExitStack() as undo:
+        store = Store.open(runs, config.name) if resume else None
+        if store is not None:
+            undo.callback(store.close)
+        metrics = Server(config.metrics) if config.metrics.listen else None
         if metrics is not None:
-            metrics.close()
-        raise
+            undo.callback(metrics.close)
+        method, held = checked(config)
+        store = store or Store.create(runs, config.name, Facts(to_json(config)))
+        undo.pop_all()
     return Prepared(config, method, held, store, metrics)
 
 

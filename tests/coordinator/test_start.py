@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
-from coordinator.command import start_run
+from coordinator.command import check_same, start_run
 from coordinator.config import load
 from coordinator.start import free_name, prepare
-from federated.errors import ConfigError, UsageError
+from coordinator.store import Store
+from federated.errors import ConfigError, LinkError, StoreError, UsageError
 from federated.wire import topics
 
 
@@ -72,3 +74,23 @@ def test_a_service_that_may_find_its_run_there_says_which(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="--name"):
         start_run(None, {}, (), (), tmp_path, resume=False, or_resume=True, live=False, say=print)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_second_coordinator_is_told_that_the_run_is_held_though_its_metrics_are_served_too(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        config = load(None, {}, [("name", "r"), ("metrics.listen", f"127.0.0.1:{other.getsockname()[1]}")])
+        with pytest.raises(LinkError, match="metrics cannot be served"):
+            prepare(config, tmp_path, resume=False)
+        assert not list(tmp_path.iterdir())
+        first = Store.create(tmp_path, "r")
+        with pytest.raises(StoreError, match="run 'r' is held by another coordinator"):
+            prepare(config, tmp_path, resume=True)
+        first.close()
+        with pytest.raises(LinkError, match="metrics cannot be served"):
+            prepare(config, tmp_path, resume=True)
+        Store.open(tmp_path, "r").close()  # what failed holds it no longer
+
+
+def test_a_run_that_goes_on_says_what_it_has_in_words() -> None:
+    with pytest.raises(ConfigError, match=r"another method: it has the defaults, asked for is \{'name': 'fedavg'\}"):
+        check_same(load(None, {}, []), load(None, {}, [("method.name", "fedavg")]))
