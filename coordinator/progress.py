@@ -123,6 +123,7 @@ class Lines:
 
     def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
         self._rounds, self._paused = rounds, False
+        self._waiting = (-1, -math.inf)  # who is waited for after this is news again
         self._ended = self._ended or [time.monotonic()]
         names = [f"{agent} {submodel.unowned.name}" for agent, submodel in sorted(chosen.items())]
         if len(names) > NAMED:

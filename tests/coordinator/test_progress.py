@@ -47,3 +47,15 @@ def test_a_view_that_a_submodel_lacks_is_a_dash() -> None:
     assert words[1:3] == [["w1", "-0.250", "-", "48,123", "-"], ["w0.5", "-", "0.750", "-", "2"]]
     assert "R2 (central)" in capture.get()
     assert "accuracy" not in capture.get()
+
+
+def test_who_is_missing_after_a_round_is_told_though_as_many_were_missing_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, lines = [0.0], list[str]()
+    monkeypatch.setattr("coordinator.progress.time.monotonic", lambda: now[0])
+    told = Lines(lines.append)
+    for now[0] in (10.0, 20.0):
+        told.waiting(1, 2)
+    told.began(1, 2, {})
+    now[0] = 30.0
+    told.waiting(1, 2)
+    assert [line for line in lines if line.startswith("waiting")] == ["waiting: 1 of 2 agents"] * 2
