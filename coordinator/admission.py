@@ -36,7 +36,7 @@ FILES = ("ca.pem", "server.pem", "crl.pem", "rights.acl")  # that a broker reads
 
 @click.command()
 @click.argument("name")
-@click.option("--host", metavar="HOST", help="name or address by which the device reaches this machine  [default: this machine's own address]")
+@click.option("--host", metavar="HOST", help="name or address by which the device reaches this machine  [default: as the coordinator listens]")
 @click.option("--port", type=click.IntRange(1, 65535), help=f"where the coordinator enrols  [default: as it does, or {PORT}]")
 @click.option("--valid", default="1h", show_default=True, metavar="TIME", help="how long the token works: 90s, 30m, 1h, 7d")
 @PKI
@@ -48,7 +48,8 @@ def enroll(name: str, host: str | None, port: int | None, valid: str, pki: str, 
         authority = authority_of(Broker(pki=pki))
         try:
             known = int(authority.registry.noted("enrolment") or PORT)
-            host = (host or own_address("0.0.0.0")).strip("[]")  # noqa: S104  # not bound: the address on the way to others
+            listen = authority.registry.noted("listen") or "0.0.0.0"  # noqa: S104  # not bound: where the coordinator listens, or did last
+            host = (host or (own_address(listen) if listen in ("0.0.0.0", "::") else listen)).strip("[]")  # noqa: S104
             token = authority.invite(name, host, port or known, seconds)
         finally:
             authority.close()
@@ -80,7 +81,7 @@ def revoke(names: tuple[str, ...], pki: str, form: str) -> None:
         else:
             for name, count in counts.items():
                 click.echo(f"{name}: {f'{count} certificates revoked' if count != 1 else 'revoked'}" if count else f"{name}: has no good certificate")
-        if counts and form == "text":
+        if any(counts.values()) and form == "text":
             click.echo(
                 "a coordinator that runs cuts them off; a broker of your own must be told: coordinator authority --for-broker DIR, then reload it",
                 err=True,

@@ -191,6 +191,7 @@ def _secured(wanted: Wanted, folder: Path, say: Say) -> Iterator[Gate]:
         enrolment = Enrolment(authority, wanted.listen, wanted.enrol, lambda: told)
         stack.callback(enrolment.close)
         authority.registry.note("enrolment", str(enrolment.port))
+        authority.registry.note("listen", wanted.listen)
         stack.callback(Watch(Keeper(authority, gate, broker, enrolment).look).close)
         what = f"started mosquitto {broker.version} at {broker.address}" if broker else f"using the broker at {told} as '{COORDINATOR}'"
         say(f"{what}; devices enrol at port {enrolment.port}: coordinator enroll NAME prints a token for edge-agent join --token")

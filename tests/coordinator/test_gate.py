@@ -244,6 +244,13 @@ def test_revoking_who_never_came_lists_where_to_look_and_bad_times_are_refused(t
     run(tmp_path, "enroll", "a", code=3)
 
 
+@needs_mosquitto
+def test_a_token_leads_where_the_coordinator_listens(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        token = run(tmp_path, "enroll", "a").strip()
+    assert token.startswith("a@127.0.0.1:")
+
+
 def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "coordinator.authority", None)
     result = CliRunner().invoke(main, ["enroll", "a", "--pki", str(tmp_path)])
