@@ -320,7 +320,7 @@ class Fleet:
                     if entry.update is not None:
                         entry.update.unlink(missing_ok=True)
                     entry.update, entry.outcome = None, f"refused: {REVOKED}"
-                self._lose(agent, REVOKED)
+                self._lose(agent, f"is shut out: {REVOKED}")
 
     def _command(self, agent: str, message: messages.Message) -> None:
         self.link.publish(topics.command(self.run.run, agent), envelope.encode(message))
