@@ -13,9 +13,9 @@ __all__ = ["RUNS", "plainly"]
 
 RUNS = click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, metavar="DIR", help="where runs are kept")
 
+RESUMABLE = {"simulate": "; go on later with --resume", "start": "; go on later with --resume, if a round had begun"}  # else nothing is kept
+
 
 def plainly(command: str) -> AbstractContextManager[None]:
     """Errors of a command in plain words; see `federated.console.speaking_plainly`."""
-    return speaking_plainly(
-        f"coordinator {command}", "coordinator,export", "interrupted" + ("; go on later with --resume" if command in {"start", "simulate"} else "")
-    )
+    return speaking_plainly(f"coordinator {command}", "coordinator,export", "interrupted" + RESUMABLE.get(command, ""))
