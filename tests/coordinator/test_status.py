@@ -221,6 +221,8 @@ def scraped(place: str) -> dict[str, float]:
 def test_prometheus_gets_what_a_run_counts_and_names_no_agent(going: Callable[..., Going]) -> None:
     run = going(rounds=500, **{"metrics.listen": "127.0.0.1:0"})
     run.until(lambda made: made["rounds_done"] >= 3)
+    wish(run.folder, "pause")  # else a round is written before it is counted
+    run.until(lambda made: made["now"]["phase"] == "paused")
     place = run.metrics()
     found = scraped(place)
     assert found["espalier_rounds_total"] >= 3
