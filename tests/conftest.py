@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.support.processes"]  # its fixtures are for all
+pytest_plugins = ["tests.support.office", "tests.support.processes"]  # their fixtures are for all
 CACHES = Path(tempfile.mkdtemp(prefix="espalier-caches-"))
 
 

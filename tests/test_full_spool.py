@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from coordinator.rounds import Run
 from coordinator.store import Store
 from federated.method import State
 from federated.task import Update
+from tests.support.disks import small_disk
 from tests.support.federation import RUN, Member, digits, federate
 
 pytestmark = pytest.mark.processes
@@ -36,17 +36,10 @@ SETTINGS = {
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 32 MB."""
-    if os.getuid() != 0:
-        pytest.skip("only root can mount a small disk")
     folder = tmp_path / "runs"
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(folder)], capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip(f"no small disk can be mounted here: {made.stderr.decode().strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with small_disk(folder, 32) as disk:
+        yield disk
 
 
 def members(trained: Counter[tuple[str, int]]) -> list[Member]:

@@ -7,7 +7,6 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,20 +14,6 @@ from coordinator import enrolment as offices
 from coordinator.authority import Authority
 from coordinator.enrolment import Enrolment
 from federated.wire.enrolment import LARGEST
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
-    made = Authority(tmp_path_factory.mktemp("pki"))
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def office(authority: Authority) -> Iterator[Enrolment]:
-    made = Enrolment(authority, "127.0.0.1", 0, lambda: "8883")
-    yield made
-    made.close()
 
 
 def asked(office: Enrolment, authority: Authority, method: str, path: str, body: bytes = b"") -> tuple[int, object]:

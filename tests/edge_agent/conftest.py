@@ -1,8 +1,7 @@
-"""An authority, its office where devices enrol, and a device that has a token. Nothing of cryptography at import: tests beside do without it."""
+"""A device that has a token of an office (`tests.support.office`). Nothing of cryptography at import: tests beside do without it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,24 +11,6 @@ if TYPE_CHECKING:
     from coordinator.authority import Authority
     from coordinator.enrolment import Enrolment
     from federated.wire.enrolment import Token
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
-    from coordinator.authority import Authority
-
-    made = Authority(tmp_path_factory.mktemp("pki"))
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def office(authority: Authority) -> Iterator[Enrolment]:
-    from coordinator.enrolment import Enrolment
-
-    made = Enrolment(authority, "127.0.0.1", 0, lambda: "8883")
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from models.families import initial, shapes
 from models.slicing import corners, extract
 from models.submodel import Submodel
 from tests.support.clerk import AGENT, CARD, NETWORK, RUN, SMALL, Clerk, profile
+from tests.support.disks import small_disk
 
 pytestmark = pytest.mark.processes
 
@@ -29,15 +29,8 @@ pytestmark = pytest.mark.processes
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 1 MB."""
-    if os.getuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip(f"no small disk can be mounted here: {made.stderr.decode().strip()}")
-    try:
-        yield tmp_path
-    finally:
-        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+    with small_disk(tmp_path, 1) as disk:
+        yield disk
 
 
 def weights_of(submodel: Submodel) -> bytes:
