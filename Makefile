@@ -1,10 +1,12 @@
 # make demo | test | lint, on a machine that has Python 3.11 or newer and nothing else. All goes into .venv; `make clean` takes it away.
 #   PYTHON=python3.12       another Python
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   torch without CUDA (200 MB instead of gigabytes on Linux)
+#   DEMO="--seed 1"         options of the demo
 #   TESTS="tests/models -k slicing"                    some tests only
 
 PYTHON ?= python3
 TORCH_INDEX ?=
+DEMO ?=
 TESTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +22,7 @@ help:
 	@echo "make clean   remove .venv and caches"
 
 demo: $(VENV)/installed
-	$(BIN)/coordinator demo
+	@$(BIN)/coordinator demo $(DEMO)
 
 # Side by side, one more than there are processors, since some only wait; then, one by one, what starts brokers and processes or measures this machine.
 test: $(VENV)/installed-dev

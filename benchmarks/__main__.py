@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import click
 
-from benchmarks import aggregation, asynchrony, codec, fuzz, inference, methods, pacing, predict, scale
+from benchmarks import aggregation, asynchrony, broker, codec, fuzz, inference, methods, pacing, predict, scale
 from benchmarks.faults import command as faults
 from benchmarks.table import Row, lines
 from federated.console import FORMAT
@@ -31,6 +31,7 @@ def timed(name: str, what: str, measure: Callable[[], list[Row]]) -> None:
 timed("aggregation", "Fold ten updates of a ResNet-18, beside reading their bytes once.", aggregation.measure)
 timed("codec", "Encode and decode 45 MB of weights, beside one copy of the bytes.", codec.measure)
 main.add_command(asynchrony.command)
+main.add_command(broker.command)
 main.add_command(faults.command)
 main.add_command(fuzz.command)
 main.add_command(inference.command)

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import click
 
-from coordinator.progress import Say
 from coordinator.simulate import simulate
 from coordinator.store import Store
-from federated.console import FORMAT, speaker, speaking_plainly
+from federated.console import FORMAT, Say, speaker, speaking_plainly
 
 __all__ = ["Course", "Row", "command", "compared", "course", "when"]
 

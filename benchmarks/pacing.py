@@ -25,9 +25,8 @@ import psutil
 
 from coordinator import broker as brokers
 from coordinator.demo import Running, module, process, wait_for_words
-from coordinator.progress import Say
 from coordinator.store import Store
-from federated.console import FORMAT, speaker, speaking_plainly
+from federated.console import FORMAT, Say, speaker, speaking_plainly
 from federated.errors import FleetError, StoreError
 
 __all__ = ["Pacing", "Parts", "Turn", "command", "judged", "pacing", "ratio"]

@@ -24,9 +24,8 @@ from benchmarks.raw.fleet import RawFleet
 from benchmarks.replay import replay
 from coordinator import broker as brokers
 from coordinator.demo import Running, module, process
-from coordinator.progress import Say
 from coordinator.store import Store
-from federated.console import FORMAT, speaker, speaking_plainly
+from federated.console import FORMAT, Say, speaker, speaking_plainly
 from federated.errors import ConfigError, FleetError, StoreError
 
 __all__ = ["Course", "Scale", "Turn", "command", "course", "flat", "measure", "settings_of", "spelled"]

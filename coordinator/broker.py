@@ -1,33 +1,30 @@
-"""A broker started for as long as it is needed: mosquitto where the machine has it, else amqtt in a process of its own.
+"""A broker that runs for as long as its starter: mosquitto where it is installed, else the embedded one.
 
-The broker dies with whoever started it, however that ends: a shell between the two holds a pipe, and when its other end is gone, ends
-the broker. So there is nothing to leave behind, not even after `kill -9`.
+The broker ends with the process that started it, even after `kill -9`: a shell between the two holds a pipe to the starter, and ends the
+broker when the pipe closes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import secrets
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from importlib import metadata, util
 from pathlib import Path
 from types import TracebackType
 
-from coordinator import mosquitto
+from coordinator import embedded, mosquitto
 from coordinator import passwords as users
 from coordinator.listening import check_exposure, free_port, reachable
 from coordinator.mosquitto import COORDINATOR, MAX_PACKET, Secured, find_mosquitto
 from federated import disk
-from federated.errors import ConfigError, LinkError, MissingExtra
+from federated.errors import ConfigError, LinkError
 from federated.wire.address import Address, url
 from federated.wire.link import MqttLink
 
@@ -51,11 +48,14 @@ while wait "$broker"; status=$?; kill -0 "$broker" 2>/dev/null; do :; done; exit
 
 
 class Broker:
-    """A broker that runs. address: for agents; url: for the coordinator, with what it shows to be let in."""
+    """A running broker.
 
-    def __init__(self, kind: str, version: str, address: str, url: str, log: Path, command: list[str]) -> None:
-        """Starts it, and waits until it answers. Raises LinkError with the end of its log."""
-        self.kind, self.version, self.address, self.url, self.log = kind, version, address, url, log
+    kind: mosquitto or embedded. name: with its version, for people. address: for agents. url: for the coordinator, with its credentials.
+    """
+
+    def __init__(self, kind: str, name: str, address: str, url: str, log: Path, command: list[str]) -> None:
+        """Start it and wait until it answers. Raises LinkError with the end of its log."""
+        self.kind, self.name, self.address, self.url, self.log = kind, name, address, url, log
         self._command = command
         self._process = self._started()
 
@@ -64,6 +64,11 @@ class Broker:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Of the shell whose child is the broker."""
+        return self._process.pid
 
     def reload(self, barred: Iterable[str] = ()) -> None:
         """Has mosquitto read its certificates, the list of revoked ones and the rights again; who is `barred` may do nothing any more.
@@ -82,7 +87,7 @@ class Broker:
     def mend(self) -> None:
         """Starts it again where it ended by itself, or was ended by another. Raises LinkError where it does not start."""
         if (status := self._process.poll()) is not None:
-            log.error("%s ended with status %d; starting it again. Its log ended: %s", self.kind, status, self._said(1) or "(empty)")
+            log.error("%s ended with status %d; starting it again. Its log ended: %s", self.name, status, self._said(1) or "(empty)")
             self.restart()
 
     def stop(self, patience: float = ENDING) -> None:
@@ -97,7 +102,6 @@ class Broker:
         self._process.wait()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
         with self.log.open("wb") as out:
             # A session of its own: Ctrl-C is for the coordinator, which has goodbyes to send.
             self._process = subprocess.Popen(  # noqa: S603  # nothing in it comes from elsewhere
@@ -105,7 +109,6 @@ class Broker:
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
-                env=environment,
                 start_new_session=True,
             )
         try:
@@ -117,7 +120,7 @@ class Broker:
 
     def _await(self) -> None:
         """Returns once a client could connect. Raises LinkError with the end of the broker's log where none can."""
-        version = MQTT_3_1_1 if self.kind == "amqtt" else None
+        version = MQTT_3_1_1 if self.kind == "embedded" else None
         until = time.monotonic() + STARTING
         why = ""
         while time.monotonic() < until and self._process.poll() is None:
@@ -129,7 +132,7 @@ class Broker:
                 time.sleep(0.05)
         ended = self._process.poll()
         how = f"ended with status {ended}" if ended is not None else f"did not answer within {STARTING:.0f} s ({why})"
-        raise LinkError(f"{self.kind} {self.version} {how}; its log ({self.log}) ends:\n{self._said(TAIL) or '(empty)'}")
+        raise LinkError(f"{self.name} {how}; its log ({self.log}) ends:\n{self._said(TAIL) or '(empty)'}")
 
     def _said(self, lines: int) -> str:
         """The end of its log."""
@@ -147,22 +150,19 @@ def start(
     own: Path | None = None,
     max_packet: int = MAX_PACKET,
 ) -> Broker:
-    """Starts a broker and waits until it answers.
+    """Start a broker and wait until it answers.
 
     listen: an IP address or `localhost`; any but loopback needs `tls`, or `passwords`, a file of lines user:password. port: 0 for any free one.
-    kind: mosquitto, amqtt, or auto. directory: for its configuration, its log and what it keeps; a temporary one by default.
-    tls: the files of a broker that knows clients by their certificates; own: the coordinator's.
-    max_packet: bytes of the largest packet that mosquitto takes (amqtt takes any).
-    Raises ConfigError for a combination that is not safe or an address that is not ours, LinkError where it does not start, MissingExtra.
+    kind: mosquitto, embedded, or auto (mosquitto where it is installed). directory: for configuration, log and data; a temporary one by default.
+    tls: the files of a broker that identifies clients by certificates; own: the coordinator's. max_packet: bytes of the largest packet.
+    Raises ConfigError for an unsafe combination or a foreign address, LinkError if the broker does not start, MissingExtra.
     """
     if tls is not None and passwords is not None:
         raise ConfigError("--tls knows devices by their certificates, --passwords by users: choose one of them")
     check_exposure(listen, known=passwords is not None or tls is not None)
     program = find_mosquitto() if kind in ("auto", "mosquitto") else None
-    if tls is not None and program is None:
-        raise LinkError("--tls needs mosquitto, since amqtt knows nobody by a certificate: install it (apt install mosquitto)")
-    if kind == "mosquitto" and program is None:
-        raise LinkError("mosquitto was not found: install it (apt install mosquitto, brew install mosquitto), or use another kind of broker")
+    if program is None and (kind == "mosquitto" or tls is not None or passwords is not None):
+        raise LinkError(_without_mosquitto(kind, "--tls" if tls is not None else "--passwords" if passwords is not None else ""))
     port = free_port(listen, port)
     folder = Path(tempfile.mkdtemp(prefix="espalier-broker-")) if directory is None else directory
     disk.make(folder, "updates on their way, and passwords")
@@ -174,9 +174,16 @@ def start(
     address = f"{'mqtts://' if tls else ''}{far}:{port}"
     if program is not None:
         command = _mosquitto(program, listen, port, folder, file, tls, max_packet)
-        return Broker("mosquitto", mosquitto.version_of(program), address, url(entry), folder / "mosquitto.log", command)
-    command = _amqtt(listen, port, folder, file)
-    return Broker("amqtt", metadata.version("amqtt"), address, url(entry), folder / "amqtt.log", command)
+        return Broker("mosquitto", f"mosquitto {mosquitto.version_of(program)}", address, url(entry), folder / "mosquitto.log", command)
+    command = embedded.command(near.strip("[]"), port, folder, max_packet)
+    return Broker("embedded", embedded.name(), address, url(entry), folder / "embedded.log", command)
+
+
+def _without_mosquitto(kind: str, flag: str) -> str:
+    """Why a broker cannot be started, and how to get mosquitto."""
+    why = f"{flag} needs mosquitto, because the embedded broker cannot restrict clients to topics of their own" if flag else "mosquitto was not found"
+    remedy = "use broker.kind = 'auto'" if kind == "embedded" else "install it (apt install mosquitto, brew install mosquitto)"
+    return f"{why}: {remedy}" + ("" if flag else ", or use the embedded broker (broker.kind = 'embedded')")
 
 
 def _users(folder: Path, passwords: Path | None) -> tuple[str, Path | None]:
@@ -205,11 +212,3 @@ def _mosquitto(program: str, listen: str, port: int, folder: Path, file: Path | 
     configuration = folder / "mosquitto.conf"
     configuration.write_text("\n".join(lines) + "\n")
     return [program, "-c", str(configuration)]
-
-
-def _amqtt(listen: str, port: int, folder: Path, file: Path | None) -> list[str]:
-    if util.find_spec("amqtt") is None:
-        raise MissingExtra("a broker without mosquitto", "coordinator", "amqtt")
-    settings = folder / "amqtt.json"
-    settings.write_text(json.dumps({"listen": listen, "port": port, "passwords": str(file.resolve()) if file else ""}))
-    return [sys.executable, "-m", "coordinator.embedded", str(settings)]

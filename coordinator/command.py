@@ -16,7 +16,7 @@ from coordinator.config import Config, load, parse_setting, to_json
 from coordinator.control import Stopped
 from coordinator.fleet import Fleet
 from coordinator.gate import Gate, open_gate
-from coordinator.progress import Lines, Say, Screen, Watch, closing_table, human_bytes, score_table
+from coordinator.progress import Lines, Screen, Watch, closing_table, human_bytes, score_table
 from coordinator.rounds import Result
 from coordinator.runs import latest_run, run_names
 from coordinator.scores import overall
@@ -24,6 +24,7 @@ from coordinator.start import free_name, prepare, run
 from coordinator.store import Store
 from coordinator.tables import Log
 from federated import logs
+from federated.console import Say
 from federated.errors import ConfigError, UsageError
 from federated.manager import Manager
 from federated.wire import topics

@@ -12,21 +12,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from coordinator import broker as brokers
+from federated.console import Say
 from federated.data import catalogue as data
-from federated.errors import EspalierError, FleetError
+from federated.errors import EspalierError, FleetError, MissingExtra
 
 __all__ = ["DEVICES", "Device", "run_demo"]
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,16 @@ WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from edge_agent.cli im
 
 
 def run_demo(*, seed: int, rounds: int, limited: bool, kind: str, keep: Path | None, say: Say) -> dict[str, Any]:
-    """Runs the demo; its result as plain values. Raises EspalierError when a part of it fails, with the end of that part's log."""
+    """Run the demo; its result as plain values. Raises MissingExtra, or EspalierError with the end of the log of the part that failed."""
     start = time.monotonic()
+    for package in ("torch", "safetensors", "onnx"):  # its parts import them, as processes of their own
+        if util.find_spec(package) is None:
+            raise MissingExtra("coordinator demo", "coordinator,export", package)
     with ExitStack() as stack:
         folder = keep if keep is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-demo-")))
         folder.mkdir(parents=True, exist_ok=True)
         broker = stack.enter_context(brokers.start("127.0.0.1", 0, kind, folder / "broker"))
-        say(f"broker: {broker.kind} {broker.version} at {broker.address}")
+        say(f"broker: {broker.name} at {broker.address}")
         say("devices: " + ", ".join(f"{d.name} ({d.cpus:g} cpus, {d.memory})" if limited else d.name for d in DEVICES))
         coordinator = stack.enter_context(process("coordinator", coordinator_command(broker.address, seed, rounds or ROUNDS, folder), folder))
         agents = []
@@ -215,7 +218,7 @@ def summary(trained: dict[str, Any], exported: dict[str, Any], inferred: dict[st
         "seconds": round(seconds, 1),
         "onnx_max_abs_diff": max(entry["variants"][0]["max_abs_diff"] for entry in exported["submodels"]),
         "inference": inferred,
-        "broker": f"{broker.kind} {broker.version}",
+        "broker": broker.name,
     }
 
 

@@ -1,86 +1,63 @@
-"""The broker of last resort, for machines without mosquitto: amqtt in a process of its own, `python -m coordinator.embedded SETTINGS`.
+"""The embedded broker, for machines without mosquitto: rumqttd in a process of its own, from the wheels of the package iotcore.
 
-For demonstrations and small fleets: it speaks MQTT 3.1.1 only, keeps nothing on disk, and needs ten times the processor time of
-mosquitto. What is set here works around what it does by default: sessions of anonymous clients would queue nothing while a link is
-down, and debug messages would be put together for every packet although nobody reads them.
+It listens on loopback only, since it has neither rights by topic nor hashed passwords, and keeps nothing on disk. Its limits were
+measured with iotcore 0.4 (docs/broker.md). It keeps the messages of each subscription's pattern in a log that is dropped only by size,
+so the sizes below bound its memory, and patterns of weights and releases, which are retained anyway, get the smallest log that it takes.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import logging
-import signal
 import sys
+from importlib import metadata, util
 from pathlib import Path
-from typing import Any
 
-from amqtt.broker import Broker
-from amqtt.contexts import Action
-from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
-from amqtt.session import Session
-
-from coordinator import passwords
-from coordinator.mosquitto import COORDINATOR
+from federated.errors import MissingExtra
 from federated.wire import topics
 
-__all__ = ["Gate", "Rights", "configuration", "may", "serve"]
+__all__ = ["command", "name"]
 
-EXPIRY = 3600  # seconds that the session of a link that is down is kept
-USERS: dict[str, str] = {}  # user -> hash; none: everyone may come in
-
-
-class Gate(BaseAuthPlugin):  # type: ignore[misc]  # amqtt has no types
-    """Lets in who has a password in USERS, or everyone where nobody has; as users, whose sessions outlive their links."""
-
-    async def authenticate(self, *, session: Session) -> bool:
-        if not USERS:
-            return True
-        entry = USERS.get(session.username or "")
-        return entry is not None and passwords.verify(session.password or "", entry)
+SEGMENT, SEGMENTS = 4 << 20, 12  # bytes and number: together more than the chunks that all upload slots may have under way
+SMALLEST = 1 << 10  # bytes: the smallest segment that rumqttd takes
+CONNECTIONS = 10_000
 
 
-class Rights(BaseTopicPlugin):  # type: ignore[misc]  # amqtt has no types
-    """Where users have passwords, each may do what an agent of the user's name may do, and the coordinator everything."""
-
-    async def topic_filtering(self, *, session: Session | None = None, topic: str | None = None, action: Action | None = None) -> bool:
-        return not USERS or (session is not None and may(session.username or "", action or Action.PUBLISH, topic or ""))
+def name() -> str:
+    """What runs, for people to read."""
+    return f"rumqttd (iotcore {metadata.version('iotcore')})"
 
 
-def may(user: str, action: Action, topic: str) -> bool:
-    """Whether a user may publish to a topic, or hear all that a pattern stands for."""
-    if user == COORDINATOR:
-        return True
-    wanted = "write" if action == Action.PUBLISH else "read"
-    return any(access == wanted and topics.matches(pattern.replace("%u", user), topic) for access, pattern in topics.agent_rights())
+def command(listen: str, port: int, folder: Path, max_packet: int) -> list[str]:
+    """Write the configuration into `folder`; the command that runs the broker. max_packet: bytes of the largest packet. Raises MissingExtra."""
+    if util.find_spec("iotcore") is None:
+        raise MissingExtra("the embedded broker", "coordinator", "iotcore")
+    host = "127.0.0.1" if listen == "localhost" else f"[{listen}]" if ":" in listen else listen
+    file = folder / "embedded.toml"
+    file.write_text(configure(f"{host}:{port}", max_packet))
+    # glibc then returns the memory of large messages at once, where it otherwise keeps twice as much. -P: a folder named iotcore where the
+    # coordinator was started is not the package. Below CRITICAL, rumqttd logs every packet.
+    return ["env", "MALLOC_MMAP_THRESHOLD_=65536", sys.executable, "-P", "-m", "iotcore", "--config", str(file), "--log-level", "CRITICAL"]
 
 
-def configuration(listen: str, port: int) -> dict[str, Any]:
-    host = f"[{listen}]" if ":" in listen else listen
-    return {
-        "listeners": {"default": {"type": "tcp", "bind": f"{host}:{port}", "max_connections": 0}},
-        "session_expiry_interval": EXPIRY,
-        "plugins": {f"{plugin.__module__}.{plugin.__name__}": {} for plugin in (Gate, Rights)},
-    }
-
-
-async def serve(listen: str, port: int) -> None:
-    """Serves until SIGTERM."""
-    broker = Broker(configuration(listen, port))
-    over = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
-    await broker.start()
-    await over.wait()
-    await broker.shutdown()
-
-
-def main() -> None:
-    settings = json.loads(Path(sys.argv[1]).read_text())
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    if settings["passwords"]:
-        USERS.update(passwords.read(Path(settings["passwords"])))
-    asyncio.run(serve(settings["listen"], settings["port"]))
-
-
-if __name__ == "__main__":
-    main()
+def configure(address: str, max_packet: int) -> str:
+    """The broker's configuration, in TOML. MQTT 3.1.1, since for MQTT 5 it forgets the session of a client whose connection breaks."""
+    logs = "".join(
+        f"[router.custom_segment.'{pattern}']\nmax_segment_size = {SMALLEST}\nmax_segment_count = 1\n" for pattern in topics.retained_patterns()
+    )
+    return f"""\
+id = 0
+[router]
+id = 0
+max_connections = {CONNECTIONS}
+max_outgoing_packet_count = 200
+max_segment_size = {SEGMENT}
+max_segment_count = {SEGMENTS}
+{logs}[v4.1]
+name = "mqtt-3.1.1"
+listen = "{address}"
+next_connection_delay_ms = 1
+[v4.1.connections]
+connection_timeout_ms = 60000
+max_payload_size = {max_packet}
+max_inflight_count = 100
+dynamic_filters = true
+"""

@@ -34,6 +34,7 @@ SILENCE = 45.0  # seconds: three missed heartbeats
 OWING = 3.0  # seconds after which an idle agent is told its task again
 LOOK = 0.5  # seconds between looks at leases, and at who could be asked besides
 RELIEF = 1.0  # seconds between tries to make room in a full spool: some updates then leave it together
+FAREWELL = 60.0  # seconds that the end of a run waits for the broker, across reconnections
 REVOKED = "its certificate was revoked"
 
 
@@ -107,7 +108,7 @@ class Fleet:
                 self._admit(agent, agent.profile)
 
     def dismiss(self, reason: str) -> None:
-        """Ends the run for everyone; of the run, only this word stays retained."""
+        """End the run for all agents. Only the goodbye stays retained; its delivery is awaited, since agents without it would wait for ever."""
         self.shelf.clear()
         goodbye = envelope.encode(messages.Goodbye(reason))
         self.link.publish(topics.everyone(self.run.run), goodbye)
@@ -115,6 +116,8 @@ class Fleet:
         for name in self.agents:
             self.link.publish(topics.profile(self.run.run, name), b"", retain=True)
             self.link.publish(topics.status(self.run.run, name), b"", retain=True)
+        if not self.link.flush(FAREWELL):
+            log.warning("the broker did not acknowledge the end of the run within %.0f s: agents may wait on; stop them by hand", FAREWELL)
 
     def withdraw(self) -> None:
         """Goes without ending the run: nobody can join meanwhile, and the agents wait for a coordinator that resumes."""

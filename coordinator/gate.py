@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from coordinator import broker as brokers
 from coordinator.listening import check_exposure
 from coordinator.mosquitto import COORDINATOR
-from coordinator.progress import Say
 from coordinator.tables import Broker as Wanted
+from federated.console import Say
 from federated.errors import ConfigError, EspalierError, MissingExtra
 from federated.wire.address import identified, parse_address, url
 
@@ -162,7 +162,7 @@ def open_gate(wanted: Wanted, folder: Path, say: Say) -> Iterator[Gate]:
         broker = stack.enter_context(brokers.start(wanted.listen, port, wanted.kind, folder / "broker", passwords=passwords))
         stack.callback(Watch(broker.mend).close)
         door = f"mqtt://USER:PASSWORD@{broker.address}" if passwords else broker.address
-        say(f"started {broker.kind} {broker.version} at {broker.address}; agents join by: edge-agent join --broker {door}")
+        say(f"started {broker.name} at {broker.address}; agents join by: edge-agent join --broker {door}")
         yield Gate(broker.url)
 
 
@@ -193,6 +193,6 @@ def _secured(wanted: Wanted, folder: Path, say: Say) -> Iterator[Gate]:
         authority.registry.note("enrolment", str(enrolment.port))
         authority.registry.note("listen", wanted.listen)
         stack.callback(Watch(Keeper(authority, gate, broker, enrolment).look).close)
-        what = f"started mosquitto {broker.version} at {broker.address}" if broker else f"using the broker at {told} as '{COORDINATOR}'"
+        what = f"started {broker.name} at {broker.address}" if broker else f"using the broker at {told} as '{COORDINATOR}'"
         say(f"{what}; devices enrol at port {enrolment.port}: coordinator enroll NAME prints a token for edge-agent join --token")
         yield gate

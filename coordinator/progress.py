@@ -18,14 +18,14 @@ from rich.text import Text
 from coordinator.journal import Entry
 from coordinator.records import Round, Score
 from coordinator.scores import best_view, overall
+from federated.console import Say
 from models.submodel import Submodel
 
 if TYPE_CHECKING:
     from coordinator.agent import Agent
 
-__all__ = ["Lines", "Say", "Screen", "Several", "Watch", "closing_table", "human_bytes", "timing"]
+__all__ = ["Lines", "Screen", "Several", "Watch", "closing_table", "human_bytes", "timing"]
 
-Say = Callable[[str], None]
 """Where words for people go."""
 
 NAMED = 8  # agents up to which a line names each

@@ -19,6 +19,7 @@ from coordinator.store import Store
 from coordinator.weights import statistics_of
 from export import bundle
 from export.verify import Array
+from federated.console import Say
 from federated.data import catalogue as data
 from federated.errors import ConfigError, DataError, ExportError, StoreError, Unknown
 from federated.method import Method, State, configure
@@ -32,9 +33,7 @@ __all__ = ["export_run", "write_release"]
 EXAMPLES = 128 + 1024  # raw inputs, some to calibrate int8 on and the others to measure with: half a point is 5 of them
 
 
-def export_run(
-    run: str, out: Path, wanted: Sequence[str], inputs: Path | None, runs: Path, say: Callable[[str], None], *, int8: bool = True
-) -> dict[str, Any]:
+def export_run(run: str, out: Path, wanted: Sequence[str], inputs: Path | None, runs: Path, say: Say, *, int8: bool = True) -> dict[str, Any]:
     """What `coordinator export` does; its result as plain values. Raises StoreError, ExportError, Unknown, DataError, MissingExtra."""
 
     def told(entry: bundle.Entry) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +9,13 @@ import msgspec
 
 from coordinator.releases import History
 from export.publish import Published
+from federated.console import Say
 from federated.wire.releases import Serving
 
 __all__ = ["told"]
 
 
-def told(history: History, seen: Published, say: Callable[[str], None]) -> dict[str, Any]:
+def told(history: History, seen: Published, say: Say) -> dict[str, Any]:
     """Says how the releases of a run stand, and what agents report; the same as plain values."""
     for name, what in ((history.stable, "stable"), (history.canary, "canary"), (history.previous, "previous")):
         if name:

@@ -21,12 +21,12 @@ import msgspec
 
 from coordinator import privacy
 from coordinator.config import Config, to_json
-from coordinator.progress import Say
 from coordinator.records import Score
 from coordinator.scores import summary
 from coordinator.source import Source, names
 from coordinator.store import Store
 from federated.accounting import effort
+from federated.console import Say
 from federated.data import partitions
 from federated.method import configure
 from federated.methods.catalogue import method

@@ -22,6 +22,7 @@ from coordinator.reports import told
 from coordinator.store import Store
 from export import bundle
 from export.publish import Published, announce, confirm, publish, published, version_of, withdraw
+from federated.console import Say
 from federated.errors import ExportError, StoreError, UsageError
 from federated.wire.link import Link, MqttLink
 
@@ -29,8 +30,6 @@ __all__ = ["CANARY_WAIT", "Rollout", "Wish", "release_run"]
 
 CANARY_WAIT = 60.0  # seconds for the agents of a canary to report
 LOOK = 0.2  # seconds between looks at what came
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

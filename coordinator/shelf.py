@@ -1,4 +1,4 @@
-"""The weights that a broker holds for the agents: each submodel of a version published once, for all who share it."""
+"""The weights that are retained on the broker for the agents: each submodel of a version is published once, for all agents that use it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from federated.wire.transfer import publish, withdraw
 
 __all__ = ["Shelf"]
 
+SLOTS = 8  # versions before a slot is used again: a straggler may still ask for the weights of a version that was withdrawn
+
 
 @dataclass(frozen=True)
 class Item:
-    """One blob on the shelf; its bytes lie in `path`, to be published again."""
+    """One published blob. path: a copy, to publish it again."""
 
     version: str
+    slot: str
     manifest: Manifest
     path: Path
 
@@ -30,23 +33,32 @@ class Shelf:
 
     def __init__(self, link: Link, run: str, folder: Path, chunk: int = 0) -> None:
         self.link, self.run, self.folder, self.chunk = link, run, folder, chunk
-        self._items: dict[str, Item] = {}  # by base topic
+        self._items: dict[tuple[str, str], Item] = {}  # by version and submodel
+        self._last = -1  # the slot that was given last
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("*.weights"):
             path.unlink()  # of a coordinator that died
 
-    def put(self, version: str, submodel: str, data: memoryview) -> tuple[str, int]:
-        """Publishes encoded weights, unless they are there; their sha256 and size, for tasks to name. Raises StoreError where the disk is full."""
-        base = topics.model(self.run, version, submodel)
-        if base not in self._items:
+    def put(self, version: str, submodel: str, data: memoryview) -> tuple[str, str, int]:
+        """Publish encoded weights, unless they are published already; slot, sha256 and size, for tasks. Raises StoreError where the disk is full."""
+        item = self._items.get((version, submodel))
+        if item is None:
             name = f"{version}-{submodel}".replace("@", "_")
             manifest = split(data, min(self.chunk or self.link.max_chunk, self.link.max_chunk), name)
             path = self.folder / f"{name}.weights"
             self._copy(path, data)
-            publish(self.link, base, manifest, data)
-            self._items[base] = Item(version, manifest, path)
-        manifest = self._items[base].manifest
-        return manifest.sha256, manifest.size
+            item = self._items[version, submodel] = Item(version, self._slot(version), manifest, path)
+            publish(self.link, topics.model(self.run, item.slot, submodel), manifest, data)
+        return item.slot, item.manifest.sha256, item.manifest.size
+
+    def _slot(self, version: str) -> str:
+        """The slot of a version: its own, or the next in a cycle of SLOTS (more where all are in use)."""
+        slots = {item.version: int(item.slot) for item in self._items.values()}
+        if version not in slots:
+            turns = (slot % SLOTS for slot in range(self._last + 1, self._last + 1 + SLOTS))
+            self._last = next((slot for slot in turns if slot not in slots.values()), max(slots.values(), default=-1) + 1)
+            return str(self._last)
+        return str(slots[version])
 
     def _copy(self, path: Path, data: memoryview) -> None:
         """Keeps what is about to be published. Raises StoreError where the disk does not take it, and leaves nothing of it."""
@@ -57,14 +69,14 @@ class Shelf:
             raise StoreError(f"weights of {len(data)} bytes could not be written to {self.folder}: {error.strerror}") from error
 
     def restock(self) -> None:
-        """Publishes everything again, for a broker that may have lost it."""
-        for base, item in self._items.items():
-            publish(self.link, base, item.manifest, memoryview(item.path.read_bytes()))
+        """Publish everything again, for a broker that may have lost it."""
+        for (_, submodel), item in self._items.items():
+            publish(self.link, topics.model(self.run, item.slot, submodel), item.manifest, memoryview(item.path.read_bytes()))
 
     def clear(self, keep: Collection[str] = ()) -> None:
-        """Takes away every version but these."""
-        for base, item in list(self._items.items()):
-            if item.version not in keep:
-                withdraw(self.link, base, item.manifest)
+        """Withdraw every version but these."""
+        for (version, submodel), item in list(self._items.items()):
+            if version not in keep:
+                withdraw(self.link, topics.model(self.run, item.slot, submodel), item.manifest)
                 item.path.unlink(missing_ok=True)
-                del self._items[base]
+                del self._items[version, submodel]

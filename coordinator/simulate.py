@@ -21,13 +21,14 @@ from coordinator.config import Config, load, parse_setting
 from coordinator.defences import check_enough
 from coordinator.devices import Devices
 from coordinator.evaluation import ENDLESS
-from coordinator.progress import Lines, Say
+from coordinator.progress import Lines
 from coordinator.runs import run_names
 from coordinator.source import Source
 from coordinator.source import names as devices
 from coordinator.start import AGENTS, Prepared, prepare, run
 from coordinator.store import Store
 from federated import memory
+from federated.console import Say
 from federated.data import partitions
 from federated.errors import ConfigError, LinkError, StoreError
 from federated.wire.memory import MemoryBroker, MemoryLink

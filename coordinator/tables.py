@@ -162,7 +162,7 @@ class Broker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     listen: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None
     passwords: str | None = None
-    kind: Literal["auto", "mosquitto", "amqtt"] = "auto"
+    kind: Literal["auto", "mosquitto", "embedded"] = "auto"
     tls: bool = False
     pki: str = ""
     hosts: tuple[str, ...] = ()

@@ -42,7 +42,7 @@ class Shipment:
 
     def __init__(self, fleet: Fleet, state: State, method: Method, *, calibrated: bool = False) -> None:
         self.fleet, self.state, self.method, self.calibrated = fleet, state, method, calibrated
-        self._sent: dict[Submodel, tuple[str, str, int]] = {}
+        self._sent: dict[Submodel, tuple[str, str, str, int]] = {}  # version, slot, sha256, bytes
 
     @staticmethod
     def version(state: State) -> str:
@@ -58,8 +58,9 @@ class Shipment:
                 own |= statistics_of(self.state, submodel)
             data = tensors.encode({"version": version, "submodel": submodel.name}, own)
             self._sent[submodel] = version, *self.fleet.shelf.put(version, submodel.name, memoryview(data))
-        version, digest, size = self._sent[submodel]
-        return Task(run, round, self.fleet.attempt, agent, work, submodel, version, digest, size, recipe, deadline, self.fleet.folded.get(agent, 0))
+        version, slot, digest, size = self._sent[submodel]
+        since = self.fleet.folded.get(agent, 0)
+        return Task(run, round, self.fleet.attempt, agent, work, submodel, version, digest, size, recipe, deadline, since, slot=slot)
 
     def limit(self, task: Task) -> int:
         """Largest acceptable encoding of an update to this task, bytes: no device sends more than it received, but for the header."""

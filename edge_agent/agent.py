@@ -26,6 +26,7 @@ from edge_agent.limits import available_cpus, memory_limit
 from edge_agent.watch import Watch
 from edge_agent.worker import Job, Worker
 from federated.clock import Jumps
+from federated.console import Say
 from federated.errors import EspalierError, FleetError, LinkError, StoreError, WireError
 from federated.manager import Manager
 from federated.participant import Participant
@@ -37,8 +38,6 @@ from federated.wire.link import Link, MqttLink
 __all__ = ["Joined", "find_run", "join", "say_nothing", "take_part"]
 
 log = logging.getLogger(__name__)
-
-Say = Callable[[str], None]
 
 
 def say_nothing(text: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import product
@@ -26,14 +26,13 @@ from edge_agent.bench_target import INT8, Target, check_provider, chosen, files,
 from edge_agent.limits import Limits
 from edge_agent.load import BUSY
 from export.latency import SECONDS
-from federated.console import terminable
+from federated.console import Say, terminable
 from federated.errors import ConfigError, UsageError
 from federated.task import Timing
 from models.submodel import Submodel
 
 __all__ = ["FAILED", "INTERRUPTED", "SUSTAINED", "Request", "bench"]
 
-Say = Callable[[str], None]
 
 SUSTAINED = 60.0  # seconds of inference that show whether heat slows it down
 FAILED, INTERRUPTED = 1, 130  # exit codes: a row that failed or was slower than allowed; ctrl-C

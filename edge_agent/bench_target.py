@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["INT8", "RUNTIMES", "Target", "check_provider", "chosen", "files", "made_ready", "named", "noise", "runtimes"]
 
 Array = npt.NDArray[Any]
-Say = Callable[[str], None]
 
 RUNTIMES = ("torch", "onnx", "onnx-int8", "onnx-int8-u8s8", "onnx-int8-s8s8", "onnx-int8-dynamic")
 INT8 = "onnx-int8"  # the one that suits this machine and network

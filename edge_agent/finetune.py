@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from edge_agent.personal import check_target, write
 from export import bundle
 from export.bundle import Bundle, Entry
 from export.verify import TOKENS
+from federated.console import Say
 from federated.data.catalogue import device
 from federated.data.dataset import Dataset
 from federated.errors import ConfigError, DataError, ExportError, UsageError
@@ -34,7 +34,6 @@ from models.submodel import Network, Submodel
 
 __all__ = ["Adapted", "Request", "adapt", "better", "command", "loaded"]
 
-Say = Callable[[str], None]
 Scores = dict[str, float]
 
 BATCH = 256  # examples at a time that are only looked at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,11 +15,10 @@ from edge_agent.engine import Engine
 from edge_agent.replies import about
 from edge_agent.sources import listed, read
 from export import bundle
+from federated.console import Say
 from federated.errors import MissingExtra, UsageError
 
 __all__ = ["Request", "command", "released"]
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from edge_agent.heat import Heat, read_heat
 from edge_agent.load import BUSY, busy
 from edge_agent.power import read_metered
 from edge_agent.worker import Job, Worker
-from federated.console import terminable
+from federated.console import Say, terminable
 from federated.errors import ConfigError, EspalierError, MissingExtra, Unknown
 from federated.sheet import FORMAT, RUNTIMES, Calibration, Circumstances, Sheet, write
 from federated.task import Board, Card, Profile
@@ -31,7 +31,6 @@ from federated.wire.link import MqttLink
 
 __all__ = ["FAMILIES", "Wanted", "as_json", "command", "take"]
 
-Say = Callable[[str], None]
 
 FAMILIES = ("preresnet", "mobilenet", "vit")  # where nobody names others: plain convolutions, grouped ones, and none
 OFFLINE = "profile"  # stands for a run in the topic of the probe of the link

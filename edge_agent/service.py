@@ -22,6 +22,7 @@ from edge_agent.engine import Counts, Engine
 from edge_agent.follow import Arrival, Follower, link_of
 from edge_agent.questions import Questions
 from edge_agent.replies import state
+from federated.console import Say
 from federated.errors import EspalierError, ExportError, FleetError, LinkError
 from federated.manager import Manager
 from federated.wire import topics
@@ -36,7 +37,6 @@ TURN = 0.2  # seconds of hearing the broker, after which what else there is to d
 RETRY = 15.0  # seconds until a broker that is gone is tried again
 TELL = 10.0  # seconds between two reports of how much was answered
 
-Say = Callable[[str], None]
 Connect = Callable[[], Link]
 
 

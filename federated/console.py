@@ -12,14 +12,16 @@ import click
 
 from federated.errors import EspalierError, MissingExtra
 
-__all__ = ["FORMAT", "speaker", "speaking_plainly", "terminable"]
+__all__ = ["FORMAT", "Say", "speaker", "speaking_plainly", "terminable"]
+
+Say = Callable[[str], None]  # shows a line to a person
 
 FORMAT = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: the result as the last line"
 )
 
 
-def speaker(form: str) -> Callable[[str], None]:
+def speaker(form: str) -> Say:
     """Where words for people go: standard error when standard output belongs to the JSON result."""
     return lambda text: click.echo(text, err=form == "json")
 

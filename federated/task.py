@@ -75,11 +75,12 @@ class Task:
     """One piece of work for one agent.
 
     attempt: the coordinator's session; it only names the transfer. At most one update per (run, round, agent, work, submodel) is folded.
-    version: which weights, as the topic of their download spells it.
+    version: names the weights: the round that made them, and what was added or left out.
     digest: sha256 of the encoded weights, hexadecimal; size: their bytes.
     deadline: seconds from receipt after which the update is no longer wanted.
     since: the last round of which the coordinator took an update of this agent, 0 if none: what the device kept then is what it goes on with.
     lease: seconds after which the coordinator asks another agent, unless heartbeats show that something goes on; 0: it never does.
+    slot: the topic level that the weights are published under (`topics.model`).
     """
 
     run: str
@@ -95,6 +96,7 @@ class Task:
     deadline: float
     since: int = 0
     lease: float = 0.0
+    slot: str = "0"
 
 
 @dataclass(frozen=True)

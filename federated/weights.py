@@ -48,7 +48,7 @@ class Weights:
     def fetch(self, task: Task, now: float) -> None:
         """Begins to fetch the weights of a task."""
         self.spool.only(task.digest)
-        base, path = topics.model(task.run, task.version, task.submodel.name), self.spool.weights(task.digest)
+        base, path = topics.model(task.run, task.slot, task.submodel.name), self.spool.weights(task.digest)
         self._coming = Download(self.link, base, task.digest, task.size, path, now, sync=self.spool.lasting)
 
     def hear(self, topic: str, message: messages.Manifest | messages.Chunk, now: float) -> bool:

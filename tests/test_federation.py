@@ -143,7 +143,7 @@ def test_foreign_messages_are_refused_and_the_round_goes_on(tmp_path: Path) -> N
     stranger = MemoryLink(broker, "stranger")
     stranger.subscribe(topics.command(RUN, "stranger"))
     forged = envelope.encode(messages.Status("a0", "x", False))
-    later = envelope.encode(messages.Goodbye("x")).replace(b"\xa1v\x01", b"\xa1v\x07")
+    later = envelope.encode(messages.Goodbye("x")).replace(b"\xa1v\x02", b"\xa1v\x07")
 
     def watch(fleet: Fleet) -> None:
         for payload in (b"garbage", b"", forged, later, envelope.encode(messages.Goodbye("x"))):

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
 QUICK = ["--set", "method.widths=[0.25,0.5]", "--set", "method.depths=[1]", "--set", "train.epochs=1", "--set", "fleet.wait=90"]
 
 
-@pytest.fixture(params=["mosquitto", "amqtt"])
+@pytest.fixture(params=["mosquitto", "embedded"])
 def kind(request: pytest.FixtureRequest) -> str:
     if request.param == "mosquitto" and not brokers.find_mosquitto():
         pytest.skip("no mosquitto on this machine")

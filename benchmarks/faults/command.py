@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.faults.scenarios import ON_AMQTT, SCENARIOS
+from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS
 from benchmarks.faults.trial import Outcome, middle, turn
 from federated.console import FORMAT, speaker, speaking_plainly
 from federated.errors import Unknown
@@ -86,14 +86,14 @@ def lines(found: Iterable[Summary]) -> list[str]:
 @click.option("--times", type=click.IntRange(min=1), default=10, show_default=True, help="runs of each")
 @click.option("--seed", type=int, default=0, show_default=True, help="draws the instants")
 @click.option("--only", type=int, metavar="SEED", help="one run, by the seed that it had")
-@click.option("--broker", "kind", type=click.Choice(["mosquitto", "amqtt"]), default="mosquitto", show_default=True)
+@click.option("--broker", "kind", type=click.Choice(["mosquitto", "embedded"]), default="mosquitto", show_default=True)
 @click.option("--beside", type=click.IntRange(min=1), default=2, show_default=True, help="runs at a time")
 @click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the runs and the logs here")
 @FORMAT
 def command(names: tuple[str, ...], times: int, seed: int, only: int | None, kind: str, beside: int, keep: Path | None, form: str) -> None:
     """Break coordinator, broker, agents, links and disks again and again: what is lost, what is folded twice, how long it takes to recover."""
     with speaking_plainly("python -m benchmarks faults", "coordinator", "interrupted"), ExitStack() as stack:
-        known = SCENARIOS if kind == "mosquitto" else {name: SCENARIOS[name] for name in ON_AMQTT}
+        known = {name: each for name, each in SCENARIOS.items() if kind == "mosquitto" or name not in MOSQUITTO_ONLY}
         if unknown := [name for name in names if name not in known]:
             raise Unknown("scenario", unknown[0], known)
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-faults-", ignore_cleanup_errors=True)))

@@ -7,15 +7,15 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from coordinator import embedded
 from coordinator.demo import environment
 from coordinator.listening import free_port
-from coordinator.mosquitto import find_mosquitto
+from coordinator.mosquitto import MAX_PACKET, find_mosquitto
 from federated.errors import FleetError
 
 __all__ = ["Broker", "Process", "Space", "link", "small_disk"]
@@ -59,14 +59,14 @@ class Process:
 
 
 class Broker:
-    """A mosquitto, or amqtt, on a port that it keeps. host: where clients find it. persistent: whether it writes down what it holds."""
+    """A mosquitto, or the embedded broker, on a port that it keeps. host: where clients find it. persistent: whether it writes down what it holds."""
 
     def __init__(self, folder: Path, kind: str = "mosquitto", *, persistent: bool = True, host: str = "127.0.0.1", under: Sequence[str] = ()) -> None:
         folder.mkdir(parents=True)
         self.kind, self.host = kind, host
         self.port = free_port("127.0.0.1", 0)
         self.process = Process("broker", folder, under)
-        self._command = self._mosquitto(folder, persistent) if kind == "mosquitto" else self._amqtt(folder)
+        self._command = self._mosquitto(folder, persistent) if kind == "mosquitto" else embedded.command("127.0.0.1", self.port, folder, MAX_PACKET)
         self.start()
 
     def start(self) -> None:
@@ -92,13 +92,6 @@ class Broker:
         rest = ["allow_anonymous true", "log_dest stderr", "connection_messages false", *(["user root"] if os.geteuid() == 0 else [])]
         (folder / "mosquitto.conf").write_text("\n".join([*listeners, *kept, *limits, *rest]) + "\n")
         return [program, "-c", str(folder / "mosquitto.conf")]
-
-    def _amqtt(self, folder: Path) -> list[str]:
-        import json
-
-        settings = folder / "amqtt.json"
-        settings.write_text(json.dumps({"listen": "127.0.0.1", "port": self.port, "passwords": ""}))
-        return [sys.executable, "-m", "coordinator.embedded", str(settings)]
 
 
 class Space:

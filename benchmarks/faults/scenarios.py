@@ -13,7 +13,7 @@ from benchmarks.faults.real import agent_disk_full, agent_killed
 from benchmarks.faults.trial import AGENTS, ROUNDS, Trial, later
 from benchmarks.raw.agent import Raw
 
-__all__ = ["ON_AMQTT", "SCENARIOS", "Scenario"]
+__all__ = ["MOSQUITTO_ONLY", "SCENARIOS", "Scenario"]
 
 Scenario = Callable[[Trial], None]
 
@@ -234,14 +234,4 @@ SCENARIOS: dict[str, Scenario] = {
     "disk of an agent full": agent_disk_full,
     "1 MB/s and 300 ms": slow_link,
 }
-ON_AMQTT = (
-    "coordinator during a fold",
-    "coordinator at any moment",
-    "broker killed",
-    "agents killed",
-    "upload cut",
-    "download cut",
-    "chunks damaged",
-    "chunks doubled",
-    "chunks reordered",
-)
+MOSQUITTO_ONLY = ("broker killed", "1 MB/s and 300 ms")  # persistence, and a second address to listen on

@@ -140,7 +140,7 @@ def frames(data: bytes, most: int = 16) -> Iterator[bytes]:
 
 
 def messages() -> list[bytes]:
-    return [*(envelope.encode(message) for message in MESSAGES), *(b"\x83\xa1v\x01\xa4kind\xa3run\xa4body" + bomb for bomb in bombs())]
+    return [*(envelope.encode(message) for message in MESSAGES), *(b"\x83\xa1v\x02\xa4kind\xa3run\xa4body" + bomb for bomb in bombs())]
 
 
 def bombs() -> list[bytes]:

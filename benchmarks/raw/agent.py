@@ -124,7 +124,7 @@ class RawAgent:
         if self.known is not None and self.known[0] == task.digest:
             self.train(task, now)
             return
-        self.base = topics.model(task.run, task.version, task.submodel.name)
+        self.base = topics.model(task.run, task.slot, task.submodel.name)
         self._listen(f"{self.base}/#", True)
 
     def fetch(self, message: messages.Manifest | messages.Chunk, now: float) -> None:

@@ -39,7 +39,7 @@ from models.submodel import Submodel
 
 __all__ = ["MAX_MESSAGE", "MESSAGES", "PROTOCOL", "decode", "encode"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_MESSAGE = 1 << 20  # bytes of any but a chunk (a release for 4,000 agents of the longest names): read, it takes up to 80 times that
 
 MESSAGES: dict[str, type[Message]] = {
@@ -132,7 +132,13 @@ def _check(kind: str, message: Message) -> None:
     match message:
         case Task():
             wrong = not 0 < message.deadline < math.inf or min(message.round, message.attempt, message.size) < 0
-            names = [(message.run, topics.NAME), (message.agent, topics.AGENT), (message.version, topics.NAME), (message.digest, _SHA256)]
+            names = [
+                (message.run, topics.NAME),
+                (message.agent, topics.AGENT),
+                (message.version, topics.NAME),
+                (message.slot, topics.NAME),
+                (message.digest, _SHA256),
+            ]
             names.append((_submodel_name(kind, message.submodel), topics.SUBMODEL))
         case Profile():
             wrong = min(message.memory, message.chunk) < 0 or not 0 <= message.cpus < math.inf

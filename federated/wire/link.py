@@ -63,6 +63,9 @@ class Link(Protocol):
     def receive(self, timeout: float) -> Delivery | None:
         """The next delivery or link event, waiting up to `timeout` seconds. Raises LinkError once the link is beyond mending."""
 
+    def flush(self, timeout: float) -> bool:
+        """Wait until the broker has acknowledged everything published so far, across reconnections; False if it has not after `timeout` seconds."""
+
     def probe(self, topic: str, sizes: tuple[int, ...] = ...) -> Probe:
         """Sends itself payloads of these sizes (bytes), largest first: the largest that passed, and bytes per second on the way up."""
 
@@ -141,6 +144,8 @@ class MqttLink:
     def subscribe(self, pattern: str) -> None:
         self._check()
         with self._lock:
+            if pattern in self._patterns and self.protocol != mqtt.MQTTv5:
+                self._client.unsubscribe(pattern)  # rumqttd repeats what is retained only for a new subscription
             self._patterns[pattern] = None
             self._ask(pattern, SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE)
 
@@ -159,6 +164,13 @@ class MqttLink:
             self._check()
         return delivery
 
+    def flush(self, timeout: float) -> bool:
+        until = time.monotonic() + timeout
+        while self._under_way() and not self._fatal and time.monotonic() < until:
+            self._acknowledged.clear()
+            self._acknowledged.wait(0.02)
+        return not self._under_way()
+
     def probe(self, topic: str, sizes: tuple[int, ...] = PROBES) -> Probe:
         """Also lowers `max_payload` and `max_chunk` to what passed, where more did not."""
         own = secure.private_name(self.address, f"{self.client_id}-probe")
@@ -168,13 +180,11 @@ class MqttLink:
         return passed, rate
 
     def close(self) -> None:
-        """Waits at most FAREWELL seconds for what is under way; what the broker has not acknowledged by then is logged, by kind."""
+        """Wait up to FAREWELL seconds for acknowledgements, unless the link is down; log by kind what the broker has not acknowledged by then."""
         if self._closed:
             return
-        until = time.monotonic() + FAREWELL
-        while self._client.is_connected() and self._under_way() and time.monotonic() < until:
-            self._acknowledged.clear()
-            self._acknowledged.wait(0.02)
+        if self._client.is_connected():
+            self.flush(FAREWELL)
         self._closed = True
         if lost := self._under_way():
             log.warning("%s: the link of '%s' closed before the broker acknowledged %s", self.address, self.client_id, _counted(lost))
@@ -272,9 +282,16 @@ class MqttLink:
         self._client.loop_stop()  # else the library would connect once more, and throw out who took over
 
     def _on_message(self, message: mqtt.MQTTMessage) -> None:
-        self.received_bytes += len(message.topic) + len(message.payload)
-        if not self._inbox.put(Delivery(message.topic, bytes(message.payload), message.retain), HOLD):
-            log.warning("dropped a delivery of %d bytes on %s: nobody took it for %.0f s", len(message.payload), message.topic, HOLD)
+        topic = message.topic  # decoded at each access
+        self.received_bytes += len(topic) + len(message.payload)
+        if not self._subscribed(topic):
+            return
+        if not self._inbox.put(Delivery(topic, bytes(message.payload), message.retain), HOLD):
+            log.warning("dropped a delivery of %d bytes on %s: nobody took it for %.0f s", len(message.payload), topic, HOLD)
+
+    def _subscribed(self, topic: str) -> bool:
+        """Whether a subscription covers a topic. A broker may deliver others: of an earlier session, just unsubscribed, or (amqtt 0.12) anybody's."""
+        return topic in self._patterns or any(topics.matches(pattern, topic) for pattern in list(self._patterns))
 
     def _on_published(self, reason: ReasonCode) -> None:
         self._acks += 1

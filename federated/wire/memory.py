@@ -162,6 +162,9 @@ class MemoryLink:
         self.received_bytes += len(delivery.topic) + len(delivery.payload)
         return delivery
 
+    def flush(self, timeout: float) -> bool:
+        return not self._going
+
     def probe(self, topic: str, sizes: tuple[int, ...] = (CHUNK,)) -> Probe:
         """The largest of `sizes` within the broker's limit; the rate is that of one copy."""
         passed = max((size for size in sizes if size <= self.max_payload), default=0)

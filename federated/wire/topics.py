@@ -11,7 +11,7 @@ agent/{id}/up/{transfer}/c/{i}                   an update's chunks
 infer/{id}/ask/{question}                        JSON: what anyone asks of what an agent serves
 infer/{id}/answer/{question}                     JSON: what it answers
 cmd/{id}, cmd/all                                what the coordinator says to one agent, or to all
-model/{version}/{submodel}/manifest, /c/{i}      retained until the round is over
+model/{slot}/{submodel}/manifest, /c/{i}         retained    weights, until no task needs them; a later version reuses the slot
 release/card                                     retained    which version is for all, which for a few
 release/{version}/{file}/manifest, /c/{i}        retained    the files of a release
 """
@@ -55,6 +55,7 @@ __all__ = [
     "release",
     "release_card",
     "release_manifests",
+    "retained_patterns",
     "run",
     "say",
     "serving",
@@ -149,9 +150,9 @@ def upload(run: str, agent: str, transfer: str) -> str:
     return _agent(run, agent, f"up/{_name('transfer', transfer, TRANSFER)}")
 
 
-def model(run: str, version: str, submodel: str) -> str:
-    """Base of a submodel's weights."""
-    return f"{ROOT}/{_name('run', run)}/model/{_name('version', version)}/{_name('submodel', submodel, SUBMODEL)}"
+def model(run: str, slot: str, submodel: str) -> str:
+    """Where a submodel's weights are published. Slots are few and reused, since some brokers never forget a topic or a pattern."""
+    return f"{ROOT}/{_name('run', run)}/model/{_name('slot', slot)}/{_name('submodel', submodel, SUBMODEL)}"
 
 
 def release(run: str, version: str, file: str) -> str:
@@ -204,6 +205,11 @@ def agent_rights() -> tuple[tuple[Literal["read", "write"], str], ...]:
 def all_topics() -> str:
     """The pattern of everything of ours."""
     return f"{ROOT}/#"
+
+
+def retained_patterns() -> tuple[str, ...]:
+    """The patterns of weights and releases, whose chunks stay retained."""
+    return f"{ROOT}/+/model/#", f"{ROOT}/+/release/#"
 
 
 def coordinator_patterns(run: str) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
-"""Retained transfers: a blob published once as chunks, which a broker hands to everyone who asks for it.
+"""Retained transfers: a blob published once as retained chunks, which the broker delivers to every subscriber.
 
-Weights and releases travel so. The receiver writes chunks into a file in place, asks for what is missing, and
-gives the file its final name only when the whole has the digest that was promised. What came outlives the link and
-the process (see `federated.wire.partial`): after either ended, only what is missing is asked for, by name.
+Weights and releases travel this way. The receiver subscribes to the manifest, then to missing chunks by name, a window at a time: brokers
+limit how many retained messages one wildcard subscription delivers (rumqttd to 100, RabbitMQ to none), and a slow device is never sent
+more than a window. It writes chunks into a file in place, and gives the file its final name only when the whole has the expected digest.
+Received chunks survive the link and the process (see `federated.wire.partial`): the next one asks only for what is missing.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from federated.errors import Refused
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import slices
 from federated.wire.link import Link
-from federated.wire.partial import HAVE, PART, Partial
+from federated.wire.partial import PART, Partial
 
 __all__ = ["Download", "publish", "withdraw"]
 
-PATIENCE = 5.0  # seconds without a new chunk before the missing ones are asked for by name
-WINDOW = 16  # chunks asked for by name at a time
+PATIENCE = 5.0  # seconds without a new chunk before the missing ones are asked for again
+WINDOW = 16  # chunks asked for at a time
 
 
 def publish(link: Link, base: str, manifest: messages.Manifest, data: memoryview) -> None:
@@ -52,12 +53,9 @@ class Download:
         self._sync = sync
         self._partial: Partial | None = None
         self._lock = -1  # on the partial file, where that is the one that others go on with
-        self._asked = dict[int, str]()  # chunks that are heard by name: their topics
-        self._patterns = [topics.manifest(base)]
-        if not path.with_name(path.name + HAVE).exists():
-            self._patterns.append(topics.chunk(base, "+"))
-        for pattern in self._patterns:
-            link.subscribe(pattern)
+        self._manifest = topics.manifest(base)
+        self._asked = dict[int, str]()  # chunks that are subscribed to: their topics by index
+        link.subscribe(self._manifest)
 
     def hear(self, message: messages.Manifest | messages.Chunk, now: float) -> bool:
         """Takes a message of this transfer; True once the file is whole and in place.
@@ -73,7 +71,7 @@ class Download:
             return False
         elif self._partial.take(message, now):
             self.progressed = now
-            self._go_on(message.index)
+            self._advance(message.index)
         return self._partial is not None and self._partial.complete and self._finish(self._partial)
 
     @property
@@ -82,25 +80,19 @@ class Download:
         return self._partial.receiver.got if self._partial is not None else 0
 
     def tick(self, now: float) -> None:
-        """Asks again for what is missing when nothing came for a while: subscribing anew makes the broker repeat what it retains."""
+        """Ask again for what is missing if nothing came for PATIENCE seconds: a new subscription makes the broker repeat what it retains."""
         if now - self.progressed < PATIENCE:
             return
         self.progressed = now
-        wanted = self._partial.receiver.missing(WINDOW) if self._partial is not None else []
-        for topic in (topics.manifest(self.base), *self._asked.values()):
-            self.link.unsubscribe(topic)
-        self._asked.clear()
-        self.link.subscribe(topics.manifest(self.base))
-        self._ask(wanted)
+        self._unsubscribe()
+        self.link.subscribe(self._manifest)
+        if self._partial is not None:
+            self._ask(self._partial.receiver.missing(WINDOW))
 
     def interrupted(self) -> None:
-        """The link went down: from now on chunks are asked for by name, so that its return brings none that is here already."""
-        if self._partial is None:
-            return
-        self._keep(self._partial)
-        for pattern in self._patterns[1:]:
-            self.link.unsubscribe(pattern)
-        del self._patterns[1:]
+        """The link went down: keep on disk which chunks came."""
+        if self._partial is not None:
+            self._keep(self._partial)
 
     def restored(self, now: float) -> None:
         """The link is back: asks at once for what is missing."""
@@ -109,20 +101,19 @@ class Download:
 
     def close(self) -> None:
         """Stops listening; what came stays, for whoever goes on."""
-        self._deafen()
+        self._unsubscribe()
         self._let_go(self._partial)
 
     def discard(self) -> None:
         """Stops listening, and drops what came."""
-        self._deafen()
+        self._unsubscribe()
         if self._partial is not None:
             self._partial.discard()
         self._let_go(None)
 
-    def _deafen(self) -> None:
-        for pattern in (*self._patterns, *self._asked.values()):
-            self.link.unsubscribe(pattern)
-        self._patterns.clear()
+    def _unsubscribe(self) -> None:
+        for topic in (self._manifest, *self._asked.values()):
+            self.link.unsubscribe(topic)
         self._asked.clear()
 
     def _check(self, manifest: messages.Manifest) -> None:
@@ -142,14 +133,7 @@ class Download:
         except OSError:
             self._let_go(None)  # no room: nothing stays, the lock's file neither
             raise
-        if len(self._patterns) > 1:
-            return
-        missing = self._partial.receiver.missing(manifest.total)
-        if len(missing) == manifest.total:  # it was of something else
-            self._patterns.append(topics.chunk(self.base, "+"))
-            self.link.subscribe(self._patterns[1])
-        else:
-            self._ask(missing[:WINDOW])
+        self._ask(self._partial.receiver.missing(WINDOW))
 
     def _ask(self, wanted: list[int]) -> None:
         for index in wanted:
@@ -157,15 +141,15 @@ class Download:
                 self._asked[index] = topics.chunk(self.base, index)
                 self.link.subscribe(self._asked[index])
 
-    def _go_on(self, index: int) -> None:
-        """A chunk came: notes it now and then, and asks for others in its place where chunks are asked for by name."""
+    def _advance(self, index: int) -> None:
+        """A chunk came: keep the bitmap now and then, and ask for more once half a window is left."""
         assert self._partial is not None
         if self._partial.receiver.wants_grant(self.progressed):
             self._keep(self._partial)
         if (topic := self._asked.pop(index, None)) is not None:
             self.link.unsubscribe(topic)
-            if len(self._asked) <= WINDOW // 2:
-                self._ask(self._partial.receiver.missing(WINDOW))
+        if len(self._asked) <= WINDOW // 2:
+            self._ask(self._partial.receiver.missing(WINDOW))
 
     def _keep(self, partial: Partial) -> None:
         if self._lock >= 0:
@@ -177,7 +161,7 @@ class Download:
         except Refused:
             self.spoilt += 1
             raise
-        self._deafen()
+        self._unsubscribe()
         self._let_go(None)
         return True
 

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.faults.command import seed_of, summary
 from benchmarks.faults.proxy import Proxy
-from benchmarks.faults.scenarios import ON_AMQTT, SCENARIOS, damaged
+from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, damaged
 from benchmarks.faults.trial import Outcome, turn
 from coordinator import broker as brokers
 
@@ -104,7 +104,7 @@ def test_a_run_that_did_not_recover_counts_as_lost() -> None:
 
 def test_every_run_has_a_seed_of_its_own() -> None:
     assert len({seed_of(seed, name, number) for seed in range(3) for name in SCENARIOS for number in range(10)}) == 30 * len(SCENARIOS)
-    assert set(ON_AMQTT) < set(SCENARIOS)
+    assert set(MOSQUITTO_ONLY) < set(SCENARIOS)
 
 
 def scenario(name: str) -> object:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from coordinator.fleet import Fleet
+from coordinator.shelf import SLOTS
 from federated.errors import StoreError
 from federated.wire import envelope, messages, topics
 from federated.wire.memory import MemoryBroker, MemoryLink
@@ -88,3 +89,25 @@ def test_what_is_refused_is_counted_by_kind(fleet: Fleet, memory: MemoryBroker) 
     peer.send(task("a"), weights())
     listen(fleet)
     assert dict(fleet.refused) == {"malformed": 1, "protocol": 1, "message": 1, "unasked": 1}
+
+
+def test_slots_of_weights_are_reused_but_never_while_their_version_is_published(fleet: Fleet, memory: MemoryBroker) -> None:
+    """Some brokers keep memory for each topic that ever was: versions without end must not mean topics without end."""
+    kept = fleet.shelf.put("r0", "w1", memoryview(b"kept"))[0]
+    slots = set[str]()
+    for number in range(1, 3 * SLOTS):
+        version = f"r{number}"
+        slot = fleet.shelf.put(version, "w1", memoryview(b"weights"))[0]
+        assert fleet.shelf.put(version, "w2", memoryview(b"others"))[0] == slot
+        fleet.shelf.clear(keep={"r0", version})
+        slots.add(slot)
+    assert kept not in slots
+    assert len(slots) == SLOTS - 1
+    assert fleet.shelf.put("r0", "w1", memoryview(b"kept"))[0] == kept
+    published = [topic for topic in memory.retained if "/model/" in topic]
+    assert len(published) == 2 * 3, "a chunk and a manifest each of r0's w1 and of the last version's w1 and w2"
+
+
+def test_more_versions_than_slots_have_more_slots(fleet: Fleet) -> None:
+    slots = [fleet.shelf.put(f"r{number}", "w1", memoryview(b"weights"))[0] for number in range(SLOTS + 2)]
+    assert len(set(slots)) == SLOTS + 2

@@ -224,8 +224,8 @@ def test_what_does_not_go_together_is_said_before_anything_starts(tmp_path: Path
         pass
 
 
-def test_amqtt_knows_nobody_by_a_certificate(tmp_path: Path) -> None:
-    with pytest.raises(LinkError, match="--tls needs mosquitto, since amqtt knows nobody by a certificate"), opened(tmp_path, kind="amqtt"):
+def test_certificates_need_mosquitto(tmp_path: Path) -> None:
+    with pytest.raises(LinkError, match=r"--tls needs mosquitto.*broker\.kind = 'auto'"), opened(tmp_path, kind="embedded"):
         pass
 
 

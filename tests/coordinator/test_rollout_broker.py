@@ -29,8 +29,8 @@ def test_a_release_to_a_broker_that_stands_still_is_there_when_the_command_ends(
     with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as broker:
         link = MqttLink(broker.address, "coordinator", chunk=1000)
         rollout = Rollout(link, Archive(tmp_path / "runs", "spring"), tmp_path / "runs", {}, 7, print)
-        os.killpg(broker._process.pid, signal.SIGSTOP)
-        threading.Timer(1.0, os.killpg, (broker._process.pid, signal.SIGCONT)).start()
+        os.killpg(broker.pid, signal.SIGSTOP)
+        threading.Timer(1.0, os.killpg, (broker.pid, signal.SIGCONT)).start()
         folder = toy(tmp_path / "made", bytes(20_000))
         rollout.follow(Wish("spring", "h", bundle=folder))
         link.close()

@@ -91,7 +91,7 @@ def test_the_coordinator_turns_such_a_profile_away_says_why_and_goes_on(fleet: F
     listen(fleet)
     peer.heard()
     fleet.agents["a"].profile = None
-    said = {"v": 1, "kind": "profile", "body": {**BODY, "survey": survey}}
+    said = {"v": envelope.PROTOCOL, "kind": "profile", "body": {**BODY, "survey": survey}}
     peer.link.publish(topics.profile("r", "a"), msgpack.packb(said), retain=True)
     listen(fleet)
     assert fleet.ready() == []

@@ -96,7 +96,7 @@ def test_a_coordinator_that_does_not_answer_and_runs_to_choose_from_are_said(tmp
 
 
 def test_a_broker_of_the_older_protocol_is_tried_too(tmp_path: Path) -> None:
-    with brokers.start(port=0, kind="amqtt", directory=tmp_path) as broker, coordinating(broker.url, tmp_path):
+    with brokers.start(port=0, kind="embedded", directory=tmp_path) as broker, coordinating(broker.url, tmp_path):
         found = tried(broker.address)
     assert "MQTT 3.1.1" in found["credentials"].found
     assert {name for name, state in states(found).items() if state != "ok"} == {"strangers"}, [text(check) for check in found.values()]

@@ -16,7 +16,7 @@ from federated.participant import Participant
 from federated.wire import envelope, topics
 from federated.wire.link import MqttLink
 from federated.wire.memory import MemoryBroker, MemoryLink
-from federated.wire.messages import Goodbye, Status
+from federated.wire.messages import Status
 from tests.support.brokers import BOTH, port_of
 from tests.support.clerk import AGENT, CARD, RUN, Hand, lasting, profile
 from tests.support.proxy import Proxy
@@ -139,8 +139,6 @@ def test_an_agent_that_only_lost_its_connection_stays(tmp_path: Path) -> None:
 
 @pytest.fixture(params=BOTH)
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
-    if request.param == "amqtt":
-        pytest.importorskip("amqtt")
     with brokers.start(port=0, kind=request.param, directory=tmp_path / "broker") as started:
         yield started
 
@@ -152,21 +150,12 @@ def linked(address: str, session: str) -> MqttLink:
 @pytest.mark.broker
 @pytest.mark.parametrize(("older", "newer"), [("a", "z"), ("z", "a")])
 def test_over_a_real_broker_one_of_one_name_stays_and_the_other_leaves_within_seconds(broker: Broker, tmp_path: Path, older: str, newer: str) -> None:
-    """The older is thrown out at once, tries again after 1 to 2 s and throws the newer out, which does the same: then the older leaves.
-
-    amqtt throws nobody out: it delivers to one of the two alone, which is the older once it connected again. That one is not to leave.
-    """
+    """The older is thrown out at once, tries again after 1 to 2 s and throws the newer out, which does the same: then the older leaves."""
     with contextlib.ExitStack() as stack:
         first = joined(stack.enter_context(contextlib.closing(linked(broker.address, older))), tmp_path, older)
         turned([first], 0.5)
         second = joined(stack.enter_context(contextlib.closing(linked(broker.address, newer))), tmp_path, newer)
-        turned([first, second], 10.0 if broker.kind == "mosquitto" else 4.0)
-        if broker.kind == "amqtt":
-            assert (first.over, second.over) == ("", "")
-            first.link.publish(topics.command(RUN, AGENT), envelope.encode(Goodbye("heard")))
-            turned([first], 2.0)
-            assert first.over == "heard"
-            return
+        turned([first, second], 10.0)
         assert (first.refused, second.over) == (True, "")
         assert first.over == f"another agent joined under the name '{AGENT}': give each its own (--name)"
         first.leave()

@@ -12,7 +12,7 @@ from coordinator.mosquitto import find_mosquitto
 __all__ = ["BOTH", "listens", "needs_mosquitto", "port_of"]
 
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
-BOTH = [pytest.param("mosquitto", marks=needs_mosquitto), "amqtt"]
+BOTH = [pytest.param("mosquitto", marks=needs_mosquitto), "embedded"]
 
 
 def port_of(broker: Broker) -> int:

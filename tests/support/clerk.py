@@ -75,7 +75,7 @@ class Clerk:
             self.link.subscribe(pattern)
 
     def shelve(self, weights: bytes, version: str = "v") -> None:
-        publish(self.link, topics.model(RUN, version, SMALL.name), split(weights, CHUNK, f"{version}-w"), memoryview(weights))
+        publish(self.link, topics.model(RUN, "0", SMALL.name), split(weights, CHUNK, f"{version}-w"), memoryview(weights))
 
     def tell(self, message: messages.Message) -> None:
         self.link.publish(topics.command(RUN, AGENT), envelope.encode(message))

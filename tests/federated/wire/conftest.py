@@ -14,8 +14,6 @@ from tests.support.brokers import BOTH
 
 @pytest.fixture(params=BOTH)
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
-    if request.param == "amqtt":
-        pytest.importorskip("amqtt")
     with brokers.start(port=0, kind=request.param, directory=tmp_path, max_packet=300_000) as started:
         yield started
 

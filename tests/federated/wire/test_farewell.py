@@ -5,16 +5,23 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from coordinator import broker as brokers
 from coordinator.broker import Broker
+from coordinator.fleet import Fleet
+from federated.wire import envelope, messages, topics
 from federated.wire import link as links
-from federated.wire import topics
-from federated.wire.link import MqttLink
+from federated.wire.link import LINK_DOWN, MqttLink
+from tests.support.brokers import port_of
+from tests.support.clerk import CARD
+from tests.support.links import hear
+from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.broker
 
@@ -33,7 +40,7 @@ def test_closing_over_a_stuck_broker_says_what_was_not_acknowledged(
     broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(links, "FAREWELL", 0.3)
-    link, group = MqttLink(broker.address, "a"), os.getpgid(broker._process.pid)
+    link, group = MqttLink(broker.address, "a"), os.getpgid(broker.pid)
     os.killpg(group, signal.SIGSTOP)
     try:
         for index in range(2):
@@ -47,6 +54,38 @@ def test_closing_over_a_stuck_broker_says_what_was_not_acknowledged(
     assert warnings_of(caplog) == [
         f"mqtt://{broker.address}: the link of 'a' closed before the broker acknowledged 4 messages (2 chunk, 1 status, 1 other)"
     ]
+
+
+def test_flushing_waits_for_acknowledgements_and_says_whether_they_came(broker: Broker) -> None:
+    link, group = MqttLink(broker.address, "a"), os.getpgid(broker.pid)
+    os.killpg(group, signal.SIGSTOP)
+    try:
+        link.publish("x", b"1")
+        assert not link.flush(0.3)
+    finally:
+        os.killpg(group, signal.SIGCONT)
+    assert link.flush(10)
+    link.close()
+
+
+def test_the_end_of_a_run_reaches_agents_although_the_coordinators_link_is_down_when_it_comes(broker: Broker, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        proxy = stack.enter_context(closing(Proxy(port_of(broker))))
+        agent = stack.enter_context(closing(MqttLink(broker.address, "agent")))
+        coordinator = MqttLink(f"127.0.0.1:{proxy.port}", "coordinator")
+        fleet = Fleet(coordinator, CARD, tmp_path / "spool")
+        fleet.announce()
+        agent.subscribe(topics.run(CARD.run))
+        assert isinstance(envelope.decode(hear(agent, topics.run(CARD.run)).payload), messages.Run)
+        proxy.cut()
+        hear(coordinator, LINK_DOWN)
+        threading.Timer(2.0, proxy.mend).start()
+        fleet.dismiss("the run is over")
+        coordinator.close()
+        heard = [envelope.decode(hear(agent, topics.run(CARD.run)).payload)]
+        while isinstance(heard[-1], messages.Run):  # again, where the cut took its acknowledgement away
+            heard.append(envelope.decode(hear(agent, topics.run(CARD.run)).payload))
+        assert heard[-1] == messages.Goodbye("the run is over")
 
 
 def test_closing_after_everything_was_acknowledged_says_nothing(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,9 +7,13 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
+import paho.mqtt.client as mqtt
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from coordinator.broker import Broker
 from federated.errors import LinkError
@@ -17,6 +21,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.chunks import Receiver, Sender, split
 from federated.wire.inbox import Delivery
 from federated.wire.link import MqttLink
+from federated.wire.transfer import Download, publish
 from tests.support.links import hear, linked, listen
 
 pytestmark = pytest.mark.broker
@@ -107,3 +112,52 @@ def test_forty_megabytes_go_through_a_broker_of_small_packets(broker: Broker, ve
                 if receiver.wants_grant(time.monotonic()):
                     coordinator.publish(cmd, envelope.encode(messages.Grant("t", receiver.have, True)))
         assert hashlib.sha256(receiver.finish()).digest() == hashlib.sha256(data).digest()
+
+
+def test_deliveries_that_were_not_subscribed_to_are_ignored(broker: Broker) -> None:
+    """The broker resumes a session of this name, and delivers by its subscriptions. (amqtt 0.12 delivers by those of all clients.)"""
+    host, port = broker.address.split(":")
+    earlier = mqtt.Client(CallbackAPIVersion.VERSION2, client_id="a", protocol=MQTTProtocolVersion.MQTTv311, clean_session=False)
+    granted = threading.Event()
+    earlier.on_connect = lambda client, *_: client.subscribe("theirs/+", qos=1)
+    earlier.on_subscribe = lambda *_: granted.set()
+    earlier.connect(host, int(port))
+    earlier.loop_start()
+    assert granted.wait(10)
+    earlier.disconnect()
+    earlier.loop_stop()
+    with linked(broker.address, "a", version=V311) as (a,), linked(broker.address, "b") as (b,):
+        listen(a, "mine/+")
+        b.publish("theirs/1", b"x")
+        b.publish("mine/1", b"y")
+        came = [delivery.topic for delivery in iter(lambda: a.receive(0.5), None) if not delivery.topic.startswith("sync/")]
+        assert came == ["mine/1"]
+        assert a.received_bytes > len("theirs/1x") + len("mine/1y"), "the broker did deliver it"
+
+
+def test_a_repeated_subscription_brings_again_what_is_retained(broker: Broker) -> None:
+    """MQTT 3.1.1, section 3.8.4; rumqttd does so only for a subscription that is new."""
+    with linked(broker.address, "a") as (a,):
+        a.publish("x", b"kept", retain=True)
+        for _ in range(2):
+            a.subscribe("x")
+            assert hear(a, "x").retained
+
+
+def test_a_download_of_many_chunks_comes_without_asking_twice(broker: Broker, tmp_path: Path) -> None:
+    """rumqttd delivers at most 100 retained messages for one subscription, and says nothing of the others."""
+    data = random.Random(0).randbytes(250 * 1024)
+    base = topics.model("r", "0", "w1")
+    manifest = split(data, 1024, "t")
+    with linked(broker.address, "a", "c") as (agent, coordinator):
+        publish(coordinator, base, manifest, memoryview(data))
+        assert coordinator.flush(10)
+        download = Download(agent, base, manifest.sha256, len(data), tmp_path / "w1", 0.0, sync=False)
+        until, done = time.monotonic() + 30, False
+        while not done and time.monotonic() < until:  # and never `tick`, which asks again
+            delivery = agent.receive(0.1)
+            if delivery is not None and delivery.topic.startswith(base):
+                message = envelope.decode(delivery.payload)
+                assert isinstance(message, messages.Manifest | messages.Chunk)
+                done = download.hear(message, 0.0)
+    assert (tmp_path / "w1").read_bytes() == data

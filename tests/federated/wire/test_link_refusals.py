@@ -22,7 +22,7 @@ from federated.wire import link as links
 from federated.wire import topics
 from federated.wire.inbox import LINK_DOWN
 from federated.wire.link import MqttLink
-from tests.support.brokers import BOTH, listens, needs_mosquitto
+from tests.support.brokers import listens, needs_mosquitto
 from tests.support.links import hear, linked
 from tests.support.waiting import eventually
 
@@ -113,11 +113,11 @@ def test_a_name_that_does_not_resolve_is_called_so() -> None:
         MqttLink("nowhere.invalid", "a", timeout=5.0)
 
 
-@pytest.mark.parametrize("kind", BOTH)
-def test_wrong_and_missing_passwords_are_refused_with_a_hint(kind: str, tmp_path: Path) -> None:
+@needs_mosquitto
+def test_wrong_and_missing_passwords_are_refused_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "users").write_text("me:right\n")
     own = topics.probe("r", "me")  # an agent's name is its user
-    with brokers.start(port=0, kind=kind, directory=tmp_path / "b", passwords=tmp_path / "users") as broker:
+    with brokers.start(port=0, directory=tmp_path / "b", passwords=tmp_path / "users") as broker:
         for login in ("", "me:wrong@", "you:right@"):
             with pytest.raises(LinkError, match=r"refuses this client: .*mqtt://user:password@host") as caught:
                 MqttLink(f"mqtt://{login}{broker.address}", "a")

@@ -1,0 +1,85 @@
+"""What a broker holds: its memory over many versions of weights, and how fast devices download them. No coordinator, no training."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import click
+import psutil
+
+from coordinator import broker as brokers
+from coordinator.shelf import Shelf
+from federated.console import FORMAT, speaker, speaking_plainly
+from federated.wire import envelope, messages, topics
+from federated.wire.link import MqttLink
+from federated.wire.transfer import Download
+
+__all__ = ["command"]
+
+RUN, SUBMODEL = "bench", "w1"
+
+
+@click.command("broker")
+@click.option("--broker-kind", "kind", type=click.Choice(["mosquitto", "embedded"]), default="embedded", show_default=True)
+@click.option("--versions", type=click.IntRange(min=2), default=50, show_default=True, help="published one after the other, each withdrawn")
+@click.option("--size", type=click.IntRange(min=1), default=45, show_default=True, help="of a version, MB")
+@click.option("--agents", type=click.IntRange(min=1), default=1, show_default=True, help="that download each version at the same time")
+@FORMAT
+def command(kind: str, versions: int, size: int, agents: int, form: str) -> None:
+    """Publish, download and withdraw versions of weights: the broker's memory (MB) and the seconds of a download."""
+    with speaking_plainly("python -m benchmarks broker", "coordinator", "interrupted"), ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-broker-")))
+        broker = stack.enter_context(brokers.start(port=0, kind=kind, directory=folder / "broker"))
+        coordinator = stack.enter_context(closing(MqttLink(broker.address, "coordinator")))
+        links = [stack.enter_context(closing(MqttLink(broker.address, f"a{index}"))) for index in range(agents)]
+        shelf = Shelf(coordinator, RUN, folder / "shelf")
+        memory, seconds = [resident(broker)], list[float]()
+        for version in range(versions):
+            data = memoryview(os.urandom(size * 1_000_000))
+            slot, digest, length = shelf.put(f"r{version}", SUBMODEL, data)
+            coordinator.flush(60)
+            start = time.perf_counter()
+            download(links, topics.model(RUN, slot, SUBMODEL), digest, length, folder)
+            seconds.append(time.perf_counter() - start)
+            shelf.clear()
+            coordinator.flush(60)
+            memory.append(resident(broker))
+        found = {
+            "broker": broker.name,
+            "versions": versions,
+            "size_mb": size,
+            "agents": agents,
+            "rss_mb": {"idle": memory[0], "after_10": memory[min(10, versions)], "last": memory[-1], "most": max(memory)},
+            "download_s": {"median": round(statistics.median(seconds), 3), "most": round(max(seconds), 3)},
+        }
+        say = speaker(form)
+        say(f"{broker.name}: {versions} versions of {size} MB, {agents} downloads at a time")
+        say(f"memory, MB: {memory[0]} idle, {memory[min(10, versions)]} after 10 versions, {memory[-1]} after the last, {max(memory)} at most")
+        say(f"a download takes {statistics.median(seconds):.2f} s (median), {max(seconds):.2f} s (longest)")
+        if form == "json":
+            click.echo(json.dumps(found))
+
+
+def resident(broker: brokers.Broker) -> int:
+    """The broker's resident memory, MB."""
+    return int(sum(child.memory_info().rss for child in psutil.Process(broker.pid).children(recursive=True)) / 1e6)
+
+
+def download(links: list[MqttLink], base: str, digest: str, size: int, folder: Path) -> None:
+    """Download the same weights by all links in turns, one thread for all."""
+    paths = [folder / f"{link.client_id}.weights" for link in links]
+    coming = {link: Download(link, base, digest, size, path, time.monotonic(), sync=False) for link, path in zip(links, paths, strict=True)}
+    while coming:
+        for link, one in list(coming.items()):
+            delivery = link.receive(0.002)
+            if delivery is not None and delivery.payload and not delivery.topic.startswith("$"):
+                message = envelope.decode(delivery.payload)
+                if isinstance(message, messages.Manifest | messages.Chunk) and one.hear(message, time.monotonic()):
+                    del coming[link]
+            one.tick(time.monotonic())
