@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from federated.method import LAWS, MODES, Method, Setting
+from federated.method import LAWS, MODES, SCHEDULE, Method, Setting
 from federated.methods.catalogue import METHODS, method
 
 __all__ = ["described", "listed", "one_text", "table_text"]
@@ -35,8 +35,8 @@ def described(name: str) -> dict[str, Any]:
 
 
 def told(known: Setting) -> dict[str, Any]:
-    """One setting: default and help, and what bounds it."""
-    bounds = {"choices": list(known.choices), "range": known.range}
+    """One setting: its default, its help, what bounds it, and how a schedule is read."""
+    bounds = {"choices": list(known.choices), "range": known.range, "schedule": SCHEDULE if known.schedule else ""}
     return {"default": known.default, "help": known.help, **{key: value for key, value in bounds.items() if value}}
 
 
@@ -62,7 +62,8 @@ def one_text(one: Mapping[str, Any]) -> str:
     lines += ["", "Settings (--set method.KEY=VALUE):"]
     for key, known in one["settings"].items():
         choices = f" ({', '.join(map(str, known['choices']))})" if "choices" in known else ""
-        lines += folded(f"{key} = {spelled(known['default'])}", known["help"] + choices + (f" ({known['range']})" if "range" in known else ""), 30)
+        bounds = "".join(f" ({known[bound]})" for bound in ("range", "schedule") if bound in known)
+        lines += folded(f"{key} = {spelled(known['default'])}", known["help"] + choices + bounds, 30)
     lines += ["", "Laws of the combination:"]
     for law, why in one["laws"].items():
         lines += folded(law, LAWS[law] if not why else f"does not hold: {why}", 13)

@@ -28,6 +28,7 @@ from coordinator.progress import Watch
 from coordinator.rounds import PATIENCE, Result, Run, conduct, wait_for
 from coordinator.runs import run_names
 from coordinator.store import Facts, Store
+from federated.common.inactive import inactive
 from federated.data import catalogue as data
 from federated.data.dataset import Dataset
 from federated.errors import ConfigError, EspalierError, LinkError, StoreError, Unknown, UsageError
@@ -229,6 +230,8 @@ def _conduct(
     fleet.admit(lambda profile: misfit(profile.data, network) or unable(profile, method))
     menu = proposed(method, network, settings)
     check_covered(config, settings, menu, known=prepared.held is not None)
+    for reason in inactive(method, menu, settings):
+        log.warning("%s: %s", method.name, reason)
     store.write_facts(Facts(to_json(config), network, menu))
     evaluator = Evaluator(config, method, menu, fleet, prepared.held, patience, device)
     tensors = beginning(config, network, method)

@@ -24,7 +24,7 @@ from models.submodel import Network, Submodel
 if TYPE_CHECKING:
     from federated.aggregate import Total
 
-__all__ = ["LAWS", "MODES", "Method", "Part", "Setting", "Settings", "State", "Tensors", "configure", "varied"]
+__all__ = ["LAWS", "MODES", "SCHEDULE", "Method", "Part", "Setting", "Settings", "State", "Tensors", "configure", "round_at", "varied"]
 
 Tensors = Mapping[str, Tensor]
 Settings = Mapping[str, Any]
@@ -49,6 +49,9 @@ MODES: Mapping[str, str] = MappingProxyType(
 )
 """Ways in which updates can be combined besides the method's own; a method that does not stand one `forbids` it, with the reason."""
 
+SCHEDULE = "below 1: a share of the run's rounds; from 1 on: a whole number of rounds"
+"""How a schedule setting is read, in words for people."""
+
 KINDS = {bool: "true or false", float: "a number", int: "a whole number", str: "a word", tuple: "a list"}
 EACH: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {"names": (str,), "numbers": (float, int), "whole numbers": (int,), "whole numbers or lists": (int, list, tuple)}
@@ -61,7 +64,7 @@ class Setting:
 
     default: its value, and its type. help: one line. choices: what it may be; none: anything of its type.
     least, above, most: of a number, or of every number of a list, what it may be at the least, must lie above, and may be at the most.
-    each: what the elements of a list are, a key of `EACH`.
+    each: what the elements of a list are, a key of `EACH`. schedule: whether each number is a time in the run, which `round_at` reads.
     """
 
     default: Any
@@ -71,6 +74,7 @@ class Setting:
     above: float = -math.inf
     most: float = math.inf
     each: str = "numbers"
+    schedule: bool = False
 
     @property
     def range(self) -> str:
@@ -132,6 +136,7 @@ class Method:
     place: where a submodel's tensors live. dispatch: what a device receives; also the view for evaluation and export.
     recipe: how a device trains. parts: what an update contributes. finish: the next state, the round counted.
     hooks: what a device does beyond its recipe, for which it needs PyTorch; None where the recipe says everything.
+    inactive: why its own mechanism has no effect with this menu and these settings: a clause each, the problem, a colon and the remedy.
     breaks: of the `LAWS` those that do not hold, each with its reason. forbids: of the `MODES` those that its parts do not stand, likewise.
     """
 
@@ -149,6 +154,7 @@ class Method:
     parts: Callable[[State, Plan, Update], Iterator[Part]]
     finish: Callable[[State, Total, np.random.Generator], State]
     hooks: Hooks | None = None
+    inactive: Callable[[Sequence[Submodel], Settings], Iterator[str]] = lambda menu, settings: iter(())
     breaks: Mapping[str, str] = field(default_factory=dict)
     forbids: Mapping[str, str] = field(default_factory=dict)
 
@@ -171,6 +177,11 @@ def configure(method: Method, given: Settings, *, seed: int = 0, rounds: int = 0
     return {**{key: known.default for key, known in method.settings.items()}, **given, "seed": seed, "rounds": rounds}
 
 
+def round_at(when: float, rounds: int) -> int:
+    """The number of rounds that a schedule setting means in a run of so many: below 1 a share of them, else the setting itself."""
+    return round(when * rounds) if when < 1 else int(when)
+
+
 def misfit(known: Setting, value: Any) -> str:
     """What was expected instead of a value; empty where it is what a setting may be."""
     if not fits(value, known.default):
@@ -184,6 +195,8 @@ def misfit(known: Setting, value: Any) -> str:
     numbers = [one for one in (value if several else [value]) if isinstance(one, int | float)]
     if known.range and not all(known.above < one and known.least <= one <= known.most for one in numbers):
         return f"{'numbers' if several else 'a number'} {known.range}"
+    if known.schedule and any(one >= 1 and not isinstance(one, int) for one in numbers):  # 1.0 would be read as round 1, and meant as the whole run
+        return f"{'shares' if several else 'a share'} of the run's rounds below 1, or {'whole numbers' if several else 'a whole number'} of rounds"
     return ""
 
 

@@ -25,7 +25,7 @@ The authors publish the code of the wrapper of FedAvg alone. The others are read
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from federated.aggregate import Sum, Total, bands
+from federated.common.inactive import same_blocks
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, Tensors, varied
 from models.families import address, full, normalising, shapes
@@ -134,6 +135,10 @@ def inco(base: Method, name: str, **given: object) -> Method:
         taken = {home: taken_up(old[home], new[home], new[other] - old[other], total.sums[home], variant) for home, other in pairs.items()}
         return replace(after, tensors={**new, **taken})
 
+    def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+        yield from base.inactive(menu, settings)
+        yield from same_blocks(menu, settings, effect="no deep layer has fewer devices than a shallow one, which the cross-layer step makes up for")
+
     authors = {"optimiser": "adam", "lr": 0.001, "batch": 64, "epochs": 5, "weighting": "uniform"}
     told = "kept blocks per section, one number or one per section; none: five sizes, from one block of each section to all"
     blocks = Setting((), told, least=1, each="whole numbers or lists")
@@ -147,6 +152,7 @@ def inco(base: Method, name: str, **given: object) -> Method:
         menu=menu,
         start=start,
         finish=finish,
+        inactive=inactive,
         breaks={
             **base.breaks,
             "alone": "a deep layer takes up the step of a shallow one",

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from federated.common.inactive import one_size
 from federated.common.nested_sizes import FEATURES, GAMMAS, is_step, sizes
 from federated.errors import ConfigError
 from federated.method import Method, Part, Setting, Settings, State, Tensors, varied
@@ -128,6 +129,14 @@ def skipped(submodel: Submodel, name: str) -> bool:
     return block is not None and not submodel.mask[block[0]][block[1]]
 
 
+def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    yield from one_size(menu, settings, remedy="method.gammas to several shares")
+    if settings["inconsistent"] == "none":
+        yield "inconsistent = 'none' leaves submodels no parameters of their own: set method.inconsistent = 'auto'"
+    if settings["step_sizes"] == "fixed":
+        yield "step_sizes = 'fixed' does not train the steps of residual functions: set method.step_sizes = 'learnable'"
+
+
 def nefl(name: str, summary: str, scaling: str) -> Method:
     """A NeFL of this name. scaling: "w", "d" or "wd", by what its submodels are smaller."""
     plain = base.fedavg()
@@ -145,4 +154,5 @@ def nefl(name: str, summary: str, scaling: str) -> Method:
         place=place,
         recipe=recipe,
         parts=parts,
+        inactive=inactive,
     )

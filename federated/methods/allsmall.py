@@ -7,10 +7,12 @@ smallest alone is proposed; the default sizes are RecipFL's two, of which the sm
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from federated.method import Method, Settings, varied
 from federated.methods.fedavg import fedavg, proposal
+from models.families import full
 from models.submodel import Network, Submodel
 
 __all__ = ["allsmall"]
@@ -22,6 +24,12 @@ def smallest(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     return proposal(network, settings)[:1]
 
 
+def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    """The menu has the smallest size alone, whatever was left out of it."""
+    if menu[0] == full(menu[0].network):
+        yield "the smallest submodel is the whole network, as under fedavg: set method.widths or method.depths to smaller sizes"
+
+
 def allsmall() -> Method:
     base = fedavg()
     return replace(
@@ -31,4 +39,5 @@ def allsmall() -> Method:
         paper="a baseline of RecipFL (Zhang et al., WWW 2024) and InclusiveFL (Liu et al., arXiv 2202.08036)",
         settings=varied(base.settings, widths=WIDTHS, sharing=None),
         menu=smallest,
+        inactive=inactive,
     )

@@ -5,9 +5,11 @@ once, each taught by its others (mutual self-distillation, section 3.2; here z_i
 
     sum_i [ CE(z_i) + lambda_t / (n - 1) * sum_(j != i) KL(p_j || p_i) ],    lambda_t = exp(-5 (1 - min(t, ramp) / ramp)^2)
 
-in round t, from 1, with no gradient through p_j. The mean is uniform. On top sits FedDyn (Acar et al., arXiv 2111.04263, Algorithm 1), as in the
-authors' code, and `solver = "fedavg"` leaves it out: a fair comparison gives every method the same solver. Its device half is the recipe's
-(`federated.variates`); of the N agents that are there, count hold a coordinate of this round's mean, and of weights and biases
+in round t, from 1, with no gradient through p_j. The authors' ramp is 300 of 1000 rounds; the default is the same share, 0.3 of the run's rounds:
+in a run of 20 rounds a ramp of 300 would leave lambda at 0.013. The mean is uniform. On
+top sits FedDyn (Acar et al., arXiv 2111.04263, Algorithm 1), as in the authors' code, and `solver = "fedavg"` leaves it out: a fair comparison gives
+every method the same solver. Its device half is the recipe's (`federated.variates`); of the N agents that are there, count hold a coordinate of this
+round's mean, and of weights and biases
 
     h <- h - alpha count / N (mean - w),    w <- mean - h / alpha
 
@@ -29,9 +31,10 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from federated import objective
 from federated.aggregate import Total, bands
 from federated.common.endings import endings, ordered
+from federated.common.inactive import one_exit, one_size
 from federated.errors import ConfigError
 from federated.hooks import Hooks, Session
-from federated.method import MODES, Method, Part, Setting, Settings, State, Tensors, varied
+from federated.method import MODES, Method, Part, Setting, Settings, State, Tensors, round_at, varied
 from federated.methods import fedavg as base
 from federated.task import Recipe, Update
 from models.families import initial
@@ -49,7 +52,7 @@ MEMORY = "FedDyn's h remembers for ever what was late, noise or a lie"
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     """Every width with every depth; a depth is a number of sections. Raises ConfigError."""
     if network.objective == "value" and settings["distillation"] > 0:
-        raise ConfigError("depthfl distils probabilities of classes, and these data teach values; with distillation = 0 it serves them")
+        raise ConfigError("depthfl distils probabilities of classes, and these data teach values: set method.distillation = 0")
     if settings["solver"] == "feddyn" and settings["alpha"] <= 0:
         raise ConfigError(f"setting 'alpha' of depthfl: expected a number above 0 for feddyn, found {settings['alpha']}")
     sizes, widths, depths = endings(network, (EXITS[settings["exit"]],)), settings["widths"], settings["depths"]
@@ -69,13 +72,13 @@ def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -
 
 
 def consistency(number: int, ramp: int) -> float:
-    """lambda_t, of a round's number from 1."""
+    """lambda_t of round t = `number`, from 1. ramp: in rounds; 0: lambda is 1 in every round."""
     return math.exp(-5 * (1 - min(number, ramp) / ramp) ** 2) if ramp > 0 else 1.0
 
 
 def distilling_recipe(state: State, submodel: Submodel) -> Recipe:
     settings = state.settings
-    weight = settings["distillation"] * consistency(state.round + 1, settings["ramp"])
+    weight = settings["distillation"] * consistency(state.round + 1, round_at(settings["ramp"], settings["rounds"]))
     made = replace(base.recipe(state, submodel), hook="depthfl", options={"weight": weight})
     return replace(made, variate="feddyn", pull=float(settings["alpha"])) if settings["solver"] == "feddyn" else made
 
@@ -117,6 +120,17 @@ def dynamic_finish(state: State, total: Total, rng: np.random.Generator) -> Stat
     return replace(after, tensors={**after.tensors, **new})
 
 
+def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    rounds, ramp = settings["rounds"], round_at(settings["ramp"], settings["rounds"])
+    if settings["distillation"] == 0:
+        yield "distillation = 0 lets no exit learn from another: set method.distillation above 0, such as 1.0"
+    elif ramp > rounds > 0:
+        share = f"{consistency(rounds, ramp):.2g}"
+        yield f"ramp = {ramp} exceeds the {rounds} rounds, so distillation never weighs more than {share}: set method.ramp to a share such as 0.3"
+    yield from one_exit(menu, settings)
+    yield from one_size(menu, settings)
+
+
 def depthfl() -> Method:
     fedavg = base.fedavg()
     training = {"epochs": 5, "batch": 50, "lr": 0.1, "lr_decay": 0.998, "momentum": 0.0, "decay": 1e-3}  # the authors', for CIFAR-100
@@ -126,7 +140,7 @@ def depthfl() -> Method:
         "alpha": Setting(0.1, "of feddyn: pull towards the received weights", least=0),
         "distillation": Setting(1.0, "full weight of what the exits teach each other; 0: nothing", least=0),
         "exit": Setting("attention", "the authors' exits, or a convolution and a linear each", tuple(EXITS)),
-        "ramp": Setting(300, "rounds until the exits teach each other with full weight", least=0),
+        "ramp": Setting(0.3, "when the exits teach each other with full weight; 0: from the first round; the authors': 300", least=0, schedule=True),
     }
     return replace(
         fedavg,
@@ -142,6 +156,7 @@ def depthfl() -> Method:
         parts=counted_parts,
         finish=dynamic_finish,
         hooks=Hooks(loss=distilled_loss),
+        inactive=inactive,
         breaks={
             "alone": "FedDyn corrects the mean by what all have sent so far",
             "fedavg": "FedDyn corrects the mean by what all have sent so far",

@@ -20,7 +20,7 @@ weighting by examples are ours; a norm within each branch is not offered, as und
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -124,6 +124,11 @@ def collapse(session: Session) -> None:
         session.memory[SCORES + name] = scores
 
 
+def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    if len(menu) == 1:
+        yield "branches = 1 gives no device a parallel branch: set method.branches to at least 2"
+
+
 def dynamicfl() -> Method:
     plain = base.fedavg()
     own = {
@@ -144,4 +149,5 @@ def dynamicfl() -> Method:
         assign=assign,
         recipe=recipe,
         hooks=Hooks(open=expand, step=score, close=collapse),
+        inactive=inactive,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from federated.common.inactive import one_size
 from federated.method import Method, Setting, varied
 from federated.methods.fedavg import fedavg
 
@@ -25,4 +26,5 @@ def exclusivefl() -> Method:
         summary="FedAvg within each size; sizes learn nothing from each other",
         paper="a baseline of RecipFL (Zhang et al., WWW 2024): McMahan et al. (arXiv 1602.05629) per architecture",
         settings=varied(base.settings, widths=WIDTHS, sharing=Setting("architecture", "what this method is", ("architecture",))),
+        inactive=one_size,
     )

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from federated.aggregate import Total, mean
 from federated.errors import ConfigError
-from federated.method import Method, Part, Setting, Settings, State, Tensors
+from federated.method import Method, Part, Setting, Settings, State, Tensors, round_at
 from federated.task import Profile, Recipe, Update
 from models.families import full, menu, parameters, shapes, statistics
 from models.slicing import Plan, Row, at, corners, extract
@@ -45,7 +45,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         "optimiser": Setting("sgd", "made anew each round", ("sgd", "adam", "adamw")),
         "lr": Setting(0.05, "learning rate", above=0),
         "lr_decay": Setting(1.0, "factor of the learning rate after each round", above=0),
-        "milestones": Setting((), "rounds from which on the learning rate is a tenth; numbers below 1 are shares of all rounds", above=0),
+        "milestones": Setting((), "each is a round from which the learning rate is a tenth of what it was before", above=0, schedule=True),
         "momentum": Setting(0.9, "of sgd", least=0, most=1),
         "decay": Setting(0.0, "weight decay", least=0),
         "clip": Setting(0.0, "largest L2 norm of a step's gradient; 0: any", least=0),
@@ -107,8 +107,14 @@ def recipe(state: State, submodel: Submodel) -> Recipe:
 
 def rate(settings: Settings, number: int) -> float:
     """The learning rate of a round, from 1."""
-    passed = sum(number >= (at if at >= 1 else round(at * settings["rounds"])) for at in settings["milestones"])
+    passed = sum(number >= fall for fall in falls(settings))
     return float(settings["lr"] * settings["lr_decay"] ** (number - 1) * TENTH**passed)
+
+
+def falls(settings: Settings) -> list[int]:
+    """The rounds from which the learning rate is a tenth of what it was. Shares leave every rate at least one round, in a run of few rounds too."""
+    milestones, rounds = settings["milestones"], settings["rounds"]
+    return [max(index, round_at(at, rounds)) if at < 1 else round_at(at, rounds) for index, at in enumerate(milestones, 2)]
 
 
 def weight(state: State, update: Update) -> float:

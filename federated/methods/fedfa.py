@@ -24,7 +24,7 @@ the whole network gets 0.958 with "l2", 0.924 with "rms" and 0.930 with "none", 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +34,7 @@ from torch import Tensor
 from federated.aggregate import Sum, Total, added, extra, mean
 from federated.common.central import central_norm
 from federated.common.choice import CHOICES, choose
+from federated.common.inactive import one_size, same_blocks
 from federated.hooks import Hooks
 from federated.method import Method, Part, Setting, Settings, State, varied
 from federated.methods.fedavg import fedavg, finish, parts, proposal, recipe
@@ -44,7 +45,7 @@ from models.families import full, labelled, normalising
 from models.slicing import Plan, graft
 from models.submodel import Network, Submodel
 
-__all__ = ["BREAKS", "fedfa", "scaled"]
+__all__ = ["BREAKS", "fedfa", "scaled", "unscaled"]
 
 TINY = 1e-30  # a smaller norm is zero: 1/n must stay a float32
 ZERO = "#zero"  # suffix of the home of layers of norm 0, which are not scaled
@@ -122,6 +123,21 @@ def together(total: Total, home: str) -> Sum:
     return out
 
 
+def unscaled(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    """What FedFA and FedFA-W have in common: several sizes, layers of one scale, and a score that chooses."""
+    yield from one_size(menu, settings)
+    if settings["scaling"] == "none":
+        yield "scaling = 'none' does not bring layers to one scale: set method.scaling to l2 or rms"
+    if settings["choice"] == "zico" and settings["mac_budget"] in (0, 1):
+        yield "choice = 'zico' without a budget nearly always takes the largest size: set method.mac_budget between 0 and 1, such as 0.5"
+
+
+def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    yield from unscaled(menu, settings)
+    if len(menu) > 1:
+        yield from same_blocks(menu, settings, effect="no block is grafted")
+
+
 def fedfa() -> Method:
     """FedFA-WD: sizes in width and depth."""
     base = fedavg()
@@ -146,5 +162,6 @@ def fedfa() -> Method:
         parts=fair_parts,
         finish=fair_finish,
         hooks=Hooks(survey=survey),
+        inactive=inactive,
         breaks=BREAKS | {"uncovered": "a device's last block stands in for the deeper ones that it lacks"},
     )

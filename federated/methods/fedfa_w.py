@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from federated.method import Method, varied
 from federated.methods.fedavg import fedavg
-from federated.methods.fedfa import BREAKS, fedfa
+from federated.methods.fedfa import BREAKS, fedfa, unscaled
 
 __all__ = ["fedfa_w"]
 
@@ -17,4 +17,4 @@ __all__ = ["fedfa_w"]
 def fedfa_w() -> Method:
     base, plain = fedfa(), fedavg()
     sizes = varied(base.settings, depths=plain.settings["depths"])
-    return replace(base, name="fedfa-w", summary="FedFA with narrower copies only", settings=sizes, menu=plain.menu, breaks=BREAKS)
+    return replace(base, name="fedfa-w", summary="FedFA with narrower copies only", settings=sizes, menu=plain.menu, inactive=unscaled, breaks=BREAKS)

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from federated.aggregate import Sum, Total, bands, mean
+from federated.common.inactive import one_step
 from federated.method import Method, Part, State
 from federated.methods.fedavg import fedavg, finish, parts
 from federated.task import Update
@@ -73,5 +75,6 @@ def fednova() -> Method:
         forbids={"private": STEPS, "robust": STEPS},
         parts=normalised,
         finish=finish_steps,
+        inactive=partial(one_step, effect="makes all devices take as many steps, so there is nothing to normalise"),
         breaks={"fedavg": "devices that took unequal numbers of steps count per step"},
     )

@@ -10,9 +10,11 @@ are not pulled. The coordinator does what FedAvg does, so coordinates that few d
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from federated.method import Method, Setting, State, varied
+from federated.common.inactive import one_step
+from federated.method import Method, Setting, Settings, State, varied
 from federated.methods.fedavg import fedavg, recipe
 from federated.task import Recipe
 from models.submodel import Submodel
@@ -24,6 +26,12 @@ def pulled(state: State, submodel: Submodel) -> Recipe:
     return replace(recipe(state, submodel), pull=float(state.settings["mu"]))
 
 
+def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    if settings["mu"] == 0:
+        yield "mu = 0 does not pull devices back to the received weights: set method.mu above 0, such as 0.01"
+    yield from one_step(menu, settings, effect="takes no step away from the received weights, so nothing is pulled back")
+
+
 def fedprox() -> Method:
     base = fedavg()
     return replace(
@@ -33,4 +41,5 @@ def fedprox() -> Method:
         paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020 (arXiv 1812.06127)",
         settings=varied(base.settings, mu=Setting(0.01, "strength of the pull to the received weights", least=0)),
         recipe=pulled,
+        inactive=inactive,
     )

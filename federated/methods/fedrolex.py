@@ -17,10 +17,10 @@ but convolutions; what the paper writes is the mean.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from federated.method import Method, Setting, State, varied
+from federated.method import Method, Setting, Settings, State, varied
 from federated.methods import fedavg
 from federated.methods.heterofl import heterofl
 from models.families import shapes, statistics
@@ -63,6 +63,12 @@ def place(state: State, submodel: Submodel) -> Plan:
     return replace(plan, rows=tuple(piece for row in plan.rows for piece in rolled(row, wide[row.local], unit[row.local], turn)))
 
 
+def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    """A single narrow size rolls as well: what it needs is a width below 1."""
+    if all(submodel.width == 1 for submodel in menu):
+        yield f"widths {list(settings['widths'])} keep every channel, so the window does not roll: set method.widths to values below 1"
+
+
 def fedrolex() -> Method:
     base = heterofl()
     direction = Setting("author", "which way the window rolls: backwards as in the authors' code, or forwards as in the paper", ("author", "paper"))
@@ -73,4 +79,5 @@ def fedrolex() -> Method:
         paper="Alam et al., FedRolex, NeurIPS 2022 (arXiv 2212.01548)",
         settings=varied(base.settings, direction=direction),
         place=place,
+        inactive=inactive,
     )

@@ -4,11 +4,13 @@ Against FedAvg, on the device: each batch is passed through a width p drawn unif
 all layers, on the leading ceil(p C) channels of each (ordered dropout). Its gradient falls on that corner of the device's weights, which are
 sent whole: a coordinate is averaged, by examples, over the devices that hold it, whether or not they drew its width.
 
-With `kd` (section 3.4) each batch passes the device's own width too, and the drawn width learns from what that says instead of the labels:
+With `kd` (self-distillation, section 3.4; the default, since the paper's FjORD is both) each batch passes the device's own width too, and the drawn
+width learns from its outputs instead of from the labels:
 
     CE(F_max(x), y) + CE(F_p(x), softmax(F_max(x)))
 
 with the second softmax held constant: the authors' code, which is the paper's mixture at alpha = T = 1. Values are learned by squared error.
+Where the device's own width is drawn, the second term has no gradient and is left out, so the narrowest devices pay nothing for it.
 
 Batch norm: the authors keep running statistics per width and one affine, of which a width takes the corner. Under static norm (the default)
 training uses batch statistics and the fleet measures those of each width afterwards, so they are separate as well; under tracked norm each
@@ -18,7 +20,7 @@ belongs to width p lives in `NAME@wp`; of widths below its own a device gets it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -122,19 +124,27 @@ def close_widths(session: Session) -> None:
 def loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
     """Of the drawn width; with kd that of the device's own as well, from which the drawn one learns."""
     drawn = int(torch.randint(len(session.own) + 1, (), generator=session.generator))  # the last is the device's own
-    narrow = session.own[drawn].answer(session, x) if drawn < len(session.own) else session.net(x)
-    labels = session.labels if session.recipe.masked else None
-    if not session.recipe.options["kd"]:
-        return objective.masked_loss(session.submodel.network, narrow, truth, labels)
-    full = session.net(x)
+    network, labels = session.submodel.network, session.labels if session.recipe.masked else None
+    narrow = session.own[drawn] if drawn < len(session.own) else None
+    if narrow is None or not session.recipe.options["kd"]:
+        out = session.net(x) if narrow is None else narrow.answer(session, x)
+        return objective.masked_loss(network, out, truth, labels)
+    full, out = session.net(x), narrow.answer(session, x)
     if labels is not None:
-        full, narrow = objective.masked(full, labels), objective.masked(narrow, labels)
-    return objective.loss(session.submodel.network, full, truth) + distilled(session.submodel.network, narrow, full.detach())
+        full, out = objective.masked(full, labels), objective.masked(out, labels)
+    return objective.loss(network, full, truth) + distilled(network, out, full.detach())
 
 
 def distilled(network: Network, out: Tensor, teacher: Tensor) -> Tensor:
     """Cross-entropy with the teacher's probabilities, at temperature 1; the squared error of values."""
     return F.mse_loss(out, teacher) if network.objective == "value" else F.cross_entropy(out, teacher.softmax(1))
+
+
+def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    if not any(narrower(submodel, settings["widths"]) for submodel in menu):
+        yield f"widths {list(settings['widths'])} leave no narrower width to draw: set method.widths to at least two values"
+    elif not settings["kd"]:
+        yield "kd = false lets no width learn from a wider one: set method.kd = true"
 
 
 def fjord() -> Method:
@@ -150,10 +160,11 @@ def fjord() -> Method:
             widths=WIDTHS,
             sharing=None,
             affine=Setting("shared", "weights and biases of norms are corners like all others, or every width's own", ("shared", "separate")),
-            kd=Setting(False, "the drawn width learns from what the device's own width says"),
+            kd=Setting(True, "self-distillation: the drawn width learns from the outputs of the device's own width"),
             **training,
         ),
         place=place,
         recipe=recipe,
         hooks=Hooks(open=open_widths, loss=loss, close=close_widths),
+        inactive=inactive,
     )

@@ -22,13 +22,16 @@ VGG-19, three of the paper's four, and one of a convolution per section.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from federated.aggregate import Total
+from federated.common.inactive import one_size
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, varied
 from federated.methods import fedavg
@@ -105,6 +108,13 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     return fedavg.proposal(network, {**settings, "depths": settings["depths"] or quarters})
 
 
+def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    yield from one_size(menu, settings)
+    chains = [set(chain(submodel, settings).values()) for submodel in menu]
+    if len(menu) > 1 and all(one.isdisjoint(other) for one, other in itertools.combinations(chains, 2)):
+        yield "no two submodels have a layer in common: set method.depths to several depths and method.widths to one width"
+
+
 def flexifed() -> Method:
     base = fedavg.fedavg()
     training = {"epochs": 10, "batch": 64, "lr": 0.01, "momentum": 0.9, "decay": 5e-4, "norm": "tracked", "weighting": "uniform"}
@@ -132,4 +142,5 @@ def flexifed() -> Method:
         place=place,
         recipe=recipe,
         finish=finish,
+        inactive=inactive,
     )

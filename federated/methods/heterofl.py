@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from federated.common.inactive import one_size
 from federated.method import Method, Part, Settings, State, varied
 from federated.methods.fedavg import fedavg, parts, proposal, recipe
 from federated.task import Recipe, Update
@@ -63,4 +64,5 @@ def heterofl() -> Method:
         menu=propose,
         recipe=own_recipe,
         parts=own_parts,
+        inactive=one_size,
     )

@@ -19,7 +19,7 @@ devices here train as their recipe says, and counts sizes that had no device in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from federated.aggregate import Total, fold, mean
+from federated.common.inactive import same_blocks
 from federated.errors import ConfigError
 from federated.method import Method, Part, Setting, Settings, State, varied
 from federated.methods import fedavg as base
@@ -146,6 +147,12 @@ def stepped(old: Tensor, gradient: Tensor, known: dict[str, Tensor], settings: S
     return weights.detach(), {name: optimiser.state[weights][name] for name in ADAM}
 
 
+def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    if settings["beta"] == 0:
+        yield "beta = 0 switches momentum distillation off: set method.beta above 0, such as 0.2"
+    yield from same_blocks(menu, settings, effect="no larger size teaches a smaller one")
+
+
 def inclusivefl() -> Method:
     method = base.fedavg()
     choices = {
@@ -168,4 +175,5 @@ def inclusivefl() -> Method:
         place=place,
         parts=parts,
         finish=finish,
+        inactive=inactive,
     )

@@ -16,7 +16,7 @@ networks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
+from federated.common.inactive import one_round
 from federated.hooks import Hooks, Session
 from federated.method import Method, Setting, Settings, State, varied
 from federated.methods.fedavg import fedavg, proposal, recipe
@@ -108,6 +109,12 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     return proposal(network, settings, FEATURES)
 
 
+def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    if settings["mu"] == 0:
+        yield "mu = 0 leaves the contrast out of the loss: set method.mu above 0, such as 1.0"
+    yield from one_round(menu, settings, effect="a device has no earlier network to contrast with")
+
+
 def moon() -> Method:
     base = fedavg()
     own = {"mu": Setting(1.0, "weight of the contrast", least=0), "temperature": Setting(0.5, "by which similarities are divided", above=0)}
@@ -121,4 +128,5 @@ def moon() -> Method:
         menu=propose,
         recipe=contrasting,
         hooks=Hooks(open=opened, loss=contrasted, close=closed),
+        inactive=inactive,
     )

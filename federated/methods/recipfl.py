@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from federated.aggregate import Total, mean
+from federated.common.inactive import one_size
 from federated.common.student import HOOKS, PREFIX
 from federated.hypernetwork import network as hyper
 from federated.hypernetwork.moments import adam
@@ -173,6 +174,12 @@ def own_finish(state: State, total: Total, rng: np.random.Generator) -> State:
     return replace(state, round=state.round + 1, tensors={**known, **came, **new})
 
 
+def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    if not settings["transfer"]:
+        yield "transfer = false lets no strong device teach the small network: set method.transfer = true"
+    yield from one_size(menu, settings, remedy="method.widths to several widths, or method.models to smaller networks")
+
+
 def recipfl_with(generate: Generate) -> Method:
     """RecipFL with another hypernetwork."""
     fedavg = base.fedavg()
@@ -192,6 +199,7 @@ def recipfl_with(generate: Generate) -> Method:
         parts=partial(changes, generate),
         finish=own_finish,
         hooks=HOOKS,
+        inactive=inactive,
         breaks=BREAKS,
     )
 

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from federated.aggregate import Sum, Total, bands
+from federated.common.inactive import one_round
 from federated.method import Method, Part, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
 from federated.task import Recipe, Update
@@ -111,4 +113,5 @@ def scaffold() -> Method:
         recipe=recipe,
         parts=parts,
         finish=finish,
+        inactive=partial(one_round, effect="all control variates are zero"),
     )

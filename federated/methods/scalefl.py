@@ -6,15 +6,18 @@ each norm, in evaluation too, as in the authors' code. A device trains all its e
 
     ( sum_(j < n) j (CE(z_j) + gamma T^2 KL(softmax(z_n / T) || softmax(z_j / T))) + n CE(z_n) ) / (n (n + 1) / 2),    T = 3
 
-with gamma 0 until a quarter of the rounds are over, and by default after it: the authors give .05 for BERT. Paper and code leave open or disagree:
-`variant` "code" averages KL over examples and classes and lets its gradient reach the teacher, "clean" averages over examples and does not.
-The mean is uniform over those who hold a weight. The code also asks whether a weight had a gradient, since its levels carry exits that they do not
-train; here a submodel ends at its last exit, and all of it has one. It rounds kept channels down, here they are rounded up (.7 of 16 is 12,
-not 11). It evaluates batch norm by the statistics of the batch; here they are static, measured by the fleet.
+with gamma 0 until a quarter of the rounds are over, and .05 after it: the authors' value for BERT. Their code leaves it 0 for images, which switches
+off the self-distillation that their paper is about. The learning rate falls to a tenth after each third of the rounds: their code has rounds 100 and
+200 for CIFAR without a number of rounds, and 30 and 60 of 90 for ImageNet. Paper and code leave open or disagree: `variant`
+"code" averages KL over examples and classes and lets its gradient reach the teacher, "clean" averages over examples and does not. The mean is
+uniform over those who hold a weight. The code also asks whether a weight had a gradient, since its levels carry exits that they do not train; here a
+submodel ends at its last exit, and all of it has one. It rounds kept channels down, here they are rounded up (.7 of 16 is 12, not 11). It evaluates
+batch norm by the statistics of the batch; here they are static, measured by the fleet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,6 +26,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated import objective
 from federated.common.endings import endings, ordered
+from federated.common.inactive import one_exit, one_round, one_size
 from federated.errors import ConfigError
 from federated.hooks import Hooks, Session
 from federated.method import Method, Setting, Settings, State, varied
@@ -35,6 +39,7 @@ __all__ = ["scalefl", "weighted_loss"]
 FEATURES = ("exits-conv", "scaler-always")
 WIDTHS, EXITS = (0.7, 0.7, 0.75, 1.0), (1, 2, 3, 4)
 QUIET = 0.25  # of the rounds, without distillation
+THIRDS = (0.333, 0.667)
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
@@ -43,7 +48,7 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     if not widths or len(widths) != len(ends):
         raise ConfigError(f"levels of widths {list(widths)} and depths {list(ends)}; expected as many of both, and at least one")
     if network.objective == "value" and settings["gamma"] > 0:
-        raise ConfigError("setting 'gamma' of scalefl: probabilities of classes are distilled, and these data teach values; expected 0")
+        raise ConfigError("scalefl distils probabilities of classes, and these data teach values: set method.gamma = 0")
     sizes = endings(network, FEATURES)
     return ordered(replace(sizes[min(h, len(sizes)) - 1], width=float(v)) for v, h in zip(widths, ends, strict=True))
 
@@ -73,12 +78,21 @@ def taught(out: Tensor, last: Tensor, session: Session) -> Tensor:
     return heat**2 * apart / (len(out) if clean else out.numel())
 
 
+def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    if settings["gamma"] == 0:
+        yield "gamma = 0 lets no exit learn from the last one: set method.gamma above 0, such as 0.05"
+    else:
+        yield from one_round(menu, settings, effect="distillation has not begun")
+    yield from one_exit(menu, settings)
+    yield from one_size(menu, settings, remedy="method.widths and method.depths to several levels")
+
+
 def scalefl() -> Method:
     base = fedavg()
-    training = {"epochs": 5, "batch": 16, "lr": 0.1, "decay": 5e-4, "milestones": (100, 200)}  # the authors', for CIFAR
+    training = {"epochs": 5, "batch": 16, "lr": 0.1, "decay": 5e-4, "milestones": THIRDS}  # the authors', for CIFAR
     choices = {
         "depths": Setting(EXITS, "exit that each level ends at, one for each of widths", least=1, each="whole numbers"),
-        "gamma": Setting(0.0, "weight of what the last exit teaches the others, once a quarter of the rounds are over", least=0),
+        "gamma": Setting(0.05, "weight of what the last exit teaches the others, after a quarter of the rounds; 0: nothing", least=0),
         "temperature": Setting(3.0, "of that distillation", above=0),
         "variant": Setting("code", "code: its mean over classes too, gradient to the teacher; clean: neither", ("code", "clean")),
     }
@@ -92,4 +106,5 @@ def scalefl() -> Method:
         menu=propose,
         recipe=weighing_recipe,
         hooks=Hooks(loss=weighted_loss),
+        inactive=inactive,
     )

@@ -51,10 +51,10 @@ def check_depthfl(toy):
     case = g["loss_case"]
     close(lost("depthfl", case["exit_logits"], case["label"], {"weight": case["consistency_weight"]}), case["expected_total"])
     chosen, schedule = method("depthfl"), g["consistency_weight_schedule"]
-    state = State(0, {}, configure(chosen, {}))
+    states = [State(0, {}, configure(chosen, given, rounds=rounds)) for given, rounds in (({"ramp": 300}, 20), ({}, 1000))]
     for number, weight in schedule.items():
         close(consistency(int(number), 300), weight)
-        if int(number):
+        for state in states if int(number) else ():
             close(chosen.recipe(replace(state, round=int(number) - 1), TOLD).options["weight"], weight)
 
 

@@ -64,6 +64,10 @@ def test_a_number_out_of_range_is_refused_before_anyone_trains(name, key, value,
         ("fedavg", "depths", [0], "numbers at least 1"),
         ("fedavg", "milestones", ["half"], "a list of numbers"),
         ("fedavg", "milestones", [-1], "numbers above 0"),
+        ("fedavg", "milestones", [0.5, 1.5], "shares of the run's rounds below 1, or whole numbers of rounds"),
+        ("scalefl", "milestones", [100, 200.0], "shares of the run's rounds below 1, or whole numbers of rounds"),
+        ("depthfl", "ramp", 1.0, "a share of the run's rounds below 1, or a whole number of rounds"),
+        ("depthfl", "ramp", -0.1, "a number at least 0"),
         ("fedavg", "milestones", 5, "a list of numbers"),
         ("recipfl", "models", "lenet", "a list of names"),
         ("fedfa", "widths", 0.5, r"a list such as \[0.5, 0.75, 1.0\]"),
@@ -209,21 +213,22 @@ def test_devices_count_and_not_their_examples():
 
 def serves(name, net):
     try:
-        return bool(method(name).menu(net, configure(method(name), {})))
+        return bool(method(name).menu(net, configure(method(name), UNDISTILLED.get(name, {}))))
     except ConfigError:
         return False
 
 
 VALUES = network("resnet-small", (1, 8, 8), 1, target="value")
+UNDISTILLED = {"depthfl": {"distillation": 0}, "scalefl": {"gamma": 0}}  # they distil probabilities of classes, which values have not
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if serves(name, VALUES)])
 def test_values_are_neither_masked_nor_trained_without_bound(name):
     """Masked, a network of values would say 0 whatever it learned: it holds no classes. The method's own bound is kept."""
-    chosen, net = method(name), VALUES
-    settings_ = configure(chosen, {})
+    chosen, net, given = method(name), VALUES, UNDISTILLED.get(name, {})
+    settings_ = configure(chosen, given)
     menu = chosen.menu(net, settings_)
     recipe = chosen.recipe(chosen.start(initial(net, 0, chosen.features), menu, settings_), menu[0])
     assert not recipe.masked
     assert recipe.clip == 1.0
-    assert chosen.recipe(chosen.start(initial(net, 0, chosen.features), menu, configure(chosen, {"clip": 5.0})), menu[0]).clip == 5.0
+    assert chosen.recipe(chosen.start(initial(net, 0, chosen.features), menu, configure(chosen, {**given, "clip": 5.0})), menu[0]).clip == 5.0
