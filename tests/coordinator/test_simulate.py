@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from coordinator.cli import main
 from coordinator.config import load
 from coordinator.runs import run_names
 from coordinator.simulate import simulate
@@ -292,3 +294,16 @@ def test_pins_that_fit_no_device_are_told_and_a_place_where_no_run_can_be_kept_i
     with pytest.raises(StoreError, match=r"run 'small-seed0' cannot be kept in .*file/runs: Not a directory"):
         simulate(experiment(tmp_path), {}, [pins], [], tmp_path / "file" / "runs", tmp_path / "out", resume=False, say=said.append)
     assert said == ["assign.submodels: 'pi*' fits none of the 3 devices, which are called d0 and so on"]
+
+
+def test_a_mechanism_without_effect_is_told_on_standard_error(tmp_path: Path) -> None:
+    """By `coordinator simulate`, with the remedy; and nothing is told of a run whose settings leave none out."""
+    told = {}
+    for scaling in ("none", "l2"):
+        words = ["simulate", str(experiment(tmp_path)), "--out", str(tmp_path / scaling), "--runs", str(tmp_path / f"runs-{scaling}")]
+        done = CliRunner().invoke(main, [*words, "--set", f"method.scaling={scaling}", "--set", "rounds=1", "--set", "train.steps=1"])
+        assert done.exit_code == 0, done.output
+        told[scaling] = [line for line in done.stderr.splitlines() if "WARNING" in line]
+    assert len(told["none"]) == 1
+    assert "fedfa: scaling = 'none' does not bring layers to one scale: set method.scaling to l2 or rms" in told["none"][0]
+    assert told["l2"] == []

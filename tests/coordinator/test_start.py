@@ -13,6 +13,7 @@ from coordinator.start import free_name, prepare
 from coordinator.store import Store
 from federated.errors import ConfigError, LinkError, StoreError, UsageError
 from federated.wire import topics
+from tests.support.processes import COORDINATOR, Start, said
 
 
 @pytest.mark.parametrize(
@@ -94,3 +95,14 @@ def test_a_second_coordinator_is_told_that_the_run_is_held_though_its_metrics_ar
 def test_a_run_that_goes_on_says_what_it_has_in_words() -> None:
     with pytest.raises(ConfigError, match=r"another method: it has the defaults, asked for is \{'name': 'fedavg'\}"):
         check_same(load(None, {}, []), load(None, {}, [("method.name", "fedavg")]))
+
+
+@pytest.mark.broker
+@pytest.mark.processes
+@pytest.mark.beside
+def test_a_mechanism_without_effect_is_told_before_the_first_agent(tmp_path: Path, start: Start) -> None:
+    """By `coordinator start`, with the remedy, while it waits."""
+    process = start(*COORDINATOR, "start", "--method", "fedfa", "--port", "0", "--set", "method.choice=zico", "--set", "method.scaling=none")
+    assert said(process, tmp_path / "0.err", "fedfa: scaling = 'none' does not bring layers to one scale: set method.scaling")
+    assert said(process, tmp_path / "0.err", "fedfa: choice = 'zico' without a budget")
+    assert process.poll() is None

@@ -12,7 +12,7 @@ from federated.method import SCHEDULE, configure, round_at
 from federated.methods.catalogue import METHODS, method
 from federated.methods.fedavg import rate
 from models.families import initial, network
-from tests.support.federation import Member, digits, federate
+from tests.support.short import apart, trained
 
 NET = network("resnet-small", (1, 8, 8), 10)
 
@@ -24,21 +24,6 @@ def recipes(name, rounds, **given):
     menu = chosen.menu(NET, settings)
     state = chosen.start(initial(NET, 0, chosen.features), menu, settings)
     return [chosen.recipe(replace(state, round=done), menu[-1]) for done in range(rounds)]
-
-
-def trained(folder, name, rounds, **given):
-    """What two agents with the largest submodels make of the network in so many rounds."""
-    chosen = method(name)
-    largest = chosen.menu(NET, configure(chosen, given))[-1].name
-    settings = {"method.name": name, "model.name": "resnet-small", "rounds": rounds, "train.epochs": 1, "train.steps": 1, "evaluate.every": rounds}
-    more = {f"method.{key}": value for key, value in given.items()}
-    folder.mkdir()
-    done = federate(folder, [Member(f"a{i}", digits(i, 30)) for i in range(2)], {**settings, "assign.submodels": {"a*": largest}, **more})
-    return done.result.state.tensors
-
-
-def apart(one, other):
-    return max(float((one[home] - other[home]).abs().max()) for home in one)
 
 
 # ---- the convention ------------------------------------------------------------------------------------------------
