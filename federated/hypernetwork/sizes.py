@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from federated.common.endings import ordered
+from federated.common.inactive import one_size
 from federated.errors import ConfigError, Unknown
 from federated.hypernetwork.graph import graph
 from federated.method import Settings
@@ -15,7 +16,7 @@ from models import families
 from models.families import full
 from models.submodel import Network, Submodel, Target
 
-__all__ = ["propose"]
+__all__ = ["inactive", "propose"]
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
@@ -40,6 +41,12 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
         except Exception as error:  # whatever a network of a user's own raises
             raise ConfigError(f"recipfl: the graph of {submodel.name} cannot be read ({error}); take another model") from error
     return menu
+
+
+def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    if not settings["transfer"]:
+        yield "transfer = false lets no strong device teach the small network: set method.transfer = true"
+    yield from one_size(menu, settings, remedy="method.widths to several widths, or method.models to smaller networks")
 
 
 def sections(network: Network) -> tuple[Submodel, ...]:

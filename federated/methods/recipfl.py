@@ -11,8 +11,7 @@ the same seed when it arrives. A device with the largest submodel also trains th
 (`federated.common.student`).
 
 A device that joins tells the share of each class among its examples, which FedAvg's do not. Scores and exports are of a device with as many examples
-of every class; what a device gets from its own network are the scores after training. Batch norm is static, its scales and shifts are made too.
-Predicted times are of a device's own network, so where a strong device's deadline is close it should be twice as far.
+of every class; a device's own network has the scores after training. Batch norm is static. Predicted times leave the small network out.
 
 Where the authors differ, or leave it open: they encode each device's own last weights, here the mean of its size's unless `encode = "agent"`, whose
 state grows with the fleet; the hidden size is 32 for 128, and tensors beyond `cap` numbers are tiled, so that a CPU makes a small ResNet in a third
@@ -37,11 +36,10 @@ import torch
 from torch import Tensor
 
 from federated.aggregate import Total, mean
-from federated.common.inactive import one_size
 from federated.common.student import HOOKS, PREFIX
 from federated.hypernetwork import network as hyper
 from federated.hypernetwork.moments import adam
-from federated.hypernetwork.sizes import propose
+from federated.hypernetwork.sizes import inactive, propose
 from federated.method import MODES, Method, Part, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
 from federated.task import Profile, Recipe, Update
@@ -172,12 +170,6 @@ def own_finish(state: State, total: Total, rng: np.random.Generator) -> State:
     step = adam(known, gradient, ADAM) if settings["server"] == "adam" and gradient else gradient
     new = {home: known[home] - settings["server_lr"] * value if home in gradient else value for home, value in step.items()}
     return replace(state, round=state.round + 1, tensors={**known, **came, **new})
-
-
-def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
-    if not settings["transfer"]:
-        yield "transfer = false lets no strong device teach the small network: set method.transfer = true"
-    yield from one_size(menu, settings, remedy="method.widths to several widths, or method.models to smaller networks")
 
 
 def recipfl_with(generate: Generate) -> Method:
