@@ -49,8 +49,8 @@ class Run:
 
     tensors: of the whole network before the first round. defences: against updates that lie, and what they tell. pinned: submodels fixed by
     configuration. patience: times the predicted seconds after which a round without a deadline closes. durable: whether a round under way survives
-    this process. assigned: what each agent trained last. standings: what rounds have shown of each. verdicts: of the present round, by agent. past:
-    where late updates count, what they start from.
+    this process. assigned: what each agent trained last. trained: all submodels of which an update of the agent was folded. standings: what rounds
+    have shown of each. verdicts: of the present round, by agent. past: where late updates count, what they start from.
     """
 
     config: Config
@@ -68,6 +68,7 @@ class Run:
     durable: bool = True
     helm: Helm | None = None
     assigned: dict[str, Submodel] = field(default_factory=dict)
+    trained: dict[str, set[Submodel]] = field(default_factory=dict)
     standings: dict[str, Standing] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     past: Past | None = None
@@ -134,6 +135,7 @@ def begin(run: Run) -> tuple[State, Sequence[Score]]:
     log.info("going on after round %d", last.round)
     known = {submodel.name: submodel for submodel in run.menu}
     run.assigned.update({agent: known[name] for agent, name in run.store.assigned().items() if name in known})
+    run.trained.update({agent: {known[name].plain for name in names if name in known} for agent, names in run.store.trained().items()})
     run.standings.update(run.store.ledger.standings())
     run.fleet.folded = run.store.folded()
     training.take_up(run)

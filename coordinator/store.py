@@ -265,6 +265,13 @@ class Store:
         """The last round of whose tasks each agent's update was folded."""
         return dict(self._database.execute("SELECT agent, MAX(task) FROM updates WHERE outcome = 'folded' GROUP BY agent"))
 
+    def trained(self) -> dict[str, set[str]]:
+        """The names of all submodels of which an update of each agent was folded."""
+        found: dict[str, set[str]] = {}
+        for agent, submodel in self._database.execute("SELECT DISTINCT agent, submodel FROM updates WHERE outcome = 'folded'"):
+            found.setdefault(agent, set()).add(submodel)
+        return found
+
     def lately(self) -> dict[str, tuple[int, Entry]]:
         """What became of each agent's last task, with its round."""
         last = self._database.execute("SELECT agent, MAX(round) FROM updates GROUP BY agent").fetchall()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -93,7 +94,7 @@ def resume(run: Run, state: State, left: Standstill) -> Begun | None:
 def tasked(run: Run, state: State, opened: Opened, besides: Sequence[Asked] = ()) -> Begun:
     """A round with its tasks, and the weights that they name on their way to the broker. besides: who was asked when it was under way."""
     run.verdicts, run.standings = dict(opened.verdicts), {**run.standings, **opened.standings}
-    state = replace(state, agents=opened.surveys, fleet=dict(opened.fleet))
+    state = replace(state, agents=opened.surveys, fleet=dict(opened.fleet), holders=holders(run.trained, opened))
     shipment = Shipment(run.fleet, state, run.method)
     recipe = cache(lambda submodel: asked(run.method.recipe(state, submodel), run.config))
     rounds = 1 if run.past is None else 1 + run.past.staleness  # in which an update may come
@@ -105,6 +106,15 @@ def tasked(run: Run, state: State, opened: Opened, besides: Sequence[Asked] = ()
     chosen = opened.chosen | {one.agent: one.submodel for one in besides}
     run.assigned.update(chosen)
     return Begun(opened, state, [make(agent, submodel) for agent, submodel in chosen.items()], shipment.limit, make)
+
+
+def holders(trained: Mapping[str, Set[Submodel]], opened: Opened) -> Counter[tuple[Submodel, ...]]:
+    """How many agents have each set of submodels (see `State.holders`). trained: by agent, in earlier rounds."""
+    held = {agent: set(submodels) for agent, submodels in trained.items()}
+    for agent, verdict in opened.verdicts.items():
+        if verdict.submodel is not None:
+            held.setdefault(agent, set()).add(verdict.submodel.plain)
+    return Counter(tuple(sorted(submodels, key=lambda submodel: submodel.name)) for submodels in held.values())
 
 
 def lease(run: Run, verdict: Verdict) -> float:
@@ -165,6 +175,8 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
     folded = {(one.entry.agent, one.entry.task or opened.round): one for one in (left.folded if left is not None else ())}
     run.standings.update({agent: one.standing for (agent, _), one in folded.items()})
     run.fleet.folded.update(folded.keys())
+    for one in folded.values():
+        run.trained.setdefault(one.entry.agent, set()).add(one.submodel)
     spooled: list[Settled] = []
     run.fleet.inbox.reserve = reserve(run, round.state)
 
@@ -196,6 +208,7 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
         one = folded[update.agent, update.round] = learned(run, settled, update, len(folded))
         run.standings[update.agent] = one.standing
         run.fleet.folded[update.agent] = update.round
+        run.trained.setdefault(update.agent, set()).add(update.submodel.plain)
         run.watch.folded(one.entry)
         spooled.append(settled)
         if not run.durable:

@@ -23,7 +23,7 @@ from torch import Tensor
 from federated.method import Part
 from models.slicing import Where, at
 
-__all__ = ["Key", "Sum", "Total", "Weight", "bands", "dump", "extra", "fold", "load", "mean", "merge"]
+__all__ = ["Key", "Sum", "Total", "Weight", "bands", "dump", "extra", "fold", "inside", "load", "mean", "merge"]
 
 Key = tuple[str | int, ...]
 """Names one contribution; of a key the first is folded and no other."""

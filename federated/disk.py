@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["look_over", "make", "sync", "write"]
+__all__ = ["look_over", "make", "sync", "view", "write", "write_pieces"]
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +42,19 @@ def look_over(path: Path, holds: str) -> None:
 
 
 def write(path: Path, content: bytes | memoryview) -> None:
+    """`write_pieces` of a content that is in memory."""
+    write_pieces(path, (content,))
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Replaces a file, or makes it in a folder that is there; once this returns, the disk has it, also where the power then fails.
 
-    Several processes and threads may write one path: the last one's content stays, none is mixed. Raises OSError, and leaves what was there.
+    pieces: the content in order, one in memory at a time. Several processes and threads may write one path: the last one's content stays, none is mixed. Raises OSError, and leaves what was there.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(3)}.part")  # beside it: a file can only be put in place within one disk
     try:
         with part.open("wb") as file:
-            file.write(content)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -56,6 +63,12 @@ def write(path: Path, content: bytes | memoryview) -> None:
             part.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def view(path: Path) -> memoryview:
+    """A file's bytes, read as they are used. Raises OSError, ValueError for an empty file."""
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def sync(path: Path) -> None:

@@ -125,7 +125,7 @@ def errand(
     effort: asked at the end for notes on what a training took, which go with its own.
     """
     kept = result.parent / memory.FOLDER
-    known = memory.read(kept, task.since)
+    known = memory.read(kept, task.since, variates(task))
     update, remembered = perform(task, codec.decode(weights.read_bytes())[1], data, kept=known, device=device, on_step=on_step, stop=stop)
     if remembered:
         memory.write(kept, task.round, remembered, since=task.since)
@@ -133,6 +133,12 @@ def errand(
         update = replace(update, notes={**update.notes, **effort()})
     result.write_bytes(codec.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors))
     return float(update.notes.get("loss", math.nan))
+
+
+def variates(task: Task) -> dict[str, tuple[int, ...]]:
+    """Shapes of the variates that a task needs of the device's memory, by their names there."""
+    needed = task.work == "train" and bool(task.recipe.variate)
+    return {memory.PREFIX + name: shape for name, shape in shapes(task.submodel).items()} if needed else {}
 
 
 def perform(

@@ -9,7 +9,8 @@ taken, which is no gradient: added to one under a momentum of 0.9 it would be te
     scaffold:  c_i+ = c_i - c + (w_0 - w) / (K eta),  c received (Karimireddy et al., arXiv 1910.06378, Algorithm 1, option II)
     feddyn:    c_i+ = c_i + pull (w_0 - w),           c = 0    (Acar et al., arXiv 2111.04263, Algorithm 1; c_i is their gradient)
 
-Of trainable parameters only. A device that gets another submodel keeps the common corner of its c_i, and zeros elsewhere.
+Of trainable parameters only. A device keeps c_i for every coordinate that it ever trained, 0 at first (`federated.memory`). A round with another
+submodel reads and replaces the c_i of that submodel's corner, so that the rest is as it was when a larger submodel comes again.
 """
 
 from __future__ import annotations
@@ -21,11 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from federated.hooks import Session
-from models.slicing import at, corner
+from federated.memory import PREFIX
 
-__all__ = ["PREFIX", "Correction", "fitted"]
-
-PREFIX = "c/"
+__all__ = ["PREFIX", "Correction"]
 
 
 @dataclass
@@ -46,7 +45,7 @@ class Correction:
         start = {name: p.detach().clone() for name, p in session.net.named_parameters()}
         if not recipe.variate:
             return cls(recipe.pull, start)
-        ours = {name: fitted(session.memory.get(PREFIX + name), value) for name, value in start.items()}
+        ours = {name: kept(session, name, value) for name, value in start.items()}
         if recipe.variate == "feddyn":
             return cls(recipe.pull, start, {name: -value for name, value in ours.items()})
         theirs = {name: session.received[PREFIX + name].to(value.device) for name, value in start.items()}
@@ -81,14 +80,11 @@ class Correction:
             for name, p in session.net.named_parameters():
                 new = (self.start[name] - p) * rate - self.constant[name]
                 if scaffold:
-                    session.sent[PREFIX + name] = new - fitted(session.memory.get(PREFIX + name), p)
+                    session.sent[PREFIX + name] = new - kept(session, name, p)
                 session.memory[PREFIX + name] = new
 
 
-def fitted(kept: Tensor | None, like: Tensor) -> Tensor:
-    """What was kept, in another's shape: the common corner, zero elsewhere; zeros where there is nothing, or nothing of as many axes."""
-    out = torch.zeros_like(like)
-    if kept is not None and kept.dim() == like.dim():
-        common = at(corner([min(a, b) for a, b in zip(kept.shape, like.shape, strict=True)]))
-        out[common] = kept[common].to(out)
-    return out
+def kept(session: Session, name: str, like: Tensor) -> Tensor:
+    """The c_i of a parameter; zeros where the device never trained it."""
+    known = session.memory.get(PREFIX + name)
+    return torch.zeros_like(like) if known is None else known

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from federated.errors import Malformed, Refused
 
-__all__ = ["ALIGNMENT", "check", "decode", "encode"]
+__all__ = ["ALIGNMENT", "check", "decode", "encode", "layout"]
 
 Array = NDArray[Any]
 
@@ -38,23 +38,35 @@ def encode(meta: Mapping[str, Any], tensors: Mapping[str, Any], into: bytearray 
     into: a buffer to use again, which saves the page faults of a fresh one; it grows where it is too small, for which
     no view of an earlier blob may be alive. ValueError: a dtype that does not travel, or more axes than 8.
     """
-    arrays = {name: _numpy(name, value) for name, value in tensors.items()}
-    starts, end = {}, 0
-    for name, array in arrays.items():
-        starts[name] = _aligned(end)
-        end = starts[name] + array.nbytes
-    entries = [[name, array.dtype.name, list(array.shape), starts[name]] for name, array in arrays.items()]
-    header = msgpack.packb({"meta": dict(meta), "tensors": entries})
-    base = _aligned(PREFIX.size + len(header))
-    buffer = bytearray(base + end) if into is None else into
-    if len(buffer) < base + end:
-        buffer.extend(bytes(base + end - len(buffer)))
-    view = memoryview(buffer)[: base + end]
-    PREFIX.pack_into(view, 0, MAGIC, VERSION, 0, len(header))
-    view[PREFIX.size : base] = header + bytes(base - PREFIX.size - len(header))
+    arrays = {name: _numpy(value) for name, value in tensors.items()}
+    header, starts, size = layout(meta, {name: (array.dtype.name, array.shape) for name, array in arrays.items()})
+    base, end = len(header), len(header) + size
+    buffer = bytearray(end) if into is None else into
+    if len(buffer) < end:
+        buffer.extend(bytes(end - len(buffer)))
+    view = memoryview(buffer)[:end]
+    view[:base] = header
     for name, array in arrays.items():
         _put(view, base + starts[name], array)
     return view
+
+
+def layout(meta: Mapping[str, Any], entries: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, dict[str, int], int]:
+    """Where a blob holds what, for a writer that streams it.
+
+    entries: name -> (dtype, shape), in order. Returns all bytes before the data, the offset in the data at which each tensor starts, and the
+    size of the data in bytes. ValueError: a dtype that does not travel, or more axes than 8.
+    """
+    starts, end, rows = dict[str, int](), 0, list[list[Any]]()
+    for name, (dtype, shape) in entries.items():
+        if dtype not in DTYPES or len(shape) > MAX_AXES:
+            raise ValueError(f"tensor {name}: expected one of {', '.join(DTYPES)} with at most {MAX_AXES} axes, found {dtype} with {len(shape)}")
+        starts[name] = _aligned(end)
+        end = starts[name] + math.prod(shape) * np.dtype(dtype).itemsize
+        rows.append([name, dtype, list(shape), starts[name]])
+    header = msgpack.packb({"meta": dict(meta), "tensors": rows})
+    packed: bytes = PREFIX.pack(MAGIC, VERSION, 0, len(header)) + header
+    return packed.ljust(_aligned(len(packed)), b"\0"), starts, end
 
 
 def decode(buffer: bytes | bytearray | memoryview, *, limit: int | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -91,13 +103,9 @@ def check(tensors: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]],
             raise Refused(f"tensor {name}: expected finite values, found {int((~np.isfinite(array)).sum())} NaN or infinite ones")
 
 
-def _numpy(name: str, value: Any) -> Array:
+def _numpy(value: Any) -> Array:
     """The array of a value, in the byte order that travels."""
     array = value if isinstance(value, np.ndarray) else np.asarray(value.detach().numpy() if hasattr(value, "detach") else value)
-    if array.dtype.name not in DTYPES or array.ndim > MAX_AXES:
-        raise ValueError(
-            f"tensor {name}: expected one of {', '.join(DTYPES)} with at most {MAX_AXES} axes, found {array.dtype.name} with {array.ndim}"
-        )
     return array.astype(array.dtype.newbyteorder("<"), copy=False)
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +21,7 @@ from federated.wire import tensors
 from models.families import initial, menu, network, shapes, statistics
 from models.slicing import corners, extract
 
+ROOT = Path(__file__).parents[2]
 NET = network("preresnet", (1, 4, 4), 3)
 SMALL, LARGE = menu(NET, (0.2, 0.5), (1,))
 HEAD = ("linear.weight", "linear.bias")
@@ -46,6 +52,132 @@ def test_what_nobody_will_ask_for_again_takes_no_room(tmp_path):
 
 def test_a_device_without_its_disk_starts_anew(tmp_path):
     assert memory.read(tmp_path / "none", 7) == {}
+
+
+# ---- tensors that are kept as unions of corners ----------------------------------------------------------------------
+
+
+def full(shape, number):
+    return np.full(shape, number, dtype=np.float32)
+
+
+def test_a_smaller_corner_replaces_its_own_entries_and_no_others(tmp_path):
+    memory.write(tmp_path, 1, {"c/w": full((3, 4), 1), "c/deep": full(2, 1)}, since=0)
+    memory.write(tmp_path, 2, {"c/w": full((2, 2), 2)}, since=1)
+    assert memory.read(tmp_path, 2, {"c/w": (2, 3)})["c/w"].tolist() == [[2, 2, 1], [2, 2, 1]]
+    memory.write(tmp_path, 3, {"c/w": full((1, 1), 3)}, since=2)
+    found = memory.read(tmp_path, 3, {"c/w": (3, 4), "c/deep": (2,)})
+    assert found["c/w"].tolist() == [[3, 2, 1, 1], [2, 2, 1, 1], [1, 1, 1, 1]]
+    assert found["c/deep"].tolist() == [1, 1], "a layer that the submodel lacks stays as it was"
+
+
+def test_a_union_grows_with_zeros(tmp_path):
+    """Both axes at once, or one each: the corners that were never trained are 0."""
+    memory.write(tmp_path, 1, {"c/w": full((1, 2), 1)}, since=0)
+    assert memory.read(tmp_path, 1, {"c/w": (2, 3)})["c/w"].tolist() == [[1, 1, 0], [0, 0, 0]]
+    memory.write(tmp_path, 2, {"c/w": full((2, 1), 2), "c/one": np.float32(5) * np.ones(())}, since=1)
+    found = memory.read(tmp_path, 2, {"c/w": (2, 3), "c/one": ()})
+    assert found["c/w"].tolist() == [[2, 1, 0], [2, 0, 0]]
+    assert found["c/one"].tolist() == 5
+
+
+def test_a_repeated_round_finds_the_union_of_before(tmp_path):
+    memory.write(tmp_path, 1, {"c/w": full(3, 1)}, since=0)
+    memory.write(tmp_path, 2, {"c/w": full(2, 2)}, since=1)
+    assert memory.read(tmp_path, 1, {"c/w": (3,)})["c/w"].tolist() == [1, 1, 1]
+    memory.write(tmp_path, 3, {"c/w": full(1, 3)}, since=1)
+    assert memory.read(tmp_path, 3, {"c/w": (3,)})["c/w"].tolist() == [3, 1, 1], "nobody took round 2"
+
+
+def test_only_unions_outlive_a_round_that_does_not_mention_them(tmp_path):
+    memory.write(tmp_path, 1, {"c/w": full(2, 1), "own/s/w": full(2, 1)}, since=0)
+    memory.write(tmp_path, 2, {"c/v": full(2, 1)}, since=1)
+    assert memory.read(tmp_path, 2, {"c/w": (2,), "c/v": (2,)}).keys() == {"c/w", "c/v"}
+    assert memory.read(tmp_path, 2) == {}, "and no union is read unasked"
+
+
+def test_a_tensor_of_another_rank_starts_anew(tmp_path):
+    """The network of a run may be another one under the same name."""
+    memory.write(tmp_path, 1, {"c/w": full((2, 2), 1)}, since=0)
+    assert memory.read(tmp_path, 1, {"c/w": (4,)}) == {}
+    memory.write(tmp_path, 2, {"c/w": full(3, 2)}, since=1)
+    assert memory.read(tmp_path, 2, {"c/w": (4,)})["c/w"].tolist() == [2, 2, 2, 0]
+
+
+def test_a_round_takes_memory_for_its_corner_and_not_for_the_union(tmp_path):
+    """Of a union of 64 MB a corner of 256 KB: what is allocated at the peak stays below a tenth of the union."""
+    rows = np.arange(4096, dtype=np.float32)
+    memory.write(tmp_path, 1, {"c/w": np.broadcast_to(rows[:, None], (4096, 4096))}, since=0)
+    tracemalloc.start()
+    try:
+        corner = memory.read(tmp_path, 1, {"c/w": (256, 256)})["c/w"]
+        _, read = tracemalloc.get_traced_memory()
+        memory.write(tmp_path, 2, {"c/w": -corner}, since=1)
+        _, written = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert read < 2 * corner.nbytes
+    assert written < 64e6 / 10
+    assert (tmp_path / "2.kept").stat().st_size > 64e6
+    found = memory.read(tmp_path, 2, {"c/w": (4096, 4096)})["c/w"]
+    assert np.array_equal(found[:256, :256], -np.broadcast_to(rows[:256, None], (256, 256)))
+    assert np.array_equal(found[256:, 0], rows[256:])
+    assert np.array_equal(found[:, 4095], rows)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+from federated import memory
+
+folder, left, inner = Path(sys.argv[1]), int(sys.argv[2]), memory.stacked
+
+def step():
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def stacked(shape, layers):
+    step()
+    return inner(shape, layers)
+
+def heard(event, args):
+    if event in ("open", "os.rename", "os.remove") and str(folder) in str(args[0]):
+        step()
+
+memory.stacked, memory.BLOCK = stacked, 64
+sys.addaudithook(heard)
+memory.write(folder, 2, {"c/w": np.full((8, 4), 2, np.float32)}, since=1)
+"""
+
+
+def test_kill_minus_9_at_any_step_leaves_the_old_memory_and_none_or_all_of_the_new(tmp_path):
+    """Before each file that is opened, moved or removed, and before each block that is written."""
+    shape = {"c/w": (16, 8)}
+    before = full((16, 8), 1)
+    after = before.copy()
+    after[:8, :4] = 2
+    seen, ended = set(), False
+    for number in range(40):
+        folder = tmp_path / str(number)
+        memory.write(folder, 1, {"c/w": before}, since=0)
+        (folder / "9.kept").write_bytes(b"of an attempt that nobody took, which the round removes")
+        done = subprocess.run([sys.executable, "-B", "-c", KILLED, str(folder), str(number)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode in {0, -signal.SIGKILL}, done.stderr
+        assert np.array_equal(memory.read(folder, 1, shape)["c/w"], before)
+        found = memory.read(folder, 2, shape)
+        assert not found or np.array_equal(found["c/w"], after)
+        seen.add(bool(found))
+        memory.write(folder, 2, {"c/w": full((8, 4), 2)}, since=1)
+        assert np.array_equal(memory.read(folder, 2, shape)["c/w"], after), "the repeated attempt starts from the old memory"
+        assert sorted(path.name for path in folder.iterdir()) == ["1.kept", "2.kept"]
+        if ended := done.returncode == 0:
+            break
+    assert ended
+    assert number > 8
+    assert seen == {False, True}
 
 
 # ---- layers that stay on a device ------------------------------------------------------------------------------------

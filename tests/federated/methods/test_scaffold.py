@@ -17,6 +17,7 @@ from federated.participant import Participant
 from federated.task import Update
 from federated.training import descend, open_session
 from models.families import build, full, initial, network, shapes, statistics
+from models.slicing import at, corner
 from models.submodel import Submodel
 from tests.support.federation import Member, digits, federate
 from tests.support.golden import floats, registered
@@ -44,6 +45,11 @@ def finished(chosen, state, *updates):
         update = Update("r", 0, 0, str(index), "train", submodel, "0", 1 + 8 * index, 2, {"w": floats(w), "c/w": floats(c)}, {})
         assert fold(total, chosen.parts(state, chosen.place(state, submodel), update), (index,))
     return chosen.finish(state, total, np.random.default_rng(0)).tensors
+
+
+def known(folder, round, variates):
+    """What a device keeps of these variates after a round."""
+    return memory.read(folder / memory.FOLDER, round, {home: tuple(value.shape) for home, value in variates.items()})
 
 
 def test_variates_are_divided_by_the_devices_of_the_fleet_that_hold_a_coordinate(toy):
@@ -118,17 +124,6 @@ def test_under_any_optimiser_what_a_device_keeps_is_the_mean_of_its_own_directio
     torch.testing.assert_close(moved[1] - moved[0], torch.full((4,), 4 * 0.125 * 4.0))
 
 
-def test_another_submodels_variate_is_taken_over_where_it_fits(toy):
-    """A device that had two entries gets four: the new ones start at 0."""
-    chosen, state, whole, _ = begun(toy, lr=1.0)
-    session = open_session(build(whole), whole, chosen.recipe(state, whole), X, Y, labels=(), seed=0)
-    session.received, session.memory = {"c/w": torch.zeros(4)}, {"c/w": floats([1, 2])}
-    descend(session, Hooks(loss=lambda s, x, truth: 0 * s.net.w.sum()))
-    assert session.net.w.tolist() == [1.0, 2.0, 0.0, 0.0]
-    assert session.memory["c/w"].tolist() == [0.0] * 4
-    assert session.sent["c/w"].tolist() == [-1.0, -2.0, 0.0, 0.0]
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_unequal_devices_of_skewed_data_learn_digits(tmp_path, momentum):
     fleet = [Member(f"a{i}", digits(i, 3, "dirichlet:0.3"), speed) for i, speed in enumerate((0.01, 0.018, 0.5))]
@@ -160,9 +155,65 @@ def test_the_variate_of_the_coordinator_is_the_mean_of_its_devices(tmp_path, mon
     done = federate(tmp_path, fleet(), {**given, "rounds": 2 if again else 3})
     if again:
         done = federate(tmp_path, fleet(), {**given, "rounds": 3}, resume=True)
-    kept = [memory.read(tmp_path / name / memory.FOLDER, done.fleet.folded[name]) for name in ("a0", "a1")]
+    variates = {home: value for home, value in done.result.state.tensors.items() if home.startswith("c/")}
     assert done.fleet.folded == {"a0": 3, "a1": 3}
-    for home, value in done.result.state.tensors.items():
-        if home.startswith("c/"):
-            assert bool(value.any())
-            np.testing.assert_allclose(value.numpy(), sum(one[home] for one in kept) / 2, rtol=1e-4, atol=1e-6)
+    assert all(bool(value.any()) for value in variates.values())
+    kept = [known(tmp_path / name, done.fleet.folded[name], variates) for name in ("a0", "a1")]
+    for home, value in variates.items():
+        np.testing.assert_allclose(value.numpy(), (kept[0][home] + kept[1][home]) / 2, rtol=1e-4, atol=1e-6)
+
+
+# ---- devices that get another submodel -------------------------------------------------------------------------------
+
+SMALL, WIDE, SHALLOW = "w0.5-d2", "w1-d2", "w1-d1"
+SIZES = {"model.name": "mlp", "method.widths": [0.5, 1.0], "method.depths": [1, 2], "train.steps": 2, "evaluate.devices": False}
+
+
+@pytest.mark.parametrize("method_name", ["scaffold", "inco-scaffold"])
+@pytest.mark.parametrize(
+    "submodels",
+    [
+        [[WIDE], [SMALL], [WIDE]],
+        [[WIDE], [SHALLOW], [WIDE]],
+        [[SMALL], [WIDE], [SHALLOW], [WIDE]],
+        [[WIDE, SMALL], [SMALL, WIDE], [WIDE, SMALL]],
+        [[WIDE, WIDE], [SHALLOW, SMALL], [SMALL, SHALLOW]],
+    ],
+    ids=lambda submodels: " ".join("+".join(several) for several in submodels),
+)
+def test_the_variate_of_the_coordinator_is_the_mean_of_all_that_its_devices_ever_trained(tmp_path, method_name, submodels):
+    """After every round, over the devices whose submodels ever held a coordinate, the coordinator and the devices restarted in between."""
+    trained = [set() for _ in submodels[0]]
+    for number, several in enumerate(submodels, 1):
+        pins = {f"a{i}": name for i, name in enumerate(several)}
+        members = [Member(name, digits(i, 2)) for i, name in enumerate(pins)]
+        done = federate(tmp_path, members, {**SIZES, "method.name": method_name, "rounds": number, "assign.submodels": pins}, resume=number > 1)
+        variates = {home: value for home, value in done.result.state.tensors.items() if home.startswith("c/")}
+        sums, counts = ({home: np.zeros(value.shape) for home, value in variates.items()} for _ in range(2))
+        for index, name in enumerate(pins):
+            trained[index].add(done.result.assigned[name])
+            kept = known(tmp_path / name, number, variates)
+            for home in variates:
+                sums[home] += kept.get(home, 0)
+                held = np.zeros(counts[home].shape, bool)
+                for submodel in trained[index]:
+                    if (shape := shapes(submodel).get(home.removeprefix("c/"))) is not None:
+                        held[at(corner(shape))] = True
+                counts[home] += held
+        for home, value in variates.items():
+            np.testing.assert_allclose(value.numpy(), sums[home] / np.maximum(counts[home], 1), rtol=0, atol=1e-6)
+        assert any(bool(value.any()) for value in variates.values())
+
+
+def test_devices_that_left_count_with_what_they_trained(toy):
+    """A mean of 2 over the two that trained: a third that joins has a c_i of 0, and one that left keeps its own."""
+    chosen, state, whole, half = begun(toy)
+    state = replace(state, holders={(whole,): 2})
+    state = replace(state, tensors=finished(chosen, state, (whole, [1] * 4, [1] * 4), (whole, [1] * 4, [3] * 4)))
+    assert state.tensors["c/w"].tolist() == [2.0] * 4
+    joined = replace(state, holders={(whole,): 2, (half,): 1}, fleet={whole: 1, half: 1})
+    after = finished(chosen, joined, (half, [1, 1], [6, 9]))
+    torch.testing.assert_close(after["c/w"], torch.tensor([10 / 3, 13 / 3, 2.0, 2.0]))
+    later = replace(joined, tensors=after, holders={(whole,): 2, (half, whole): 1})
+    after = finished(chosen, later, (whole, [1] * 4, [0, 0, 2, 2]))
+    torch.testing.assert_close(after["c/w"], torch.tensor([10 / 3, 13 / 3, 2.0, 2.0]))
