@@ -175,8 +175,6 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
     folded = {(one.entry.agent, one.entry.task or opened.round): one for one in (left.folded if left is not None else ())}
     run.standings.update({agent: one.standing for (agent, _), one in folded.items()})
     run.fleet.folded.update(folded.keys())
-    for one in folded.values():
-        run.trained.setdefault(one.entry.agent, set()).add(one.submodel)
     spooled: list[Settled] = []
     run.fleet.inbox.reserve = reserve(run, round.state)
 
@@ -208,13 +206,14 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
         one = folded[update.agent, update.round] = learned(run, settled, update, len(folded))
         run.standings[update.agent] = one.standing
         run.fleet.folded[update.agent] = update.round
-        run.trained.setdefault(update.agent, set()).add(update.submodel.plain)
         run.watch.folded(one.entry)
         spooled.append(settled)
         if not run.durable:
             release(spooled)  # nobody will fold it again
         elif run.config.journal.every and len(spooled) >= run.config.journal.every:
             snapshot()
+    for one in folded.values():
+        run.trained.setdefault(one.entry.agent, set()).add(one.submodel)
     run.defences.write()
     run.fleet.inbox.reserve = size_of(run, round.state)  # for the round's own weights
     settled_all, carried = list(run.fleet.collection.entries.values()), list(run.fleet.late.values())

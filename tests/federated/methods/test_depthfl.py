@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import softmax
 
+from federated import memory
 from federated.aggregate import Total, fold
 from federated.errors import ConfigError, Unknown
 from federated.hooks import Hooks
@@ -214,6 +215,30 @@ def test_it_learns_digits(tmp_path):
     done = federate(tmp_path, fleet, {**given, "rounds": 3, "train.epochs": 2, "evaluate.every": 3, "evaluate.devices": False})
     central = {(s.submodel, s.view): s.accuracy for s in done.result.scores}
     assert min(central["w0.5-d2.2.2-exits", view] for view in ("central", "central/ensemble")) > 0.4  # chance is a tenth
+
+
+SHALLOW, MIDDLE, DEEP = (f"w0.5-d{depths}" for depths in ("2.0.0", "2.2.0", "2.2.2"))
+
+
+@pytest.mark.parametrize(
+    "submodels",
+    [[[DEEP], [SHALLOW], [DEEP]], [["w1-d2.0.0"], ["w0.5-d2.0.0"], ["w1-d2.0.0"]], [[DEEP, SHALLOW], [SHALLOW, DEEP], [DEEP, MIDDLE]]],
+    ids=lambda submodels: " ".join("+".join(several) for several in submodels),
+)
+def test_h_is_the_mean_of_what_all_devices_keep_when_they_get_other_submodels(tmp_path, submodels):
+    """h = (1/N) sum_i c_i, where a device that never trained a coordinate has c_i = 0. The coordinator and the devices restart between the rounds."""
+    given = {"method.name": "depthfl", "model.name": "resnet-small", "method.widths": [0.5, 1.0], "train.steps": 2, "evaluate.devices": False}
+    for number, several in enumerate(submodels, 1):
+        pins = {f"a{i}": name for i, name in enumerate(several)}
+        members = [Member(name, digits(i, 30)) for i, name in enumerate(pins)]
+        again = {**given, "rounds": number, "evaluate.every": 9, "assign.submodels": pins}
+        done = federate(tmp_path, members, again, resume=number > 1)
+        means = {home.removeprefix("h/"): value for home, value in done.result.state.tensors.items() if home.startswith("h/")}
+        wanted = {f"c/{name}": tuple(value.shape) for name, value in means.items()}
+        kept = [memory.read(tmp_path / name / memory.FOLDER, number, wanted) for name in pins]
+        for name, value in means.items():
+            np.testing.assert_allclose(value.numpy(), sum(one.get(f"c/{name}", np.zeros(value.shape)) for one in kept) / len(kept), rtol=0, atol=1e-6)
+        assert all(bool(value.any()) for value in means.values())
 
 
 def level(x):

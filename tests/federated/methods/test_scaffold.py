@@ -12,7 +12,8 @@ from federated import memory
 from federated.aggregate import Total, fold
 from federated.hooks import Hooks
 from federated.method import configure
-from federated.methods.catalogue import method
+from federated.methods.catalogue import METHODS, method
+from federated.methods.scaffold import scaffold
 from federated.participant import Participant
 from federated.task import Update
 from federated.training import descend, open_session
@@ -169,40 +170,56 @@ SMALL, WIDE, SHALLOW = "w0.5-d2", "w1-d2", "w1-d1"
 SIZES = {"model.name": "mlp", "method.widths": [0.5, 1.0], "method.depths": [1, 2], "train.steps": 2, "evaluate.devices": False}
 
 
+TURNS = {
+    "narrower": [[WIDE], [SMALL], [WIDE]],
+    "shallower": [[WIDE], [SHALLOW], [WIDE]],
+    "wider": [[SMALL], [WIDE], [SHALLOW], [WIDE]],
+    "two that swap": [[WIDE, SMALL], [SMALL, WIDE], [WIDE, SMALL]],
+    "two that shrink": [[WIDE, WIDE], [SHALLOW, SMALL], [SMALL, SHALLOW]],
+}
+"""What each device trains, round by round."""
+
+
+def check_mean(folder, done, submodels):
+    """c = mean of the c_i over the devices whose submodels up to now ever held a coordinate; 0 where there are none."""
+    variates = {home: value for home, value in done.result.state.tensors.items() if home.startswith("c/")}
+    sizes = {submodel.name: submodel for submodel in method("scaffold").menu(network("mlp", (1, 8, 8), 10), {"widths": [0.5, 1.0], "depths": [1, 2]})}
+    kept = [known(folder / f"a{i}", len(submodels), variates) for i in range(len(submodels[0]))]
+    for home, value in variates.items():
+        held = np.zeros((len(kept), *value.shape), bool)
+        for index, names in enumerate(zip(*submodels, strict=True)):
+            for name in names:
+                if (shape := shapes(sizes[name]).get(home.removeprefix("c/"))) is not None:
+                    held[index][at(corner(shape))] = True
+        mean = sum(one.get(home, np.zeros(value.shape)) for one in kept) / np.maximum(held.sum(0), 1)
+        np.testing.assert_allclose(value.numpy(), mean, rtol=0, atol=1e-6)
+    assert max(float(value.abs().max()) for value in variates.values()) > 1e-2
+
+
+def federated_turns(folder, submodels, *, resume=False, **given):
+    members = [Member(f"a{i}", digits(i, 2)) for i in range(len(submodels[0]))]
+    return federate(folder, members, {**SIZES, "method.name": "scaffold", "rounds": len(submodels), **given}, resume=resume)
+
+
 @pytest.mark.parametrize("method_name", ["scaffold", "inco-scaffold"])
-@pytest.mark.parametrize(
-    "submodels",
-    [
-        [[WIDE], [SMALL], [WIDE]],
-        [[WIDE], [SHALLOW], [WIDE]],
-        [[SMALL], [WIDE], [SHALLOW], [WIDE]],
-        [[WIDE, SMALL], [SMALL, WIDE], [WIDE, SMALL]],
-        [[WIDE, WIDE], [SHALLOW, SMALL], [SMALL, SHALLOW]],
-    ],
-    ids=lambda submodels: " ".join("+".join(several) for several in submodels),
-)
-def test_the_variate_of_the_coordinator_is_the_mean_of_all_that_its_devices_ever_trained(tmp_path, method_name, submodels):
-    """After every round, over the devices whose submodels ever held a coordinate, the coordinator and the devices restarted in between."""
-    trained = [set() for _ in submodels[0]]
-    for number, several in enumerate(submodels, 1):
-        pins = {f"a{i}": name for i, name in enumerate(several)}
-        members = [Member(name, digits(i, 2)) for i, name in enumerate(pins)]
-        done = federate(tmp_path, members, {**SIZES, "method.name": method_name, "rounds": number, "assign.submodels": pins}, resume=number > 1)
-        variates = {home: value for home, value in done.result.state.tensors.items() if home.startswith("c/")}
-        sums, counts = ({home: np.zeros(value.shape) for home, value in variates.items()} for _ in range(2))
-        for index, name in enumerate(pins):
-            trained[index].add(done.result.assigned[name])
-            kept = known(tmp_path / name, number, variates)
-            for home in variates:
-                sums[home] += kept.get(home, 0)
-                held = np.zeros(counts[home].shape, bool)
-                for submodel in trained[index]:
-                    if (shape := shapes(submodel).get(home.removeprefix("c/"))) is not None:
-                        held[at(corner(shape))] = True
-                counts[home] += held
-        for home, value in variates.items():
-            np.testing.assert_allclose(value.numpy(), sums[home] / np.maximum(counts[home], 1), rtol=0, atol=1e-6)
-        assert any(bool(value.any()) for value in variates.values())
+@pytest.mark.parametrize("turns", TURNS)
+def test_c_is_the_mean_of_the_c_i_when_devices_get_other_submodels(tmp_path, method_name, turns):
+    """After every round; the coordinator and the devices restart between the rounds."""
+    for number in range(1, len(TURNS[turns]) + 1):
+        submodels = TURNS[turns][:number]
+        pins = {f"a{i}": name for i, name in enumerate(submodels[-1])}
+        done = federated_turns(tmp_path, submodels, resume=number > 1, **{"method.name": method_name, "assign.submodels": pins})
+        check_mean(tmp_path, done, submodels)
+
+
+@pytest.mark.parametrize("turns", TURNS)
+def test_c_is_the_mean_of_the_c_i_when_one_coordinator_gives_other_submodels(tmp_path, monkeypatch, turns):
+    def assign(state, profile, affordable, rng):
+        name = TURNS[turns][state.round][int(profile.agent.removeprefix("a"))]
+        return next(submodel for submodel in affordable if submodel.name == name)
+
+    monkeypatch.setitem(METHODS, "scaffold", lambda: replace(scaffold(), assign=assign))
+    check_mean(tmp_path, federated_turns(tmp_path, TURNS[turns]), TURNS[turns])
 
 
 def test_devices_that_left_count_with_what_they_trained(toy):
