@@ -47,9 +47,10 @@ def write(path: Path, content: bytes | memoryview) -> None:
 
 
 def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Replaces a file, or makes it in a folder that is there; once this returns, the disk has it, also where the power then fails.
+    """Replaces a file, or makes it in a folder that exists. Once this returns, the content is on the disk, also if the power fails then.
 
-    pieces: the content in order, one in memory at a time. Several processes and threads may write one path: the last one's content stays, none is mixed. Raises OSError, and leaves what was there.
+    pieces: the content in order, one in memory at a time. Several processes and threads may write one path: the content of the last one stays,
+    and no two are mixed. Raises OSError, and whatever `pieces` raises; the old content stays then.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(3)}.part")  # beside it: a file can only be put in place within one disk
     try:

@@ -42,7 +42,7 @@ from models.families import full, shapes
 from models.slicing import Plan, Where, at, present
 from models.submodel import Submodel
 
-__all__ = ["scaffold"]
+__all__ = ["scaffold", "united"]
 
 COUNTS = "n/"  # of homes: how many devices the mean in a variate's home is over
 Cover = Mapping[Where, int]
@@ -92,9 +92,9 @@ def finish(state: State, total: Total, rng: np.random.Generator) -> State:
     return replace(after, tensors=new)
 
 
-def holders(state: State) -> dict[str, Cover]:
+def holders(state: State) -> Mapping[str, Cover]:
     """How many devices have each rectangle of each home; a device counts once per coordinate. By the present fleet where no record was kept."""
-    found: dict[str, Cover] = {}
+    found: dict[str, dict[Where, int]] = {}
     for submodels, count in (state.holders or {(submodel,): count for submodel, count in state.fleet.items()}).items():
         rectangles: dict[str, dict[Where, None]] = {}
         for row in (row for submodel in submodels for row in place(state, submodel).rows if row.home.startswith(PREFIX)):
@@ -118,7 +118,8 @@ def united(rectangles: Collection[Where]) -> list[Where]:
 def shared(old: Tensor, average: Tensor, one: Sum, now: Cover, before: Cover) -> Tensor:
     """(N old + |S| (average - old)) / N' per coordinate. now, before: what N' and N are the sums of; N is N' where it is not known.
 
-    Who answered counts as present, whatever is known of the fleet.
+    N' is at least |S|: a device that answered is present, whatever is known of the fleet. A coordinate that nobody holds any more was never
+    trained, so it stays 0.
     """
     answered = {where: float(columns[0]) for where, columns in one.cover.items()}
     columns = {where: [float(source.get(where, 0)) for source in (answered, now, before)] for where in {**answered, **now, **before}}
@@ -127,7 +128,7 @@ def shared(old: Tensor, average: Tensor, one: Sum, now: Cover, before: Cover) ->
         here, there = at(band), max(float(n), float(s))
         if s < there:
             new[here] = torch.lerp(old[here], average[here], float(s) / there)
-        if b and b != there:
+        if b and there and b != there:
             new[here] += old[here] * (float(b) / there - 1)
     return new
 

@@ -179,11 +179,11 @@ def test_both_halves_find_the_least_sum_of_unequal_losses(toy, solver, reached):
     memories = [{}, {}]
     for _ in range(30):
         sent = []
-        for (bend, end), memory in zip(((1.0, 0.0), (3.0, 4.0)), memories, strict=True):
+        for (bend, end), kept in zip(((1.0, 0.0), (3.0, 4.0)), memories, strict=True):
             net = nn.Module()
             net.w = nn.Parameter(state.tensors["w"].clone())
             session = open_session(net, whole, chosen.recipe(state, whole), np.zeros((1, 1)), np.zeros(1), labels=[], seed=0)
-            session.memory = memory
+            session.memory = kept
             descend(session, Hooks(loss=lambda s, x, y, bend=bend, end=end: (bend / 2 * (s.net.w - end) ** 2).sum()))
             sent.append((whole, {"w": net.w.detach()}))
         state = one_round(chosen, state, sent)

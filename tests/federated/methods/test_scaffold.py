@@ -13,7 +13,7 @@ from federated.aggregate import Total, fold
 from federated.hooks import Hooks
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
-from federated.methods.scaffold import scaffold
+from federated.methods.scaffold import scaffold, united
 from federated.participant import Participant
 from federated.task import Update
 from federated.training import descend, open_session
@@ -220,6 +220,28 @@ def test_c_is_the_mean_of_the_c_i_when_one_coordinator_gives_other_submodels(tmp
 
     monkeypatch.setitem(METHODS, "scaffold", lambda: replace(scaffold(), assign=assign))
     check_mean(tmp_path, federated_turns(tmp_path, TURNS[turns]), TURNS[turns])
+
+
+def test_a_device_with_several_rectangles_of_a_home_counts_once_per_coordinate():
+    nested = united([((0, 1), (0, 2)), ((0, 3), (0, 2))])
+    assert nested == [((0, 3), (0, 2))]
+    crossing = torch.zeros(3, 2)
+    for where in united([((0, 1), (0, 2)), ((0, 3), (0, 1))]):
+        crossing[at(where)] += 1
+    assert crossing.tolist() == [[1, 1], [1, 0], [1, 0]]
+
+
+def test_a_device_that_left_before_it_trained_does_not_count(toy):
+    """The whole network's only holder leaves untrained: its half of c stays 0, and the mean of the other half is over one device again."""
+    chosen, state, whole, half = begun(toy)
+    state = replace(state, holders={(half,): 1, (whole,): 1})
+    state = replace(state, tensors=finished(chosen, state, (half, [1, 1], [4, 6])))
+    assert state.tensors["c/w"].tolist() == [2.0, 3.0, 0.0, 0.0]
+    state = replace(state, holders={(half,): 1})
+    state = replace(state, tensors=finished(chosen, state, (half, [1, 1], [1, 1])))
+    assert state.tensors["c/w"].tolist() == [5.0, 7.0, 0.0, 0.0]
+    state = replace(state, holders={(half,): 1, (whole,): 1})
+    assert finished(chosen, state, (whole, [1] * 4, [1, 1, 8, 8]))["c/w"].tolist() == [3.0, 4.0, 8.0, 8.0]
 
 
 def test_devices_that_left_count_with_what_they_trained(toy):
