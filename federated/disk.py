@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["look_over", "make", "sync", "view", "write", "write_pieces"]
+__all__ = ["look_over", "make", "sync", "write", "write_pieces"]
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +63,6 @@ def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
             part.unlink(missing_ok=True)
         raise
     sync(path.parent)
-
-
-def view(path: Path) -> memoryview:
-    """A file's bytes, read as they are used. Raises OSError, ValueError for an empty file."""
-    with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def sync(path: Path) -> None:

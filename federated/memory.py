@@ -6,13 +6,15 @@ as the first attempt, and neither side has to be told that the other one was kil
 
 A name that starts with `c/` is that of a tensor of the model, c/NAME. Its file holds the union of the corners that the device ever trained: a
 round replaces the corner of its submodel, all other entries and layers stay as they were, and entries that are new start at 0. The union may be
-larger than the submodel, so it never is in memory: it is read by corner, and a round's file is copied from the one before in blocks.
+larger than the submodel, so it is never in memory, nor mapped, since pages of a mapping count as memory of the process: its corner is read in blocks
+of rows, and so is the rest of it that a round's file takes over from the one before.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -40,17 +42,19 @@ def read(folder: Path, since: int, corners: Mapping[str, tuple[int, ...]] = Mapp
     before it. No other `c/` tensor is read. Raises Malformed, OSError.
     """
     known = stored(folder, since)
-    found = {name: np.array(value) for name, value in known.items() if not name.startswith(PREFIX)}
-    for name, shape in corners.items():
-        if name in known and known[name].ndim == len(shape):
-            found[name] = stacked(shape, [known[name]])
+    wanted = {name: one.shape for name, one in known.items() if not name.startswith(PREFIX)}
+    wanted |= {name: shape for name, shape in corners.items() if name in known and known[name].ndim == len(shape)}
+    found = {name: np.zeros(shape, known[name].dtype) for name, shape in wanted.items()}
+    for name, value in found.items():
+        for where, block in blocks(value.shape, [known[name]]):
+            np.atleast_1d(value)[where] = block
     return found
 
 
 def write(folder: Path, round: int, values: Mapping[str, Array], *, since: int) -> None:
     """What a round leaves, with the rest of the unions that it started from. Only the files of these two rounds stay. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    layers: dict[str, list[Array]] = {name: [value] for name, value in stored(folder, since).items() if name.startswith(PREFIX)}
+    layers: dict[str, list[Layer]] = {name: [value] for name, value in stored(folder, since).items() if name.startswith(PREFIX)}
     for name, value in values.items():
         same = [old for old in layers.get(name, ()) if old.ndim == value.ndim and old.dtype == value.dtype]
         layers[name] = [*same, value]  # the later one counts where both have an entry
@@ -66,13 +70,40 @@ def prune(folder: Path, *rounds: int) -> None:
             path.unlink()
 
 
-def stored(folder: Path, since: int) -> dict[str, Array]:
-    """The tensors of a round's file, as views of the mapped file."""
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file. offset: of its first value, in bytes."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Rows of axis 0. Raises OSError."""
+        row = math.prod(self.shape[1:])
+        found = np.fromfile(self.path, self.dtype, (stop - start) * row, offset=self.offset + start * row * self.dtype.itemsize)
+        return found.reshape(stop - start, *self.shape[1:])
+
+
+Layer = Stored | Array
+
+
+def stored(folder: Path, since: int) -> dict[str, Stored]:
+    """The tensors of a round's file. Raises Malformed, OSError."""
     path = folder / f"{since}{SUFFIX}"
-    return tensors.decode(disk.view(path))[1] if since and path.exists() else {}
+    if not since or not path.exists():
+        return {}
+    with path.open("rb") as file:
+        found = tensors.locate(file)
+    return {name: Stored(path, np.dtype(dtype).newbyteorder("<"), shape, offset) for name, (dtype, shape, offset) in found.items()}
 
 
-def encoded(layers: Mapping[str, Sequence[Array]]) -> Iterator[bytes]:
+def encoded(layers: Mapping[str, Sequence[Layer]]) -> Iterator[bytes]:
     """The blob (see `federated.wire.tensors`) of tensors that consist of corners, in pieces."""
     shapes = {name: tuple(max(sizes) for sizes in zip(*(one.shape for one in several), strict=True)) for name, several in layers.items()}
     header, starts, _ = tensors.layout({}, {name: (several[0].dtype.name, shapes[name]) for name, several in layers.items()})
@@ -80,25 +111,25 @@ def encoded(layers: Mapping[str, Sequence[Array]]) -> Iterator[bytes]:
     end = 0
     for name, several in layers.items():
         yield bytes(starts[name] - end)  # up to the alignment
-        end = starts[name] + math.prod(shapes[name]) * several[0].itemsize
-        yield from blocks(shapes[name], several)
+        end = starts[name] + math.prod(shapes[name]) * several[0].dtype.itemsize
+        for _, block in blocks(shapes[name], several):
+            yield block.tobytes()
 
 
-def blocks(shape: tuple[int, ...], layers: Sequence[Array]) -> Iterator[bytes]:
-    """The values of `stacked` in pieces along axis 0, so that only a few rows of the union are in memory at once."""
-    if not shape:
-        yield stacked(shape, layers).tobytes()
-        return
-    step = max(1, BLOCK // max(1, layers[0].itemsize * math.prod(shape[1:])))
+def blocks(shape: tuple[int, ...], layers: Sequence[Layer]) -> Iterator[tuple[slice, Array]]:
+    """A tensor of a shape whose leading corner is that of the layers, one over the other, and 0 where there is none of them.
+
+    It comes in pieces along axis 0, each with its index, so that only a few rows of a layer are in memory at once. A number counts as one row.
+    """
+    shape = shape or (1,)
+    sizes = [math.prod(each[1:]) for each in (shape, *(layer.shape for layer in layers))]
+    step = max(1, BLOCK // max(1, layers[0].dtype.itemsize * max(sizes)))
     for start in range(0, shape[0], step):
         stop = min(start + step, shape[0])
-        yield stacked((stop - start, *shape[1:]), [layer[start:stop] for layer in layers]).tobytes()
-
-
-def stacked(shape: tuple[int, ...], layers: Sequence[Array]) -> Array:
-    """A tensor of a shape whose leading corner is that of the layers, one over the other, and 0 where there is none of them."""
-    out = np.zeros(shape, layers[0].dtype.newbyteorder("<"))
-    for layer in layers:
-        common = tuple(slice(min(a, b)) for a, b in zip(shape, layer.shape, strict=True))
-        out[common] = layer[common]
-    return out
+        out = np.zeros((stop - start, *shape[1:]), layers[0].dtype.newbyteorder("<"))
+        for layer in layers:
+            if (last := min(stop, (layer.shape or (1,))[0])) > start:
+                rows = layer.rows(start, last) if isinstance(layer, Stored) else np.atleast_1d(layer)[start:last]
+                common = tuple(slice(min(a, b)) for a, b in zip(out.shape, rows.shape, strict=True))
+                out[common] = rows[common]
+        yield slice(start, stop), out

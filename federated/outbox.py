@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from federated import disk
-from federated.spool import Kept, Spool, transfer_of
+from federated.spool import Kept, Spool, mapped, transfer_of
 from federated.task import Task
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import WINDOW, Sender, split
@@ -53,7 +52,7 @@ class Outbox:
 
     def add(self, task: Task, path: Path, run: messages.Run) -> None:
         """Takes an update's file in and offers it. Raises OSError or ValueError where there is nothing to read."""
-        data = disk.view(path)
+        data = mapped(path)
         kept = Kept(task, split(data, self.link.max_chunk, transfer_of(task)), path)
         self.spool.keep(kept, run)
         self._put(kept, data)
@@ -61,7 +60,7 @@ class Outbox:
     def resume(self, run: messages.Run) -> None:
         """Takes in what an earlier process left of this run: in the pieces of then, so that what the coordinator has of it counts."""
         for kept in self.spool.left(run):
-            data, manifest = disk.view(kept.path), kept.manifest
+            data, manifest = mapped(kept.path), kept.manifest
             if manifest.chunk > self.link.max_chunk:  # the broker takes less than it did
                 manifest = split(data, self.link.max_chunk, manifest.transfer)
             log.info("round %d: an update of %s is there, and offered again", kept.task.round, kept.task.submodel.name)

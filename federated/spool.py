@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import hashlib
 import logging
+import mmap
 import os
 import re
 import shutil
@@ -32,7 +33,7 @@ from federated.task import Task
 from federated.wire import envelope, messages
 from federated.wire.partial import HAVE, PART
 
-__all__ = ["AGE", "LIMIT", "InUse", "Kept", "Spool", "digest", "identity", "transfer_of"]
+__all__ = ["AGE", "LIMIT", "InUse", "Kept", "Spool", "digest", "identity", "mapped", "transfer_of"]
 
 log = logging.getLogger(__name__)
 
@@ -211,6 +212,12 @@ def digest(path: Path) -> str:
     """The sha256 of a file, hexadecimal. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def mapped(path: Path) -> memoryview:
+    """A file's bytes, read as they are needed. Raises OSError, ValueError for an empty file."""
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _hold(folder: Path) -> int:

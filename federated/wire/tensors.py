@@ -9,9 +9,10 @@ Values are little-endian; nothing of a blob is used before it was checked.
 from __future__ import annotations
 
 import math
+import os
 import struct
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
 
 import msgpack
 import msgspec
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from federated.errors import Malformed, Refused
 
-__all__ = ["ALIGNMENT", "check", "decode", "encode", "layout"]
+__all__ = ["ALIGNMENT", "check", "decode", "encode", "layout", "locate"]
 
 Array = NDArray[Any]
 
@@ -77,15 +78,18 @@ def decode(buffer: bytes | bytearray | memoryview, *, limit: int | None = None) 
     view = memoryview(buffer).cast("B").toreadonly()
     if limit is not None and len(view) > limit:
         raise Malformed(f"tensors: at most {limit} bytes expected, found {len(view)}")
-    if len(view) < PREFIX.size:
-        raise Malformed(f"tensors: expected at least {PREFIX.size} bytes, found {len(view)}")
-    magic, version, reserved, length = PREFIX.unpack_from(view)
-    if (magic, version, reserved) != (MAGIC, VERSION, 0):
-        raise Malformed(f"tensors: expected {MAGIC!r} version {VERSION}, found {magic!r} version {version} ({reserved})")
-    if length > min(MAX_HEADER, len(view) - PREFIX.size):
-        raise Malformed(f"tensors: a header of {length} bytes in a blob of {len(view)}")
+    length = _length(view[: PREFIX.size], len(view))
     meta, entries = _header(view[PREFIX.size : PREFIX.size + length])
     return meta, _views(view[min(_aligned(PREFIX.size + length), len(view)) :], entries)
+
+
+def locate(file: BinaryIO) -> dict[str, tuple[str, tuple[int, ...], int]]:
+    """The tensors of a blob in a file, none of whose values is read: name -> (dtype, shape, offset in the file). Raises Malformed, OSError."""
+    size = os.fstat(file.fileno()).st_size
+    length = _length(memoryview(file.read(PREFIX.size)), size)
+    _, entries = _header(memoryview(file.read(length)))
+    base = min(_aligned(PREFIX.size + length), size)
+    return {name: (dtype, shape, base + start) for name, dtype, shape, start, _ in _placed(entries, size - base)}
 
 
 def check(tensors: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]], dtype: str = "float32") -> None:
@@ -147,21 +151,42 @@ def _header(raw: memoryview) -> tuple[dict[str, Any], list[Any]]:
     return header["meta"], header["tensors"]
 
 
-def _views(data: memoryview, entries: list[Any]) -> dict[str, Array]:
-    """Each tensor starts where the one before it ended, aligned: so none overlap, and none lie outside."""
-    views: dict[str, Array] = {}
-    end = 0
+def _length(head: memoryview, size: int) -> int:
+    """Bytes of the header of a blob of `size` bytes that starts with `head`."""
+    if len(head) < PREFIX.size:
+        raise Malformed(f"tensors: expected at least {PREFIX.size} bytes, found {len(head)}")
+    magic, version, reserved, length = PREFIX.unpack(head)
+    if (magic, version, reserved) != (MAGIC, VERSION, 0):
+        raise Malformed(f"tensors: expected {MAGIC!r} version {VERSION}, found {magic!r} version {version} ({reserved})")
+    if length > min(MAX_HEADER, size - PREFIX.size):
+        raise Malformed(f"tensors: a header of {length} bytes in a blob of {size}")
+    return int(length)
+
+
+def _placed(entries: list[Any], size: int) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
+    """name, dtype, shape, start and end of each tensor in `size` bytes of data.
+
+    Each starts where the one before it ended, aligned, so none overlap, and none lie outside.
+    """
+    names, end = set[str](), 0
     for entry in entries:
         name, dtype, shape, start = _entry(entry)
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        if name in views or start != _aligned(end) or start + size > len(data):
-            raise Malformed(f"tensor {name[:100]!r}: {size} bytes at {start} of {len(data)}; expected a new name, at {_aligned(end)}")
-        end = start + size
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if name in names or start != _aligned(end) or start + nbytes > size:
+            raise Malformed(f"tensor {name[:100]!r}: {nbytes} bytes at {start} of {size}; expected a new name, at {_aligned(end)}")
+        names.add(name)
+        end = start + nbytes
+        yield name, dtype, shape, start, end
+    if end != size:
+        raise Malformed(f"tensors: expected {end} bytes of values, found {size}")
+
+
+def _views(data: memoryview, entries: list[Any]) -> dict[str, Array]:
+    views: dict[str, Array] = {}
+    for name, dtype, shape, start, end in _placed(entries, len(data)):
         views[name] = np.frombuffer(data[start:end], np.dtype(dtype).newbyteorder("<")).reshape(shape)
         if dtype == "bool" and data[start:end].nbytes and np.frombuffer(data[start:end], np.uint8).max() > 1:
             raise Malformed(f"tensor {name[:100]!r}: expected bytes of 0 and 1, as bool has")
-    if end != len(data):
-        raise Malformed(f"tensors: expected {end} bytes of values, found {len(data)}")
     return views
 
 
