@@ -21,6 +21,7 @@ from federated.methods.catalogue import method
 from federated.scores import add
 from federated.task import Recipe, Task, Update
 from federated.training import Array, Step, Stopped, check, descend, moved, open_session, shuffled
+from federated.variates import kept_name
 from federated.wire import tensors as codec
 from federated.wire.messages import Run
 from models.families import build, shapes, statistics
@@ -138,7 +139,7 @@ def errand(
 def variates(task: Task) -> dict[str, tuple[int, ...]]:
     """Shapes of the variates that a task needs of the device's memory, by their names there."""
     needed = task.work == "train" and bool(task.recipe.variate)
-    return {memory.PREFIX + name: shape for name, shape in shapes(task.submodel).items()} if needed else {}
+    return {kept_name(task.recipe, task.submodel, name): shape for name, shape in shapes(task.submodel).items()} if needed else {}
 
 
 def perform(

@@ -41,6 +41,7 @@ class Recipe:
     pull: weight of pull/2 * ||w - w_received||^2 in the loss, over parameters (FedProx's mu, FedDyn's alpha).
     variate: "scaffold" adds c - c_i to each step, c received as `c/NAME`, c_i kept by the device, and sends the change of c_i as `c/NAME`;
         "feddyn" subtracts what the device kept of its last gradient (see `federated.variates`).
+    apart: only devices of the same submodel share a mean, so the device keeps a c_i for each submodel.
     keep: tensors, by name, that stay on the device: neither received nor sent, and found again in the next round.
     frozen: parameters, by name, that training leaves as they were received.
     hook: the method whose `Hooks` the device runs; "": none. options: plain values for them.
@@ -63,6 +64,7 @@ class Recipe:
     per_class: bool = False
     pull: float = 0.0
     variate: Literal["", "feddyn", "scaffold"] = ""
+    apart: bool = False
     keep: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     hook: str = ""

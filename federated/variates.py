@@ -10,7 +10,8 @@ taken, which is no gradient: added to one under a momentum of 0.9 it would be te
     feddyn:    c_i+ = c_i + pull (w_0 - w),           c = 0    (Acar et al., arXiv 2111.04263, Algorithm 1; c_i is their gradient)
 
 Of trainable parameters only. A device keeps c_i for every coordinate that it ever trained, 0 at first (`federated.memory`). A round with another
-submodel reads and replaces the c_i of that submodel's corner, so that the rest is as it was when a larger submodel comes again.
+submodel reads and replaces the c_i of that submodel's corner, so that the rest is as it was when a larger submodel comes again. Where the devices of
+each submodel have a c of their own, a device keeps a c_i for each submodel.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from torch import Tensor, nn
 
 from federated.hooks import Session
 from federated.memory import PREFIX
+from federated.task import Recipe
+from models.submodel import Submodel
 
-__all__ = ["PREFIX", "Correction"]
+__all__ = ["PREFIX", "Correction", "kept_name"]
 
 
 @dataclass
@@ -81,10 +84,15 @@ class Correction:
                 new = (self.start[name] - p) * rate - self.constant[name]
                 if scaffold:
                     session.sent[PREFIX + name] = new - kept(session, name, p)
-                session.memory[PREFIX + name] = new
+                session.memory[kept_name(session.recipe, session.submodel, name)] = new
 
 
 def kept(session: Session, name: str, like: Tensor) -> Tensor:
     """The c_i of a parameter; zeros where the device never trained it."""
-    known = session.memory.get(PREFIX + name)
+    known = session.memory.get(kept_name(session.recipe, session.submodel, name))
     return torch.zeros_like(like) if known is None else known
+
+
+def kept_name(recipe: Recipe, submodel: Submodel, name: str) -> str:
+    """The name of a parameter's c_i in the device's memory."""
+    return f"{PREFIX}{name}@{submodel.plain.name}" if recipe.apart else PREFIX + name

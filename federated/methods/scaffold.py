@@ -64,7 +64,7 @@ def place(state: State, submodel: Submodel) -> Plan:
 
 
 def recipe(state: State, submodel: Submodel) -> Recipe:
-    return replace(base.recipe(state, submodel), variate="scaffold")
+    return replace(base.recipe(state, submodel), variate="scaffold", apart=state.settings.get("sharing") == "architecture")
 
 
 def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:

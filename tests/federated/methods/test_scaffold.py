@@ -212,6 +212,21 @@ def test_c_is_the_mean_of_the_c_i_when_devices_get_other_submodels(tmp_path, met
         check_mean(tmp_path, done, submodels)
 
 
+def test_each_submodel_has_a_c_and_a_c_i_of_its_own_where_only_equal_devices_share(tmp_path):
+    """Two devices swap: each c is the mean of both devices' c_i of that submodel, and none knows of the other submodel's."""
+    for number in (1, 2, 3):
+        submodels = TURNS["two that swap"][:number]
+        pins = {f"a{i}": name for i, name in enumerate(submodels[-1])}
+        done = federated_turns(tmp_path, submodels, resume=number > 1, **{"method.sharing": "architecture", "assign.submodels": pins})
+        variates = {home: value for home, value in done.result.state.tensors.items() if home.startswith("c/") and "@" in home}
+        kept = [known(tmp_path / name, number, variates) for name in pins]
+        assert {home.partition("@")[2] for home in variates} == {SMALL, WIDE}
+        for home, value in variates.items():
+            found = [one[home].astype(float) for one in kept if home in one]
+            assert len(found) == (1 if number == 1 else 2)
+            np.testing.assert_allclose(value.numpy(), sum(found) / len(found), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("turns", TURNS)
 def test_c_is_the_mean_of_the_c_i_when_one_coordinator_gives_other_submodels(tmp_path, monkeypatch, turns):
     def assign(state, profile, affordable, rng):
