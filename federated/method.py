@@ -98,17 +98,17 @@ class State:
 
     tensors: home -> tensor. settings: the method's and its recipe's, one flat mapping, with the run's own `seed` and `rounds`.
     fleet: how many agents would be given each submodel, all those that are there, whether they train in this round or not.
+    agents: what the survey found at each of them, by name.
     holders: how many agents have this set of submodels, sorted by name: all that the agent trained in earlier rounds, and the one that it would be
     given now. Agents that left count with what they trained. Empty where nobody kept a record.
-    agents: what the survey found at each of them, by name.
     """
 
     round: int
     tensors: Tensors
     settings: Settings
     fleet: Mapping[Submodel, int] = field(default_factory=dict)
-    holders: Mapping[tuple[Submodel, ...], int] = field(default_factory=dict)
     agents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    holders: Mapping[tuple[Submodel, ...], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
