@@ -26,7 +26,7 @@ RUN, SUBMODEL = "bench", "w1"
 
 
 @click.command("broker")
-@click.option("--broker-kind", "kind", type=click.Choice(["mosquitto", "embedded"]), default="embedded", show_default=True)
+@click.option("--broker", "kind", type=click.Choice(["mosquitto", "embedded"]), default="embedded", show_default=True)
 @click.option("--versions", type=click.IntRange(min=2), default=50, show_default=True, help="published one after the other, each withdrawn")
 @click.option("--size", type=click.IntRange(min=1), default=45, show_default=True, help="of a version, MB")
 @click.option("--agents", type=click.IntRange(min=1), default=1, show_default=True, help="that download each version at the same time")

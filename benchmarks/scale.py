@@ -1,6 +1,6 @@
 """`python -m benchmarks scale`: a thousand connected agents, through twenty rounds, with one coordinator and one broker.
 
-The agents are raw clients in this process, each with a socket of its own; coordinator and mosquitto are the real ones, in theirs.
+The agents are raw clients in this process, each with a socket of its own; coordinator and broker are real processes.
 """
 
 from __future__ import annotations
@@ -135,12 +135,12 @@ class Course:
     before: int
 
 
-def measure(folder: Path, agents: int, rounds: int, say: Say) -> Scale:
-    """Runs it, after one with few agents to compare with. Raises ConfigError where this machine does not allow so many sockets, FleetError."""
+def measure(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosquitto") -> Scale:
+    """Run it, after one with few agents to compare with. Raises ConfigError where this machine does not allow so many sockets, FleetError."""
     allow(agents + SPARE)
     start = time.monotonic()
-    few = course(folder / "few", FEW, FEW_ROUNDS, say)
-    many = course(folder / "many", agents, rounds, say)
+    few = course(folder / "few", FEW, FEW_ROUNDS, say, kind)
+    many = course(folder / "many", agents, rounds, say, kind)
     found = replay(folder / "many", RUN, 1)
     model = max(path.stat().st_size for path in (folder / "many" / RUN).glob("round-*.safetensors"))
     base, peaks = max(turn.rss for turn in few.turns), [turn.rss for turn in many.turns]
@@ -163,19 +163,19 @@ def measure(folder: Path, agents: int, rounds: int, say: Say) -> Scale:
     )
 
 
-def course(folder: Path, agents: int, rounds: int, say: Say) -> Course:
+def course(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosquitto") -> Course:
     """One run. Raises FleetError where it fails or falls silent."""
     folder.mkdir(parents=True)
     names = [f"a{i:04d}" for i in range(agents)]
     with ExitStack() as stack:
-        broker = stack.enter_context(brokers.start("127.0.0.1", 0, "mosquitto", folder / "broker"))
+        broker = stack.enter_context(brokers.start("127.0.0.1", 0, kind, folder / "broker"))
         run = ["--name", RUN, "--data", "digits", "--min-agents", str(agents), "--rounds", str(rounds), "--model", MODEL]
         what = ["start", "--broker", broker.address, "--runs", str(folder), *run, *settings_of({})]
         coordinator = stack.enter_context(process("coordinator", module("coordinator.cli", *what, "--format", "json"), folder))
         host, port = broker.address.rsplit(":", 1)
         fleet = RawFleet(RUN, names, (host, int(port)), Raw())
         stack.callback(fleet.close)
-        usage = Usage(psutil.Process(coordinator.popen.pid), mosquitto())
+        usage = Usage(psutil.Process(coordinator.popen.pid), program(broker))
         joined, connected, before = join(fleet, coordinator, usage)
         say(f"{connected} agents after {joined:.1f} s; the coordinator holds {before / 1e6:.0f} MB")
         peaks = follow(fleet, coordinator, usage, folder, rounds, say)
@@ -190,9 +190,9 @@ def allow(files: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, files)) if hard != resource.RLIM_INFINITY else files, hard))
 
 
-def mosquitto() -> psutil.Process:
-    """The broker that this process started."""
-    return next(child for child in psutil.Process().children(recursive=True) if child.name() == "mosquitto")
+def program(broker: brokers.Broker) -> psutil.Process:
+    """The broker's own process, below the shell that guards it."""
+    return max(psutil.Process(broker.pid).children(recursive=True), key=lambda child: child.memory_info().rss)
 
 
 def join(fleet: RawFleet, coordinator: Running, usage: Usage) -> tuple[float, int, int]:
@@ -273,15 +273,16 @@ def lines(made: Scale) -> list[str]:
 @click.command("scale")
 @click.option("--agents", type=click.IntRange(min=2), default=1000, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=20, show_default=True)
+@click.option("--broker", "kind", type=click.Choice(["mosquitto", "embedded"]), default="mosquitto", show_default=True)
 @click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the run and the logs here")
 @FORMAT
-def command(agents: int, rounds: int, keep: Path | None, form: str) -> None:
+def command(agents: int, rounds: int, kind: str, keep: Path | None, form: str) -> None:
     """Many connected agents with one coordinator: what is lost, what a round takes, and whether memory grows."""
     with speaking_plainly("python -m benchmarks scale", "coordinator", "interrupted"), ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-scale-")))
         folder.mkdir(parents=True, exist_ok=True)
         say = speaker(form)
-        made = measure(folder, agents, rounds, say)
+        made = measure(folder, agents, rounds, say, kind)
         for line in lines(made):
             say(line)
         if form == "json":
