@@ -13,14 +13,15 @@ from federated.hypernetwork.graph import graph
 from federated.method import Settings
 from federated.methods.fedavg import proposal
 from models import families
-from models.families import full
+from models.cost import cost
+from models.families import full, parameters
 from models.submodel import Network, Submodel, Target
 
 __all__ = ["inactive", "propose"]
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
-    """Smallest first, the whole network last. ConfigError: the network cannot be made smaller so, or cannot be followed."""
+    """Smallest first, the run's whole network last. ConfigError: the network cannot be made smaller so, or its graph cannot be read."""
     if settings["hidden"] < 4 or settings["hidden"] % 4 or settings["cap"] < 1 or not 0 <= settings["dropout"] < 1:
         found = ", ".join(f"{key} = {settings[key]}" for key in ("hidden", "cap", "dropout"))
         raise ConfigError(
@@ -59,16 +60,21 @@ def sections(network: Network) -> tuple[Submodel, ...]:
 
 
 def others(network: Network, models: Sequence[str]) -> tuple[Submodel, ...]:
-    """The networks of these names, each for the run's data, and the run's own, which must be the largest.
+    """The networks of these names by parameters, each for the run's data, and last the run's own, which is the strong devices'.
 
-    LookupError, ValueError: see `models.families.network`.
+    Neither parameters nor multiply-adds alone say which network is larger: on 32x32 images VGG-16 has fewer parameters than ResNet-101 and takes
+    twice its multiply-adds, and the poster has it as the larger one. So a network is refused only if it exceeds the run's own in both.
+
+    LookupError, ValueError: see `models.families.network`; ValueError: a network is larger than the run's own.
     """
     target: Target = "token" if network.objective in {"next", "masked"} else network.objective  # type: ignore[assignment]
-    made = [full(network)]
+    whole, made = full(network), list[Submodel]()
     for model in dict.fromkeys(models):
         other = families.network(model, network.inputs, network.outputs, network.mean, network.std, target, network.shift, network.scale)
         made.append(full(replace(other, label=re.sub(r"[^A-Za-z0-9_.-]", "_", model))))
-    menu = ordered(made)
-    if menu[-1].network != network:
-        raise ValueError(f"models {', '.join(models)}: {menu[-1].network.label} is larger than the run's own model; expected smaller ones")
-    return menu
+        if parameters(made[-1]) > parameters(whole) and cost(made[-1]).macs > cost(whole).macs:
+            raise ValueError(
+                f"model '{model}' has more parameters and takes more multiply-adds than the run's own model, which must be the largest; "
+                f"set model.name={model} and name the present one in models"
+            )
+    return (*ordered(made), whole)

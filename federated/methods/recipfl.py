@@ -58,7 +58,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         "weighting": Setting("sum", "updates of phi are added up, or averaged by examples or uniformly", ("sum", "samples", "uniform")),
         "shrink": Setting("width", "small submodels are narrower, by `widths`, or the first section with an exit of its own", ("width", "depth")),
-        "models": Setting((), "smaller networks by name, in place of the run's own made smaller", each="names"),
+        "models": Setting((), "networks of weaker devices by name, in place of the run's own made smaller", each="names"),
         "transfer": Setting(True, "a device with the largest submodel trains the smallest too"),
         "hidden": Setting(32, "hidden size of the hypernetwork, a multiple of 4"),
         "cap": Setting(65536, "most numbers of a tensor that are made; a larger tensor repeats them"),
@@ -87,8 +87,8 @@ def small(state: State, submodel: Submodel) -> Submodel | None:
 
 
 def own_assign(state: State, profile: Profile | None, affordable: Sequence[Submodel], rng: np.random.Generator) -> Submodel:
-    """FedAvg's, made for the agent."""
-    chosen = base.assign(state, profile, affordable, rng)
+    """The last of the menu that the device can afford, made for the agent: with `models`, which is not always the one with most parameters."""
+    chosen = max(affordable, key=state.settings["sizes"].index)
     return chosen if profile is None else replace(chosen, owner=profile.agent)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ from coordinator.store import Store
 from federated.aggregate import Total, fold
 from federated.errors import ConfigError, Unknown
 from federated.hypernetwork import network as hyper
+from federated.method import configure
 from federated.task import Card, Profile, Update
 from federated.wire.topics import SUBMODEL
-from models.families import network, shapes
+from models.cost import cost
+from models.families import full, network, parameters, shapes
 from tests.support.federation import RUN, Member, digits, federate
-from tests.support.recipfl import METHOD, begun, sent
+from tests.support.recipfl import METHOD, begun, sent, trained
 
 PHI = "phi/"
 
@@ -42,6 +45,13 @@ def profile(agent):
     return Profile(agent, "h", "s", 1.0, 1, 1.0, 1, "torch", Card("d", (6,), "float32", 3, 9, 0, (0.0,), (1.0,)), ())
 
 
+def narrow_pair(**given):
+    """VGG-16 as the strong devices' network and ResNet-101 as the weak ones', with a 64th of their channels, for 32x32 images of 3 classes."""
+    vgg, resnet = (network(model, (3, 32, 32), 3) for model in ("vgg-16", "resnet-101"))
+    menu = tuple(replace(full(made), width=1 / 64) for made in (replace(resnet, label="resnet-101"), vgg))
+    return menu, METHOD.start({}, menu, configure(METHOD, {"hidden": 8, "cap": 1024, **given}))
+
+
 # ---- sizes ---------------------------------------------------------------------------------------------------------
 
 
@@ -61,10 +71,22 @@ def test_other_networks_are_named_apart_smallest_first():
     assert {name: tuple(value.shape) for name, value in sent(state, menu[1]).items()} == shapes(menu[1])
 
 
+def test_the_posters_networks_are_a_menu_though_the_strong_devices_has_fewer_parameters():
+    """On 32x32 images VGG-16 has 34 million parameters and ResNet-101 43, but takes twice the multiply-adds, and is the poster's large network."""
+    net = network("vgg-16", (3, 32, 32), 10)
+    menu = METHOD.menu(net, configure(METHOD, {"models": ["resnet-101", "lenet-5"]}))
+    assert [s.name for s in menu] == ["lenet-5-w1-d1.1", "resnet-101-w1-d3.4.23.3", "w1-d2.2.3.3.3"]
+    _, medium, large = menu
+    assert parameters(medium) > parameters(large)
+    assert cost(medium).macs < cost(large).macs
+    with pytest.raises(ConfigError, match=r"set model.name=resnet-101-cifar and name the present one in models"):
+        METHOD.menu(net, configure(METHOD, {"models": ["resnet-101-cifar"]}))
+
+
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        ({"models": ["mlp-large"]}, "mlp-large is larger than the run's own model"),
+        ({"models": ["mlp-large"]}, "model 'mlp-large' has more parameters and takes more multiply-adds than the run's own"),
         ({"models": ["lenet"]}, "cannot take examples of shape"),
         ({"shrink": "depth"}, "no second section"),
         ({"widths": [2.0]}, "'widths' of recipfl: expected numbers above 0 and at most 1"),
@@ -98,6 +120,14 @@ def test_a_submodel_is_made_for_its_agent():
     assert METHOD.assign(state, profile("a7"), menu[:1], np.random.default_rng(0)).name == "w0.2-d2@a7"
 
 
+def test_who_can_afford_all_gets_the_runs_own_network_however_few_its_parameters():
+    menu, state = narrow_pair()
+    assert parameters(menu[0]) > parameters(menu[1])
+    for affordable in (menu, menu[::-1]):
+        assert METHOD.assign(state, profile("a7"), affordable, np.random.default_rng(0)).plain == menu[1]
+    assert {name.partition("/")[0] for name in sent(state, menu[1]) if "/" in name} == {"small"}
+
+
 def test_the_largest_travels_with_the_smallest_and_the_others_alone():
     menu, state = begun(widths=[0.2, 0.5, 1.0])
     along = [{name for name in sent(state, submodel) if "/" in name} for submodel in menu]
@@ -125,9 +155,10 @@ def test_classes_of_an_agent_shape_its_classifier():
 # ---- updates -------------------------------------------------------------------------------------------------------
 
 
-def test_an_update_moves_phi_by_the_gradient_of_what_was_made_times_its_change():
+@pytest.mark.parametrize("start", [begun, narrow_pair])
+def test_an_update_moves_phi_by_the_gradient_of_what_was_made_times_its_change(start):
     """The step of a large and of a small device together is autograd's of <theta(phi), theta - theta'>, small network included."""
-    menu, state = begun(server="sgd", server_lr=1.0, server_clip=0.0)
+    menu, state = start(server="sgd", server_lr=1.0, server_clip=0.0)
     state = replace(state, agents={"a0": {"histogram": [0.5, 0.5, 0.0]}})
     generator, leaves = torch.Generator().manual_seed(0), {n.removeprefix(PHI): v.clone().requires_grad_() for n, v in state.tensors.items()}
     updates, product = [], torch.zeros(())
@@ -218,6 +249,29 @@ def test_networks_that_share_nothing_learn_together(tmp_path):
     assert {s.view for s in done.result.scores} >= {"before", "after", "devices"}
     assert all(0 <= s.accuracy <= 1 and np.isfinite(s.loss) for s in done.result.scores)
     assert not any(member.error for member in done.members.values())
+
+
+def test_vgg_16_and_resnet_101_learn_from_each_other_at_full_size():
+    """One step of each on 16 examples: the strong device trains both networks, the weak one its own, and phi moves towards what came back."""
+    net, rng = network("vgg-16", (3, 32, 32), 10), np.random.default_rng(0)
+    settings = configure(METHOD, {"models": ["resnet-101"], "hidden": 8, "cap": 4096, "batch": 16, "epochs": 1, "encode": "none"})
+    menu = METHOD.menu(net, settings)
+    state = METHOD.start({}, menu, settings)
+    x, y = rng.integers(0, 256, (16, 3, 32, 32), dtype=np.uint8), np.arange(16, dtype=np.int64) % 10
+    data = SimpleNamespace(x=x, y=y, x_held=x[:2], y_held=y[:2], labels=tuple(range(10)))
+    updates = []
+    for agent, submodel in zip(("weak", "strong"), menu, strict=True):
+        own = replace(submodel, owner=agent)
+        updates.append(update(own, trained(state, own, data), agent, 16))
+        made = {name: value.numpy() for name, value in sent(state, own).items()}
+        assert updates[-1].tensors.keys() == made.keys()
+        moved = [name for name, value in updates[-1].tensors.items() if not np.array_equal(value, made[name])]
+        assert len(moved) > 0.9 * len(made)
+        assert all(np.isfinite(value).all() for value in updates[-1].tensors.values())
+    assert {name for name in updates[1].tensors if "/" in name} == {f"small/{name}" for name in updates[0].tensors}
+    step = changed(state, finished(state, *updates))
+    assert all(bool(value.isfinite().all()) for value in step.values())
+    assert {name for name, value in step.items() if value.any()} >= {name for name in step if name.startswith(("decoders", "heads", "sweep.cell"))}
 
 
 def test_what_the_hypernetwork_makes_for_nobody_in_particular_knows_digits(tmp_path):
