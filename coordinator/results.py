@@ -1,6 +1,6 @@
 """What a simulation leaves for a researcher: one JSON and one CSV per seed, a summary over seeds, and pictures.
 
-FOLDER/seed0.json            config, commit, versions, rounds, scores of all devices together, summary
+FOLDER/seed0.json            config, commit, versions, rounds, scores of all devices together, multiply-adds of training (effort), summary
 FOLDER/seed0.csv             every score, one line each: round, submodel, view, agent, accuracy, loss, ...
 FOLDER/seed0-partition.json  which examples each device held; beside it a picture
 FOLDER/summary.json, .csv    the numbers of `coordinator.scores.summary`, per seed, and their mean and deviation
@@ -10,6 +10,7 @@ FOLDER/accuracy.png          per round and submodel, over all seeds
 from __future__ import annotations
 
 import csv
+import itertools
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
@@ -22,16 +23,17 @@ import msgspec
 from coordinator import privacy
 from coordinator.config import Config, to_json
 from coordinator.records import Score
-from coordinator.scores import summary
+from coordinator.scores import reached, summary
 from coordinator.source import Source, names
 from coordinator.store import Store
-from federated.accounting import effort
+from federated.accounting import effort, macs
 from federated.console import Say
 from federated.data import partitions
-from federated.method import configure
+from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.origin import commit, versions
 from models.cost import cost
+from models.families import initial
 from models.submodel import Submodel
 
 __all__ = ["plain", "write", "write_summary"]
@@ -46,7 +48,7 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
     facts, scores = store.read_facts(), store.all_scores()
     by_name = {submodel.name: submodel for submodel in facts.menu}
     assigned = {agent: by_name[name] for agent, name in store.assigned().items()}
-    final = summary(latest(scores), facts.menu, assigned)
+    final, work = summary(latest(scores), facts.menu, assigned), spent(config, store)
     found = {
         "run": config.name,
         "seed": config.seed,
@@ -58,7 +60,7 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
         "assigned": {agent: submodel.name for agent, submodel in sorted(assigned.items())},
         "rounds": [{"round": n, "seconds": round(s, 3), "bytes_up": up, "bytes_down": down} for n, s, up, down in store.history()],
         "scores": [{"round": n, **msgspec.to_builtins(score)} for n, score in scores if not score.agent],
-        "effort": spent(config, store, assigned),
+        "effort": work,
         "summary": final,
         **told(config, store),
     }
@@ -69,6 +71,8 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
     counts = partitions.counts(source.whole, source.parts)
     draw(say, "partition", folder / f"seed{config.seed}-partition.png", counts, names(source.agents), f"{config.data.name}, {source.partition}")
     say(f"seed {config.seed}: " + ", ".join(f"{name} {final[name]:.3f}" for name in HEADLINE if name in final))
+    if work and work["target"]:
+        say(f"seed {config.seed}: {told_effort(work)}")
     if config.private.noise:
         say(f"seed {config.seed}: epsilon {found['epsilon']:.4g} at delta {config.private.delta:g}")
     return found
@@ -90,15 +94,50 @@ def described(submodel: Submodel, assigned: Sequence[Submodel]) -> dict[str, Any
     return {"name": submodel.name, "parameters": what.parameters, "macs": what.macs, "devices": assigned.count(submodel)}
 
 
-def spent(config: Config, store: Store, assigned: Mapping[str, Submodel]) -> dict[str, float]:
-    """Multiply-adds of training (see `federated.accounting`), of the devices' last sizes; empty where nobody trained or rounds end by steps."""
-    rounds = [store.entries(number) for number, *_ in store.history()]
-    trained = {e.agent: cost(assigned[e.agent]).macs * e.samples for entries in rounds for e in entries if e.outcome == "folded"}
-    settings = configure(method(config.method_name), config.settings)
-    if not trained or settings.get("steps"):
+def wanted(config: Config) -> float:
+    """The target accuracy up to which TMAC counts rounds; 0: none."""
+    return config.simulate.target or config.target_accuracy
+
+
+def spent(config: Config, store: Store) -> dict[str, Any]:
+    """Multiply-adds of training, forward passes only (see `federated.accounting`), with the target and the rounds it took to reach it.
+
+    tmac and rounds_to_target are None without a target, or where no evaluated round reached it. Empty where nobody trained, or where the
+    recipe bounds the steps of a round, so that devices train on a part of their data.
+    """
+    facts, chosen = store.read_facts(), method(config.method_name)
+    settings = configure(chosen, config.settings, seed=config.seed, rounds=config.rounds)
+    if settings.get("steps") or facts.network is None:
         return {}
-    participants = statistics.fmean(map(len, rounds))
-    return asdict(effort(trained, dict.fromkeys(trained, 1), participants=participants, epochs=settings["epochs"], rounds=len(rounds)))
+    state: State = chosen.start(initial(facts.network, config.seed, chosen.features), facts.menu, settings)
+    by_name, before, rounds = {submodel.name: submodel for submodel in facts.menu}, dict[str, Submodel](), list[list[float]]()
+    for number, *_ in store.history():
+        rounds.append([])
+        for entry in store.entries(number):
+            if entry.outcome == "folded":
+                submodel = by_name[entry.submodel]
+                passes = chosen.passes(chosen.recipe(state, submodel), submodel, before.get(entry.agent))
+                rounds[-1].append(macs(passes) * entry.samples)
+                before[entry.agent] = submodel
+    if not any(rounds):
+        return {}
+    target = wanted(config)
+    found = first_reached(store.all_scores(), facts.menu, target)
+    return {**asdict(effort(rounds, settings["epochs"], found)), "target": target or None, "rounds_to_target": found}
+
+
+def first_reached(scores: Sequence[tuple[int, Score]], menu: Sequence[Submodel], target: float) -> int | None:
+    """The first round in which the largest evaluated submodel reached the target; None where none did. scores: with their rounds, in order."""
+    by_round = itertools.groupby(scores, key=lambda one: one[0])
+    return next((number for number, several in by_round if reached([score for _, score in several], menu, target)), None)
+
+
+def told_effort(found: Mapping[str, Any]) -> str:
+    """Whether and when a run reached its target, and its multiply-adds until then."""
+    what = "multiply-adds in forward passes of training, without calibration and evaluation"
+    if found["tmac"] is None:
+        return f"no evaluated round reached the target accuracy {found['target']:g}, so there is no TMAC; the run took {found['total']:.4g} {what}"
+    return f"round {found['rounds_to_target']} reached the target accuracy {found['target']:g}; TMAC {found['tmac']:.4g} {what}"
 
 
 def write_scores(path: Path, scores: Sequence[tuple[int, Score]]) -> None:

@@ -25,7 +25,7 @@ from coordinator.journal import Entry
 from coordinator.past import Past, spelled
 from coordinator.progress import Watch, timing
 from coordinator.records import Round, Score
-from coordinator.scores import overall
+from coordinator.scores import reached, unique
 from coordinator.selection import generator
 from coordinator.standing import Standing
 from coordinator.store import Store
@@ -149,15 +149,6 @@ def takes_late(method: Method, fleet: FleetSettings) -> bool:
     return "buffered" in method.allows and (fleet.late == "take" or fleet.mode == "buffered")
 
 
-def reached(scores: Sequence[Score], menu: Sequence[Submodel], target: float) -> bool:
-    """Whether the largest submodel that was evaluated has the wanted accuracy, on the coordinator's data where it has some."""
-    if not target or not scores:
-        return False
-    by_name = {s.submodel: s.accuracy for s in overall(scores)}
-    largest = [by_name[m.name] for m in unique(menu) if m.name in by_name]
-    return bool(largest) and largest[-1] >= target
-
-
 def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
     """One round: from a stored state to the next stored state, through one that an earlier coordinator began where there is one."""
     number = state.round + 1
@@ -242,11 +233,6 @@ def to_evaluate(run: Run, chosen: Mapping[str, Submodel], number: int) -> list[S
         return []
     used = {submodel.plain for submodel in chosen.values()}
     return [submodel for submodel in unique(run.menu) if submodel in used or submodel == run.menu[-1].plain]
-
-
-def unique(menu: Sequence[Submodel]) -> list[Submodel]:
-    """Each network of a menu once: branches are merged before anyone evaluates."""
-    return list(dict.fromkeys(submodel.plain for submodel in menu))
 
 
 def wait_for(fleet: Fleet, wanted: int, limit: float, watch: Watch) -> list[Agent]:

@@ -10,7 +10,7 @@ from federated.local import Tallies
 from federated.scores import Tally, add, metrics
 from models.submodel import Submodel
 
-__all__ = ["Found", "best_view", "of_devices", "of_training", "overall", "score", "summary"]
+__all__ = ["Found", "best_view", "of_devices", "of_training", "overall", "reached", "score", "summary", "unique"]
 
 Found = Sequence[tuple[Submodel, str, Tallies]]
 """Submodel, agent, and that agent's tallies by view."""
@@ -53,6 +53,20 @@ def overall(scores: Sequence[Score], view: str = "") -> list[Score]:
     """The scores of a view, the one that counts unless named, of all its examples together: one per submodel."""
     view = view or best_view(scores)
     return [s for s in scores if s.view == view and not s.agent]
+
+
+def reached(scores: Sequence[Score], menu: Sequence[Submodel], target: float) -> bool:
+    """Whether the largest submodel that was evaluated has the wanted accuracy, on the coordinator's data where it has some."""
+    if not target or not scores:
+        return False
+    by_name = {s.submodel: s.accuracy for s in overall(scores)}
+    largest = [by_name[m.name] for m in unique(menu) if m.name in by_name]
+    return bool(largest) and largest[-1] >= target
+
+
+def unique(menu: Sequence[Submodel]) -> list[Submodel]:
+    """Each network of a menu once: branches are merged before anyone evaluates."""
+    return list(dict.fromkeys(submodel.plain for submodel in menu))
 
 
 def summary(scores: Sequence[Score], menu: Sequence[Submodel], assigned: Mapping[str, Submodel]) -> dict[str, float]:

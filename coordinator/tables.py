@@ -52,6 +52,8 @@ class Simulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     speeds: relative speeds of the devices, in equal shares of them, in order; assignment follows unless `assign.submodels` pins it.
     delays: least seconds of a device's training, in equal shares of them, in order, as if slow ones took them; none: as long as it takes here.
     seeds: one run each, of everything that is random; none: the run's own. device: cpu or cuda. workers: processes that train; 0: one per processor.
+    target: accuracy of the largest submodel up to which TMAC counts rounds (see `federated.accounting`). Unlike `target_accuracy`, which
+    counts where this is 0, it does not end the run.
     """
 
     agents: Positive = 10
@@ -62,6 +64,7 @@ class Simulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     seeds: tuple[Seed, ...] = ()
     device: Literal["cpu", "cuda"] = "cpu"
     workers: Annotated[int, msgspec.Meta(ge=0)] = 0
+    target: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
 
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

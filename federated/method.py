@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from federated.accounting import Passes, own_pass
 from federated.errors import ConfigError, Unknown
 from federated.hooks import Hooks
 from federated.task import Profile, Recipe, Update
@@ -140,6 +141,7 @@ class Method:
     recipe: how a device trains. parts: what an update contributes. finish: the next state, the round counted.
     hooks: what a device does beyond its recipe, for which it needs PyTorch; None where the recipe says everything.
     inactive: why its own mechanism has no effect with this menu and these settings: a clause each, the problem, a colon and the remedy.
+    passes: the networks that a device runs in local training, to count multiply-adds; hooks that run more than the device's own state them here.
     breaks: of the `LAWS` those that do not hold, each with its reason. forbids: of the `MODES` those that its parts do not stand, likewise.
     """
 
@@ -158,6 +160,7 @@ class Method:
     finish: Callable[[State, Total, np.random.Generator], State]
     hooks: Hooks | None = None
     inactive: Callable[[Sequence[Submodel], Settings], Iterator[str]] = lambda menu, settings: iter(())
+    passes: Passes = own_pass
     breaks: Mapping[str, str] = field(default_factory=dict)
     forbids: Mapping[str, str] = field(default_factory=dict)
 

@@ -29,10 +29,11 @@ BATCH = 2  # examples in the counted pass; more than one, so that batch norm has
 
 @dataclass(frozen=True)
 class Cost:
-    """parameters: that travel. macs: multiply-adds of convolutions and linears in one forward pass of one example, to every exit.
+    """parameters: that travel. macs: multiply-adds of convolutions and linears in one forward pass of one example, to the deepest exit.
 
-    Of branches those of all, each run on its own as DynamicFL counts them (merged, as here, they take less); they share the input that backward
-    needs, and do not travel. activations: floats kept for the backward pass per example. bytes: of the parameters as float32.
+    forward_macs, training_macs: the same of a training step, to every exit: of its forward pass alone, and with the backward pass.
+    Branches count as DynamicFL counts them, each run on its own; merged, as here, they take no more than `submodel.plain`. They share the input
+    that backward needs, and do not travel. activations: floats kept for the backward pass per example. bytes: of the parameters as float32.
     batch: examples of a training step. memory: estimated peak bytes of one, beyond the process itself; it is a pass more to count.
     """
 
@@ -40,6 +41,7 @@ class Cost:
     batch: int
     parameters: int
     macs: int
+    forward_macs: int
     training_macs: int
     activations: int
     bytes: int
@@ -54,9 +56,9 @@ class Cost:
 def cost(submodel: Submodel, batch: int = 1) -> Cost:
     """The cost of a submodel, for training steps of `batch` examples."""
     own = parameters(submodel)
-    macs, training, saved = counted(submodel.plain)
+    macs, forward, training, saved = counted(submodel.plain)
     _, more_macs, more_training = branched(submodel)
-    return Cost(submodel, batch, own, macs + more_macs, training + more_training, saved, own * 4)
+    return Cost(submodel, batch, own, macs + more_macs, forward + more_macs, training + more_training, saved, own * 4)
 
 
 @lru_cache(maxsize=1024)
@@ -71,19 +73,19 @@ def branched(submodel: Submodel) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=1024)
-def counted(submodel: Submodel) -> tuple[int, int, int]:
-    """Multiply-adds of inference and of training, and floats saved for backward, each per example."""
+def counted(submodel: Submodel) -> tuple[int, int, int, int]:
+    """Multiply-adds of inference, of training's forward pass and of all of training, and floats saved for backward, each per example."""
     net = build(submodel, "meta").train()
     x, exits = example(submodel.network, BATCH, "meta"), any(name.startswith("exits") for name in submodel.features)
     with Remembering(), counter() as training:
         outs, sizes = saved(net, x, exits=exits)
-        inference = training.get_total_flops()
+        inference = forward = training.get_total_flops()
         torch.autograd.backward([out.sum() for out in outs])
     if exits:  # inference has no use for the shallow ones
         with Remembering(), counter() as deepest, torch.no_grad():
             net(x)
         inference = deepest.get_total_flops()
-    return inference // 2 // BATCH, training.get_total_flops() // 2 // BATCH, sum(sizes) // BATCH
+    return inference // 2 // BATCH, forward // 2 // BATCH, training.get_total_flops() // 2 // BATCH, sum(sizes) // BATCH
 
 
 def counter() -> FlopCounterMode:

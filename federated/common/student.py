@@ -17,14 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
+from federated.accounting import Pass
 from federated.errors import Refused
 from federated.hooks import Hooks, Session, Survey
+from federated.task import Recipe
 from federated.training import batches, descend, open_session
-from models.families import build, labelled, shapes
+from models.families import build, labelled, shapes, statistics
 from models.norms import calibrate, norms
 from models.submodel import Submodel
 
-__all__ = ["HOOKS", "PREFIX", "histogram", "student_loss", "teach"]
+__all__ = ["HOOKS", "PREFIX", "histogram", "passes", "student_loss", "teach"]
 
 PREFIX = "small/"  # of the small network's tensors on their way to a strong device and back
 
@@ -66,11 +68,25 @@ def watched(net: nn.Module, submodel: Submodel) -> Callable[[Tensor], tuple[Tens
     return both
 
 
+def small_network(recipe: Recipe) -> Submodel | None:
+    """The small network that a strong device trains as well; None where there is none."""
+    return msgspec.convert(recipe.options["small"], Submodel) if "small" in recipe.options else None
+
+
+def passes(recipe: Recipe, submodel: Submodel, before: Submodel | None) -> tuple[Pass, ...]:
+    """The device's own network; with a small one also that, its teacher's answers, and one pass in all that measures the teacher's batch norm."""
+    student = small_network(recipe)
+    if student is None:
+        return (Pass(submodel),)
+    measuring = 1 / recipe.epochs if statistics(submodel) else 0.0
+    return Pass(submodel), Pass(student), Pass(submodel, 1 + measuring, learns=False)
+
+
 def teach(session: Session) -> None:
     """Trains the small network, where one came with the task, and has it sent. Raises Refused where it would run code of another's choice."""
-    if "small" not in session.recipe.options:
+    submodel = small_network(session.recipe)
+    if submodel is None:
         return
-    submodel = msgspec.convert(session.recipe.options["small"], Submodel)
     if ":" in submodel.network.family and submodel.network.family != session.submodel.network.family:
         raise Refused(
             f"a small network '{submodel.network.family}' beside '{session.submodel.network.family}': only the one that was agreed to is built"

@@ -29,6 +29,7 @@ from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated import objective
+from federated.accounting import Pass
 from federated.hooks import Hooks, Session
 from federated.method import Method, Setting, Settings, State, varied
 from federated.methods import fedavg
@@ -147,6 +148,13 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
         yield "kd = false lets no width learn from a wider one: set method.kd = true"
 
 
+def passes(recipe: Recipe, submodel: Submodel, before: Submodel | None) -> tuple[Pass, ...]:
+    """Each batch passes one width, all equally likely; with kd the device's own width in any case, and once where that is the drawn one."""
+    narrow, own = narrower(submodel, recipe.options["widths"]), Pass(submodel)
+    share = 1 / (len(narrow) + 1)
+    return (*(Pass(one, share) for one in narrow), own if recipe.options["kd"] else replace(own, times=share))
+
+
 def fjord() -> Method:
     base = fedavg.fedavg()
     training = {"epochs": 1, "batch": 32, "lr": 0.1, "momentum": 0.0, "decay": 1e-4, "norm": "static"}
@@ -167,4 +175,5 @@ def fjord() -> Method:
         recipe=recipe,
         hooks=Hooks(open=open_widths, loss=loss, close=close_widths),
         inactive=inactive,
+        passes=passes,
     )

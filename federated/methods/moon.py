@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
+from federated.accounting import Pass
 from federated.common.inactive import one_round
 from federated.hooks import Hooks, Session
 from federated.method import Method, Setting, Settings, State, varied
@@ -104,6 +105,12 @@ def contrasting(state: State, submodel: Submodel) -> Recipe:
     return replace(recipe(state, submodel), hook="moon", options=options)
 
 
+def passes(recipe: Recipe, submodel: Submodel, before: Submodel | None) -> tuple[Pass, ...]:
+    """The device's own network, and without gradient the received and the previous one, once there is a previous one of this submodel."""
+    fixed = Pass(submodel, 2, learns=False)
+    return (Pass(submodel), fixed) if before == submodel else (Pass(submodel),)
+
+
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     """FedAvg's, with a projection head."""
     return proposal(network, settings, FEATURES)
@@ -129,4 +136,5 @@ def moon() -> Method:
         recipe=contrasting,
         hooks=Hooks(open=opened, loss=contrasted, close=closed),
         inactive=inactive,
+        passes=passes,
     )

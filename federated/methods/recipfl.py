@@ -1,8 +1,8 @@
 """RecipFL: Zhang et al., How Few Davids Improve One Goliath: Federated Learning in Resource-Skewed Edge Computing Environments (WWW 2024).
 
-Against FedAvg: the coordinator holds no weights but a graph hypernetwork phi, which makes those of each submodel for each device from the submodel's
-graph and the device's classes (`federated.hypernetwork`, after GHN-2, arXiv 2110.13100), so submodels need have nothing in common. Devices train
-what they are given; for theta_m that was made and theta_m' that came back,
+Against FedAvg: the coordinator holds no weights but a graph hypernetwork phi (`federated.hypernetwork`, after GHN-2, arXiv 2110.13100). It makes
+the weights of each submodel for each device from the submodel's graph and the device's classes, so submodels need have nothing in common. From the
+weights theta_m that it made and the weights theta_m' that came back after training,
 
     phi <- phi - eta_s sum_m (d theta_m / d phi)^T (theta_m - theta_m')
 
@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from federated.aggregate import Total, mean
-from federated.common.student import HOOKS, PREFIX
+from federated.common.student import HOOKS, PREFIX, passes
 from federated.hypernetwork import network as hyper
 from federated.hypernetwork.moments import adam
 from federated.hypernetwork.sizes import inactive, propose
@@ -128,9 +128,8 @@ def made_by_graph(phi: Tensors, state: State, submodel: Submodel) -> dict[str, T
     with torch.random.fork_rng(devices=[]):
         digest = hashlib.sha256(f"{state.settings['seed']}/{state.round}/{submodel.owner}".encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        return hyper.generate(
-            phi, submodel, present, hyper.shares(told, submodel.network.outputs), state.settings["dropout"] if submodel.owner else 0.0
-        )
+        dropout = state.settings["dropout"] if submodel.owner else 0.0
+        return hyper.generate(phi, submodel, present, hyper.shares(told, submodel.network.outputs), dropout)
 
 
 def made(generate: Generate, state: State, plan: Plan) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -192,6 +191,7 @@ def recipfl_with(generate: Generate) -> Method:
         finish=own_finish,
         hooks=HOOKS,
         inactive=inactive,
+        passes=passes,
         breaks=BREAKS,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from coordinator.cli import main
 from coordinator.config import load
+from coordinator.records import Score
+from coordinator.results import first_reached
 from coordinator.runs import run_names
 from coordinator.simulate import simulate
 from coordinator.source import Source
@@ -94,7 +97,54 @@ def test_results_count_multiply_adds(done):
     store = Store.open(folder / "runs", "small-seed0", read_only=True)
     passed = sum(macs[entry.submodel] * entry.samples for entry in store.entries(1))
     store.close()
-    assert one["effort"] == pytest.approx({"mean": passed / 3, "mace": passed, "tmac": 2 * passed})
+    effort = {key: value for key, value in one["effort"].items() if value is not None}
+    assert effort == pytest.approx({"mean": passed / 3, "mace": passed, "total": 2 * passed})
+    assert one["effort"]["tmac"] is one["effort"]["target"] is one["effort"]["rounds_to_target"] is None
+
+
+def test_tmac_counts_the_rounds_to_the_target_as_each_was_trained(tmp_path: Path):
+    """MOON's first round passes one network and its second round three; any accuracy reaches 0.01, and none reaches 1 in two rounds."""
+    given = ("method.name=moon", "method.depths=[2]", "train.steps=0", "assign.submodels={}")
+
+    def told(*more: str) -> tuple[dict, str]:
+        said: list[str] = []
+        run(tmp_path, *given, *more, resume=bool(more), said=said)
+        found = json.loads((tmp_path / "out" / "seed0.json").read_text())
+        return found, "\n".join(line for line in said if "target accuracy" in line)
+
+    found, line = told()
+    assert not line
+    macs = {s["name"]: s["macs"] for s in found["submodels"]}
+    store = Store.open(tmp_path / "runs", "small-seed0", read_only=True)
+    first = sum(macs[entry.submodel] * entry.samples for entry in store.entries(1))
+    store.close()
+    assert found["effort"]["total"] == pytest.approx(4 * first)
+    found, line = told("simulate.target=0.01")
+    assert (found["effort"]["target"], found["effort"]["rounds_to_target"]) == (0.01, 1)
+    assert found["effort"]["tmac"] == pytest.approx(first)
+    assert found["effort"]["total"] == pytest.approx(4 * first)
+    assert "round 1 reached the target accuracy 0.01" in line
+    assert "without calibration and evaluation" in line
+    found, line = told("simulate.target=1")
+    assert (found["effort"]["target"], found["effort"]["rounds_to_target"], found["effort"]["tmac"]) == (1.0, None, None)
+    assert "no evaluated round reached the target accuracy 1" in line
+    found, line = told("target_accuracy=0.01")
+    assert (found["effort"]["target"], found["effort"]["rounds_to_target"]) == (0.01, 1), "without a target of its own, that which ends the run"
+
+
+def test_the_first_round_whose_largest_evaluated_submodel_reaches_the_target_counts():
+    """Not a small submodel's accuracy, nor one device's; round 2 evaluated nothing, and what falls below the target later stays reached."""
+    net = network("mlp", (4,), 3)
+    menu = tuple(replace(full(net), width=width) for width in (0.5, 1.0))
+
+    def score(number: int, index: int, accuracy: float, agent: str = "") -> tuple[int, Score]:
+        return number, Score(menu[index].name, "central", accuracy, 1.0, 10, agent)
+
+    scores = [score(1, 0, 0.9), score(1, 1, 0.4), score(3, 1, 0.5, "d0"), score(3, 1, 0.3), score(4, 0, 0.1), score(4, 1, 0.5), score(5, 1, 0.2)]
+    assert first_reached(scores, menu, 0.5) == 4
+    assert first_reached(scores, menu, 0.4) == 1
+    assert first_reached(scores, menu, 0.6) is None
+    assert first_reached(scores, menu, 0.0) is None
 
 
 def test_every_score_is_a_line_of_csv(done):

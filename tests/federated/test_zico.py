@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from coordinator.start import unable
-from federated.accounting import effort
 from federated.hooks import Hooks, Survey
 from federated.method import State, configure
 from federated.methods.catalogue import method
@@ -165,13 +164,3 @@ def test_devices_of_a_run_choose_by_their_own_data(tmp_path):
         assert len(within) == len(found) - 1 == 2
         assert done.result.assigned[name].name == max(within, key=within.__getitem__)
     assert all(np.isfinite(s.loss) for s in done.result.scores)
-
-
-# ---- multiply-adds -------------------------------------------------------------------------------------------------
-
-
-def test_the_effort_weighs_architectures_by_their_number():
-    found = effort({"small": 10.0, "large": 40.0}, {"small": 2, "large": 1}, participants=2, epochs=3, rounds=5)
-    assert (found.mean, found.mace, found.tmac) == (20.0, 40.0, 600.0)
-    with pytest.raises(ValueError, match="no agent"):
-        effort({}, {}, participants=1, epochs=1, rounds=1)
