@@ -71,7 +71,7 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
     counts = partitions.counts(source.whole, source.parts)
     draw(say, "partition", folder / f"seed{config.seed}-partition.png", counts, names(source.agents), f"{config.data.name}, {source.partition}")
     say(f"seed {config.seed}: " + ", ".join(f"{name} {final[name]:.3f}" for name in HEADLINE if name in final))
-    if work and work["target"]:
+    if wanted(config):
         say(f"seed {config.seed}: {told_effort(work)}")
     if config.private.noise:
         say(f"seed {config.seed}: epsilon {found['epsilon']:.4g} at delta {config.private.delta:g}")
@@ -133,7 +133,9 @@ def first_reached(scores: Sequence[tuple[int, Score]], menu: Sequence[Submodel],
 
 
 def told_effort(found: Mapping[str, Any]) -> str:
-    """Whether and when a run reached its target, and its multiply-adds until then."""
+    """Whether and when a run reached its target, and its multiply-adds until then. found: as `spent` returns it."""
+    if not found:
+        return "there is no TMAC: nobody trained, or train.steps bounds the rounds; count whole epochs by train.steps=0"
     what = "multiply-adds in forward passes of training, without calibration and evaluation"
     if found["tmac"] is None:
         return f"no evaluated round reached the target accuracy {found['target']:g}, so there is no TMAC; the run took {found['total']:.4g} {what}"

@@ -246,8 +246,11 @@ def test_devices_choose_their_size_by_their_own_data_within_a_budget(tmp_path: P
     """Each scores the whole menu when it joins; without a budget they would all take the largest."""
     given = ("method.choice=zico", "train.steps=1", "rounds=1", "evaluate.devices=false", 'model.name="preresnet"')
     text = EXPERIMENT[: EXPERIMENT.index("[assign")] + EXPERIMENT[EXPERIMENT.index("[simulate]") :]
-    run(tmp_path, *given, "method.mac_budget=0.05", text=text)
+    said: list[str] = []
+    run(tmp_path, *given, "method.mac_budget=0.05", "simulate.target=0.5", text=text, said=said)
     one = json.loads((tmp_path / "out" / "seed0.json").read_text())
+    assert one["effort"] == {}
+    assert any("there is no TMAC: nobody trained, or train.steps bounds the rounds" in line for line in said)
     macs = {s["name"]: s["macs"] for s in one["submodels"]}
     whole = cost(full(network("preresnet", (1, 8, 8), 10))).macs
     assert {macs[name] for name in one["assigned"].values()} <= {m for m in macs.values() if m <= 0.05 * whole}
