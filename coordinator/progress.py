@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Lines", "Screen", "Several", "Watch", "closing_table", "human_bytes", "timing"]
 
-"""Where words for people go."""
-
 NAMED = 8  # agents up to which a line names each
 RECENT = 5  # rounds that the estimate of time left goes by
 
