@@ -8,8 +8,11 @@ that hold it (NeFedAvg). Every device counts the same. A block that nobody holds
 A step is 1 at first; under nefl-do 1 + n, n the number of blocks left out right after it, as in the tables of NeFL-D_O: the block does the work of
 those that it stands for. With layer norm (vision transformer) the paper found shared norms better, so there `inconsistent = "auto"` means the steps.
 
-A device draws its submodel anew each round. As in the paper (`tiers = "index"`), device i of N has tier t = min(i // (N / N_s), N_s - 1) of the N_s
-submodels and draws from [t - 2, t + 2]. The default takes what a device can afford instead: t is the largest of that, and it draws from [t - 2, t].
+A device gets a submodel anew each round. In the paper (`tiers = "index"`), device i of N has tier t = min(i // (N / N_s), N_s - 1) of the N_s
+submodels and draws from [t - 2, t + 2]. By default (`tiers = "measured"`) t is the largest submodel that the device can afford, and the device goes
+through a shuffled cycle of rounds: it trains each of [t - 2, t] equally often, and all smaller ones together as often as one of these. Drawn from
+[t - 2, t] alone, the smallest submodels would never be trained by a fleet whose devices can all afford large ones. Devices start at different places
+of the cycle, so that two equal devices train all of five submodels within four rounds.
 
 The projection of a section's skipped first block is still executed, so its convolution is averaged over all who train it; the authors' code throws
 away all of that but the norm (`projection_owner = "mask"`).
@@ -44,8 +47,8 @@ SETTINGS: Mapping[str, Setting] = {
     "step_sizes": Setting("learnable", "whether steps are learned or stay as they begin", ("learnable", "fixed")),
     "inconsistent": Setting("auto", "what belongs to its submodel; auto: steps and batch norm", ("auto", "norms+steps", "steps", "none")),
     "projection_owner": Setting("executes", "who gives a skipped block's projection: who executes it, or who has the block", ("executes", "mask")),
-    "tiers": Setting("measured", "a device's tier: the largest it can afford, or its place among the names", ("measured", "index")),
-    "flex": Setting(2, "tiers that a draw may lie away from the device's own", least=0),
+    "tiers": Setting("measured", "a device's tier: the largest it can afford, or its place among the names (the paper)", ("measured", "index")),
+    "flex": Setting(2, "how many tiers from its own a device draws; under measured tiers it gets smaller ones too, but less often", least=0),
 }
 
 
@@ -100,16 +103,31 @@ def carried(submodel: Submodel) -> dict[str, int]:
 
 
 def assign(state: State, profile: Profile | None, affordable: Sequence[Submodel], rng: np.random.Generator, *, scaling: str) -> Submodel:
-    """One of the device's tier or near it, uniformly; where it can afford none of these, its largest."""
+    """A submodel of the device's tier or near it; where the device can afford none of these, the largest that it can."""
     flex, names = state.settings["flex"], sorted(state.agents)
-    if state.settings["tiers"] == "measured" or profile is None or profile.agent not in names:
-        able = sorted(affordable, key=lambda s: (parameters(s), s.name))[-1 - flex :]
-    else:
-        menu = propose(affordable[0].network, state.settings, scaling=scaling)
-        tier = min(names.index(profile.agent) * len(menu) // len(names), len(menu) - 1)
-        near = menu[max(0, tier - flex) : tier + flex + 1]
-        able = [submodel for submodel in affordable if submodel in near] or [max(affordable, key=parameters)]
+    place = names.index(profile.agent) if profile is not None and profile.agent in names else None
+    if state.settings["tiers"] == "measured" or place is None:
+        return in_turn(state, place, sorted(affordable, key=lambda s: (parameters(s), s.name)), rng)
+    menu = propose(affordable[0].network, state.settings, scaling=scaling)
+    tier = min(place * len(menu) // len(names), len(menu) - 1)
+    near = menu[max(0, tier - flex) : tier + flex + 1]
+    able = [submodel for submodel in affordable if submodel in near] or [max(affordable, key=parameters)]
     return able[int(rng.integers(len(able)))]
+
+
+def in_turn(state: State, place: int | None, able: Sequence[Submodel], rng: np.random.Generator) -> Submodel:
+    """What a device trains in this round of a cycle that holds every submodel that it can afford.
+
+    place: of the device among the names of those present; a device without one draws a round of the cycle. able: smallest first.
+    """
+    flex = state.settings["flex"]
+    smaller, near = able[: -1 - flex], able[-1 - flex :]
+    cycle = [*smaller, *near * max(1, len(smaller))]
+    if place is None:
+        return cycle[int(rng.integers(len(cycle)))]
+    number, step = divmod(state.round, len(cycle))
+    order = np.random.default_rng([state.settings["seed"] & 0xFFFFFFFF, number]).permutation(len(cycle))
+    return cycle[int(order[(step + place * len(cycle) // len(state.agents)) % len(cycle)])]
 
 
 def recipe(state: State, submodel: Submodel) -> Recipe:

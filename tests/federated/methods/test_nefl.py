@@ -28,9 +28,9 @@ MODELS = {"resnet18": "resnet-18-nefl", "resnet34": "resnet-34-nefl", "resnet56"
 KEYS = {"D_code": "d", "D": "d", "WD_code": "wd", "WD": "wd", "W": "w"}
 
 
-def begun(name, net=DIGITS, **given):
+def begun(name, net=DIGITS, seed=0, **given):
     chosen = method(name)
-    settings = configure(chosen, given)
+    settings = configure(chosen, given, seed=seed)
     menu = chosen.menu(net, settings)
     return chosen, chosen.start(initial(net, 0, chosen.features), menu, settings), menu
 
@@ -212,11 +212,37 @@ def test_fixed_steps_stay_while_all_else_is_trained():
 # ---- tiers ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_largest_affordable_is_the_tier_of_a_device():
+def given_over(chosen, state, agents, rounds):
+    """By round, what each agent is given: agents is a mapping to what each can afford."""
+    state, rng = replace(state, agents={name: {} for name in agents}), np.random.default_rng(0)
+    return [[chosen.assign(replace(state, round=r), profile(name), able, rng) for name, able in agents.items()] for r in range(rounds)]
+
+
+@pytest.mark.parametrize(("agents", "rounds"), [(1, 8), (2, 4), (3, 3), (5, 2), (20, 1)])
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_devices_that_can_afford_every_submodel_soon_train_every_one(agents, rounds, seed):
+    chosen, state, menu = begun("nefl-w", seed=seed)
+    assert len(menu) == 5
+    found = given_over(chosen, state, {f"a{i:02d}": menu for i in range(agents)}, rounds)
+    assert {submodel for row in found for submodel in row} == set(menu)
+
+
+def test_a_device_trains_its_tier_and_two_below_equally_often_and_all_smaller_ones_together_as_often_as_one_of_these():
     chosen, state, menu = begun("nefl-w")
-    rng = np.random.default_rng(0)
-    for affordable, expected in ((menu, menu[2:]), (menu[:4], menu[1:4]), (menu[:2], menu[:2]), (menu[2:3], menu[2:3])):
-        assert {chosen.assign(state, profile("a"), affordable, rng) for _ in range(60)} == set(expected)
+    for able, cycle in ((menu, [1, 1, 2, 2, 2]), (menu[:4], [1, 1, 1, 1]), (menu[:2], [1, 1]), (menu[2:3], [1])):
+        found = [row[0] for row in given_over(chosen, state, {"a": able, "b": menu}, 2 * sum(cycle))]
+        assert [found.count(submodel) for submodel in able] == [2 * times for times in cycle]
+        assert set(found) <= set(able), "a device never gets what it cannot afford"
+        drawn = {chosen.assign(state, profile("stranger"), able, np.random.default_rng(i)) for i in range(60)}
+        assert drawn == set(able)
+
+
+def test_what_a_device_trains_follows_from_the_seed_and_the_round():
+    chosen, state, menu = begun("nefl-w", seed=1)
+    fleet = {"a": menu, "b": menu[:4]}
+    assert given_over(chosen, state, fleet, 16) == given_over(chosen, state, fleet, 16)
+    _, other, _ = begun("nefl-w", seed=2)
+    assert given_over(chosen, state, fleet, 16) != given_over(chosen, other, fleet, 16)
 
 
 def test_a_tier_by_index_never_asks_for_more_than_a_device_can_afford():
