@@ -19,7 +19,7 @@ from coordinator.gate import Gate, open_gate
 from coordinator.progress import Lines, Screen, Watch, closing_table, human_bytes, score_table
 from coordinator.rounds import Result
 from coordinator.runs import latest_run, run_names
-from coordinator.scores import overall
+from coordinator.scores import overall, untrained
 from coordinator.start import free_name, prepare, run
 from coordinator.store import Store
 from coordinator.tables import Log
@@ -166,13 +166,16 @@ def show(result: Result, *, live: bool, say: Say) -> None:
         console.print(closing_table(rows, result.scores))
         console.print(score_table(result.scores))
     say(capture.get().rstrip())
+    if names := untrained(result.scores):
+        say(f"not trained: {', '.join(names)}; no agent sent an update of {'it' if len(names) == 1 else 'these'}, so use another submodel")
     say(f"{result.rounds} rounds, {result.seconds:.1f} s, {human_bytes(result.bytes_up)} up, {human_bytes(result.bytes_down)} down")
     if result.epsilon:
         say(f"epsilon {result.epsilon:.4g} at the run's delta, of the device of which the model tells most")
 
 
 def report(result: Result, config: Config) -> dict[str, Any]:
-    """The result as plain values. accuracy: of the largest evaluated submodel; worst_accuracy: of the worst one."""
+    """The result as plain values. accuracy: of the largest evaluated submodel; worst_accuracy: of the worst one, which may be one of the
+    untrained: the evaluated submodels that no update trained."""
     scores = overall(result.scores)
     return {
         "run": config.name,
@@ -181,6 +184,7 @@ def report(result: Result, config: Config) -> dict[str, Any]:
         "seconds": round(result.seconds, 3),
         "accuracy": scores[-1].accuracy if scores else None,
         "worst_accuracy": min((s.accuracy for s in scores), default=None),
+        "untrained": untrained(result.scores),
         "scores": [msgspec.to_builtins(s) for s in result.scores],
         "agents": [
             {"id": agent, "submodel": s.unowned.name, "parameters": cost(s).parameters, "macs": cost(s).macs}

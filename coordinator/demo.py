@@ -212,7 +212,7 @@ def infer(broker: str, folder: Path, say: Say) -> dict[str, Any]:
 
 
 def summary(trained: dict[str, Any], exported: dict[str, Any], inferred: dict[str, Any], broker: brokers.Broker, seconds: float) -> dict[str, Any]:
-    taken = ("accuracy", "worst_accuracy", "rounds", "agents", "bytes_up", "bytes_down")
+    taken = ("accuracy", "worst_accuracy", "untrained", "rounds", "agents", "bytes_up", "bytes_down")
     return {
         **{key: trained[key] for key in taken},
         "seconds": round(seconds, 1),
@@ -226,4 +226,6 @@ def tell(result: dict[str, Any], say: Say) -> None:
     sizes = ", ".join(f"{a['id']} {a['submodel']} ({a['parameters']:,} parameters)" for a in result["agents"])
     say(f"what each device carried: {sizes}")
     say(f"accuracy on digits that no agent held: full network {result['accuracy']:.3f}, worst submodel {result['worst_accuracy']:.3f}")
+    if result["untrained"]:
+        say(f"not trained by any device: {', '.join(result['untrained'])}")
     say(f"{result['rounds']} rounds, {result['seconds']:.0f} s in all; ONNX within {result['onnx_max_abs_diff']:.1e} of PyTorch")

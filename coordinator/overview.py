@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.counts import of_run
 from coordinator.decisions import Decision, human_seconds, megabytes
 from coordinator.journal import Entry
 from coordinator.runs import no_run, run_names
@@ -16,6 +17,7 @@ from coordinator.standing import Standing
 from coordinator.store import Store
 from federated.errors import StoreError
 from federated.task import Profile
+from federated.wire.releases import UNTRAINED
 
 __all__ = ["overview", "text"]
 
@@ -49,7 +51,8 @@ def overview(name: str | None, runs: Path) -> dict[str, Any]:
             row(agent, done, decisions.get(agent), profiles.get(agent), standings.get(agent, Standing()), lately.get(agent))
             for agent in sorted({*profiles, *decisions})
         ]
-        return {"run": store.folder.name, "rounds_done": done, "round": max((r["round"] for r in rows), default=done), "agents": rows}
+        number, missing = max((r["round"] for r in rows), default=done), of_run(store).untrained if done else []
+        return {"run": store.folder.name, "rounds_done": done, "round": number, "agents": rows, "untrained": missing}
     finally:
         store.close()
 
@@ -111,7 +114,8 @@ def text(made: dict[str, Any]) -> str:
     console = Console(width=WIDTH)
     with console.capture() as capture:
         console.print(table)
-    return "\n".join([head, capture.get().rstrip(), "", *(f"{one['agent']}: {one['reason']}" for one in made["agents"])])
+    marks = [f"{UNTRAINED} so far: {', '.join(made['untrained'])}"] if made["untrained"] else []
+    return "\n".join([head, capture.get().rstrip(), "", *(f"{one['agent']}: {one['reason']}" for one in made["agents"]), *marks])
 
 
 def cells(one: dict[str, Any]) -> list[str]:

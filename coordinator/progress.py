@@ -19,6 +19,7 @@ from coordinator.journal import Entry
 from coordinator.records import Round, Score
 from coordinator.scores import best_view, overall
 from federated.console import Say
+from federated.wire.releases import marked
 from models.submodel import Submodel
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class Lines:
         )
         found = overall(done.scores)
         for key, title in measures(found).items():
-            self._say(f"  {title} ({found[0].view}): " + ", ".join(f"{s.submodel} {told(s.metrics, key)}" for s in found))
+            self._say(f"  {title} ({found[0].view}): " + ", ".join(f"{s.label} {told(s.metrics, key)}" for s in found))
 
     def _left(self, rounds: int) -> str:
         """An estimate of the time that so many rounds will take, from the last ones."""
@@ -259,16 +260,18 @@ def score_table(scores: Sequence[Score]) -> Table:
     columns = [(key, title, view) for key, title in measures(scores).items() for view in sorted({s.view for s in scores})]
     table = Table("submodel", *(f"{title} ({view})" for _, title, view in columns), box=None, pad_edge=False, header_style="dim")
     by_key = {(s.submodel, s.view): s.metrics for s in scores}
-    for name in dict.fromkeys(s.submodel for s in scores):
-        table.add_row(name, *(told(by_key.get((name, view), {}), key) for key, _, view in columns))
+    for name, label in {s.submodel: s.label for s in scores}.items():
+        table.add_row(label, *(told(by_key.get((name, view), {}), key) for key, _, view in columns))
     return table
 
 
 def closing_table(rows: Sequence[tuple[str, str, str, int, int]], scores: Sequence[Score]) -> Table:
     """What each agent carried (name, submodel, the name under which that is scored, parameters, MACs), with the accuracy of its submodel."""
     view, title = best_view(scores), measures(scores).get("accuracy", "accuracy")
-    metrics = {s.submodel: s.metrics for s in overall(scores)}
+    found = {s.submodel: s for s in overall(scores)}
     table = Table("agent", "submodel", "parameters", "MACs", f"{title} ({view})", title="what each agent carried")
     for agent, submodel, scored, parameters, macs in rows:
-        table.add_row(agent, submodel, f"{parameters:,}", f"{macs / 1e6:.2f} M", told(metrics.get(scored, {}), "accuracy"))
+        score = found.get(scored)
+        label = marked(submodel, untrained=score is not None and score.trained_updates == 0)
+        table.add_row(agent, label, f"{parameters:,}", f"{macs / 1e6:.2f} M", told(score.metrics if score else {}, "accuracy"))
     return table

@@ -10,6 +10,7 @@ import torch
 from coordinator.journal import Entry
 from coordinator.standing import Standing
 from federated.task import Task
+from federated.wire.releases import marked
 from models.submodel import Submodel
 
 __all__ = ["Round", "Score"]
@@ -23,6 +24,8 @@ class Score:
     and `after` (the devices' own, before and after local training); of several exits also each, `central/exit0` or
     `devices/exit0`, and the mean of their logits, `central/ensemble` (DepthFL).
     agent: whose data, where the score is of one device. metrics: all numbers by name, accuracy and loss included.
+    trained_updates: how many updates of the run so far trained this submodel (see `coordinator.counts`); None where that is not known. It is
+    counted when scores are read, not stored with them.
     """
 
     submodel: str
@@ -32,6 +35,12 @@ class Score:
     examples: int
     agent: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    trained_updates: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The submodel for a person, marked where no update trained it."""
+        return marked(self.submodel, untrained=self.trained_updates == 0)
 
 
 @dataclass(frozen=True)

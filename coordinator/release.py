@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from coordinator.config import Config, load
+from coordinator.counts import answering, of_run
 from coordinator.evaluation import assemble
 from coordinator.start import AGENTS
 from coordinator.store import Store
@@ -37,14 +38,15 @@ def export_run(run: str, out: Path, wanted: Sequence[str], inputs: Path | None, 
     """What `coordinator export` does; its result as plain values. Raises StoreError, ExportError, Unknown, DataError, MissingExtra."""
 
     def told(entry: bundle.Entry) -> None:
-        say(f"{entry.submodel}: {entry.parameters:,} parameters, {entry.macs:,} multiply-adds")
+        say(f"{entry.label}: {entry.parameters:,} parameters, {entry.macs:,} multiply-adds")
         for line in [*(_told(entry, variant) for variant in entry.variants), *(f"left out: {why}" for why in entry.absent)]:
             say(f"  {line}")
 
     made, _ = write_release(run, out, wanted, inputs, runs, int8=int8, told=told)
     beside = "" if made.labelled else "; without labels, so that no accuracy is known"
     say(f"measured on {made.examples} real examples that were not used to calibrate{beside}")
-    say(f"round {made.round} of run '{run}' is in {out}; try: edge-agent infer --model {out / made.submodels[0].variants[0].file.name} INPUTS")
+    first = bundle.usable(made)[0]
+    say(f"round {made.round} of run '{run}' is in {out}; try: edge-agent infer --model {out / first.variants[0].file.name} INPUTS")
     say(f"release it to the agents by: coordinator release {run} --bundle {out} --broker HOST")
     return {**msgspec.to_builtins(made), "out": str(out)}
 
@@ -71,14 +73,17 @@ def write_release(
     int8: bool = True,
     told: Callable[[bundle.Entry], None] | None = None,
 ) -> tuple[bundle.Bundle, dict[str, str]]:
-    """Exports a run's last state into a folder; the bundle, and which submodel each agent had last. told: hears of each submodel that is done."""
+    """Exports a run's last state into a folder; the bundle, and which submodel each agent is to answer with.
+
+    told: hears of each submodel that is done.
+    """
     store = Store.open(runs, run, read_only=True)
     try:
         facts, last = store.read_facts(), store.last()
         config = load(None, {}, (), base=facts.config)
         if last is None or facts.network is None:
             raise StoreError(f"run '{run}' has no finished round to export")
-        trained = store.assigned()
+        known, wants = of_run(store), answering(store)
     finally:
         store.close()
     method = method_named(config.method_name)
@@ -87,15 +92,14 @@ def write_release(
     )
     state = State(last.round, last.tensors, state.settings, last.fleet)
     nets = {submodel: assemble(state, method, submodel) for submodel in chosen(run, method, state, facts.menu, wanted)}
-    plain = {submodel.name: submodel.plain.name for submodel in facts.menu}
     first = next(iter(nets))
     x, truth = examples(config, inputs, first.network, method.recipe(state, first).hide)
     about = {"method": method.name, "data": "of the agents" if config.data.name == AGENTS else config.data.name, "model": config.model.name}
     try:
-        made = bundle.write(out, run, last.round, nets, x, truth, int8=int8, about=about, told=told)
+        made = bundle.write(out, run, last.round, nets, x, truth, int8=int8, about=about, trained=known.updates, told=told)
     except OSError as error:
         raise ExportError(f"{out}: cannot be written: {error.strerror or error}") from error
-    return made, {agent: plain[name] for agent, name in trained.items()}
+    return made, wants
 
 
 def chosen(run: str, method: Method, state: State, menu: Sequence[Submodel], wanted: Sequence[str]) -> list[Submodel]:

@@ -28,7 +28,8 @@ def told(history: History, seen: Published, say: Say) -> dict[str, Any]:
         say(_table(rows))
     built: dict[str, Any] = msgspec.to_builtins(replace(history, items={}))
     last = msgspec.to_builtins(history.events[-1]) if history.events else None
-    versions = {name: {"round": item.version.round, "submodels": list(item.version.submodels)} for name, item in history.items.items()}
+    kept = {name: item.version for name, item in history.items.items()}
+    versions = {name: {"round": v.round, "submodels": list(v.submodels), "untrained": list(v.untrained)} for name, v in kept.items()}
     return {**{key: built[key] for key in ("run", "stable", "previous", "canary", "agents")}, "versions": versions, "last": last, "reports": rows}
 
 

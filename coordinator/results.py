@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator import privacy
+from coordinator import counts, privacy
 from coordinator.config import Config, to_json
 from coordinator.records import Score
 from coordinator.scores import reached, summary
@@ -32,6 +32,7 @@ from federated.data import partitions
 from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.origin import commit, versions
+from federated.wire.releases import UNTRAINED
 from models.cost import cost
 from models.families import initial
 from models.submodel import Submodel
@@ -48,7 +49,7 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
     facts, scores = store.read_facts(), store.all_scores()
     by_name = {submodel.name: submodel for submodel in facts.menu}
     assigned = {agent: by_name[name] for agent, name in store.assigned().items()}
-    final, work = summary(latest(scores), facts.menu, assigned), spent(config, store)
+    final, work, known = summary(latest(scores), facts.menu, assigned), spent(config, store), counts.of_run(store)
     found = {
         "run": config.name,
         "seed": config.seed,
@@ -56,10 +57,11 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
         "commit": commit(),
         "versions": {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}", **versions(PACKAGES)},
         "seconds": round(sum(seconds for _, seconds, *_ in store.history()), 3),
-        "submodels": [described(submodel, list(assigned.values())) for submodel in facts.menu],
+        "submodels": [described(submodel, list(assigned.values()), known) for submodel in facts.menu],
+        "untrained": known.untrained,
         "assigned": {agent: submodel.name for agent, submodel in sorted(assigned.items())},
         "rounds": [{"round": n, "seconds": round(s, 3), "bytes_up": up, "bytes_down": down} for n, s, up, down in store.history()],
-        "scores": [{"round": n, **msgspec.to_builtins(score)} for n, score in scores if not score.agent],
+        "scores": [{"round": n, **msgspec.to_builtins(score)} for n, score in marked(store, scores) if not score.agent],
         "effort": work,
         "summary": final,
         **told(config, store),
@@ -68,9 +70,10 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
     folder.mkdir(parents=True, exist_ok=True)
     base.with_suffix(".json").write_text(plain(found))
     write_scores(base.with_suffix(".csv"), scores)
-    counts = partitions.counts(source.whole, source.parts)
-    draw(say, "partition", folder / f"seed{config.seed}-partition.png", counts, names(source.agents), f"{config.data.name}, {source.partition}")
-    say(f"seed {config.seed}: " + ", ".join(f"{name} {final[name]:.3f}" for name in HEADLINE if name in final))
+    held = partitions.counts(source.whole, source.parts)
+    draw(say, "partition", folder / f"seed{config.seed}-partition.png", held, names(source.agents), f"{config.data.name}, {source.partition}")
+    beside = f"; {UNTRAINED}: {', '.join(known.untrained)}" if known.untrained else ""
+    say(f"seed {config.seed}: " + ", ".join(f"{name} {final[name]:.3f}" for name in HEADLINE if name in final) + beside)
     if wanted(config):
         say(f"seed {config.seed}: {told_effort(work)}")
     if config.private.noise:
@@ -89,9 +92,17 @@ def latest(scores: Sequence[tuple[int, Score]]) -> list[Score]:
     return list({(s.submodel, s.view, s.agent): s for _, s in scores}.values())
 
 
-def described(submodel: Submodel, assigned: Sequence[Submodel]) -> dict[str, Any]:
-    what = cost(submodel)
-    return {"name": submodel.name, "parameters": what.parameters, "macs": what.macs, "devices": assigned.count(submodel)}
+def marked(store: Store, scores: Sequence[tuple[int, Score]]) -> list[tuple[int, Score]]:
+    """Scores with the number of updates that had trained their submodel by their round."""
+    found = counts.stored(store)
+    return [(number, counts.at(found, number).mark([score])[0]) for number, score in scores]
+
+
+def described(submodel: Submodel, assigned: Sequence[Submodel], known: counts.Counts) -> dict[str, Any]:
+    """trained_updates, trained_rounds: null where the store records no updates."""
+    what, found = cost(submodel), known.trained.get(submodel.plain.name)
+    trained = {"trained_updates": found.updates if found else None, "trained_rounds": found.rounds if found else None}
+    return {"name": submodel.name, "parameters": what.parameters, "macs": what.macs, "devices": assigned.count(submodel), **trained}
 
 
 def wanted(config: Config) -> float:
@@ -165,6 +176,7 @@ def write_summary(folder: Path, name: str, found: Sequence[Mapping[str, Any]], s
         "seconds": sum(one["seconds"] for one in found),
         "commit": found[0]["commit"],
         "summary": {key: {"mean": statistics.fmean(v), "deviation": statistics.stdev(v) if len(v) > 1 else 0.0} for key, v in rows.items()},
+        "untrained": {str(one["seed"]): one["untrained"] for one in found if one["untrained"]},
         "per_seed": {str(one["seed"]): one["summary"] for one in found},
         "results": str(folder),
     }

@@ -15,6 +15,7 @@ import msgspec
 
 from coordinator import canary, releases
 from coordinator.archive import Archive
+from coordinator.counts import answering
 from coordinator.gate import shown
 from coordinator.release import write_release
 from coordinator.releases import History, Item
@@ -67,7 +68,7 @@ def release_run(wish: Wish, runs: Path, say: Say) -> dict[str, Any]:
 
 
 class Rollout:
-    """One run's releases at one broker. trained: the submodel that each agent had last; rounds: that the run has finished."""
+    """One run's releases at one broker. trained: the submodel that each agent is to answer with; rounds: that the run has finished."""
 
     def __init__(
         self,
@@ -135,6 +136,8 @@ class Rollout:
         missing = sorted(set(self._trained) - version.assignment.keys())
         if missing:
             self._say(f"version {name} holds no submodel of {', '.join(missing)}; held: {', '.join(version.submodels)}")
+        if version.untrained:
+            self._say(f"version {name} holds submodels that no update of the run trained: {', '.join(version.untrained)}")
         if wish.share is None:
             self._say(f"version {name} (round {version.round}) goes to all agents")
             return releases.released(old, item, _now())
@@ -212,7 +215,7 @@ class Rollout:
 
     def _exported(self, entry: bundle.Entry) -> None:
         kinds = ", ".join(f"{variant.kind} {variant.file.size / 1e3:.0f} kB" for variant in entry.variants)
-        self._say(f"  {entry.submodel}: {entry.parameters:,} parameters, {kinds}")
+        self._say(f"  {entry.label}: {entry.parameters:,} parameters, {kinds}")
 
     def _write(self, history: History) -> None:
         """Brings the broker to a history: its files, then the card; what nobody wants any more goes.
@@ -268,11 +271,10 @@ def _check(wish: Wish) -> None:
 
 
 def _trained(runs: Path, run: str) -> tuple[dict[str, str], int]:
-    """Which submodel each agent had last, as releases name them, and how many rounds were finished. Raises StoreError."""
+    """Which submodel each agent is to answer with, and how many rounds were finished. Raises StoreError."""
     store = Store.open(runs, run, read_only=True)
     try:
-        plain = {submodel.name: submodel.plain.name for submodel in store.read_facts().menu}
-        return {agent: plain.get(name, name) for agent, name in store.assigned().items()}, store.rounds_done
+        return answering(store), store.rounds_done
     except ValueError as error:
         raise StoreError(f"run '{run}' in {runs} cannot be read: {error}") from error
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +18,7 @@ from coordinator import training
 from coordinator.agent import Agent
 from coordinator.config import Config
 from coordinator.control import Helm
+from coordinator.counts import Counts, by_round
 from coordinator.decisions import Verdict
 from coordinator.defences import Defences
 from coordinator.evaluation import Evaluator, without_statistics
@@ -50,7 +52,8 @@ class Run:
     tensors: of the whole network before the first round. defences: against updates that lie, and what they tell. pinned: submodels fixed by
     configuration. patience: times the predicted seconds after which a round without a deadline closes. durable: whether a round under way survives
     this process. assigned: what each agent trained last. trained: all submodels of which an update of the agent was folded. standings: what rounds
-    have shown of each. verdicts: of the present round, by agent. past: where late updates count, what they start from.
+    have shown of each. verdicts: of the present round, by agent. past: where late updates count, what they start from. counts: how often each
+    submodel was trained so far.
     """
 
     config: Config
@@ -72,6 +75,7 @@ class Run:
     standings: dict[str, Standing] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     past: Past | None = None
+    counts: Counts = field(default_factory=Counts)
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,8 @@ def begin(run: Run) -> tuple[State, Sequence[Score]]:
         run.method = buffered(run.method, run.past.base)
     if run.config.private.noise:
         run.watch.spent(run.defences.epsilon)  # also by earlier coordinators
+    counted = by_round(run.store, run.method, settings, run.menu)
+    run.counts = counted[max(counted)]
     last = run.store.last()
     if last is None:
         return state, ()
@@ -139,7 +145,7 @@ def begin(run: Run) -> tuple[State, Sequence[Score]]:
     run.standings.update(run.store.ledger.standings())
     run.fleet.folded = run.store.folded()
     training.take_up(run)
-    return replace(state, round=last.round, tensors=dict(last.tensors), fleet=dict(last.fleet)), last.scores
+    return replace(state, round=last.round, tensors=dict(last.tensors), fleet=dict(last.fleet)), run.counts.mark(last.scores)
 
 
 def takes_late(method: Method, fleet: FleetSettings) -> bool:
@@ -179,7 +185,8 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
     chosen = {task.agent: task.submodel for task in round.tasks} | trainees(run)
     with timing(run.watch, "evaluate"):
         state, evaluated = run.evaluator.evaluate(state, to_evaluate(run, chosen, number), chosen, run.assigned)
-    scores = (*evaluated, *trained)
+    run.counts = run.counts.after(Counter(entry.submodel for entry in entries if entry.outcome == "folded"))
+    scores = run.counts.mark((*evaluated, *trained))
     late = [settled.task for settled in run.fleet.late.values()]
     run.fleet.shelf.clear(keep={Shipment.version(state), *(task.version for task in late)})
     done = Round(

@@ -10,7 +10,7 @@ from federated.local import Tallies
 from federated.scores import Tally, add, metrics
 from models.submodel import Submodel
 
-__all__ = ["Found", "best_view", "of_devices", "of_training", "overall", "reached", "score", "summary", "unique"]
+__all__ = ["Found", "best_view", "of_devices", "of_training", "overall", "reached", "score", "summary", "unique", "untrained"]
 
 Found = Sequence[tuple[Submodel, str, Tallies]]
 """Submodel, agent, and that agent's tallies by view."""
@@ -67,6 +67,11 @@ def reached(scores: Sequence[Score], menu: Sequence[Submodel], target: float) ->
 def unique(menu: Sequence[Submodel]) -> list[Submodel]:
     """Each network of a menu once: branches are merged before anyone evaluates."""
     return list(dict.fromkeys(submodel.plain for submodel in menu))
+
+
+def untrained(scores: Sequence[Score]) -> list[str]:
+    """The submodels among these scores that no update of the run trained."""
+    return list(dict.fromkeys(s.submodel for s in scores if s.trained_updates == 0))
 
 
 def summary(scores: Sequence[Score], menu: Sequence[Submodel], assigned: Mapping[str, Submodel]) -> dict[str, float]:

@@ -14,14 +14,16 @@ from rich.text import Text as Plain
 
 from coordinator import control, disk, eventlog, live
 from coordinator.config import Config, load
+from coordinator.counts import of_run
 from coordinator.decisions import human_seconds
 from coordinator.live import Now
 from coordinator.progress import human_bytes, measures, told
 from coordinator.records import Score
 from coordinator.runs import DATABASE, no_run, run_names
-from coordinator.scores import overall
+from coordinator.scores import overall, untrained
 from coordinator.store import Store
 from federated.errors import EspalierError, StoreError
+from federated.wire.releases import UNTRAINED
 
 __all__ = ["listed", "listing_text", "status", "text"]
 
@@ -79,10 +81,10 @@ def about(config: Config) -> dict[str, Any]:
 
 
 def last_scores(store: Store) -> tuple[int, list[Score]]:
-    """The scores of the last round that has any, with its number; 0 without one."""
+    """The scores of the last round that has any, which say how often their submodels were trained until then, with its number; 0 without one."""
     for number in range(store.rounds_done, 0, -1):
         if found := store.scores(number):
-            return number, found
+            return number, list(of_run(store, number).mark(found))
     return 0, []
 
 
@@ -133,6 +135,7 @@ def one(runs: Path, name: str) -> dict[str, Any]:
             "rounds": config.rounds,
             "accuracy": best[-1].accuracy if best else None,
             "worst_accuracy": min((score.accuracy for score in best), default=None),
+            "untrained": untrained(best),
             "scored": scored,
             "updated": written.isoformat(timespec="seconds"),
         }
@@ -151,7 +154,8 @@ def listing_text(found: list[dict[str, Any]], runs: Path) -> str:
         shares = ["-" if run[key] is None else f"{run[key]:.3f}" for key in ("accuracy", "worst_accuracy")]
         when = datetime.fromisoformat(run["updated"]).astimezone().strftime("%Y-%m-%d %H:%M")
         table.add_row(run["run"], run["state"], run["method"], run["model"], run["data"], f"{run['rounds_done']} of {run['rounds']}", *shares, when)
-    return "\n".join([drawn(table), *(f"{run['run']}: {run['error']}" for run in found if "error" in run)])
+    marks = [f"{run['run']}: {UNTRAINED}: {', '.join(run['untrained'])}" for run in found if run.get("untrained")]
+    return "\n".join([drawn(table), *(f"{run['run']}: {run['error']}" for run in found if "error" in run), *marks])
 
 
 # ---- one run as text ---------------------------------------------------------------------------------------------------
@@ -236,7 +240,7 @@ def quality(made: dict[str, Any]) -> list[str]:
     scores = [msgspec.convert(score, Score) for score in made["scores"]["values"]]
     head = f"after round {made['scores']['round']}"
     return [
-        f"{head}: {title} ({scores[0].view}) " + ", ".join(f"{score.submodel} {told(score.metrics, key)}" for score in scores)
+        f"{head}: {title} ({scores[0].view}) " + ", ".join(f"{score.label} {told(score.metrics, key)}" for score in scores)
         for key, title in measures(scores).items()
     ]
 

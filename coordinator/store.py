@@ -261,6 +261,15 @@ class Store:
         """The submodel that each agent had last, by name."""
         return dict(self._database.execute("SELECT agent, submodel FROM updates ORDER BY round"))
 
+    def updates_by_submodel(self) -> list[tuple[int, str, int]] | None:
+        """How many updates of each submodel each round folded, as (round, name as the menu lists it, count) in the order of rounds.
+
+        None where finished rounds left no record of any update, folded or not: then nothing is known.
+        """
+        counting = "SELECT round, submodel, SUM(outcome = 'folded') FROM updates GROUP BY round, submodel ORDER BY round"
+        found = self._database.execute(counting).fetchall()
+        return found if found or not self.rounds_done else None
+
     def folded(self) -> dict[str, int]:
         """The last round of whose tasks each agent's update was folded."""
         return dict(self._database.execute("SELECT agent, MAX(task) FROM updates WHERE outcome = 'folded' GROUP BY agent"))

@@ -12,7 +12,7 @@ from export.publish import SETTLE
 from federated.errors import FleetError, WireError
 from federated.wire import envelope, topics
 from federated.wire.link import Delivery, Link, MqttLink
-from federated.wire.releases import Release, Version
+from federated.wire.releases import Release, Version, marked
 
 __all__ = ["card_of", "choose", "fetch", "fetch_from"]
 
@@ -102,7 +102,8 @@ def _find(link: Link, run: str | None, wanted: str, until: float, clock: Clock) 
 
 
 def _told(cards: dict[str, Release]) -> str:
-    names = [f"{run}/{name}" for run, card in sorted(cards.items()) if card.stable is not None for name in card.stable.submodels]
+    stable = [(run, card.stable) for run, card in sorted(cards.items()) if card.stable is not None]
+    names = [f"{run}/{marked(name, untrained=name in version.untrained)}" for run, version in stable for name in version.submodels]
     return f"released: {', '.join(names) or 'nothing to all agents, a canary to some'}"
 
 

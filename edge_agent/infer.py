@@ -85,10 +85,10 @@ def released(folder: Path, submodel: str | None) -> str:
     """The submodel of a release folder: the one that is wanted, or the only one. Raises ExportError, Unknown, UsageError."""
     if submodel is not None:
         return submodel
-    names = [entry.submodel for entry in bundle.manifest(folder).submodels if all((folder / v.file.name).exists() for v in entry.variants)]
-    if len(names) != 1:
-        raise UsageError(f"{folder} holds {', '.join(names) or 'no whole submodel'}: name one by --submodel")
-    return names[0]
+    whole = [entry for entry in bundle.manifest(folder).submodels if all((folder / v.file.name).exists() for v in entry.variants)]
+    if len(whole) != 1:
+        raise UsageError(f"{folder} holds {', '.join(entry.label for entry in whole) or 'no whole submodel'}: name one by --submodel")
+    return whole[0].submodel
 
 
 def _check(request: Request) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +18,7 @@ from export.verify import Array
 from federated import disk
 from federated.errors import ExportError, Malformed, Unknown
 from federated.wire import tensors, topics
+from federated.wire.releases import marked
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,6 +40,7 @@ __all__ = [
     "manifest",
     "read",
     "right",
+    "usable",
     "version",
     "weights_of",
     "write",
@@ -81,7 +83,7 @@ class Variant:
 class Entry:
     """One submodel of a release. parameters, macs: how many, of one example; variants: fp32 first; weights: as `weights_of` reads them.
 
-    absent: why it has no other variants.
+    absent: why it has no other variants. trained_updates: how many updates of its run trained it; None where that is not known.
     """
 
     submodel: str
@@ -90,6 +92,12 @@ class Entry:
     variants: tuple[Variant, ...]
     weights: File
     absent: tuple[str, ...] = ()
+    trained_updates: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The submodel for a person, marked where no update trained it."""
+        return marked(self.submodel, untrained=self.trained_updates == 0)
 
 
 @dataclass(frozen=True)
@@ -130,6 +138,7 @@ def write(
     int8: bool = True,
     classes: Sequence[str] = (),
     about: Mapping[str, str] | None = None,
+    trained: Mapping[str, int] | None = None,
     told: Callable[[Entry], None] | None = None,
 ) -> Bundle:
     """Exports every network, measures each of its graphs beside it on the examples, and writes the model card, and the manifest last.
@@ -137,7 +146,8 @@ def write(
     nets: by submodel, all for the same examples and answers, batch norm calibrated. examples: raw, [n >= 2, *inputs], as the networks are asked
     (texts with hidden tokens). truth: what they should be answered, or None. calibration: other raw examples, to find the ranges of int8 on;
     without them the first of `examples` are kept back for it. int8: whether to try it; what fails is left out, and its entry says why.
-    classes: their names. about: further facts for the card, such as the method. told: hears of each submodel that is done.
+    classes: their names. about: further facts for the card, such as the method. trained: how many updates trained each submodel, by
+    name; none for one whose number is not known. told: hears of each submodel that is done.
     Raises ExportError, also for a file that disagrees with its network; DataError; MissingExtra.
     """
     from export import modelcard, variants  # torch: who reads a release may have none
@@ -153,7 +163,8 @@ def write(
     (folder / MANIFEST).unlink(missing_ok=True)  # no manifest is better than one of other files
     entries = []
     for submodel, net in nets.items():
-        entries.append(variants.entry(folder, submodel, net, {"run": run, "round": round, "submodel": submodel.name}, trial, int8=int8))
+        made = variants.entry(folder, submodel, net, {"run": run, "round": round, "submodel": submodel.name}, trial, int8=int8)
+        entries.append(replace(made, trained_updates=(trained or {}).get(submodel.name)))
         if told is not None:
             told(entries[-1])
     entries.sort(key=lambda entry: (entry.parameters, entry.submodel))
@@ -226,6 +237,11 @@ def entry_of(bundle: Bundle, submodel: str) -> Entry:
         if entry.submodel == submodel:
             return entry
     raise Unknown("submodel", submodel, [entry.submodel for entry in bundle.submodels])
+
+
+def usable(bundle: Bundle) -> tuple[Entry, ...]:
+    """The submodels to recommend, smallest first: all but those that no update trained; these too where there are no others."""
+    return tuple(entry for entry in bundle.submodels if entry.trained_updates != 0) or bundle.submodels
 
 
 def files(bundle: Bundle, submodel: str | None = None) -> tuple[File, ...]:

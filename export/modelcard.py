@@ -51,7 +51,9 @@ def _variants(bundle: Bundle) -> str:
     for entry in bundle.submodels:
         rows += [_row(bundle, entry, variant) for variant in entry.variants]
     absent = [f"- {entry.submodel} has no {why}" for entry in bundle.submodels for why in entry.absent]
-    return "\n".join(["## Submodels", "", *rows, *(["", *absent] if absent else [])])
+    missing = [entry.submodel for entry in bundle.submodels if entry.trained_updates == 0]
+    marks = [f"Not trained: {', '.join(missing)}. The run has no update of {'it' if len(missing) == 1 else 'these'}: use another submodel."]
+    return "\n".join(["## Submodels", "", *rows, *(["", *absent] if absent else []), *(["", *marks] if missing else [])])
 
 
 def _row(bundle: Bundle, entry: Entry, variant: Variant) -> str:
@@ -60,7 +62,7 @@ def _row(bundle: Bundle, entry: Entry, variant: Variant) -> str:
     beside = "" if variant is first else f"{scores[0] - scores[1]:+.4f}"
     size = f"{variant.file.size / 1e3:,.0f} kB"
     counts = f"{entry.parameters:,} | {entry.macs:,}"
-    return f"| {entry.submodel} | {counts} | {variant.kind} | {size} | {scores[0]:.4f} | {beside} | {variant.max_abs_diff:.2g} |"
+    return f"| {entry.label} | {counts} | {variant.kind} | {size} | {scores[0]:.4f} | {beside} | {variant.max_abs_diff:.2g} |"
 
 
 def _measured(bundle: Bundle) -> str:
@@ -80,7 +82,9 @@ def _measured(bundle: Bundle) -> str:
 
 
 def _use(bundle: Bundle) -> str:
-    return "\n".join(["## Use", "", "```", f"edge-agent infer --model . --submodel {bundle.submodels[-1].submodel} INPUTS", "```"])
+    from export.bundle import usable
+
+    return "\n".join(["## Use", "", "```", f"edge-agent infer --model . --submodel {usable(bundle)[-1].submodel} INPUTS", "```"])
 
 
 def _files(bundle: Bundle) -> str:

@@ -60,7 +60,8 @@ def version_of(folder: Path, run: str, assignment: Mapping[str, str]) -> Version
     digest = hashlib.sha256(data).hexdigest()
     submodels = tuple(entry.submodel for entry in found.submodels)
     served = {agent: submodel for agent, submodel in assignment.items() if submodel in submodels}
-    return Version(digest[:12], found.round, digest, len(data), submodels, served)
+    untrained = tuple(entry.submodel for entry in found.submodels if entry.trained_updates == 0)
+    return Version(digest[:12], found.round, digest, len(data), submodels, served, untrained)
 
 
 def published(link: Link, run: str, clock: Callable[[], float]) -> Published:

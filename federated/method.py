@@ -129,6 +129,11 @@ class Part:
     extra: tuple[float, ...] = ()
 
 
+def itself(settings: Settings, menu: Sequence[Submodel], submodel: Submodel) -> Sequence[Submodel]:
+    """An update trains the submodel that it was made with, and no other."""
+    return (submodel,)
+
+
 @dataclass(frozen=True)
 class Method:
     """A federated method.
@@ -139,6 +144,8 @@ class Method:
     assign: of the submodels that a device can afford (at least one), the one it gets; the generator is numpy's.
     place: where a submodel's tensors live. dispatch: what a device receives; also the view for evaluation and export.
     recipe: how a device trains. parts: what an update contributes. finish: the next state, the round counted.
+    trains: of the menu, the submodels that one update of a submodel trains as a whole, that submodel among them. Where networks are nested, every
+    update changes weights of smaller submodels, but only these were run on data with their own loss.
     hooks: what a device does beyond its recipe, for which it needs PyTorch; None where the recipe says everything.
     inactive: why its own mechanism has no effect with this menu and these settings: a clause each, the problem, a colon and the remedy.
     passes: the networks that a device runs in local training, to count multiply-adds; hooks that run more than the device's own state them here.
@@ -158,6 +165,7 @@ class Method:
     recipe: Callable[[State, Submodel], Recipe]
     parts: Callable[[State, Plan, Update], Iterator[Part]]
     finish: Callable[[State, Total, np.random.Generator], State]
+    trains: Callable[[Settings, Sequence[Submodel], Submodel], Sequence[Submodel]] = itself
     hooks: Hooks | None = None
     inactive: Callable[[Sequence[Submodel], Settings], Iterator[str]] = lambda menu, settings: iter(())
     passes: Passes = own_pass

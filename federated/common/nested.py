@@ -120,9 +120,9 @@ def in_turn(state: State, place: int | None, able: Sequence[Submodel], rng: np.r
 
     place: of the device among the names of those present; a device without one draws a round of the cycle. able: smallest first.
     """
-    flex = state.settings["flex"]
+    flex: int = state.settings["flex"]
     smaller, near = able[: -1 - flex], able[-1 - flex :]
-    cycle = [*smaller, *near * max(1, len(smaller))]
+    cycle = [*smaller, *(list(near) * max(1, len(smaller)))]
     if place is None:
         return cycle[int(rng.integers(len(cycle)))]
     number, step = divmod(state.round, len(cycle))

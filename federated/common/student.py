@@ -9,7 +9,7 @@ mode. Since no running statistics travel, the device first measures the teacher'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -20,15 +20,21 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from federated.accounting import Pass
 from federated.errors import Refused
 from federated.hooks import Hooks, Session, Survey
+from federated.method import Settings
 from federated.task import Recipe
 from federated.training import batches, descend, open_session
 from models.families import build, labelled, shapes, statistics
 from models.norms import calibrate, norms
 from models.submodel import Submodel
 
-__all__ = ["HOOKS", "PREFIX", "histogram", "passes", "student_loss", "teach"]
+__all__ = ["HOOKS", "PREFIX", "histogram", "passes", "student_loss", "teach", "with_student"]
 
 PREFIX = "small/"  # of the small network's tensors on their way to a strong device and back
+
+
+def with_student(settings: Settings, menu: Sequence[Submodel], submodel: Submodel) -> Sequence[Submodel]:
+    """The submodel, and under `transfer` the smallest one beside the largest: see `teach`."""
+    return (menu[0], submodel) if settings["transfer"] and len(menu) > 1 and submodel.plain == menu[-1] else (submodel,)
 
 
 def histogram(survey: Survey) -> dict[str, list[float]]:

@@ -30,7 +30,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated import objective
 from federated.aggregate import Total, bands
-from federated.common.endings import endings, ordered
+from federated.common.endings import endings, inner, ordered
 from federated.common.inactive import one_exit, one_size
 from federated.errors import ConfigError
 from federated.hooks import Hooks, Session
@@ -155,6 +155,7 @@ def depthfl() -> Method:
         recipe=distilling_recipe,
         parts=counted_parts,
         finish=dynamic_finish,
+        trains=inner,
         hooks=Hooks(loss=distilled_loss),
         inactive=inactive,
         breaks={

@@ -77,6 +77,11 @@ def recipe(state: State, submodel: Submodel) -> Recipe:
     return replace(fedavg.recipe(state, submodel), hook="fjord", options=options)
 
 
+def drawable(settings: Settings, menu: Sequence[Submodel], submodel: Submodel) -> Sequence[Submodel]:
+    """The submodel and those of the menu that have the same blocks at smaller widths: a device draws among these for each batch."""
+    return [other for other in menu if other.mask == submodel.mask and other.width <= submodel.width]
+
+
 # ---- the device ----------------------------------------------------------------------------------------------------
 
 
@@ -173,6 +178,7 @@ def fjord() -> Method:
         ),
         place=place,
         recipe=recipe,
+        trains=drawable,
         hooks=Hooks(open=open_widths, loss=loss, close=close_widths),
         inactive=inactive,
         passes=passes,

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from federated.aggregate import Total, mean
-from federated.common.student import HOOKS, PREFIX, passes
+from federated.common.student import HOOKS, PREFIX, passes, with_student
 from federated.hypernetwork import network as hyper
 from federated.hypernetwork.moments import adam
 from federated.hypernetwork.sizes import inactive, propose
@@ -189,6 +189,7 @@ def recipfl_with(generate: Generate) -> Method:
         recipe=own_recipe,
         parts=partial(changes, generate),
         finish=own_finish,
+        trains=with_student,
         hooks=HOOKS,
         inactive=inactive,
         passes=passes,

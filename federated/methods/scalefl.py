@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated import objective
-from federated.common.endings import endings, ordered
+from federated.common.endings import endings, inner, ordered
 from federated.common.inactive import one_exit, one_round, one_size
 from federated.errors import ConfigError
 from federated.hooks import Hooks, Session
@@ -105,6 +105,7 @@ def scalefl() -> Method:
         features=FEATURES,
         menu=propose,
         recipe=weighing_recipe,
+        trains=inner,
         hooks=Hooks(loss=weighted_loss),
         inactive=inactive,
     )

@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 
 from federated.wire.fields import AgentName, Digest, Name, Natural, SubmodelName, SubmodelOrNone, Text, VersionName, VersionOrNone, Word
 
-__all__ = ["Release", "Serving", "Version"]
+__all__ = ["UNTRAINED", "Release", "Serving", "Version", "marked"]
+
+UNTRAINED = "not trained"  # the mark of a submodel that no update of its run trained
+
+
+def marked(submodel: str, *, untrained: bool) -> str:
+    """The name of a submodel for a person, with the mark where no update trained it."""
+    return f"{submodel} ({UNTRAINED})" if untrained else submodel
 
 
 @dataclass(frozen=True)
@@ -14,6 +21,7 @@ class Version:
     """A released folder of files, told by its manifest: name: the first digits of that file's sha256; size: its bytes.
 
     round: of the run that the networks are of. submodels: that it holds. assignment: which of them each agent is to use.
+    untrained: those of them that no update of the run trained.
     """
 
     name: VersionName
@@ -22,6 +30,7 @@ class Version:
     size: Natural
     submodels: tuple[SubmodelName, ...]
     assignment: dict[AgentName, SubmodelName] = field(default_factory=dict)
+    untrained: tuple[SubmodelName, ...] = ()
 
 
 @dataclass(frozen=True)
