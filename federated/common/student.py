@@ -33,7 +33,7 @@ PREFIX = "small/"  # of the small network's tensors on their way to a strong dev
 
 
 def with_student(settings: Settings, menu: Sequence[Submodel], submodel: Submodel) -> Sequence[Submodel]:
-    """The submodel, and under `transfer` the smallest one beside the largest: see `teach`."""
+    """The submodels that an update of one trains, smallest first: under `transfer` the largest one's trains the smallest too."""
     return (menu[0], submodel) if settings["transfer"] and len(menu) > 1 and submodel.plain == menu[-1] else (submodel,)
 
 

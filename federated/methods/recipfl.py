@@ -80,10 +80,8 @@ BREAKS = {
 
 def small(state: State, submodel: Submodel) -> Submodel | None:
     """The submodel that a device trains after this one, if it does."""
-    sizes: Sequence[Submodel] = state.settings.get("sizes", ())
-    if not state.settings["transfer"] or len(sizes) < 2 or submodel.plain != sizes[-1]:
-        return None
-    return replace(sizes[0], owner=submodel.owner)
+    found = with_student(state.settings, state.settings.get("sizes", ()), submodel)
+    return replace(found[0], owner=submodel.owner) if len(found) > 1 else None
 
 
 def own_assign(state: State, profile: Profile | None, affordable: Sequence[Submodel], rng: np.random.Generator) -> Submodel:
