@@ -237,6 +237,13 @@ def test_a_store_that_cannot_be_written_is_said(broker: MemoryBroker, release: P
         fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 5)
 
 
+def test_an_untrained_submodel_is_marked_among_those_that_an_unknown_agent_may_choose(broker: MemoryBroker, tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    put(broker, toy(tmp_path / "two", submodels=("w0.5-d1", "w1-d1"), untrained=("w0.5-d1",)))
+    with pytest.raises(FleetError, match=r"released: spring/w0\.5-d1 \(not trained\), spring/w1-d1 \(--submodel\)"):
+        fetch(MemoryLink(broker, "new"), "spring", "new", tmp_path, 5)
+
+
 STABLE = Version("a" * 12, 7, "a" * 64, 1, ("s", "l"), {"pi": "s", "tv": "l"})
 CANARY = Version("b" * 12, 8, "b" * 64, 1, ("s", "l"), {"pi": "l", "tv": "l"})
 

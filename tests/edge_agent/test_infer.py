@@ -68,8 +68,8 @@ def test_why_is_told_beside_the_answers_or_alone(tmp_path: Path, x: Path) -> Non
 def test_the_submodel_of_a_folder_is_named_or_the_only_one(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     assert released(several(tmp_path / "one"), None) == NAME
-    both = toy(tmp_path / "two", submodels=("w0.5-d1", "w1-d1"))
-    with pytest.raises(UsageError, match=r"two holds w0\.5-d1, w1-d1: name one by --submodel"):
+    both = toy(tmp_path / "two", submodels=("w0.5-d1", "w1-d1"), untrained=("w0.5-d1",))
+    with pytest.raises(UsageError, match=r"two holds w0\.5-d1 \(not trained\), w1-d1: name one by --submodel"):
         released(both, None)
     assert released(both, "w1-d1") == "w1-d1"
     (both / "w0.5-d1.onnx").unlink()

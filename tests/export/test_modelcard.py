@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from export.bundle import Bundle, Entry, File, Variant
+from dataclasses import replace
+
+from export.bundle import Bundle, Entry, File, Variant, usable
 from export.modelcard import text
 
 
@@ -27,6 +29,18 @@ def test_each_graph_has_a_row_and_each_absent_one_a_reason() -> None:
     assert "| w1-d1 | 1,234 | 5,678 | int8-u8s8 | 1 kB | 0.9475 | -0.0025 | 0.25 |" in card
     assert "- w1-d1 has no int8-s8s8: a reason" in card
     assert "- method: fedfa" in card
+
+
+def test_an_untrained_submodel_is_marked_and_not_the_one_to_use() -> None:
+    (entry,) = bundle().submodels
+    small, large = replace(entry, trained_updates=3), replace(entry, submodel="w1-d2", trained_updates=0)
+    card = text(bundle(submodels=(small, large)))
+    assert "| w1-d2 (not trained) | 1,234 |" in card
+    assert "Not trained: w1-d2." in card
+    assert "--submodel w1-d1 INPUTS" in card
+    assert [one.submodel for one in usable(bundle(submodels=(small, large)))] == ["w1-d1"]
+    assert "ot trained" not in text(bundle()), "nothing is known of a release without counts"
+    assert [one.submodel for one in usable(bundle(submodels=(large,)))] == ["w1-d2"]
 
 
 def test_inputs_classes_and_digests_are_told() -> None:

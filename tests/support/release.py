@@ -18,24 +18,40 @@ GRAPH = Path(__file__).parents[1] / "export" / "toy.onnx"  # of run spring, roun
 X = np.array([[3, 1], [0, 2]], np.uint8)
 
 
-def toy(folder: Path, padding: bytes = b"", *, round: int = 7, submodels: Sequence[str] = ("w1-d1",), accuracy: float | None = None) -> Path:
-    """Writes a release. padding: makes the graphs longer, and the version another, by an unknown protobuf field that readers skip."""
+def toy(
+    folder: Path,
+    padding: bytes = b"",
+    *,
+    round: int = 7,
+    submodels: Sequence[str] = ("w1-d1",),
+    accuracy: float | None = None,
+    untrained: Sequence[str] = (),
+) -> Path:
+    """Writes a release. untrained: submodels that no update trained. padding: makes the graphs longer, and the version another, by an unknown protobuf field that readers skip."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in submodels:
         given = {**GIVEN, "round": str(round), "submodel": name}
         graph = GRAPH.read_bytes() if given == GIVEN else make_bytes(given=given)
         (folder / f"{name}.onnx").write_bytes(graph + field(padding))
         (folder / f"{name}.tensors").write_bytes(tensors.encode({"submodel": name}, {"weight": np.eye(2, dtype=np.float32)}))
-    seal(folder, round, submodels, accuracy)
+    seal(folder, round, submodels, accuracy, untrained)
     return folder
 
 
-def seal(folder: Path, round: int, submodels: Sequence[str], accuracy: float | None = None) -> None:
+def seal(folder: Path, round: int, submodels: Sequence[str], accuracy: float | None = None, untrained: Sequence[str] = ()) -> None:
     """Writes the check and the manifest of the graphs that lie there."""
     said = {f"{name}.onnx": verify.load(folder / f"{name}.onnx").predict(X) for name in submodels}
     (folder / bundle.CHECK).write_bytes(tensors.encode({}, {"x": X, **said}))
     entries = [
-        Entry(name, 4, 4, (Variant("fp32", file(folder / f"{name}.onnx"), 0.0, accuracy),), file(folder / f"{name}.tensors")) for name in submodels
+        Entry(
+            name,
+            4,
+            4,
+            (Variant("fp32", file(folder / f"{name}.onnx"), 0.0, accuracy),),
+            file(folder / f"{name}.tensors"),
+            trained_updates=0 if name in untrained else None,
+        )
+        for name in submodels
     ]
     made = Bundle("spring", round, (2,), "uint8", "class", 2, 2, tuple(entries), file(folder / bundle.CHECK))
     (folder / bundle.MANIFEST).write_bytes(msgspec.json.encode(made))
