@@ -24,7 +24,7 @@ from coordinator.collection import Settled
 from coordinator.fleet import Fleet
 from coordinator.journal import Entry
 from coordinator.records import Round
-from coordinator.scores import overall
+from coordinator.scores import overall, untrained
 from models.submodel import Submodel
 
 __all__ = ["FILE", "STATES", "TASKS", "Member", "Now", "Observer", "read", "standing", "state_of"]
@@ -174,7 +174,9 @@ class Observer:
                 log.info("%s: %s", entry.agent, entry.outcome, extra=settled)
         folded, found = sum(e.outcome == "folded" for e in done.entries), overall(done.scores)
         fields: dict[str, Any] = {"seconds": round(done.seconds, 3), "folded": folded, "asked": len(done.entries), "bytes_up": done.bytes_up}
-        accuracy = {"accuracy": found[-1].accuracy, "worst_accuracy": min(s.accuracy for s in found)} if found else {}
+        accuracy: dict[str, Any] = {}
+        if found:
+            accuracy = {"accuracy": found[-1].accuracy, "worst_accuracy": min(s.accuracy for s in found), "untrained": untrained(found)}
         told: dict[str, Any] = {"event": "round ended", **fields, "bytes_down": done.bytes_down, **accuracy}
         log.info("round %d ended: %d of %d updates, %.1f s", done.round, folded, len(done.entries), done.seconds, extra=told)
         self.tick(now=True)

@@ -77,7 +77,7 @@ def untrained(scores: Sequence[Score]) -> list[str]:
 def summary(scores: Sequence[Score], menu: Sequence[Submodel], assigned: Mapping[str, Submodel]) -> dict[str, float]:
     """The numbers that papers print, of those that the scores hold.
 
-    global: the largest submodel's; worst and mean: over submodels (NeFL); local: with absent classes masked (HeteroFL); before and after local
+    global: the largest submodel's; worst and mean: over all submodels (NeFL); local: with absent classes masked (HeteroFL); before and after local
     training; strong and weak: after it, the mean over devices with the largest submodel in use and over all others (RecipFL); metrics of
     the largest (macro_f1, perplexity, rmse, ...). Of devices, those of the submodel that each carries (had last) count, as it was last scored.
     """

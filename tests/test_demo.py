@@ -20,3 +20,5 @@ def test_the_demo(start: Start) -> None:
     assert told["bytes_up"] > 0
     assert told["bytes_down"] > 0
     assert set(told) >= {"rounds", "seconds", "broker"}
+    carried = {agent["submodel"] for agent in told["agents"]}
+    assert not carried & set(told["untrained"])

@@ -22,6 +22,7 @@ from coordinator.status import listed, listing_text, status
 from coordinator.status import text as status_text
 from coordinator.store import Store
 from export import bundle
+from federated.logs import EVENTS
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.wire.memory import MemoryBroker, MemoryLink
@@ -164,6 +165,12 @@ def test_status_runs_and_devices_mark_it(done: tuple[Path, Federation]) -> None:
     agents = overview(RUN, runs)
     assert agents["untrained"] == [SMALL]
     assert f"not trained so far: {SMALL}" in overview_text(agents).splitlines()
+
+
+def test_the_log_names_it_beside_the_worst_accuracy(done: tuple[Path, Federation]) -> None:
+    lines = (done[0] / "runs" / RUN / EVENTS).read_text().splitlines()
+    ended = [event for line in lines if (event := json.loads(line)).get("event") == "round ended"]
+    assert [event["untrained"] for event in ended] == [[SMALL], [SMALL]]
 
 
 def test_an_export_marks_it_and_recommends_one_that_was_trained(done: tuple[Path, Federation], tmp_path: Path) -> None:

@@ -27,7 +27,10 @@ def toy(
     accuracy: float | None = None,
     untrained: Sequence[str] = (),
 ) -> Path:
-    """Writes a release. untrained: submodels that no update trained. padding: makes the graphs longer, and the version another, by an unknown protobuf field that readers skip."""
+    """Writes a release. untrained: submodels that no update trained.
+
+    padding: makes the graphs longer, and the version another, by an unknown protobuf field that readers skip.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name in submodels:
         given = {**GIVEN, "round": str(round), "submodel": name}
