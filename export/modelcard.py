@@ -52,9 +52,8 @@ def _variants(bundle: Bundle) -> str:
         rows += [_row(bundle, entry, variant) for variant in entry.variants]
     absent = [f"- {entry.submodel} has no {why}" for entry in bundle.submodels for why in entry.absent]
     missing = [entry.submodel for entry in bundle.submodels if entry.trained_updates == 0]
-    marks = [
-        f"Not trained: {', '.join(missing)}. No update of the run was made with {'it' if len(missing) == 1 else 'these'}: prefer a trained submodel."
-    ]
+    these = "it" if len(missing) == 1 else "these"
+    marks = [f"Not trained: {', '.join(missing)}. No update of the run was made with {these}: prefer a trained submodel."]
     return "\n".join(["## Submodels", "", *rows, *(["", *absent] if absent else []), *(["", *marks] if missing else [])])
 
 
