@@ -156,11 +156,8 @@ def own_finish(state: State, total: Total, rng: np.random.Generator) -> State:
     """A step of the coordinator's optimiser; an empty round takes none."""
     known, settings = state.tensors, state.settings
     came = {home: mean(one, known.get(home)) for home, one in total.sums.items() if home.startswith(THETA)}
-    gradient = {
-        home: one.value if settings["weighting"] == "sum" else mean(one, torch.zeros_like(one.value))
-        for home, one in total.sums.items()
-        if home.startswith(PHI)
-    }
+    phi = {home: one for home, one in total.sums.items() if home.startswith(PHI)}
+    gradient = {home: one.value if settings["weighting"] == "sum" else mean(one, torch.zeros_like(one.value)) for home, one in phi.items()}
     norm = float(torch.stack([value.norm() for value in gradient.values()]).norm()) if gradient else 0.0
     if settings["server_clip"] and norm > settings["server_clip"]:
         gradient = {home: value * (settings["server_clip"] / norm) for home, value in gradient.items()}
