@@ -15,6 +15,7 @@ import psutil
 
 from coordinator import broker as brokers
 from coordinator.shelf import Shelf
+from coordinator.weights import SLOTS
 from federated.console import FORMAT, speaker, speaking_plainly
 from federated.wire import envelope, messages, topics
 from federated.wire.link import MqttLink
@@ -42,7 +43,7 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
         memory, seconds = [resident(broker)], list[float]()
         for version in range(versions):
             data = memoryview(os.urandom(size * 1_000_000))
-            slot, digest, length = shelf.put(f"r{version}", SUBMODEL, data)
+            slot, digest, length = shelf.put(f"r{version}", SUBMODEL, data, f"r{version % SLOTS}")
             coordinator.flush(60)
             start = time.perf_counter()
             download(links, topics.model(RUN, slot, SUBMODEL), digest, length, folder)

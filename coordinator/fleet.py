@@ -109,10 +109,10 @@ class Fleet:
 
     def dismiss(self, reason: str) -> None:
         """End the run for all agents. Only the goodbye stays retained; its delivery is awaited, since agents without it would wait for ever."""
-        self.shelf.clear()
         goodbye = envelope.encode(messages.Goodbye(reason))
         self.link.publish(topics.everyone(self.run.run), goodbye)
-        self.link.publish(topics.run(self.run.run), goodbye, retain=True)  # in the card's place: who was away hears it on return
+        self.link.publish(topics.run(self.run.run), goodbye, retain=True)  # in the card's place: agents that are away hear it when they return
+        self.shelf.clear()
         for name in self.agents:
             self.link.publish(topics.profile(self.run.run, name), b"", retain=True)
             self.link.publish(topics.status(self.run.run, name), b"", retain=True)

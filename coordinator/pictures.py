@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from federated.wire.releases import marked
+
 __all__ = ["accuracies", "partition"]
 
 DPI = 130
@@ -37,8 +39,16 @@ def accuracies(path: Path, seeds: Sequence[Sequence[Mapping[str, Any]]], submode
                 if (s["view"], s["submodel"]) == (view, submodel):
                     found.setdefault(s["round"], []).append(s["metrics"][metric])
         if found:
+            last = [s for scores in seeds for s in scores if (s["view"], s["submodel"], s["round"]) == (view, submodel, max(found))]
+            untrained = bool(last) and all(s.get("trained_updates") == 0 for s in last)
             rounds, values = zip(*sorted(found.items()), strict=True)
-            axes.plot(rounds, [np.mean(v) for v in values], color=colour, label=submodel, marker="." if len(rounds) < NAMED else "")
+            axes.plot(
+                rounds,
+                [np.mean(v) for v in values],
+                color=colour,
+                label=marked(submodel, untrained=untrained),
+                marker="." if len(rounds) < NAMED else "",
+            )
             axes.fill_between(rounds, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="round", ylabel=f"{'R2' if 'rmse' in known else metric} ({view})", title=title)
     axes.set_yscale("log" if metric == "perplexity" else "linear")

@@ -39,17 +39,18 @@ from models.submodel import Submodel
 
 __all__ = ["plain", "write", "write_summary"]
 
-COLUMNS = ("round", "submodel", "view", "agent", "accuracy", "loss", "examples")
+COLUMNS = ("round", "submodel", "view", "agent", "accuracy", "loss", "examples", "trained_updates")
 PACKAGES = ("espalier", "numpy", "torch")
 HEADLINE = ("global", "worst", "mean", "macro_f1", "majority_f1", "perplexity", "rmse", "local", "before", "after", "strong", "weak")
 
 
 def write(folder: Path, config: Config, store: Store, source: Source, say: Say) -> dict[str, Any]:
     """Writes the results of one seed from what its store holds, and gives them as plain values."""
-    facts, scores = store.read_facts(), store.all_scores()
+    facts, trained = store.read_facts(), counts.stored(store)
+    scores = marked(trained, store.all_scores())
     by_name = {submodel.name: submodel for submodel in facts.menu}
     assigned = {agent: by_name[name] for agent, name in store.assigned().items()}
-    final, work, known = summary(latest(scores), facts.menu, assigned), spent(config, store), counts.of_run(store)
+    final, work, known = summary(latest(scores), facts.menu, assigned), spent(config, store), trained[max(trained)]
     found = {
         "run": config.name,
         "seed": config.seed,
@@ -61,7 +62,7 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
         "untrained": known.untrained,
         "assigned": {agent: submodel.name for agent, submodel in sorted(assigned.items())},
         "rounds": [{"round": n, "seconds": round(s, 3), "bytes_up": up, "bytes_down": down} for n, s, up, down in store.history()],
-        "scores": [{"round": n, **msgspec.to_builtins(score)} for n, score in marked(store, scores) if not score.agent],
+        "scores": [{"round": n, **msgspec.to_builtins(score)} for n, score in scores if not score.agent],
         "effort": work,
         "summary": final,
         **told(config, store),
@@ -92,10 +93,10 @@ def latest(scores: Sequence[tuple[int, Score]]) -> list[Score]:
     return list({(s.submodel, s.view, s.agent): s for _, s in scores}.values())
 
 
-def marked(store: Store, scores: Sequence[tuple[int, Score]]) -> list[tuple[int, Score]]:
-    """Scores with the number of updates that had trained their submodel by their round."""
-    found = counts.stored(store)
-    return [(number, counts.at(found, number).mark([score])[0]) for number, score in scores]
+def marked(trained: Mapping[int, counts.Counts], scores: Sequence[tuple[int, Score]]) -> list[tuple[int, Score]]:
+    """Scores with the number of updates that had trained their submodel by their round. trained: the counts by round."""
+    known = {number: counts.at(trained, number) for number in {number for number, _ in scores}}
+    return [(number, known[number].mark([score])[0]) for number, score in scores]
 
 
 def described(submodel: Submodel, assigned: Sequence[Submodel], known: counts.Counts) -> dict[str, Any]:

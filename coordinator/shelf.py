@@ -15,8 +15,6 @@ from federated.wire.transfer import publish, withdraw
 
 __all__ = ["Shelf"]
 
-SLOTS = 8  # versions before a slot is used again: a straggler may still ask for the weights of a version that was withdrawn
-
 
 @dataclass(frozen=True)
 class Item:
@@ -34,31 +32,31 @@ class Shelf:
     def __init__(self, link: Link, run: str, folder: Path, chunk: int = 0) -> None:
         self.link, self.run, self.folder, self.chunk = link, run, folder, chunk
         self._items: dict[tuple[str, str], Item] = {}  # by version and submodel
-        self._last = -1  # the slot that was given last
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("*.weights"):
             path.unlink()  # of a coordinator that died
 
-    def put(self, version: str, submodel: str, data: memoryview) -> tuple[str, str, int]:
-        """Publish encoded weights, unless they are published already; slot, sha256 and size, for tasks. Raises StoreError where the disk is full."""
+    def put(self, version: str, submodel: str, data: memoryview, slot: str) -> tuple[str, str, int]:
+        """Publish encoded weights, unless they are published already; their slot, sha256 and size, for tasks.
+
+        slot: where to, unless another version is there now. The same for a version in every process, so that a coordinator that resumes a round
+        overwrites what the last one left, and agents find it where they look. Raises StoreError where the disk is full.
+        """
         item = self._items.get((version, submodel))
         if item is None:
             name = f"{version}-{submodel}".replace("@", "_")
             manifest = split(data, min(self.chunk or self.link.max_chunk, self.link.max_chunk), name)
             path = self.folder / f"{name}.weights"
             self._copy(path, data)
-            item = self._items[version, submodel] = Item(version, self._slot(version), manifest, path)
+            item = self._items[version, submodel] = Item(version, self._free(version, slot), manifest, path)
             publish(self.link, topics.model(self.run, item.slot, submodel), manifest, data)
         return item.slot, item.manifest.sha256, item.manifest.size
 
-    def _slot(self, version: str) -> str:
-        """The slot of a version: its own, or the next in a cycle of SLOTS (more where all are in use)."""
-        slots = {item.version: int(item.slot) for item in self._items.values()}
-        if version not in slots:
-            turns = (slot % SLOTS for slot in range(self._last + 1, self._last + 1 + SLOTS))
-            self._last = next((slot for slot in turns if slot not in slots.values()), max(slots.values(), default=-1) + 1)
-            return str(self._last)
-        return str(slots[version])
+    def _free(self, version: str, slot: str) -> str:
+        """The slot, or the next one after it in which no other version is: that of a straggler may stay for many rounds."""
+        taken = {item.slot for item in self._items.values() if item.version != version}
+        others = (f"{slot}.{number}" for number in range(1, len(taken) + 1))
+        return slot if slot not in taken else next(other for other in others if other not in taken)
 
     def _copy(self, path: Path, data: memoryview) -> None:
         """Keeps what is about to be published. Raises StoreError where the disk does not take it, and leaves nothing of it."""

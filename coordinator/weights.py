@@ -17,6 +17,7 @@ from models.submodel import Submodel
 __all__ = ["STATS", "Shipment", "received", "statistics_of"]
 
 STATS = "stats/"  # homes of calibrated batch norm statistics: stats/SUBMODEL/LAYER.running_mean
+SLOTS = 8  # rounds before a slot is used again: a straggler may still ask for weights that were withdrawn
 HEADER = 65_536  # bytes that an update's header may take beyond its tensors
 
 
@@ -53,11 +54,12 @@ class Shipment:
         if submodel not in self._sent:
             local = dict(self.method.dispatch(self.state, self.method.place(self.state, submodel)))
             own = {name: value for name, value in local.items() if work == "train" or "/" not in name}  # the rest is for training alone
-            version = self.version(self.state) + ("s" if self.calibrated else "p" if len(own) < len(local) else "")
+            kind = "s" if self.calibrated else "p" if len(own) < len(local) else ""
+            version, slot = self.version(self.state) + kind, f"r{self.state.round % SLOTS}{kind}"
             if self.calibrated:
                 own |= statistics_of(self.state, submodel)
-            data = tensors.encode({"version": version, "submodel": submodel.name}, own)
-            self._sent[submodel] = version, *self.fleet.shelf.put(version, submodel.name, memoryview(data))
+            data = memoryview(tensors.encode({"version": version, "submodel": submodel.name}, own))
+            self._sent[submodel] = version, *self.fleet.shelf.put(version, submodel.name, data, slot)
         version, slot, digest, size = self._sent[submodel]
         since = self.fleet.folded.get(agent, 0)
         return Task(run, round, self.fleet.attempt, agent, work, submodel, version, digest, size, recipe, deadline, since, slot=slot)

@@ -210,7 +210,7 @@ class Participant:
             return same_work(task, other) and task.attempt == other.attempt
 
         until = self.clock() + task.deadline
-        if self._workload.renew(same, until):
+        if self._workload.renew(task, same, until, self.clock()):
             return  # a broker may deliver twice, and a coordinator that came back ask again: it has time anew
         if any(same(other) for other in self._outbox.tasks()):
             self._outbox.offer(same)

@@ -85,11 +85,14 @@ class Workload:
         """A task to do; given up at `until`."""
         self._queue.append(Doing(task, until))
 
-    def renew(self, chosen: Callable[[Task], bool], until: float) -> bool:
-        """Gives a task that is under way longer; False where there is none."""
-        found = [doing for doing in self._all() if chosen(doing.task)]
+    def renew(self, task: Task, same: Callable[[Task], bool], until: float, now: float) -> bool:
+        """Give the task that is under way more time, and fetch its weights from where they are published now; False where there is none."""
+        found = [doing for doing in self._all() if same(doing.task)]
         for doing in found:
-            doing.until = until
+            moved, doing.task, doing.until = doing.task.slot != task.slot, task, until
+            if moved and doing is self._awaiting:
+                self.weights.stop()
+                self.weights.fetch(task, now)
         return bool(found)
 
     def advance(self, now: float, *, online: bool) -> Iterator[Outcome]:

@@ -116,7 +116,8 @@ class RawAgent:
             return
         if self.task is not None:
             known, said = (self.task.round, self.task.attempt), (task.round, task.attempt)
-            if said < known or (said == known and (self.base or self.waiting is not None)):
+            moved = self.base and self.base != topics.model(task.run, task.slot, task.submodel.name)
+            if said < known or (said == known and not moved and (self.base or self.waiting is not None)):
                 return
         self.asked_again += task.round in self.accepted
         self.drop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -166,9 +167,11 @@ class MqttLink:
 
     def flush(self, timeout: float) -> bool:
         until = time.monotonic() + timeout
-        while self._under_way() and not self._fatal and time.monotonic() < until:
-            self._acknowledged.clear()
-            self._acknowledged.wait(0.02)
+        with contextlib.suppress(LinkError):  # beyond mending: nothing more will be acknowledged
+            while self._under_way() and time.monotonic() < until:
+                self._check()
+                self._acknowledged.clear()
+                self._acknowledged.wait(0.02)
         return not self._under_way()
 
     def probe(self, topic: str, sizes: tuple[int, ...] = PROBES) -> Probe:

@@ -51,7 +51,7 @@ def test_the_longest_name_is_a_topic_a_transfer_and_files_on_both_sides(tmp_path
     assert len(transfer_of(task)) == 225
     broker, run = MemoryBroker(), replace(CARD, run=task.run)
     shelf = Shelf(MemoryLink(broker, "coordinator"), task.run, tmp_path / "shelf")
-    assert shelf.put(task.version, submodel.name, memoryview(bytes(2000)))[2] == 2000
+    assert shelf.put(task.version, submodel.name, memoryview(bytes(2000)), task.slot)[2] == 2000
     spool = Spool(tmp_path / "spool", lasting=True)
     spool.update(transfer_of(task)).write_bytes(bytes(2000))
     link = MemoryLink(broker, agent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,10 +52,21 @@ def test_weights_come_once_and_tasks_are_done_in_their_order(bench: Bench) -> No
     assert bench.workload.state == "evaluate"
 
 
+def test_weights_that_are_published_elsewhere_meanwhile_are_fetched_from_there(bench: Bench) -> None:
+    """By a coordinator that resumed the round, say: it asks for the same, and names another slot."""
+    old, new = replace(task(), slot="nothing there"), task()
+    bench.workload.add(old, 60)
+    bench.turn()
+    assert bench.workload.state == "download"
+    assert bench.workload.renew(new, lambda one: one == old, 100.0, 0.0)
+    bench.turn()
+    assert bench.hand.begun == [new]
+
+
 def test_a_task_whose_time_is_up_is_given_up_unless_it_was_renewed(bench: Bench) -> None:
     bench.workload.add(task(), 60)
     bench.turn()
-    assert bench.workload.renew(lambda one: one == task(), 100.0)
+    assert bench.workload.renew(task(), lambda one: one == task(), 100.0, 0.0)
     bench.now = 90.0
     bench.turn()
     assert bench.workload.working == task()
@@ -62,7 +74,7 @@ def test_a_task_whose_time_is_up_is_given_up_unless_it_was_renewed(bench: Bench)
     bench.turn()
     assert bench.workload.state == ""
     assert bench.hand.task is None
-    assert not bench.workload.renew(lambda one: True, 200.0)
+    assert not bench.workload.renew(task(), lambda one: True, 200.0, 0.0)
 
 
 def test_weights_that_an_earlier_process_left_are_not_fetched_again(bench: Bench, tmp_path: Path) -> None:
