@@ -54,7 +54,7 @@ def test_weights_come_once_and_tasks_are_done_in_their_order(bench: Bench) -> No
 
 def test_weights_that_are_published_elsewhere_meanwhile_are_fetched_from_there(bench: Bench) -> None:
     """By a coordinator that resumed the round, say: it asks for the same, and names another slot."""
-    old, new = replace(task(), slot="nothing there"), task()
+    old, new = replace(task(), slot="elsewhere"), task()
     bench.workload.add(old, 60)
     bench.turn()
     assert bench.workload.state == "download"
