@@ -51,17 +51,18 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
             shelf.clear()
             coordinator.flush(60)
             memory.append(resident(broker))
+        early = min(10, versions)
         found = {
             "broker": broker.name,
             "versions": versions,
             "size_mb": size,
             "agents": agents,
-            "rss_mb": {"idle": memory[0], "after_10": memory[min(10, versions)], "last": memory[-1], "most": max(memory)},
+            "rss_mb": {"idle": memory[0], f"after_{early}": memory[early], "last": memory[-1], "most": max(memory)},
             "download_s": {"median": round(statistics.median(seconds), 3), "most": round(max(seconds), 3)},
         }
         say = speaker(form)
-        say(f"{broker.name}: {versions} versions of {size} MB, {agents} downloads at a time")
-        say(f"memory, MB: {memory[0]} idle, {memory[min(10, versions)]} after 10 versions, {memory[-1]} after the last, {max(memory)} at most")
+        say(f"{broker.name}: {versions} versions of {size} MB, downloaded by {agents} at a time")
+        say(f"memory, MB: {memory[0]} idle, {memory[early]} after {early} versions, {memory[-1]} after the last, {max(memory)} at most")
         say(f"a download takes {statistics.median(seconds):.2f} s (median), {max(seconds):.2f} s (longest)")
         if form == "json":
             click.echo(json.dumps(found))

@@ -159,7 +159,7 @@ def start(
     """
     if tls is not None and passwords is not None:
         raise ConfigError("--tls knows devices by their certificates, --passwords by users: choose one of them")
-    check_exposure(listen, known=passwords is not None or tls is not None)
+    check_exposure(listen, known=passwords is not None or tls is not None, embedded=kind == "embedded")
     program = find_mosquitto() if kind in ("auto", "mosquitto") else None
     if program is None and (kind == "mosquitto" or tls is not None or passwords is not None):
         raise LinkError(_without_mosquitto(kind, "--tls" if tls is not None else "--passwords" if passwords is not None else ""))
@@ -182,7 +182,7 @@ def start(
 def _without_mosquitto(kind: str, flag: str) -> str:
     """Why a broker cannot be started, and how to get mosquitto."""
     why = f"{flag} needs mosquitto, because the embedded broker cannot restrict clients to topics of their own" if flag else "mosquitto was not found"
-    remedy = "use broker.kind = 'auto'" if kind == "embedded" else "install it (apt install mosquitto, brew install mosquitto)"
+    remedy = "install it (apt install mosquitto, brew install mosquitto)" + (" and set broker.kind = 'auto'" if kind == "embedded" else "")
     return f"{why}: {remedy}" + ("" if flag else ", or use the embedded broker (broker.kind = 'embedded')")
 
 

@@ -219,7 +219,13 @@ def simulate(file: Path, settings: tuple[str, ...], out: Path | None, resume: bo
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--rounds", type=int, default=0, help="[default: as many as the demo needs]")
 @click.option("--no-limits", is_flag=True, help="leave the four agents equal, to see what they are given then")
-@click.option("--broker-kind", type=click.Choice(["auto", "mosquitto", "embedded"]), default="auto", show_default=True)
+@click.option(
+    "--broker-kind",
+    type=click.Choice(["auto", "mosquitto", "embedded"]),
+    default="auto",
+    show_default=True,
+    help="auto: mosquitto where it is installed, else the embedded broker",
+)
 @click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the run, the exported networks and the logs here")
 @FORMAT
 def demo(seed: int, rounds: int, no_limits: bool, broker_kind: str, keep: Path | None, form: str) -> None:

@@ -167,7 +167,7 @@ def show(result: Result, *, live: bool, say: Say) -> None:
         console.print(score_table(result.scores))
     say(capture.get().rstrip())
     if names := untrained(result.scores):
-        say(f"not trained: {', '.join(names)}; no update of the run was made with {'it' if len(names) == 1 else 'these'}: prefer a trained submodel")
+        say(f"not trained: {', '.join(names)}; no device trained {'it' if len(names) == 1 else 'them'} as a whole, only parts inside other submodels")
     say(f"{result.rounds} rounds, {result.seconds:.1f} s, {human_bytes(result.bytes_up)} up, {human_bytes(result.bytes_down)} down")
     if result.epsilon:
         say(f"epsilon {result.epsilon:.4g} at the run's delta, of the device of which the model tells most")

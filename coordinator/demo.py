@@ -58,7 +58,7 @@ def run_demo(*, seed: int, rounds: int, limited: bool, kind: str, keep: Path | N
         if util.find_spec(package) is None:
             raise MissingExtra("coordinator demo", "coordinator,export", package)
     with ExitStack() as stack:
-        folder = keep if keep is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-demo-")))
+        folder = keep.resolve() if keep is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-demo-")))
         folder.mkdir(parents=True, exist_ok=True)
         broker = stack.enter_context(brokers.start("127.0.0.1", 0, kind, folder / "broker"))
         say(f"broker: {broker.name} at {broker.address}")

@@ -1,8 +1,9 @@
 """The embedded broker, for machines without mosquitto: rumqttd in a process of its own, from the wheels of the package iotcore.
 
 It listens on loopback only, since it has neither rights by topic nor hashed passwords, and keeps nothing on disk. Its limits were
-measured with iotcore 0.4 (docs/broker.md). It keeps the messages of each subscription's pattern in a log that is dropped only by size,
-so the sizes below bound its memory, and patterns of weights and releases, which are retained anyway, get the smallest log that it takes.
+measured with iotcore 0.4 (docs/broker.md). It keeps the messages of each pattern that anybody subscribed to in a log, and drops them only
+by size, so the sizes below bound the memory of a pattern. Weights and releases are retained anyway, and commands are said again, so their
+patterns, of which there are many, get small logs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from federated.wire import topics
 __all__ = ["command", "name"]
 
 SEGMENT, SEGMENTS = 4 << 20, 12  # bytes and number: together more than the chunks that all upload slots may have under way
+SMALL, FEW = 128 << 10, 2
 SMALLEST = 1 << 10  # bytes: the smallest segment that rumqttd takes
 CONNECTIONS = 10_000
 
@@ -40,8 +42,9 @@ def command(listen: str, port: int, folder: Path, max_packet: int) -> list[str]:
 
 def configure(address: str, max_packet: int) -> str:
     """The broker's configuration, in TOML. MQTT 3.1.1, since for MQTT 5 it forgets the session of a client whose connection breaks."""
+    sizes = {**dict.fromkeys(topics.retained_patterns(), (SMALLEST, 1)), topics.all_commands(): (SMALL, FEW)}
     logs = "".join(
-        f"[router.custom_segment.'{pattern}']\nmax_segment_size = {SMALLEST}\nmax_segment_count = 1\n" for pattern in topics.retained_patterns()
+        f"[router.custom_segment.'{pattern}']\nmax_segment_size = {size}\nmax_segment_count = {count}\n" for pattern, (size, count) in sizes.items()
     )
     return f"""\
 id = 0

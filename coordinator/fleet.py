@@ -20,7 +20,7 @@ from coordinator.inbox import Inbox, Key
 from coordinator.leases import heard
 from coordinator.reception import Reception
 from coordinator.shelf import Shelf
-from federated.errors import Refused, WireError
+from federated.errors import LinkError, Refused, WireError
 from federated.participant import JOINING
 from federated.task import Profile, Task, Update
 from federated.wire import envelope, messages, topics
@@ -35,6 +35,7 @@ OWING = 3.0  # seconds after which an idle agent is told its task again
 LOOK = 0.5  # seconds between looks at leases, and at who could be asked besides
 RELIEF = 1.0  # seconds between tries to make room in a full spool: some updates then leave it together
 FAREWELL = 60.0  # seconds that the end of a run waits for the broker, across reconnections
+GOING = 5.0  # seconds that a coordinator that is stopped waits for it
 REVOKED = "its certificate was revoked"
 
 
@@ -66,6 +67,7 @@ class Fleet:
         self.reception = Reception(Inbox(spool, slots, sync=sync), self.agents, self._command, clock)
         self.inbox, self.refused = self.reception.inbox, self.reception.refused
         self.shelf = Shelf(link, run.run, spool, chunk)
+        self._dismissed = False
         self._quiet = True  # whether all was heard that agents said
         self._looked = -LOOK  # when leases were looked at last
         self._relieved = -RELIEF  # when room was made last
@@ -109,20 +111,28 @@ class Fleet:
 
     def dismiss(self, reason: str) -> None:
         """End the run for all agents. Only the goodbye stays retained; its delivery is awaited, since agents without it would wait for ever."""
-        goodbye = envelope.encode(messages.Goodbye(reason))
-        self.link.publish(topics.everyone(self.run.run), goodbye)
-        self.link.publish(topics.run(self.run.run), goodbye, retain=True)  # in the card's place: agents that are away hear it when they return
-        self.shelf.clear()
-        for name in self.agents:
-            self.link.publish(topics.profile(self.run.run, name), b"", retain=True)
-            self.link.publish(topics.status(self.run.run, name), b"", retain=True)
-        if not self.link.flush(FAREWELL):
-            log.warning("the broker did not acknowledge the end of the run within %.0f s: agents may wait on; stop them by hand", FAREWELL)
+        self._dismissed = True
+        try:
+            goodbye = envelope.encode(messages.Goodbye(reason))
+            self.link.publish(topics.everyone(self.run.run), goodbye)
+            self.link.publish(topics.run(self.run.run), goodbye, retain=True)  # in the card's place: agents that are away hear it when they return
+            if not self.link.flush(FAREWELL):
+                raise LinkError(f"the broker did not acknowledge it within {FAREWELL:.0f} s")
+            self.shelf.clear()
+            for name in self.agents:
+                self.link.publish(topics.profile(self.run.run, name), b"", retain=True)
+                self.link.publish(topics.status(self.run.run, name), b"", retain=True)
+            self.link.flush(FAREWELL)
+        except LinkError as error:  # the run is over all the same
+            log.warning("the end of the run could not be sent (%s): agents may keep waiting; stop them by hand", error)
 
     def withdraw(self) -> None:
-        """Goes without ending the run: nobody can join meanwhile, and the agents wait for a coordinator that resumes."""
-        self.shelf.clear()
+        """Leave without ending the run: nobody can join meanwhile, and the agents wait for a coordinator that resumes. Nothing after `dismiss`."""
+        if self._dismissed:
+            return
         self.link.publish(topics.run(self.run.run), b"", retain=True)
+        if self.link.flush(GOING):  # else a full queue would hold up whoever stops the coordinator
+            self.shelf.clear()
 
     def _publish_card(self) -> None:
         self.link.publish(topics.run(self.run.run), envelope.encode(self.run), retain=True)

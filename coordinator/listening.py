@@ -15,12 +15,17 @@ __all__ = ["UNGIVEN", "check_exposure", "free_port", "own_address", "reachable"]
 UNGIVEN = range(20_000, 32_000)  # below the ports that Linux and BSD give to outgoing connections
 
 
-def check_exposure(listen: str, *, known: bool) -> None:
-    """known: whether clients must show who they are. Raises ConfigError for a broker that strangers could use, and for what is no address."""
+def check_exposure(listen: str, *, known: bool, embedded: bool = False) -> None:
+    """Raises ConfigError for a broker that strangers could use, and for what is no address.
+
+    known: whether clients must prove who they are. embedded: whether it is the embedded broker, which cannot ask them to.
+    """
     try:
         loopback = listen == "localhost" or ipaddress.ip_address(listen).is_loopback
     except ValueError:
         raise ConfigError(f"broker.listen: expected an IP address or localhost, found '{listen}'") from None
+    if not loopback and embedded:
+        raise ConfigError(f"broker.listen = '{listen}': the embedded broker listens on loopback only: use mosquitto (apt install mosquitto)")
     if not loopback and not known:
         raise ConfigError(
             f"broker.listen = '{listen}' opens the broker to the network, where anyone could take part: let in only devices that were "

@@ -46,7 +46,8 @@ def export_run(run: str, out: Path, wanted: Sequence[str], inputs: Path | None, 
     beside = "" if made.labelled else "; without labels, so that no accuracy is known"
     say(f"measured on {made.examples} real examples that were not used to calibrate{beside}")
     first = bundle.usable(made)[0]
-    say(f"round {made.round} of run '{run}' is in {out}; try: edge-agent infer --model {out / first.variants[0].file.name} INPUTS")
+    mark = "" if first.label == first.submodel else f" (no submodel here was trained; {first.submodel} is the smallest)"
+    say(f"round {made.round} of run '{run}' is in {out}; try: edge-agent infer --model {out / first.variants[0].file.name} INPUTS{mark}")
     say(f"release it to the agents by: coordinator release {run} --bundle {out} --broker HOST")
     return {**msgspec.to_builtins(made), "out": str(out)}
 

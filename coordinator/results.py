@@ -147,7 +147,7 @@ def first_reached(scores: Sequence[tuple[int, Score]], menu: Sequence[Submodel],
 def told_effort(found: Mapping[str, Any]) -> str:
     """Whether and when a run reached its target, and its multiply-adds until then. found: as `spent` returns it."""
     if not found:
-        return "there is no TMAC: nobody trained, or train.steps bounds the rounds; count whole epochs by train.steps=0"
+        return "no TMAC: no device trained, or train.steps limits the local steps (train.steps = 0 trains whole epochs)"
     what = "multiply-adds in forward passes of training, without calibration and evaluation"
     if found["tmac"] is None:
         return f"no evaluated round reached the target accuracy {found['target']:g}, so there is no TMAC; the run took {found['total']:.4g} {what}"

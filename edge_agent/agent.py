@@ -27,7 +27,7 @@ from edge_agent.watch import Watch
 from edge_agent.worker import Job, Worker
 from federated.clock import Jumps
 from federated.console import Say
-from federated.errors import EspalierError, FleetError, LinkError, StoreError, WireError
+from federated.errors import EspalierError, FleetError, LinkError, ProtocolMismatch, StoreError, WireError
 from federated.manager import Manager
 from federated.participant import Participant
 from federated.spool import LIMIT, Spool
@@ -65,7 +65,7 @@ def find_run(link: Link, name: str | None, wait: float, say: Say = say_nothing, 
     found: dict[str, messages.Run] = {}
     start = time.monotonic()
     settle = start + wait
-    said = False
+    said, mismatch = False, ""
     while (now := time.monotonic()) < settle:
         alive()
         delivery = link.receive(min(0.5, settle - now))
@@ -73,7 +73,8 @@ def find_run(link: Link, name: str | None, wait: float, say: Say = say_nothing, 
             try:
                 message = envelope.decode(delivery.payload)
             except WireError as error:
-                log.warning("passed over a run on %s: %s", delivery.topic, error)
+                log.warning("ignored a run on %s: %s", delivery.topic, error)
+                mismatch = f"{delivery.topic}: {error}" if isinstance(error, ProtocolMismatch) else mismatch
                 continue
             if isinstance(message, messages.Run):
                 found[message.run] = message
@@ -82,6 +83,8 @@ def find_run(link: Link, name: str | None, wait: float, say: Say = say_nothing, 
             said = True
             say(f"waiting for a coordinator{f' of run {name!r}' if name else ''} (up to {wait:.0f} s)")
     link.unsubscribe(pattern)
+    if not found and mismatch:
+        raise FleetError(f"no run that this agent can join: {mismatch}")
     if not found:
         raise FleetError(
             f"no {f'run named {name!r}' if name else 'run'} at this broker after {wait:.0f} s: start a coordinator (coordinator start --broker ...)"

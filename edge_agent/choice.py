@@ -7,6 +7,7 @@ No torch here.
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from export.verify import TOKENS, Array, Session, load
 from federated.errors import DataError, ExportError
 
 __all__ = ["CPU", "PROVIDERS", "Choice", "Held", "Trial", "choose", "gauge", "own_sample", "providers", "table", "thread_counts"]
+
+log = logging.getLogger(__name__)
 
 CPU = "CPUExecutionProvider"
 PROVIDERS = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "XnnpackExecutionProvider", CPU)  # a Jetson's, then a Pi's or a phone's
@@ -105,6 +108,9 @@ def choose(
     found = bundle.read(folder, submodel)
     x, wanted = bundle.check_of(folder, found)
     bench = _Bench(folder, found, bundle.entry_of(found, submodel), x, wanted, held)
+    if bench.entry.trained_updates == 0:
+        trained = ", ".join(entry.submodel for entry in bundle.usable(found) if entry.trained_updates != 0)
+        log.warning("%s answers, although no update of the run trained it; trained: %s", submodel, trained or "none")
     if before is not None and (session := _again(bench, before)) is not None:
         return session, _choice(bench, version, before.trials, before.best, busy=before.busy)
     ways = [(variant, provider, count) for variant in bench.entry.variants for provider in providers() for count in thread_counts(threads)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from federated.wire.link import Delivery, Link, MqttLink
 from federated.wire.releases import Release, Version, marked
 
 __all__ = ["card_of", "choose", "fetch", "fetch_from"]
+
+log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
@@ -46,7 +49,8 @@ def card_of(delivery: Delivery) -> Release | None:
         return None
     try:
         message = envelope.decode(delivery.payload)
-    except WireError:
+    except WireError as error:
+        log.warning("ignored the releases on %s: %s", delivery.topic, error)
         return None
     return message if isinstance(message, Release) and message.run == place.run else None
 

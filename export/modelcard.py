@@ -52,8 +52,9 @@ def _variants(bundle: Bundle) -> str:
         rows += [_row(bundle, entry, variant) for variant in entry.variants]
     absent = [f"- {entry.submodel} has no {why}" for entry in bundle.submodels for why in entry.absent]
     missing = [entry.submodel for entry in bundle.submodels if entry.trained_updates == 0]
-    these = "it" if len(missing) == 1 else "these"
-    marks = [f"Not trained: {', '.join(missing)}. No update of the run was made with {these}: prefer a trained submodel."]
+    these = "it" if len(missing) == 1 else "them"
+    why = f"No device trained {these} as a whole, only parts inside other submodels: trust the measured accuracy only."
+    marks = [f"Not trained: {', '.join(missing)}. {why}"]
     return "\n".join(["## Submodels", "", *rows, *(["", *absent] if absent else []), *(["", *marks] if missing else [])])
 
 

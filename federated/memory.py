@@ -12,6 +12,7 @@ of rows, and so is the rest of it that a round's file takes over from the one be
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federated import disk
+from federated.errors import Malformed
 from federated.wire import tensors
 
 __all__ = ["FOLDER", "PREFIX", "prune", "read", "write"]
+
+log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
@@ -39,7 +43,7 @@ def read(folder: Path, since: int, corners: Mapping[str, tuple[int, ...]] = Mapp
     """What round `since` left; nothing where that is 0, or where this disk has no file of it.
 
     corners: name -> shape of what is wanted of the `c/` tensors. Each one that is known comes in that shape, with zeros where the union ends
-    before it. No other `c/` tensor is read. Raises Malformed, OSError.
+    before it. No other `c/` tensor is read. Raises OSError.
     """
     known = stored(folder, since)
     wanted = {name: one.shape for name, one in known.items() if not name.startswith(PREFIX)}
@@ -94,12 +98,18 @@ Layer = Stored | Array
 
 
 def stored(folder: Path, since: int) -> dict[str, Stored]:
-    """The tensors of a round's file. Raises Malformed, OSError."""
+    """The tensors of a round's file; nothing of a damaged one, which would otherwise end every later task. Raises OSError."""
     path = folder / f"{since}{SUFFIX}"
     if not since or not path.exists():
         return {}
-    with path.open("rb") as file:
-        found = tensors.locate(file)
+    try:
+        with path.open("rb") as file:
+            found = tensors.locate(file)
+        if wrong := [name for name, (dtype, shape, _) in found.items() if name.startswith(PREFIX) and (dtype != "float32" or 0 in shape)]:
+            raise Malformed(f"{wrong[0]}: expected float32 and no axis of size 0")
+    except Malformed as error:
+        log.warning("%s is damaged, and the device continues without what it remembers: %s", path, error)
+        return {}
     return {name: Stored(path, np.dtype(dtype).newbyteorder("<"), shape, offset) for name, (dtype, shape, offset) in found.items()}
 
 

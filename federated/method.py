@@ -219,7 +219,7 @@ def fits(value: object, default: object) -> bool:
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(default, bool) and isinstance(value, bool)
     if isinstance(default, float):
-        return isinstance(value, int | float) and bool(np.isfinite(value))
+        return isinstance(value, int | float) and -math.inf < value < math.inf
     if isinstance(default, tuple):
         return isinstance(value, list | tuple)
     return isinstance(value, type(default))

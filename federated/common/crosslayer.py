@@ -137,7 +137,7 @@ def inco(base: Method, name: str, **given: object) -> Method:
 
     def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
         yield from base.inactive(menu, settings)
-        yield from same_blocks(menu, settings, effect="no deep layer has fewer devices than a shallow one, which the cross-layer step makes up for")
+        yield from same_blocks(menu, settings, effect="the same devices train all layers and the cross-layer step corrects nothing")
 
     authors = {"optimiser": "adam", "lr": 0.001, "batch": 64, "epochs": 5, "weighting": "uniform"}
     told = "kept blocks per section, one number or one per section; none: five sizes, from one block of each section to all"

@@ -1,4 +1,4 @@
-"""Why a method's own mechanism has no effect in a run: its settings switch it off, the run is too short, or all devices get the same size.
+"""Why a method's own mechanism has no effect in a run: its settings switch it off, the run is too short, or its menu has one size only.
 
 Each reason is a clause that states the problem and, after a colon, the remedy. The coordinator logs each as a warning when a run starts.
 """

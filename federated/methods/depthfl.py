@@ -52,7 +52,7 @@ MEMORY = "FedDyn's h remembers for ever what was late, noise or a lie"
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     """Every width with every depth; a depth is a number of sections. Raises ConfigError."""
     if network.objective == "value" and settings["distillation"] > 0:
-        raise ConfigError("depthfl distils probabilities of classes, and these data teach values: set method.distillation = 0")
+        raise ConfigError("depthfl distils probabilities of classes, and these data are for regression: set method.distillation = 0")
     if settings["solver"] == "feddyn" and settings["alpha"] <= 0:
         raise ConfigError(f"setting 'alpha' of depthfl: expected a number above 0 for feddyn, found {settings['alpha']}")
     sizes, widths, depths = endings(network, (EXITS[settings["exit"]],)), settings["widths"], settings["depths"]
@@ -126,7 +126,8 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
         yield "distillation = 0 lets no exit learn from another: set method.distillation above 0, such as 1.0"
     elif ramp > rounds > 0:
         share = f"{consistency(rounds, ramp):.2g}"
-        yield f"ramp = {ramp} exceeds the {rounds} rounds, so distillation never weighs more than {share}: set method.ramp to a share such as 0.3"
+        late = f"ramp = {ramp} exceeds the run's rounds ({rounds})"
+        yield f"{late}, so distillation never weighs more than {share}: set method.ramp to a share such as 0.3"
     yield from one_exit(menu, settings)
     yield from one_size(menu, settings)
 

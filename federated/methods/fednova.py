@@ -75,6 +75,6 @@ def fednova() -> Method:
         forbids={"private": STEPS, "robust": STEPS},
         parts=normalised,
         finish=finish_steps,
-        inactive=partial(one_step, effect="makes all devices take as many steps, so there is nothing to normalise"),
+        inactive=partial(one_step, effect="gives every device the same number of steps, so there is nothing to normalise"),
         breaks={"fedavg": "devices that took unequal numbers of steps count per step"},
     )

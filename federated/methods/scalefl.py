@@ -48,7 +48,7 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     if not widths or len(widths) != len(ends):
         raise ConfigError(f"levels of widths {list(widths)} and depths {list(ends)}; expected as many of both, and at least one")
     if network.objective == "value" and settings["gamma"] > 0:
-        raise ConfigError("scalefl distils probabilities of classes, and these data teach values: set method.gamma = 0")
+        raise ConfigError("scalefl distils probabilities of classes, and these data are for regression: set method.gamma = 0")
     sizes = endings(network, FEATURES)
     return ordered(replace(sizes[min(h, len(sizes)) - 1], width=float(v)) for v, h in zip(widths, ends, strict=True))
 

@@ -37,6 +37,7 @@ __all__ = [
     "Place",
     "agent_patterns",
     "agent_rights",
+    "all_commands",
     "all_topics",
     "answer",
     "any_run",
@@ -205,6 +206,11 @@ def agent_rights() -> tuple[tuple[Literal["read", "write"], str], ...]:
 def all_topics() -> str:
     """The pattern of everything of ours."""
     return f"{ROOT}/#"
+
+
+def all_commands() -> str:
+    """The pattern of what coordinators say to agents."""
+    return f"{ROOT}/+/cmd/#"
 
 
 def retained_patterns() -> tuple[str, ...]:

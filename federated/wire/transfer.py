@@ -67,6 +67,8 @@ class Download:
                 self._check(message)
                 self._open(message)
                 self.progressed = now
+            assert self._partial is not None
+            self._ask(self._partial.receiver.missing(WINDOW))
         elif self._partial is None or self._partial.manifest.transfer != message.transfer:
             return False
         elif self._partial.take(message, now):
@@ -85,9 +87,7 @@ class Download:
             return
         self.progressed = now
         self._unsubscribe()
-        self.link.subscribe(self._manifest)
-        if self._partial is not None:
-            self._ask(self._partial.receiver.missing(WINDOW))
+        self.link.subscribe(self._manifest)  # chunks are asked for once it came: something else may be published there by now
 
     def interrupted(self) -> None:
         """The link went down: keep on disk which chunks came."""
@@ -121,7 +121,7 @@ class Download:
             raise Refused(f"{self.base}: expected {self.size} bytes of sha256 {self.sha256[:12]}, found {manifest.size} of {manifest.sha256[:12]}")
 
     def _open(self, manifest: messages.Manifest) -> None:
-        """Takes what is there of the transfer, or room for all of it, and asks for the rest."""
+        """Takes what is there of the transfer, or room for all of it, and leaves the rest to be asked for."""
         if self._partial is not None:
             self._partial.discard()
             self._partial = None
@@ -133,7 +133,6 @@ class Download:
         except OSError:
             self._let_go(None)  # no room: nothing stays, the lock's file neither
             raise
-        self._ask(self._partial.receiver.missing(WINDOW))
 
     def _ask(self, wanted: list[int]) -> None:
         for index in wanted:

@@ -13,6 +13,7 @@ from coordinator.shelf import Shelf
 from federated.errors import StoreError
 from federated.wire import envelope, messages, topics
 from federated.wire.memory import MemoryBroker, MemoryLink
+from tests.support.clerk import CARD
 from tests.support.clock import Clock
 from tests.support.peer import Peer, listen, task, weights
 
@@ -111,3 +112,32 @@ def test_a_coordinator_that_resumes_a_round_overwrites_what_the_last_one_publish
         assert shelf.put("r13", "w1", memoryview(b"weights"), "r5")[0] == "r5"
     shelf.clear()
     assert not memory.retained
+
+
+class Away(MemoryLink):
+    """A link whose broker acknowledges nothing."""
+
+    def flush(self, timeout: float) -> bool:
+        return False
+
+
+def test_a_run_ends_although_the_broker_is_gone_and_nothing_takes_its_last_word_back(
+    memory: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(Away(memory, "coordinator"), CARD, tmp_path)
+    fleet.announce()
+    fleet.shelf.put("r0", "w1", memoryview(b"weights"), "r0")
+    fleet.dismiss("the run is over")
+    assert "could not be sent" in caplog.text
+    assert fleet.shelf._items, "hundreds of messages that withdraw weights would wait behind it"
+    fleet.withdraw()  # ctrl-C meanwhile
+    assert envelope.decode(memory.retained[topics.run("r")]) == messages.Goodbye("the run is over")
+
+
+def test_a_coordinator_that_is_stopped_withdraws_its_card_and_its_weights_where_the_broker_answers(memory: MemoryBroker, tmp_path: Path) -> None:
+    for link, left in ((MemoryLink(memory, "a"), 0), (Away(memory, "b"), 2)):
+        fleet = Fleet(link, CARD, tmp_path)
+        fleet.announce()
+        fleet.shelf.put("r0", "w1", memoryview(b"weights"), "r0")
+        fleet.withdraw()
+        assert len(memory.retained) == left, "a chunk and a manifest"

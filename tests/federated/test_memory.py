@@ -74,7 +74,7 @@ def test_a_union_grows_with_zeros(tmp_path):
     """Both axes at once, or one each: the corners that were never trained are 0."""
     memory.write(tmp_path, 1, {"c/w": full((1, 2), 1)}, since=0)
     assert memory.read(tmp_path, 1, {"c/w": (2, 3)})["c/w"].tolist() == [[1, 1, 0], [0, 0, 0]]
-    memory.write(tmp_path, 2, {"c/w": full((2, 1), 2), "c/one": np.float32(5) * np.ones(())}, since=1)
+    memory.write(tmp_path, 2, {"c/w": full((2, 1), 2), "c/one": np.full((), 5, np.float32)}, since=1)
     found = memory.read(tmp_path, 2, {"c/w": (2, 3), "c/one": ()})
     assert found["c/w"].tolist() == [[2, 1, 0], [2, 0, 0]]
     assert found["c/one"].tolist() == 5
@@ -272,3 +272,21 @@ def test_scores_after_a_round_are_of_the_layers_that_it_left(tmp_path):
     here, _ = tensors.decode(result.read_bytes())
     expected, _ = perform(bare, {**sent(SMALL), **measured}, data(), kept=memory.read(folder, 1))
     assert here["notes"]["tallies"] == expected.notes["tallies"]
+
+
+@pytest.mark.parametrize("damage", [lambda blob: b"", lambda blob: blob[: len(blob) // 2], lambda blob: b"\xff" * len(blob)])
+def test_a_damaged_file_is_as_if_there_were_none(tmp_path, caplog, damage):
+    """Every later task of the device would fail by it."""
+    memory.write(tmp_path, 1, {"c/w": np.ones((4, 4), np.float32)}, since=0)
+    path = tmp_path / "1.kept"
+    path.write_bytes(damage(path.read_bytes()))
+    assert memory.read(tmp_path, 1, {"c/w": (2, 2)}) == {}
+    assert "is damaged" in caplog.text
+    memory.write(tmp_path, 2, {"c/w": np.full((2, 2), 3, np.float32)}, since=1)
+    assert memory.read(tmp_path, 2, {"c/w": (4, 4)})["c/w"].sum() == 12
+
+
+@pytest.mark.parametrize("wrong", [np.ones((2, 2), np.int8), np.ones((0, 1 << 20), np.float32)])
+def test_what_is_no_corner_of_a_network_is_damage_too(tmp_path, wrong):
+    (tmp_path / "1.kept").write_bytes(tensors.encode({}, {"c/w": wrong}))
+    assert memory.read(tmp_path, 1, {"c/w": (2, 2)}) == {}

@@ -68,7 +68,7 @@ def test_depths_and_widths_choose_the_sizes():
         (
             network("resnet-small", (1, 8, 8), 1, target="value"),
             {},
-            "these data teach values: set method.distillation = 0",
+            "these data are for regression: set method.distillation = 0",
         ),
         (NET, {"alpha": 0.0}, "'alpha' of depthfl: expected a number above 0"),
         (NET, {"depths": [4]}, "from 1 to 3 sections"),

@@ -19,7 +19,7 @@ ONE = {"widths": [1.0], "depths": [4]}
 CASES = [
     ("allsmall", {"widths": [1.0]}, 20, "whole network, as under fedavg: set method.widths"),
     ("depthfl", {"distillation": 0}, 20, "distillation = 0 .*: set method.distillation above 0"),
-    ("depthfl", {"ramp": 300}, 20, r"ramp = 300 exceeds the 20 rounds, .* more than 0.013: set method.ramp to a share such as 0.3"),
+    ("depthfl", {"ramp": 300}, 20, r"ramp = 300 exceeds the run's rounds \(20\), .* more than 0.013: set method.ramp to a share such as 0.3"),
     ("depthfl", {"depths": [1], "widths": [0.5, 1.0]}, 20, "no submodel has a second exit.*: set method.depths"),
     ("depthfl", {"depths": [3]}, 20, "same submodel, w1-d4.4.4-exits: set method.widths or method.depths"),
     ("dynamicfl", {"branches": 1}, 20, "branches = 1 .*: set method.branches"),
@@ -42,7 +42,7 @@ CASES = [
     ("heterofl", {"widths": [0.5]}, 20, "same submodel, w0.5-d4.4.4-scaler: set method.widths"),
     ("inclusivefl", {"beta": 0}, 20, "beta = 0 .*: set method.beta above 0"),
     ("inclusivefl", {"widths": [0.5, 1.0], "depths": [4]}, 20, "no larger size teaches a smaller one: set method.depths"),
-    *((name, {"depths": [4]}, 20, "no deep layer has fewer devices .*: set method.depths") for name in METHODS if name.startswith("inco-")),
+    *((name, {"depths": [4]}, 20, "same devices train all layers .*: set method.depths") for name in METHODS if name.startswith("inco-")),
     ("inco-prox", {"mu": 0}, 20, "mu = 0 .*: set method.mu above 0"),
     ("inco-moon", {"mu": 0}, 20, "mu = 0 .*: set method.mu above 0"),
     ("inco-nova", {"steps": 1}, 20, "nothing to normalise"),

@@ -64,7 +64,7 @@ def test_a_network_of_three_exits_ends_at_its_last():
         (network("vit-micro", (1, 16, 16), 10), {}, "model 'vit' has no exits-conv, scaler-always; models that have: preresnet, resnet"),
         (NET, {"widths": [0.5, 1.0]}, r"levels of widths \[0.5, 1.0\] and depths \[1, 2, 3, 4\]; expected as many of both"),
         (NET, {"depths": [0, 1, 2, 3]}, "'depths' of scalefl: expected numbers at least 1"),
-        (network("resnet-small", (1, 8, 8), 1, target="value"), {}, "these data teach values: set method.gamma = 0"),
+        (network("resnet-small", (1, 8, 8), 1, target="value"), {}, "these data are for regression: set method.gamma = 0"),
     ],
 )
 def test_what_cannot_be_served_is_said(net, given, said):

@@ -162,3 +162,20 @@ def test_a_disk_without_room_is_said_and_nothing_stays(broker: MemoryBroker, pat
     with pytest.raises(OSError, match="No space"):
         Fetcher(broker, path).take()
     assert list(path.parent.iterdir()) == []
+
+
+def test_what_another_version_published_in_the_same_place_is_not_fetched(broker: MemoryBroker, path: Path) -> None:
+    """The slot of a version that was withdrawn is used again; a straggler that never heard of it must not fetch the other one's chunks."""
+    fetcher = Fetcher(broker, path)
+    fetcher.take(10)
+    other = split(bytes(40 * KIB), KIB, "v9-w1")
+    publish(MemoryLink(broker, "coordinator"), BASE, other, memoryview(bytes(40 * KIB)))
+    while fetcher.link.receive(0) is not None:  # what was under way
+        pass
+    for _ in range(3):
+        fetcher.now += PATIENCE
+        fetcher.download.tick(fetcher.now)
+        came = [delivery for delivery in iter(lambda: fetcher.link.receive(0), None) if delivery.payload]
+        assert [topics.parse(delivery.topic).kind for delivery in came] == ["manifest"]  # type: ignore[union-attr]
+        with pytest.raises(Refused, match="expected 40960 bytes of sha256"):
+            fetcher.download.hear(other, fetcher.now)
