@@ -30,6 +30,7 @@ STRIKES = 3  # connections lost in a row, each with a message under way and none
 SHORT, SHORTS = 5.0, 5  # connections in a row that lasted less than so many seconds
 SHUT = 3  # connections in a row without a greeting (the first is the one that was lost), after which TLS is asked why
 HOLD = 20.0  # seconds that a full inbox holds the network up (less than half the keep-alive) before a delivery is dropped
+ANSWER = 2.0  # seconds that a repeated subscription waits for the broker's answer
 FAREWELL = 5.0  # seconds that closing waits for what is still to be sent
 
 Payload: TypeAlias = bytes | bytearray | memoryview
@@ -144,11 +145,15 @@ class MqttLink:
 
     def subscribe(self, pattern: str) -> None:
         self._check()
+        again = pattern in self._patterns and self.protocol != mqtt.MQTTv5
         with self._lock:
-            if pattern in self._patterns and self.protocol != mqtt.MQTTv5:
+            if again:
                 self._client.unsubscribe(pattern)  # rumqttd repeats what is retained only for a new subscription
             self._patterns[pattern] = None
-            self._ask(pattern, SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE)
+            mid = self._ask(pattern, SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE)
+        until = time.monotonic() + ANSWER
+        while again and mid in self._asked and self._client.is_connected() and time.monotonic() < until:
+            time.sleep(0.002)  # it reads what is retained only afterwards: what this link publishes next must not take its place
 
     def unsubscribe(self, pattern: str) -> None:
         with self._lock:
@@ -237,13 +242,15 @@ class MqttLink:
             else:
                 self._client.loop_start()
 
-    def _ask(self, pattern: str, retained: int) -> None:
+    def _ask(self, pattern: str, retained: int) -> int | None:
+        """Send a subscription; its message id."""
         if self.protocol == mqtt.MQTTv5:
             _, mid = self._client.subscribe(pattern, options=SubscribeOptions(qos=1, retainHandling=retained))
         else:
             _, mid = self._client.subscribe(pattern, qos=1)
         if mid is not None:
             self._asked[mid] = pattern
+        return mid
 
     # ---- in the network's thread -----------------------------------------------------------------------------------
 
@@ -252,9 +259,9 @@ class MqttLink:
         if not self._greeted:
             self._greeted = True
             return
-        self._inbox.put(Delivery(LINK_UP, b"resumed" if resumed else b""), force=True)
         for pattern in list(self._patterns):
             self._ask(pattern, SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
+        self._inbox.put(Delivery(LINK_UP, b"resumed" if resumed else b""), force=True)  # then: rumqttd ignores a client that unsubscribes first
 
     def _on_disconnected(self, client: mqtt.Client, reason: ReasonCode) -> None:
         if self._closed or not self._greeted:
