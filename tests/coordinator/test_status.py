@@ -136,7 +136,7 @@ def test_a_pause_that_is_asked_for_while_agents_are_awaited_lets_no_round_begin(
 
 
 def test_a_stop_now_does_not_wait_for_the_round_and_the_run_goes_on_inside_it(going: Callable[..., Going]) -> None:
-    run = going(rounds=500, **{"train.steps": 40_000})  # two seconds: the wish is heard within one
+    run = going(rounds=500, **{"train.steps": 0, "train.epochs": 60})  # seconds: the wish is heard within one
     run.until(lambda made: made["now"]["phase"] == "train")
     wish(run.folder, "stop now")
     assert isinstance(run.join(), Stopped)

@@ -34,15 +34,15 @@ RUN = "test"
 
 
 class Here:
-    """A trainer that does its task at once, in the thread that asks; `change` may spoil its update."""
+    """A trainer that does its task at once, in the thread that asks; `change` may spoil its update, `stop` ends it early."""
 
-    def __init__(self, data: Dataset, change: Callable[[Update], Update] = lambda update: update) -> None:
-        self.data, self.change, self.progress = data, change, (0, 0)
+    def __init__(self, data: Dataset, change: Callable[[Update], Update] = lambda update: update, stop: Callable[[], bool] = lambda: False) -> None:
+        self.data, self.change, self.stop, self.progress = data, change, stop, (0, 0)
         self.outcome: Outcome | None = None
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
         try:
-            loss = errand(task, weights, result, self.data)
+            loss = errand(task, weights, result, self.data, stop=self.stop)
             meta, values = tensors.decode(result.read_bytes())
             update = self.change(replace(msgspec.convert(meta, Update), tensors=values))
             result.write_bytes(tensors.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors))
@@ -72,6 +72,7 @@ class Member:
     pause: Callable[[], str] = lambda: ""
     participant: Participant | None = None
     error: BaseException | None = None
+    abandoned: bool = False  # its coordinator is gone, and so may the test's process be at any moment
 
     def measure(self, run: messages.Run) -> Profile:
         timings = tuple(Timing(s, run.batch, self.speed) for s in run.calibration)
@@ -82,7 +83,7 @@ class Member:
         try:
             torch.set_num_threads(1)
             run = find_run(link, RUN, 30)
-            trainer = Here(self.data, self.change)
+            trainer = Here(self.data, self.change, lambda: self.abandoned)
             self.participant = Participant(link, run, self.name, self.measure, trainer, Spool(folder / self.name), session="s1", pause=self.pause)
             self.participant.join()
             while self.participant.turn(0.01):
@@ -117,7 +118,12 @@ def living(members: Sequence[Member], broker: MemoryBroker | str, folder: Path) 
     threads = [threading.Thread(target=m.live, args=(link_of(broker, m), folder), daemon=True) for m in members]
     for thread in threads:
         thread.start()
-    yield
+    try:
+        yield
+    except BaseException:
+        for member in members:
+            member.abandoned = True
+        raise
     for thread in threads:
         thread.join(10)
 
