@@ -250,7 +250,7 @@ def test_devices_choose_their_size_by_their_own_data_within_a_budget(tmp_path: P
     run(tmp_path, *given, "method.mac_budget=0.05", "simulate.target=0.5", text=text, said=said)
     one = json.loads((tmp_path / "out" / "seed0.json").read_text())
     assert one["effort"] == {}
-    assert any("there is no TMAC: nobody trained, or train.steps bounds the rounds" in line for line in said)
+    assert any("no TMAC" in line and "train.steps" in line for line in said)
     macs = {s["name"]: s["macs"] for s in one["submodels"]}
     whole = cost(full(network("preresnet", (1, 8, 8), 10))).macs
     assert {macs[name] for name in one["assigned"].values()} <= {m for m in macs.values() if m <= 0.05 * whole}
