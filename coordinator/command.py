@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -16,7 +16,8 @@ from coordinator.config import Config, load, parse_setting, to_json
 from coordinator.control import Stopped
 from coordinator.fleet import Fleet
 from coordinator.gate import Gate, open_gate
-from coordinator.progress import Lines, Screen, Watch, closing_table, human_bytes, score_table
+from coordinator.observe.events import Event, Publish, Turned, publish_to
+from coordinator.observe.terminal import Lines, Screen, closing_table, human_bytes, score_table
 from coordinator.rounds import Result
 from coordinator.runs import latest_run, run_names
 from coordinator.scores import overall, untrained
@@ -76,16 +77,17 @@ def start_run(
     if config.log != Log():
         logs.configure(form=config.log.format, file=Path(config.log.file) if config.log.file else None)
     prepared = prepare(config, runs, resume=resume)
-    folder = runs / config.name
+    folder, fleets = runs / config.name, list[Fleet]()
     try:
         with (
             Manager() as manager,  # before the broker, which is not to inherit it
             open_gate(config.broker, folder, say) as gate,
             linked(config, gate.address) as link,
-            watching(config, live=live, say=say) as (watch, bind),
+            watching(config, fleets, live=live, say=say) as read,
         ):
             say(f"run '{config.name}': {config.method_name} on {config.data.name}, up to {config.rounds} rounds, kept in {folder}")
-            result = run(prepared, link, watch, lambda fleet: tell(fleet, manager, gate, bind))
+            readers = publish_to(read, manager_reader(manager, fleets))
+            result = run(prepared, link, readers, lambda fleet: bind(fleet, fleets, manager, gate))
     except Stopped as why:
         resume = True  # there is something to go on with
         say(f"{why}; go on with: coordinator start --name {config.name} --resume")
@@ -96,19 +98,28 @@ def start_run(
     return report(result, config)
 
 
-def tell(fleet: Fleet, manager: Manager, gate: Gate, bind: Callable[[Fleet], None]) -> None:
-    """Those who watch learn of the fleet; the service manager hears from the fleet's own loop that it turns, and how the round stands."""
+def bind(fleet: Fleet, fleets: list[Fleet], manager: Manager, gate: Gate) -> None:
+    """The fleet exists: readers may show it, revoked agents are shut out, and the service manager learns that the coordinator is ready."""
+    fleets.append(fleet)
+    fleet.barred = gate.barred
+    manager.ready("waiting for agents")
+
+
+def manager_reader(manager: Manager, fleets: Sequence[Fleet]) -> Publish:
+    """A reader that tells the service manager that the coordinator's loop turns, and how the round stands."""
 
     def standing() -> str:
+        fleet = fleets[0]
         entries = fleet.collection.entries.values()
         number = next((entry.task.round for entry in entries), 0)
         waited = f"round {number}: {sum(not entry.open for entry in entries)} of {len(entries)} settled; " if number else ""
         return f"run {fleet.run.run}: {waited}{len(fleet.ready())} of {len(fleet.agents)} agents ready"
 
-    bind(fleet)
-    fleet.barred = gate.barred
-    fleet.alive = lambda: manager.alive(standing)
-    manager.ready("waiting for agents")
+    def read(event: Event) -> None:
+        if isinstance(event, Turned) and fleets:
+            manager.alive(standing)
+
+    return read
 
 
 def resumed(wanted: Config, file: Path | None, environment: Mapping[str, str], given: Sequence[tuple[str, Any]], runs: Path) -> Config:
@@ -144,18 +155,17 @@ def linked(config: Config, address: str) -> Iterator[Link]:
 
 
 @contextmanager
-def watching(config: Config, *, live: bool, say: Say) -> Iterator[tuple[Watch, Callable[[Fleet], None]]]:
-    """Who shows the run, and how it learns of the fleet."""
-    fleets: list[Fleet] = []
+def watching(config: Config, fleets: Sequence[Fleet], *, live: bool, say: Say) -> Iterator[Publish]:
+    """The reader that shows the run: a table that is redrawn (live), or lines. fleets: the run's fleet, once there is one."""
     if not live:
-        yield Lines(say), fleets.append
+        yield Lines(say).read
         return
 
     def agents() -> Sequence[Agent]:
         return sorted(fleets[0].agents.values(), key=lambda a: a.name) if fleets else ()
 
     with Screen(Console(), agents, f"{config.name}") as screen:
-        yield screen, fleets.append
+        yield screen.read
 
 
 def show(result: Result, *, live: bool, say: Say) -> None:

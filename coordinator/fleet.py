@@ -18,6 +18,7 @@ from coordinator.agent import Agent
 from coordinator.collection import Check, Collection, Settled
 from coordinator.inbox import Inbox, Key
 from coordinator.leases import heard
+from coordinator.observe.events import AgentCame, AgentTurnedAway, AgentWent, FleetChanged, LeaseExpired, Publish, Turned
 from coordinator.reception import Reception
 from coordinator.shelf import Shelf
 from federated.errors import LinkError, Refused, WireError
@@ -52,20 +53,19 @@ class Fleet:
         slots: int = 8,
         chunk: int = 0,
         sync: bool = True,
-        notify: Callable[[], None] = lambda: None,
+        publish: Publish = lambda event: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.link, self.run, self.attempt, self.notify, self.clock = link, run, attempt, notify, clock
+        self.link, self.run, self.attempt, self.publish, self.clock = link, run, attempt, publish, clock
         self.agents: dict[str, Agent] = {}
         self.each_turn: Callable[[], None] = lambda: None
         self.folded: dict[str, int] = {}  # the last round of which each agent's update was folded
         self.accept: Callable[[Profile], str] = lambda profile: ""  # why an agent cannot take part, or nothing
         self.select: Callable[[Profile], str] = lambda profile: ""  # why one that could is not to, or nothing
-        self.alive: Callable[[], None] = lambda: None  # hears of every turn
         self.barred: Callable[[], frozenset[str]] = frozenset  # the agents that were shut out; another set whenever they are others
         self._expelled: frozenset[str] = frozenset()
-        self.reception = Reception(Inbox(spool, slots, sync=sync), self.agents, self._command, clock)
-        self.inbox, self.refused = self.reception.inbox, self.reception.refused
+        self.reception = Reception(Inbox(spool, slots, sync=sync), self.agents, self._command, publish, clock)
+        self.inbox = self.reception.inbox
         self.shelf = Shelf(link, run.run, spool, chunk)
         self._dismissed = False
         self._quiet = True  # whether all was heard that agents said
@@ -149,7 +149,7 @@ class Fleet:
     def turn(self, timeout: float) -> None:
         """Handles one delivery, if one comes in time, and notices who has gone silent."""
         self.each_turn()
-        self.alive()
+        self.publish(Turned())
         if (barred := self.barred()) is not self._expelled:
             self._expel(barred)
         delivery = self.link.receive(timeout)
@@ -206,7 +206,7 @@ class Fleet:
         self.reception.stir()  # what lay in the spool waits for nobody
         yield from self._await(quorum, self.clock() + deadline, more, size, relieve)
         self.reception.close(carry)  # not where it was interrupted: the agents go on, for whoever resumes
-        self.notify()
+        self.publish(FleetChanged())
 
     def _await(
         self,
@@ -236,7 +236,7 @@ class Fleet:
             return False
         self._looked, self.reception.stirred = now, False
         for entry in self.collection.watch(now, self.inbox.engaged(now)) if self._quiet else []:  # else some may have said what we did not hear yet
-            log.warning("%s shows no progress %.0f s after it was asked: nobody waits for it any more", entry.task.agent, now - entry.started)
+            self.publish(LeaseExpired(entry.task.agent, now - entry.started))
         if added := more(self.collection):
             hold = (*self.collection.entries, *self.late)
             self.reception.expect(self.collection.add(added, now), size, hold)
@@ -274,7 +274,7 @@ class Fleet:
                 self.reception.fail(agent, failure)
             case _:
                 raise Refused(f"agents do not send {type(message).__name__}")
-        self.notify()
+        self.publish(FleetChanged())
 
     def _meet(self, agent: Agent, status: messages.Status) -> None:
         if not status.online:
@@ -284,7 +284,7 @@ class Fleet:
         returned, known = agent.session not in ("", status.session), agent.online
         agent.session, agent.online, agent.paused = status.session, True, status.paused
         if not known or returned:
-            log.info("%s %s", agent.name, "started anew" if returned else "came", extra={"event": "came", "agent": agent.name})
+            self.publish(AgentCame(agent.name, restarted=returned))
         self.reception.stir()
         for entry in self.reception.of(agent.name):
             entry.lost = False
@@ -307,17 +307,16 @@ class Fleet:
         check_profile(profile, self.run)
         agent.profile, agent.refused, agent.excluded = profile, self.accept(profile), self.select(profile)
         if agent.refused:
-            log.warning("%s cannot take part: %s", agent.name, agent.refused, extra={"event": "turned away", "agent": agent.name})
-            self.refused["joining"] += 1
+            self.publish(AgentTurnedAway(agent.name, agent.refused))
             self._command(agent.name, messages.Refusal(agent.refused, JOINING))
 
     def _lose(self, agent: Agent, why: str) -> None:
-        log.warning("%s %s", agent.name, why, extra={"event": "went", "agent": agent.name})
+        self.publish(AgentWent(agent.name, why))
         agent.online, agent.state = False, "gone"
         for entry in self.reception.of(agent.name):
             entry.lost, entry.lost_at = True, self.clock()
         self.reception.stir()
-        self.notify()
+        self.publish(FleetChanged())
 
     def _expel(self, barred: frozenset[str]) -> None:
         """Hears and asks agents no more whose certificates were revoked, and folds nothing of theirs; one that enrolled anew may come back."""

@@ -1,4 +1,4 @@
-"""What lets a run be seen and steered while it goes on: the events in its folder, what it does now, wishes, metrics."""
+"""What lets people see and steer a run: the readers of its events, and what was asked of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 from coordinator.config import Config
 from coordinator.control import Helm, Stopped
 from coordinator.fleet import Fleet
-from coordinator.live import Observer
-from coordinator.metrics import Meter, Server
-from coordinator.progress import Several, Watch
+from coordinator.observe.events import Event, Publish, RunEnded, Turned, publish_to
+from coordinator.observe.log import Log
+from coordinator.observe.metrics import Meter, Server
+from coordinator.observe.now import Observer
 from federated.clock import Jumps
 from federated.logs import EVENTS, recording
 
@@ -24,47 +25,51 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Oversight:
-    """watch: to be told what happens; helm: to be asked what people wish. follow: to be called with the fleet, once there is one."""
+    """publish: hands an event to all readers of the run. helm: what people asked of the run."""
 
-    watch: Watch
+    publish: Publish
     helm: Helm
     observer: Observer
     meter: Meter | None
 
     def follow(self, fleet: Fleet) -> None:
+        """Show this fleet, and look for what people ask at each of its turns."""
         self.observer.follow(fleet)
         if self.meter is not None:
             self.meter.follow(fleet)
-
-        jumps = Jumps()
-
-        def look() -> None:
-            if said := jumps.look():
-                log.warning("%s", said)
-            self.observer.tick()
-            self.helm.look()
-
-        fleet.each_turn = look
+        fleet.each_turn = self.helm.look
 
 
 @contextmanager
-def overseen(folder: Path, config: Config, watch: Watch, server: Server | None = None) -> Iterator[Oversight]:
-    """For as long as the context lasts. server: of metrics, if they are wanted. Raises StoreError."""
-    observer = Observer(folder, config.name, config.rounds)
+def overseen(folder: Path, config: Config, read: Publish, server: Server | None = None) -> Iterator[Oversight]:
+    """The readers of a run, for as long as the context lasts. read: the caller's own. server: of metrics, if they are wanted. Raises StoreError."""
+    observer, logged = Observer(folder, config.name, config.rounds), Log(config.name)
     with ExitStack() as stack:
         meter = None if server is None else Meter(observer, server.registry)
-        stack.enter_context(recording(folder / EVENTS, observer.about))
+        stack.enter_context(recording(folder / EVENTS, logged.about))
         helm = Helm(folder)
         stack.callback(helm.close)
         if server is not None:
             log.info("metrics at %s", server.address, extra={"event": "metrics", "address": server.address})
-        told = Several(watch, observer) if meter is None else Several(watch, observer, meter)
+        readers = [read, logged.read, observer.read, clock_reader(), *([] if meter is None else [meter.read])]
+        publish = publish_to(*readers)
         try:
-            yield Oversight(told, helm, observer, meter)
+            yield Oversight(publish, helm, observer, meter)
         except (Stopped, KeyboardInterrupt) as why:
-            observer.end("stopped", str(why) or "interrupted")
+            publish(RunEnded("stopped", str(why) or "interrupted"))
             raise
         except BaseException as why:
-            observer.end("failed", str(why) or type(why).__name__)
+            publish(RunEnded("failed", str(why) or type(why).__name__))
             raise
-        observer.end("over", "the run is over")
+        publish(RunEnded("over", "the run is over"))
+
+
+def clock_reader() -> Publish:
+    """A reader that warns of jumps of the system's clock."""
+    jumps = Jumps()
+
+    def read(event: Event) -> None:
+        if isinstance(event, Turned) and (jumped := jumps.look()):
+            log.warning("%s", jumped)
+
+    return read

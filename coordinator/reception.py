@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from coordinator.agent import Agent
 from coordinator.collection import CARRIED, Check, Collection, Settled, concerns, key_of
 from coordinator.inbox import SPOILT, Inbox, Key
 from coordinator.leases import heard
+from coordinator.observe.events import Publish, Rejected, TaskFailed
 from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
 from federated.task import Task, Update
 from federated.wire import messages, topics
@@ -30,13 +30,13 @@ Tell = Callable[[str, messages.Message], None]
 class Reception:
     """What is awaited, and what came of it. collection: of the present round or evaluation.
 
-    late: tasks of earlier rounds that may still be answered. refused: what was not accepted, by kind (`coordinator.metrics.REFUSALS`).
+    late: tasks of earlier rounds that may still be answered.
     stirred: whether something changed for which others may have to be asked.
     """
 
-    def __init__(self, inbox: Inbox, agents: Mapping[str, Agent], tell: Tell, clock: Callable[[], float]) -> None:
-        self.inbox, self._agents, self._tell, self._clock = inbox, agents, tell, clock
-        self.collection, self.late, self.refused, self.stirred = Collection(), dict[Key, Settled](), Counter[str](), True
+    def __init__(self, inbox: Inbox, agents: Mapping[str, Agent], tell: Tell, publish: Publish, clock: Callable[[], float]) -> None:
+        self.inbox, self._agents, self._tell, self._publish, self._clock = inbox, agents, tell, publish, clock
+        self.collection, self.late, self.stirred = Collection(), dict[Key, Settled](), True
 
     def restore(self, tasks: Iterable[Task], check: Check, folder: Callable[[int], str], size: Callable[[Task], int]) -> None:
         """Takes up the tasks of earlier rounds that an earlier coordinator carried. folder: below the spool, where a round's updates lie."""
@@ -78,8 +78,8 @@ class Reception:
     def reject(self, topic: str, error: WireError) -> None:
         where = topics.parse(topic)
         name = where.agent if where is not None else None
-        log.warning("refused from %s: %s", topic, error, extra={"event": "refused", "agent": name, "topic": topic})
-        self.refused[{ProtocolMismatch: "protocol", Malformed: "malformed"}.get(type(error), "message")] += 1
+        kind = {ProtocolMismatch: "protocol", Malformed: "malformed"}.get(type(error), "message")
+        self._publish(Rejected(kind, topic, str(error), name, topic=topic))
         if name:
             self._tell(name, messages.Refusal(str(error), topic))
 
@@ -115,20 +115,19 @@ class Reception:
         if entry is not None and entry.open:
             self.stir()
             entry.outcome = f"{'paused' if failure.paused else 'failed'}: {failure.reason}"
-            fields = {"event": "failed", "agent": agent.name, "submodel": failure.submodel, "outcome": entry.outcome}
-            log.warning("%s at %s: %s", agent.name, failure.submodel, entry.outcome, extra=fields)
+            self._publish(TaskFailed(agent.name, failure.submodel, entry.outcome))
 
     def welcome(self, agent: Agent, offer: messages.Offer) -> None:
         entry = self.about(agent.name, offer)
         if entry is None:
-            self.refused["unasked"] += 1
-            self._receipt(agent.name, offer.manifest.transfer, False, f"round {offer.round} of attempt {offer.attempt} awaits no such update")
+            reason = f"round {offer.round} of attempt {offer.attempt} awaits no such update"
+            self._decline(agent.name, offer.manifest.transfer, reason, "unasked")
         elif entry.update is not None or entry.outcome == "folded":
-            self._receipt(agent.name, offer.manifest.transfer, True, "already there")
+            self._tell(agent.name, messages.Receipt(offer.manifest.transfer, True, "already there"))
         elif entry.outcome == CARRIED:  # of a round that closed before this coordinator began: its turn comes with the next
             self._tell(agent.name, messages.Grant(offer.manifest.transfer, b"", False))
         elif entry.outcome:
-            self._receipt(agent.name, offer.manifest.transfer, False, entry.outcome)
+            self._decline(agent.name, offer.manifest.transfer, entry.outcome, "answered")
         else:
             try:
                 self._tell(agent.name, self.inbox.open(agent.name, offer, self._clock()))
@@ -160,7 +159,7 @@ class Reception:
         self.stir()
         if update.work == "train":
             agent.loss = float(update.notes["loss"])
-        self._receipt(agent.name, chunk.transfer, True, "")
+        self._tell(agent.name, messages.Receipt(chunk.transfer, True, ""))
 
     def _check(self, entry: Settled, path: Path) -> Update:
         update = self.inbox.read(path)
@@ -170,14 +169,12 @@ class Reception:
 
     def _refuse(self, agent: str, entry: Settled, transfer: str, reason: str, kind: str = "update") -> None:
         entry.outcome = f"refused: {reason}"
-        self.refused[kind] += 1
         self.stir()
-        self._receipt(agent, transfer, False, reason)
+        self._decline(agent, transfer, reason, kind)
 
-    def _receipt(self, agent: str, transfer: str, accepted: bool, reason: str) -> None:
-        if not accepted:
-            log.warning("refused from %s: %s", agent, reason, extra={"event": "refused", "agent": agent, "transfer": transfer})
-        self._tell(agent, messages.Receipt(transfer, accepted, reason))
+    def _decline(self, agent: str, transfer: str, reason: str, kind: str) -> None:
+        self._publish(Rejected(kind, agent, reason, agent, transfer))
+        self._tell(agent, messages.Receipt(transfer, False, reason))
 
 
 def digest(path: Path) -> str:

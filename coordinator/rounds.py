@@ -24,8 +24,8 @@ from coordinator.defences import Defences
 from coordinator.evaluation import Evaluator, without_statistics
 from coordinator.fleet import Fleet
 from coordinator.journal import Entry
+from coordinator.observe.events import AgentsAwaited, PrivacySpent, Publish, RoundBegan, RoundEnded, RunPaused, timing
 from coordinator.past import Past, spelled
-from coordinator.progress import Watch, timing
 from coordinator.records import Round, Score
 from coordinator.scores import reached, unique
 from coordinator.selection import generator
@@ -63,7 +63,7 @@ class Run:
     fleet: Fleet
     store: Store
     evaluator: Evaluator
-    watch: Watch
+    publish: Publish
     tensors: Mapping[str, Tensor]
     defences: Defences
     pinned: Callable[[str], Submodel | None] = lambda agent: None
@@ -132,7 +132,7 @@ def begin(run: Run) -> tuple[State, Sequence[Score]]:
         run.past = Past(run.store, state, run.config.fleet.staleness)
         run.method = buffered(run.method, run.past.base)
     if run.config.private.noise:
-        run.watch.spent(run.defences.epsilon)  # also by earlier coordinators
+        run.publish(PrivacySpent(run.defences.epsilon))  # also by earlier coordinators
     counted = by_round(run.store, run.method, settings, run.menu)
     run.counts = counted[max(counted)]
     last = run.store.last()
@@ -168,11 +168,11 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
     if run.helm is not None:
         run.helm.within()
     state = round.state
-    run.watch.began(number, run.config.rounds, round.opened.chosen)
+    run.publish(RoundBegan(number, run.config.rounds, round.opened.chosen))
     total, entries, trained = training.train(run, round)
     if not total.seen:
         raise_if_hopeless(run, number, entries)
-    with timing(run.watch, "finish"):
+    with timing(run.publish, "finish"):
         after = without_statistics(run.method.finish(state, total, generator(run.config.seed, 3, number)))
     moved = touched(total, after.tensors) if run.past is not None else {}
     if not all(bool(value.isfinite().all()) for value in after.tensors.values()):
@@ -180,10 +180,10 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
         after, moved = replace(without_statistics(state), round=number), {}
     run.defences.release(number, total)
     if run.config.private.noise:
-        run.watch.spent(run.defences.epsilon)
+        run.publish(PrivacySpent(run.defences.epsilon))
     state = after
     chosen = {task.agent: task.submodel for task in round.tasks} | trainees(run)
-    with timing(run.watch, "evaluate"):
+    with timing(run.publish, "evaluate"):
         state, evaluated = run.evaluator.evaluate(state, to_evaluate(run, chosen, number), chosen, run.assigned)
     run.counts = run.counts.after(Counter(entry.submodel for entry in entries if entry.outcome == "folded"))
     scores = run.counts.mark((*evaluated, *trained))
@@ -202,12 +202,12 @@ def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
         late,
         spelled(moved) if run.past is not None else "",
     )
-    with timing(run.watch, "save"):
+    with timing(run.publish, "save"):
         run.store.save(done)
     if run.past is not None:
         run.past.add(number, moved)
     run.fleet.inbox.forget("round-*", keep=run.fleet.late)
-    run.watch.ended(done)
+    run.publish(RoundEnded(done))
     return state, scores
 
 
@@ -220,7 +220,7 @@ def gather(run: Run) -> None:
     """Waits while people want no round to begin, and until there are enough agents: both are so when it returns. Raises FleetError."""
     while True:
         hold(run)
-        wait_for(run.fleet, run.config.fleet.min_agents, run.config.fleet.wait, run.watch)
+        wait_for(run.fleet, run.config.fleet.min_agents, run.config.fleet.wait, run.publish)
         if run.helm is None or not run.helm.paused:  # nobody asked for a pause while agents were awaited
             return
 
@@ -228,7 +228,7 @@ def gather(run: Run) -> None:
 def hold(run: Run) -> None:
     """Waits while people want no round to begin; the agents stay, and are heard."""
     while run.helm is not None and run.helm.paused:
-        run.watch.paused()
+        run.publish(RunPaused())
         run.fleet.turn(0.2)
 
 
@@ -242,14 +242,14 @@ def to_evaluate(run: Run, chosen: Mapping[str, Submodel], number: int) -> list[S
     return [submodel for submodel in unique(run.menu) if submodel in used or submodel == run.menu[-1].plain]
 
 
-def wait_for(fleet: Fleet, wanted: int, limit: float, watch: Watch) -> list[Agent]:
+def wait_for(fleet: Fleet, wanted: int, limit: float, publish: Publish) -> list[Agent]:
     """The agents that are ready, as soon as there are `wanted`. Raises FleetError when they do not come within `limit` seconds (0: ever)."""
     start = time.monotonic()
     while len(ready := fleet.ready()) < wanted:
         waited = time.monotonic() - start
         if limit and waited > limit:
             raise FleetError(f"{len(ready)} of {wanted} agents after {waited:.0f} s: {refusals(fleet) or 'no others came'}")
-        watch.waiting(len(ready), wanted)
+        publish(AgentsAwaited(len(ready), wanted))
         fleet.turn(0.2)
     return ready
 

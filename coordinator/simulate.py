@@ -21,7 +21,7 @@ from coordinator.config import Config, load, parse_setting
 from coordinator.defences import check_enough
 from coordinator.devices import Devices
 from coordinator.evaluation import ENDLESS
-from coordinator.progress import Lines
+from coordinator.observe.terminal import Lines
 from coordinator.runs import run_names
 from coordinator.source import Source
 from coordinator.source import names as devices
@@ -141,7 +141,7 @@ def carry_out(prepared: Prepared, source: Source, say: Say) -> None:
         devices = Devices(broker, prepared.config, source, spool)
         link = MemoryLink(broker, "coordinator")
         try:
-            run(prepared, link, Lines(say), devices.begin, patience=ENDLESS, device=prepared.config.simulate.device, durable=False)
+            run(prepared, link, Lines(say).read, devices.begin, patience=ENDLESS, device=prepared.config.simulate.device, durable=False)
         except LinkError:
             if devices.error is None:
                 raise

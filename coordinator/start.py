@@ -22,9 +22,9 @@ from coordinator.config import Config, elsewhere, to_json
 from coordinator.defences import Defences, check_covered, defended
 from coordinator.evaluation import Evaluator
 from coordinator.fleet import Fleet
-from coordinator.metrics import Server
+from coordinator.observe.events import Publish
+from coordinator.observe.metrics import Server
 from coordinator.oversight import Oversight, overseen
-from coordinator.progress import Watch
 from coordinator.rounds import PATIENCE, Result, Run, conduct, wait_for
 from coordinator.runs import run_names
 from coordinator.store import Facts, Store
@@ -155,7 +155,7 @@ def free_name(config: Config, runs: Path) -> str:
 def run(
     prepared: Prepared,
     link: Link,
-    watch: Watch,
+    read: Publish,
     bind: Callable[[Fleet], None] = lambda fleet: None,
     *,
     patience: float = PATIENCE,
@@ -168,7 +168,7 @@ def run(
     durable: whether what agents sent survives this process and a power cut; else a round that is interrupted begins anew.
     Raises Stopped where people asked for that (`coordinator.control`): the run can be resumed.
     """
-    with overseen(prepared.store.folder, prepared.config, watch, prepared.metrics) as sight:
+    with overseen(prepared.store.folder, prepared.config, read, prepared.metrics) as sight:
         return _announced(prepared, link, sight, bind, patience, device, durable)
 
 
@@ -196,7 +196,7 @@ def _announced(
         slots=config.wire.slots,
         chunk=config.wire.chunk,
         sync=durable,
-        notify=sight.watch.changed,
+        publish=sight.publish,
     )
     fleet.select = selecting(config)
     bind(fleet)
@@ -223,7 +223,7 @@ def _conduct(
     """The rounds, once the network is known: from the store, the coordinator's data or the agents' cards."""
     config, method, store, known = prepared.config, prepared.method, prepared.store, fleet.run.network
     if known is None:
-        ready = wait_for(fleet, config.fleet.min_agents, config.fleet.wait, sight.watch)
+        ready = wait_for(fleet, config.fleet.min_agents, config.fleet.wait, sight.publish)
         known = network_for(config, [agent.profile.data for agent in ready if agent.profile is not None])
         fleet.reannounce(asking(replace(fleet.run, network=known, calibration=timed(known, method, settings)), method, settings))
     network = known
@@ -237,7 +237,7 @@ def _conduct(
     tensors = beginning(config, network, method)
     pins = pinned(menu, config.assign.submodels)
     defences = Defences(config, store.evidence, store.folder / "kept", store.rounds_done + 1)
-    return conduct(Run(config, method, network, menu, fleet, store, evaluator, sight.watch, tensors, defences, pins, patience, durable, sight.helm))
+    return conduct(Run(config, method, network, menu, fleet, store, evaluator, sight.publish, tensors, defences, pins, patience, durable, sight.helm))
 
 
 def beginning(config: Config, network: Network, method: Method) -> dict[str, Tensor]:

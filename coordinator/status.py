@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Plain
 
-from coordinator import control, disk, eventlog, live
+from coordinator import control, disk, eventlog
 from coordinator.config import Config, load
 from coordinator.counts import of_run
 from coordinator.decisions import human_seconds
-from coordinator.live import Now
-from coordinator.progress import human_bytes, measures, told
+from coordinator.observe.now import STATES, TASKS, Now
+from coordinator.observe.now import read as read_now
+from coordinator.observe.terminal import human_bytes, measures, told
 from coordinator.records import Score
 from coordinator.runs import DATABASE, no_run, run_names
 from coordinator.scores import overall, untrained
@@ -41,7 +42,7 @@ def status(name: str | None, runs: Path) -> dict[str, Any]:
     store = Store.open(runs, name or present(runs), read_only=True)
     folder = store.folder
     try:
-        held, now, wished = disk.held(folder), live.read(folder), control.wishes(folder)
+        held, now, wished = disk.held(folder), read_now(folder), control.wishes(folder)
         config, history, scores = configured(store), store.history(), last_scores(store)
         done = store.rounds_done
         return {
@@ -129,7 +130,7 @@ def one(runs: Path, name: str) -> dict[str, Any]:
         written = datetime.fromtimestamp(max(path.stat().st_mtime for path in store.folder.glob(f"{DATABASE}*")), UTC)
         return {
             "run": name,
-            "state": state(disk.held(store.folder), done, config.rounds, live.read(store.folder)),
+            "state": state(disk.held(store.folder), done, config.rounds, read_now(store.folder)),
             **about(config),
             "rounds_done": done,
             "rounds": config.rounds,
@@ -188,8 +189,8 @@ def happening(made: dict[str, Any]) -> list[str]:
     if wished["stop"]:
         lines.append("stops after the present round" if wished["stop"] == "stop" else "stops at once")
     if now["tasks"]:
-        lines.append("tasks: " + counted(now["tasks"], live.TASKS))
-    lines.append("agents: " + (counted(now["agents"], live.STATES) or "none yet"))
+        lines.append("tasks: " + counted(now["tasks"], TASKS))
+    lines.append("agents: " + (counted(now["agents"], STATES) or "none yet"))
     return [*lines, *([drawn(people(now["members"]))] if now["members"] else [])]
 
 

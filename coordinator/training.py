@@ -18,9 +18,9 @@ from coordinator.decisions import Verdict
 from coordinator.evaluation import ENDLESS
 from coordinator.journal import Asked, Entry, Folded, Opened, Standstill
 from coordinator.leases import granted
+from coordinator.observe.events import UpdateFolded, timing
 from coordinator.openings import Openings
 from coordinator.outcomes import learned, miss, unfolded
-from coordinator.progress import timing
 from coordinator.records import Score
 from coordinator.scores import of_training
 from coordinator.selection import wants
@@ -200,13 +200,13 @@ def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
         relieve=snapshot,
     ):
         plan = run.method.place(round.state, update.submodel)
-        with timing(run.watch, "fold"):
+        with timing(run.publish, "fold"):
             parts = run.method.parts(round.state, plan, received(update))
             run.defences.fold(total, round.state, update.submodel, parts, (update.agent, update.round))
         one = folded[update.agent, update.round] = learned(run, settled, update, len(folded))
         run.standings[update.agent] = one.standing
         run.fleet.folded[update.agent] = update.round
-        run.watch.folded(one.entry)
+        run.publish(UpdateFolded(one.entry))
         spooled.append(settled)
         if not run.durable:
             release(spooled)  # nobody will fold it again
@@ -261,7 +261,7 @@ def keep(run: Run, round: int, total: Total, folded: Sequence[Folded], spooled: 
     """A snapshot; the updates in it need not stay in the spool. Where the disk does not take it (False), they do, and it is tried again."""
     try:
         run.defences.write()
-        with timing(run.watch, "snapshot"):
+        with timing(run.publish, "snapshot"):
             run.store.journal.snapshot(round, total, folded)
     except StoreError as error:
         log.error("%s", error)

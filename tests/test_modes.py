@@ -13,7 +13,7 @@ import pytest
 
 from coordinator import broker as brokers
 from coordinator.authority import Authority
-from coordinator.metrics import Server
+from coordinator.observe.metrics import Server
 from coordinator.store import Store
 from coordinator.tables import Metrics
 from federated import disk, memory

@@ -12,7 +12,7 @@ import torch
 from coordinator import defences
 from coordinator.evaluation import Evaluator
 from coordinator.journal import Journal
-from coordinator.progress import Lines
+from coordinator.observe.events import Event, StageTook
 from coordinator.store import Store
 from federated.task import Update
 from tests.support.federation import RUN, Member, digits, federate
@@ -88,11 +88,10 @@ def test_a_coordinator_that_dies_goes_on_inside_the_round(
 def test_what_does_not_outlive_its_process_goes_as_soon_as_it_is_folded(tmp_path: Path) -> None:
     """A simulation of many devices needs no room for all their updates."""
 
-    class Looking(Lines):
-        def took(self, what: str, seconds: float) -> None:
-            if what == "finish":
-                there.extend((tmp_path / "runs" / RUN / "spool").rglob("*.update"))
+    def look(event: Event) -> None:
+        if isinstance(event, StageTook) and event.stage == "finish":
+            there.extend((tmp_path / "runs" / RUN / "spool").rglob("*.update"))
 
     there: list[Path] = []
-    revived(tmp_path, members(), SETTINGS, progress=Looking(lambda line: None), durable=False)
+    revived(tmp_path, members(), SETTINGS, read=look, durable=False)
     assert there == []

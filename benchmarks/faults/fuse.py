@@ -25,16 +25,16 @@ def die() -> None:
 
 
 class Fuse:
-    """Stands in the place of `coordinator.progress.timing`, and burns through at the chosen instant."""
+    """Stands in the place of `coordinator.observe.events.timing`, and burns through at the chosen instant."""
 
     def __init__(self, timing: Callable[[Any, str], AbstractContextManager[None]], stage: str, when: str, count: int, share: float) -> None:
         self._timing, self._stage, self._when, self._count, self._share = timing, stage, when, count, share
         self._seen, self._took = 0, FIRST
 
     @contextmanager
-    def __call__(self, watch: Any, what: str) -> Iterator[None]:
+    def __call__(self, publish: Any, what: str) -> Iterator[None]:
         if what != self._stage:
-            with self._timing(watch, what):
+            with self._timing(publish, what):
                 yield
             return
         self._seen += 1
@@ -44,7 +44,7 @@ class Fuse:
         if now and self._when == "during":
             threading.Thread(target=self._burn, daemon=True).start()
         start = time.perf_counter()
-        with self._timing(watch, what):
+        with self._timing(publish, what):
             yield
         self._took = time.perf_counter() - start
         if now:
@@ -57,10 +57,11 @@ class Fuse:
 
 def main(arguments: list[str]) -> None:
     stage, when, count, share, *rest = arguments
-    from coordinator import cli, progress, rounds, training
+    from coordinator import cli, rounds, training
+    from coordinator.observe import events
 
-    fuse = Fuse(progress.timing, stage, when, int(count), float(share))
-    rounds.timing = training.timing = fuse  # type: ignore[attr-defined]  # both took the name over
+    fuse = Fuse(events.timing, stage, when, int(count), float(share))
+    rounds.timing = training.timing = fuse  # type: ignore[attr-defined, assignment]  # both took the name over
     sys.argv = ["coordinator", *rest]
     cli.main()
 

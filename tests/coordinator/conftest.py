@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.fleet import Fleet
+from coordinator.observe.events import Event
 from federated.wire.memory import MemoryBroker, MemoryLink
 from tests.support.clerk import CARD
 from tests.support.clock import Clock
@@ -23,7 +24,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def fleet(memory: MemoryBroker, tmp_path: Path, clock: Clock) -> Fleet:
-    made = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
+def published() -> list[Event]:
+    """The events of `fleet`."""
+    return []
+
+
+@pytest.fixture
+def fleet(memory: MemoryBroker, tmp_path: Path, clock: Clock, published: list[Event]) -> Fleet:
+    made = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, publish=published.append)
     made.announce()
     return made

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.fleet import Fleet
+from coordinator.fleet import SILENCE, Fleet
+from coordinator.observe.events import AgentCame, AgentWent, Event, Rejected
 from coordinator.shelf import Shelf
 from federated.errors import StoreError
 from federated.wire import envelope, messages, topics
@@ -83,14 +84,30 @@ def test_a_device_that_only_tries_the_way_is_answered_and_is_no_agent(fleet: Fle
     assert not fleet.agents
 
 
-def test_what_is_refused_is_counted_by_kind(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_what_is_rejected_is_published_by_kind(fleet: Fleet, memory: MemoryBroker, published: list[Event]) -> None:
     peer = Peer(memory, "a")
     peer.link.publish(topics.say("r", "a"), b"nothing that was ever packed")
     peer.link.publish(topics.say("r", "a"), msgspec.msgpack.encode({"v": 99, "kind": "status", "body": {}}))
     peer.say(messages.Grant("t", b"", True))
     peer.send(task("a"), weights())
     listen(fleet)
-    assert dict(fleet.refused) == {"malformed": 1, "protocol": 1, "message": 1, "unasked": 1}
+    rejected = [event for event in published if isinstance(event, Rejected)]
+    assert [event.kind for event in rejected] == ["malformed", "protocol", "message", "unasked"]
+    assert {event.agent for event in rejected} == {"a"}
+    assert [bool(event.topic) for event in rejected] == [True, True, True, False]
+
+
+def test_agents_that_come_restart_and_fall_silent_are_published(
+    fleet: Fleet, memory: MemoryBroker, clock: Clock, published: list[Event]
+) -> None:
+    peer = Peer(memory, "a")
+    listen(fleet)
+    peer.say(messages.Status("a", "s2", True), topics.status("r", "a"))
+    listen(fleet)
+    clock.now += SILENCE + 1
+    fleet.turn(0)
+    seen = [event for event in published if isinstance(event, AgentCame | AgentWent)]
+    assert seen == [AgentCame("a", False), AgentCame("a", True), AgentWent("a", f"silent for {SILENCE:.0f} s")]
 
 
 def test_a_slot_is_never_used_by_two_versions_at_once(fleet: Fleet, memory: MemoryBroker) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from coordinator import live
 from coordinator.cli import main
 from coordinator.control import Stopped, wish
 from coordinator.fleet import Fleet
+from coordinator.observe import now as live
 from coordinator.status import drawn, listed, people, status, text
 from coordinator.store import Store
 from federated.errors import StoreError

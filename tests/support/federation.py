@@ -16,7 +16,7 @@ import torch
 from coordinator import start
 from coordinator.config import Config, load
 from coordinator.fleet import Fleet
-from coordinator.progress import Lines
+from coordinator.observe.terminal import Lines
 from coordinator.rounds import PATIENCE, Result
 from edge_agent.agent import find_run
 from federated.data import catalogue
@@ -156,7 +156,7 @@ def federate(
     link = MqttLink(broker, "coordinator") if isinstance(broker, str) else MemoryLink(broker, "coordinator")
     with living(members, broker, folder):
         try:
-            result = start.run(prepared, link, Lines(lines.append), lambda fleet: (fleets.append(fleet), watch(fleet))[0], patience=patience)
+            result = start.run(prepared, link, Lines(lines.append).read, lambda fleet: (fleets.append(fleet), watch(fleet))[0], patience=patience)
         finally:
             prepared.close()
             link.close()

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import start
-from coordinator.progress import Lines
+from coordinator.observe.events import Publish
+from coordinator.observe.terminal import Lines
 from coordinator.rounds import Result
 from federated.wire.memory import MemoryBroker, MemoryLink
 from tests.support.federation import Member, configured, living
@@ -40,16 +41,16 @@ class Fuse:
 
 
 def revived(
-    folder: Path, members: Sequence[Member], settings: Mapping[str, Any], *, progress: Lines | None = None, durable: bool = True
+    folder: Path, members: Sequence[Member], settings: Mapping[str, Any], *, read: Publish | None = None, durable: bool = True
 ) -> tuple[Result, int]:
     """Runs a coordinator again after each `Killed` until it comes to the end, beside members that live through it all; how often it died."""
     broker, deaths, config = MemoryBroker(), 0, configured(settings, len(members))
-    progress = progress or Lines(lambda line: None)
+    read = read or Lines(lambda line: None).read
     with living(members, broker, folder):
         while True:
             prepared, link = start.prepare(config, folder / "runs", resume=deaths > 0), MemoryLink(broker, "coordinator")
             try:
-                result = start.run(prepared, link, progress, durable=durable)
+                result = start.run(prepared, link, read, durable=durable)
                 break
             except Killed:
                 deaths += 1

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from coordinator.progress import Lines, closing_table, score_table
+from coordinator.observe.events import AgentsAwaited, RoundBegan, RoundEnded
+from coordinator.observe.terminal import Lines, closing_table, score_table
 from coordinator.records import Round, Score
 from models.families import full, network
 
@@ -26,14 +27,14 @@ CLASSES = Score("w1", "central", 0.5, 1.0, 5, metrics={"accuracy": 0.5, "loss": 
 )
 def test_a_round_is_told_in_the_measure_of_its_data(score: Score, lines: list[str]) -> None:
     said: list[str] = []
-    Lines(said.append).ended(Round(1, 0.5, {}, {}, scores=(score,)))
+    Lines(said.append).read(RoundEnded(Round(1, 0.5, {}, {}, scores=(score,))))
     assert said[1:] == lines
 
 
 @pytest.mark.parametrize(("agents", "said"), [(2, "a0 w1-d2.2, a1 w1-d2.2"), (20, "20 x w1-d2.2")])
 def test_a_submodel_made_for_each_agent_is_told_as_the_menu_lists_it(agents: int, said: str) -> None:
     whole, lines = full(network("lenet", (1, 16, 16), 10)), list[str]()
-    Lines(lines.append).began(1, 2, {f"a{i}": replace(whole, owner=f"a{i}") for i in range(agents)})
+    Lines(lines.append).read(RoundBegan(1, 2, {f"a{i}": replace(whole, owner=f"a{i}") for i in range(agents)}))
     assert lines == [f"round 1 of 2: {said.replace('w1-d2.2', whole.name)}"]
 
 
@@ -51,11 +52,11 @@ def test_a_view_that_a_submodel_lacks_is_a_dash() -> None:
 
 def test_who_is_missing_after_a_round_is_told_though_as_many_were_missing_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now, lines = [0.0], list[str]()
-    monkeypatch.setattr("coordinator.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("coordinator.observe.terminal.time.monotonic", lambda: now[0])
     told = Lines(lines.append)
     for now[0] in (10.0, 20.0):
-        told.waiting(1, 2)
-    told.began(1, 2, {})
+        told.read(AgentsAwaited(1, 2))
+    told.read(RoundBegan(1, 2, {}))
     now[0] = 30.0
-    told.waiting(1, 2)
+    told.read(AgentsAwaited(1, 2))
     assert [line for line in lines if line.startswith("waiting")] == ["waiting: 1 of 2 agents"] * 2

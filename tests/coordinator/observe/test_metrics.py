@@ -14,8 +14,9 @@ from click.testing import CliRunner
 
 from coordinator.authority import Authority
 from coordinator.cli import main
-from coordinator.live import Observer
-from coordinator.metrics import Meter, Server
+from coordinator.observe.events import AgentTurnedAway, Rejected
+from coordinator.observe.metrics import REFUSALS, Meter, Server
+from coordinator.observe.now import Observer
 from coordinator.tables import Metrics
 from federated.errors import ConfigError, LinkError, UsageError
 
@@ -79,6 +80,18 @@ def test_with_an_authority_only_who_shows_its_certificate_is_answered(tmp_path: 
             assert b"espalier_rounds_total 0.0" in answer.read()
         with pytest.raises(OSError), urllib.request.urlopen(server.address, context=stranger, timeout=10):  # noqa: PT011  # how it breaks off is OpenSSL's matter
             pass
+
+
+def test_rejected_messages_are_counted_by_kind_and_what_has_no_kind_of_its_own_is_not(tmp_path: Path) -> None:
+    with contextlib.closing(Server(Metrics(listen="127.0.0.1:0"))) as server:
+        meter = Meter(Observer(tmp_path, "r", 3), server.registry)
+        for kind in ("size", "update", "update", "answered"):
+            meter.read(Rejected(kind, "pi", "reason", "pi", "t"))
+        meter.read(AgentTurnedAway("pi", "reason"))
+        with urllib.request.urlopen(server.address, timeout=10) as answer:
+            found = answer.read().decode()
+    counted = dict(re.findall(r'espalier_rejects_total\{reason="(\w+)"\} ([0-9.]+)', found))
+    assert {kind: float(count) for kind, count in counted.items()} == dict.fromkeys(REFUSALS, 0.0) | {"size": 1, "update": 2, "joining": 1}
 
 
 def test_a_client_that_says_nothing_keeps_neither_others_from_being_answered_nor_the_coordinator_from_ending(tmp_path: Path) -> None:

@@ -1,21 +1,20 @@
-"""What a person sees of a run: live on a terminal, line by line elsewhere."""
+"""What a person sees of a run: a table that is redrawn on a terminal, lines elsewhere; and the tables of scores."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.journal import Entry
+from coordinator.observe import events
 from coordinator.records import Round, Score
 from coordinator.scores import best_view, overall
 from federated.console import Say
@@ -25,77 +24,11 @@ from models.submodel import Submodel
 if TYPE_CHECKING:
     from coordinator.agent import Agent
 
-__all__ = ["Lines", "Screen", "Several", "Watch", "closing_table", "human_bytes", "timing"]
+__all__ = ["Lines", "Screen", "closing_table", "human_bytes", "measures", "score_table", "told"]
 
 NAMED = 8  # agents up to which a line names each
 RECENT = 5  # rounds that the estimate of time left goes by
-
-
-class Watch(Protocol):
-    """Who is told what happens."""
-
-    def waiting(self, ready: int, wanted: int) -> None: ...
-
-    def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None: ...
-
-    def folded(self, entry: Entry) -> None: ...
-
-    def changed(self) -> None: ...
-
-    def took(self, what: str, seconds: float) -> None: ...
-
-    def paused(self) -> None: ...
-
-    def spent(self, epsilon: float) -> None: ...
-
-    def ended(self, done: Round) -> None: ...
-
-
-class Several:
-    """Tells each of several watches."""
-
-    def __init__(self, *watches: Watch) -> None:
-        self._watches = watches
-
-    def waiting(self, ready: int, wanted: int) -> None:
-        for watch in self._watches:
-            watch.waiting(ready, wanted)
-
-    def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
-        for watch in self._watches:
-            watch.began(number, rounds, chosen)
-
-    def folded(self, entry: Entry) -> None:
-        for watch in self._watches:
-            watch.folded(entry)
-
-    def changed(self) -> None:
-        for watch in self._watches:
-            watch.changed()
-
-    def took(self, what: str, seconds: float) -> None:
-        for watch in self._watches:
-            watch.took(what, seconds)
-
-    def paused(self) -> None:
-        for watch in self._watches:
-            watch.paused()
-
-    def spent(self, epsilon: float) -> None:
-        for watch in self._watches:
-            watch.spent(epsilon)
-
-    def ended(self, done: Round) -> None:
-        for watch in self._watches:
-            watch.ended(done)
-
-
-@contextmanager
-def timing(watch: Watch, what: str) -> Iterator[None]:
-    """Tells how long something took."""
-    start = time.perf_counter()
-    yield
-    watch.took(what, time.perf_counter() - start)
+REDRAW = 0.1  # seconds between two drawings, except where something new must be seen at once
 
 
 def human_bytes(count: float) -> str:
@@ -107,7 +40,7 @@ def human_bytes(count: float) -> str:
 
 
 class Lines:
-    """One line per event, for logs and pipes."""
+    """One line per event, for pipes and log files."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -115,38 +48,36 @@ class Lines:
         self._rounds, self._paused = 0, False
         self._ended: list[float] = []  # when rounds ended, by the monotonic clock
 
-    def waiting(self, ready: int, wanted: int) -> None:
+    def read(self, event: events.Event) -> None:
+        match event:
+            case events.AgentsAwaited(ready, wanted):
+                self._await(ready, wanted)
+            case events.RoundBegan(number, rounds, chosen):
+                self._begin(number, rounds, chosen)
+            case events.RunPaused():
+                if not self._paused:
+                    self._say("paused: no round begins until `coordinator pause --off`")
+                self._paused = True
+            case events.RoundEnded(done):
+                self._end(done)
+            case _:
+                pass
+
+    def _await(self, ready: int, wanted: int) -> None:
         if ready != self._waiting[0] and time.monotonic() - self._waiting[1] > 1:
             self._waiting = ready, time.monotonic()
             self._say(f"waiting: {ready} of {wanted} agents")
 
-    def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
+    def _begin(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
         self._rounds, self._paused = rounds, False
-        self._waiting = (-1, -math.inf)  # who is waited for after this is news again
+        self._waiting = (-1, -math.inf)  # the next wait is news again
         self._ended = self._ended or [time.monotonic()]
         names = [f"{agent} {submodel.unowned.name}" for agent, submodel in sorted(chosen.items())]
         if len(names) > NAMED:
             names = [f"{count} x {submodel}" for submodel, count in sorted(Counter(s.unowned.name for s in chosen.values()).items())]
         self._say(f"round {number} of {rounds}: " + (", ".join(names) or "those at work go on"))
 
-    def folded(self, entry: Entry) -> None:
-        pass
-
-    def changed(self) -> None:
-        pass
-
-    def took(self, what: str, seconds: float) -> None:
-        pass
-
-    def spent(self, epsilon: float) -> None:
-        pass
-
-    def paused(self) -> None:
-        if not self._paused:
-            self._say("paused: no round begins until `coordinator pause --off`")
-        self._paused = True
-
-    def ended(self, done: Round) -> None:
+    def _end(self, done: Round) -> None:
         missing = [f"{e.agent} {e.outcome}" for e in done.entries if e.outcome != "folded"]
         folded = len(done.entries) - len(missing)
         self._say(
@@ -191,38 +122,30 @@ class Screen:
         if self._live is not None:
             self._live.stop()
 
-    def waiting(self, ready: int, wanted: int) -> None:
-        self._note = f"waiting: {ready} of {wanted} agents"
-        self.changed()
+    def read(self, event: events.Event) -> None:
+        match event:
+            case events.AgentsAwaited(ready, wanted):
+                self._note = f"waiting: {ready} of {wanted} agents"
+            case events.RoundBegan(number, rounds, chosen):
+                self._round, self._note = (number, rounds), f"training on {len(chosen)} agents"
+            case events.UpdateFolded(entry):
+                self._note = f"folded {entry.agent}"
+            case events.RunPaused():
+                self._note = "paused: `coordinator pause --off` resumes it"
+            case events.RoundEnded(done):
+                self._bytes = [self._bytes[0] + done.bytes_up, self._bytes[1] + done.bytes_down]
+                self._scores = done.scores or self._scores
+                self._note = f"round {done.round} took {done.seconds:.1f} s"
+            case events.FleetChanged():
+                pass
+            case _:
+                return
+        self._redraw(now=isinstance(event, events.RoundBegan | events.UpdateFolded | events.RoundEnded))
 
-    def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
-        self._round, self._note = (number, rounds), f"training on {len(chosen)} agents"
-        self.changed(now=True)
-
-    def folded(self, entry: Entry) -> None:
-        self._note = f"folded {entry.agent}"
-        self.changed(now=True)
-
-    def took(self, what: str, seconds: float) -> None:
-        pass
-
-    def spent(self, epsilon: float) -> None:
-        pass
-
-    def paused(self) -> None:
-        self._note = "paused: `coordinator pause --off` goes on"
-        self.changed()
-
-    def changed(self, *, now: bool = False) -> None:
-        if self._live is not None and (now or time.monotonic() - self._drawn > 0.1):
+    def _redraw(self, *, now: bool) -> None:
+        if self._live is not None and (now or time.monotonic() - self._drawn > REDRAW):
             self._drawn = time.monotonic()
             self._live.update(self._draw())
-
-    def ended(self, done: Round) -> None:
-        self._bytes = [self._bytes[0] + done.bytes_up, self._bytes[1] + done.bytes_down]
-        self._scores = done.scores or self._scores
-        self._note = f"round {done.round} took {done.seconds:.1f} s"
-        self.changed(now=True)
 
     def _draw(self) -> Group:
         number, rounds = self._round

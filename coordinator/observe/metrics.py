@@ -10,18 +10,17 @@ import ipaddress
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.fleet import Fleet
-from coordinator.journal import Entry
-from coordinator.live import STATES, TASKS, Observer
+from coordinator.observe import events
+from coordinator.observe.now import STATES, TASKS, Observer
 from coordinator.records import Round
 from coordinator.tables import Metrics
 from federated import disk
 from federated.errors import ConfigError, LinkError, MissingExtra, UsageError
-from models.submodel import Submodel
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -41,7 +40,7 @@ ENDING = 2.0  # seconds that ending the server may take
 
 
 class Meter:
-    """A watch that counts into a server's registry, and a collector that looks at the fleet when the server is asked."""
+    """Counts events into a server's registry, and looks at the fleet when the server is asked."""
 
     def __init__(self, observer: Observer, registry: CollectorRegistry) -> None:
         from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
@@ -57,8 +56,11 @@ class Meter:
         self._waited = Histogram("espalier_update_seconds", "From a task to its accepted update.", buckets=LONG, registry=registry)
         self._updates = Counter("espalier_updates", "Tasks of finished rounds by what became of them.", ["outcome"], registry=registry)
         self._accuracy = Gauge("espalier_accuracy_ratio", "Of the submodels in the last evaluation.", ["of"], registry=registry)
+        self._rejects = Counter("espalier_rejects", "Messages and updates that were not accepted, by kind.", ["reason"], registry=registry)
         for stage in STAGES:
             self._stages.labels(stage)
+        for kind in REFUSALS:
+            self._rejects.labels(kind)
         for outcome in OUTCOMES:
             self._updates.labels(outcome)
         registry.register(self)
@@ -66,27 +68,25 @@ class Meter:
     def follow(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    # ---- as a watch ------------------------------------------------------------------------------------------------
+    def read(self, event: events.Event) -> None:
+        match event:
+            case events.RoundBegan(number, rounds, _):
+                self._round.set(number)
+                self._wanted.set(rounds)
+            case events.UpdateFolded(entry):
+                self._waited.observe(entry.seconds)
+            case events.StageTook(stage, seconds):
+                self._stages.labels(stage if stage in STAGES else "other").observe(seconds)
+            case events.RoundEnded(done):
+                self._end(done)
+            case events.Rejected(kind) if kind in REFUSALS:
+                self._rejects.labels(kind).inc()
+            case events.AgentTurnedAway():
+                self._rejects.labels("joining").inc()
+            case _:
+                pass
 
-    def waiting(self, ready: int, wanted: int) -> None: ...
-
-    def paused(self) -> None: ...
-
-    def changed(self) -> None: ...
-
-    def spent(self, epsilon: float) -> None: ...
-
-    def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
-        self._round.set(number)
-        self._wanted.set(rounds)
-
-    def folded(self, entry: Entry) -> None:
-        self._waited.observe(entry.seconds)
-
-    def took(self, what: str, seconds: float) -> None:
-        self._stages.labels(what if what in STAGES else "other").observe(seconds)
-
-    def ended(self, done: Round) -> None:
+    def _end(self, done: Round) -> None:
         from coordinator.scores import overall
 
         self._rounds.inc()
@@ -114,10 +114,6 @@ class Meter:
         for state in TASKS:
             tasks.add_metric([state], now.tasks.get(state, 0))
         yield tasks
-        refused = CounterMetricFamily("espalier_rejects", "Messages and updates that were not accepted, by kind.", labels=["reason"])
-        for kind in REFUSALS:
-            refused.add_metric([kind], fleet.refused.get(kind, 0))
-        yield refused
         moved = CounterMetricFamily("espalier_link_bytes", "Bytes through the coordinator's link, seen from the agents.", labels=["direction"])
         moved.add_metric(["up"], now.bytes_up)
         moved.add_metric(["down"], now.bytes_down)

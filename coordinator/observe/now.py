@@ -6,30 +6,23 @@ The file is written anew about once a second while the coordinator turns. It is 
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from coordinator.agent import Agent
 from coordinator.collection import Settled
 from coordinator.fleet import Fleet
-from coordinator.journal import Entry
-from coordinator.records import Round
-from coordinator.scores import overall, untrained
-from models.submodel import Submodel
+from coordinator.observe import events
 
 __all__ = ["FILE", "STATES", "TASKS", "Member", "Now", "Observer", "read", "standing", "state_of"]
-
-log = logging.getLogger(__name__)
 
 FILE = "now.json"
 EVERY = 1.0  # seconds between two writings
@@ -115,14 +108,10 @@ def standing(entry: Settled) -> str:
 
 
 class Observer:
-    """A watch that keeps the file, and logs what happens with fields that `coordinator log` can look for.
-
-    about: the fields of the present round, for whoever records (`federated.logs.recording`).
-    """
+    """Keeps the file up to date, about once a second and at each round's start and end."""
 
     def __init__(self, folder: Path, run: str, rounds: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder, self.run, self.rounds, self.clock = folder, run, rounds, clock
-        self.about: dict[str, Any] = {"run": run, "round": 0}
         self.phase, self.round, self.wanted, self.reason = "between", 0, 0, ""
         self.epsilon: float | None = None
         self._started, self._began = _utc(), ""
@@ -132,65 +121,28 @@ class Observer:
     def follow(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    # ---- as a watch ------------------------------------------------------------------------------------------------
-
-    def waiting(self, ready: int, wanted: int) -> None:
-        self.phase, self.wanted = "waiting", wanted
-        self.tick()
-
-    def paused(self) -> None:
-        if self.phase != "paused":
-            log.info("paused after round %d", self.round, extra={"event": "paused"})
-        self.phase = "paused"
-        self.tick()
-
-    def began(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
-        self.round, self.rounds, self.phase, self._began = number, rounds, "train", _utc()
-        self.about["round"] = number
-        log.info("round %d of %d began with %d agents", number, rounds, len(chosen), extra={"event": "round began", "asked": len(chosen)})
-        self.tick(now=True)
-
-    def folded(self, entry: Entry) -> None:
-        fields = {"agent": entry.agent, "submodel": entry.submodel, "outcome": "folded", "loss": entry.loss, "seconds": round(entry.seconds, 3)}
-        log.info("%s: folded %s, loss %.3f, %.1f s", entry.agent, entry.submodel, entry.loss, entry.seconds, extra={"event": "folded", **fields})
-        self.tick()
-
-    def took(self, what: str, seconds: float) -> None:
-        if what != "fold":
-            log.info("%s took %.2f s", what, seconds, extra={"event": what, "seconds": round(seconds, 4)})
-        self.tick()
-
-    def changed(self) -> None:
-        self.tick()
-
-    def spent(self, epsilon: float) -> None:
-        self.epsilon = epsilon
-
-    def ended(self, done: Round) -> None:
-        self.phase = "between"
-        for entry in done.entries:
-            if entry.outcome != "folded":
-                settled = {"event": "settled", "agent": entry.agent, "submodel": entry.submodel, "outcome": entry.outcome}
-                log.info("%s: %s", entry.agent, entry.outcome, extra=settled)
-        folded, found = sum(e.outcome == "folded" for e in done.entries), overall(done.scores)
-        fields: dict[str, Any] = {"seconds": round(done.seconds, 3), "folded": folded, "asked": len(done.entries), "bytes_up": done.bytes_up}
-        accuracy: dict[str, Any] = {}
-        if found:
-            accuracy = {"accuracy": found[-1].accuracy, "worst_accuracy": min(s.accuracy for s in found), "untrained": untrained(found)}
-        told: dict[str, Any] = {"event": "round ended", **fields, "bytes_down": done.bytes_down, **accuracy}
-        log.info("round %d ended: %d of %d updates, %.1f s", done.round, folded, len(done.entries), done.seconds, extra=told)
-        self.tick(now=True)
-
-    def end(self, phase: str, reason: str) -> None:
-        """The last word: phase `over`, `stopped` or `failed`."""
-        self.phase, self.reason = phase, reason
-        log.info("the coordinator ends: %s", reason, extra={"event": "coordinator ended", "phase": phase})
-        self.tick(now=True)
+    def read(self, event: events.Event) -> None:
+        match event:
+            case events.AgentsAwaited(_, wanted):
+                self.phase, self.wanted = "waiting", wanted
+            case events.RunPaused():
+                self.phase = "paused"
+            case events.RoundBegan(number, rounds, _):
+                self.round, self.rounds, self.phase, self._began = number, rounds, "train", _utc()
+            case events.PrivacySpent(epsilon):
+                self.epsilon = epsilon
+            case events.RoundEnded():
+                self.phase = "between"
+            case events.RunEnded(phase, reason):
+                self.phase, self.reason = phase, reason
+            case _:
+                pass
+        self._write(now=isinstance(event, events.RoundBegan | events.RoundEnded | events.RunEnded))
 
     # ---- the file --------------------------------------------------------------------------------------------------
 
-    def tick(self, *, now: bool = False) -> None:
-        """Writes, if it is time to; called often."""
+    def _write(self, *, now: bool) -> None:
+        """Write the file, if it is time to."""
         at = self.clock()
         if self._fleet is None or not (now or at - self._written >= EVERY):
             return
