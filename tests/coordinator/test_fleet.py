@@ -97,9 +97,7 @@ def test_what_is_rejected_is_published_by_kind(fleet: Fleet, memory: MemoryBroke
     assert [bool(event.topic) for event in rejected] == [True, True, True, False]
 
 
-def test_agents_that_come_restart_and_fall_silent_are_published(
-    fleet: Fleet, memory: MemoryBroker, clock: Clock, published: list[Event]
-) -> None:
+def test_agents_that_come_restart_and_fall_silent_are_published(fleet: Fleet, memory: MemoryBroker, clock: Clock, published: list[Event]) -> None:
     peer = Peer(memory, "a")
     listen(fleet)
     peer.say(messages.Status("a", "s2", True), topics.status("r", "a"))
