@@ -2,8 +2,8 @@
 
 It listens on loopback only, since it has neither rights by topic nor hashed passwords, and keeps nothing on disk. Its limits were
 measured with iotcore 0.4 (docs/broker.md). It keeps the messages of each pattern that anybody subscribed to in a log, and drops them only
-by size, so the sizes below bound the memory of a pattern. Weights and releases are retained anyway, and commands are said again, so their
-patterns, of which there are many, get small logs.
+by size, so the sizes below bound the memory of a pattern. The many patterns of weights, releases and commands get small logs: weights and
+releases are retained anyway, and commands are repeated.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ OWING = 3.0  # seconds after which an idle agent is told its task again
 LOOK = 0.5  # seconds between looks at leases, and at who could be asked besides
 RELIEF = 1.0  # seconds between tries to make room in a full spool: some updates then leave it together
 FAREWELL = 60.0  # seconds that the end of a run waits for the broker, across reconnections
-GOING = 5.0  # seconds that a coordinator that is stopped waits for it
+STOPPING = 5.0  # seconds that a coordinator waits for the broker when it is stopped
 REVOKED = "its certificate was revoked"
 
 
@@ -131,7 +131,7 @@ class Fleet:
         if self._dismissed:
             return
         self.link.publish(topics.run(self.run.run), b"", retain=True)
-        if self.link.flush(GOING):  # else a full queue would hold up whoever stops the coordinator
+        if self.link.flush(STOPPING):  # a full queue would block the person who stops the coordinator
             self.shelf.clear()
 
     def _publish_card(self) -> None:

@@ -16,7 +16,7 @@ UNGIVEN = range(20_000, 32_000)  # below the ports that Linux and BSD give to ou
 
 
 def check_exposure(listen: str, *, known: bool, embedded: bool = False) -> None:
-    """Raises ConfigError for a broker that strangers could use, and for what is no address.
+    """Raises ConfigError for a broker that strangers could use, and for an invalid address.
 
     known: whether clients must prove who they are. embedded: whether it is the embedded broker, which cannot ask them to.
     """

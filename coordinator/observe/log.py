@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Log:
-    """Writes events to the log. about: the fields of every record, for whoever keeps them (`federated.logs.recording`)."""
+    """Writes events to the log. about: fields of every record, which `federated.logs.recording` adds to the run's file."""
 
     def __init__(self, run: str) -> None:
         self.about: dict[str, Any] = {"run": run, "round": 0}
