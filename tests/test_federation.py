@@ -269,7 +269,7 @@ def test_two_agents_of_one_name_are_told(tmp_path: Path) -> None:
         fleet,
         {**SMALL, "fleet.min_agents": 2, "fleet.deadline": 5.0},
         broker=broker,
-        watch=lambda f: setattr(f, "notify", lambda: watch(f)),
+        watch=lambda f: setattr(f, "publish", lambda event: watch(f)),
     )
     first = fleet[0].participant
     assert first is not None
