@@ -33,7 +33,7 @@ def test_a_training_process_that_is_stopped_for_many_heartbeats_does_not_count_a
     os.kill(worker.pid, signal.SIGSTOP)
     beats: list[str] = []
 
-    def real(data: Dataset, change: object) -> Worker:
+    def real(data: Dataset, change: object, stop: object) -> Worker:
         return worker
 
     def watch(fleet: Fleet) -> None:
@@ -56,7 +56,7 @@ def test_a_training_process_that_is_stopped_for_many_heartbeats_does_not_count_a
     waker.start()
     settings = {"model.name": "mlp-small", "train.steps": 2, "evaluate.devices": False, "method.name": "fedavg", "fleet.deadline": 60}
     try:
-        with caplog.at_level(logging.WARNING, logger="coordinator.fleet"):
+        with caplog.at_level(logging.WARNING, logger="coordinator.observe.log"):
             federate(tmp_path, [Member("a0", digits(0, 2))], settings, watch=watch)
         waker.join(10)
     finally:
@@ -86,7 +86,7 @@ def test_heartbeats_say_how_many_steps_are_taken(tmp_path: Path, monkeypatch: py
 
         fleet._feel = noted  # type: ignore[assignment,method-assign]
 
-    monkeypatch.setattr("tests.support.federation.Here", lambda data, change: worker)
+    monkeypatch.setattr("tests.support.federation.Here", lambda data, change, stop: worker)
     settings = {"model.name": "preresnet-10", "train.steps": 24, "train.epochs": 24, "evaluate.devices": False, "evaluate.calibrate": "coordinator"}
     try:
         federate(
