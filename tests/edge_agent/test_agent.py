@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import pytest
 
-from edge_agent.agent import bounds, measure, remeasure, say_nothing
+from edge_agent.agent import bounds, find_run, measure, remeasure, say_nothing
 from edge_agent.heat import Heat
 from edge_agent.limits import Limits
 from edge_agent.watch import LOOK, Watch
 from edge_agent.worker import Job, Worker
+from federated.errors import FleetError
 from federated.participant import Participant
 from federated.spool import Spool
 from federated.task import Profile
@@ -134,3 +136,10 @@ def test_a_training_process_that_dies_of_it_leaves_the_old_profile_and_is_replac
     assert device.worker.pid != died
     os.sched_setaffinity(device.worker.pid, sorted(os.sched_getaffinity(0))[:1])
     assert device.later().cpus == 1
+
+
+def test_a_run_of_another_protocol_version_is_named_as_such_and_not_as_missing() -> None:
+    broker = MemoryBroker()
+    MemoryLink(broker, "coordinator").publish(topics.run("r"), msgpack.packb({"v": 99, "kind": "run", "body": {}}), retain=True)
+    with pytest.raises(FleetError, match=r"fl/v1/r/run: the peer speaks protocol 99, this side \d+: install the same version on both"):
+        find_run(MemoryLink(broker, "agent"), None, 0.2)

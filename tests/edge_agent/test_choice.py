@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -207,3 +208,12 @@ def test_a_foreign_submodel_and_a_damaged_file_are_named(tmp_path: Path) -> None
     (folder / f"{NAME}.fp32.onnx").write_bytes(b"damaged")
     with pytest.raises(ExportError, match="expected sha256"):
         choose(folder, NAME, bundle.version(folder))
+
+
+def test_a_submodel_that_nobody_trained_answers_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = several(tmp_path / "release")
+    made = json.loads((folder / bundle.MANIFEST).read_text())
+    made["submodels"][0]["trained_updates"] = 0
+    (folder / bundle.MANIFEST).write_text(json.dumps(made))
+    choose(folder, NAME, "v", threads=1)
+    assert f"{NAME} answers, although no update of the run trained it; trained: none" in caplog.text
