@@ -33,7 +33,6 @@ __all__ = ["Broker", "find_mosquitto", "start"]
 log = logging.getLogger(__name__)
 
 STARTING = 20.0  # seconds until a broker must answer
-LINGER = 1.0  # seconds that rumqttd, which ends without delivering what it has acknowledged, has to deliver a run's goodbye
 ENDING = 5.0  # seconds that it has to end by itself
 SAVING = 60.0  # seconds that it has to write down what it keeps, where it is to come back
 MQTT_3_1_1 = 4  # the protocol's number on the wire
@@ -64,8 +63,6 @@ class Broker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.kind == "embedded":
-            time.sleep(LINGER)
         self.stop()
 
     @property

@@ -109,8 +109,11 @@ class Fleet:
             if agent.profile is not None:
                 self._admit(agent, agent.profile)
 
-    def dismiss(self, reason: str) -> None:
-        """End the run for all agents. Only the goodbye stays retained; its delivery is awaited, since agents without it would wait for ever."""
+    def dismiss(self, reason: str, patience: float = 0.0) -> None:
+        """End the run for all agents. Only the goodbye stays retained; its delivery is awaited, since agents without it would wait for ever.
+
+        patience: seconds that agents have to sign off, for a broker that may end with the coordinator, before it delivered what it acknowledged.
+        """
         self._dismissed = True
         try:
             goodbye = envelope.encode(messages.Goodbye(reason))
@@ -118,6 +121,7 @@ class Fleet:
             self.link.publish(topics.run(self.run.run), goodbye, retain=True)  # in the card's place: agents that are away hear it when they return
             if not self.link.flush(FAREWELL):
                 raise LinkError(f"the broker did not acknowledge it within {FAREWELL:.0f} s")
+            self._await_departures(time.monotonic() + patience)
             self.shelf.clear()
             for name in self.agents:
                 self.link.publish(topics.profile(self.run.run, name), b"", retain=True)
@@ -125,6 +129,15 @@ class Fleet:
             self.link.flush(FAREWELL)
         except LinkError as error:  # the run is over all the same
             log.warning("the end of the run could not be sent (%s): agents may keep waiting; stop them by hand", error)
+
+    def _await_departures(self, until: float) -> None:
+        """Wait until every agent that is online took its retained status away."""
+        here = {name for name, agent in self.agents.items() if agent.online}
+        while here and time.monotonic() < until:
+            delivery = self.link.receive(0.05)
+            where = topics.parse(delivery.topic) if delivery is not None and not delivery.payload else None
+            if where is not None and where.kind == "status":
+                here.discard(where.agent or "")
 
     def withdraw(self) -> None:
         """Leave without ending the run: nobody can join meanwhile, and the agents wait for a coordinator that resumes. Nothing after `dismiss`."""

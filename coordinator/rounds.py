@@ -42,6 +42,7 @@ __all__ = ["Result", "Run", "conduct", "wait_for"]
 
 log = logging.getLogger(__name__)
 
+PARTING = 10.0  # seconds that agents have to sign off when the run is over
 PATIENCE = 6.0  # a round without a deadline lasts this many times what the slowest is predicted to need
 
 
@@ -110,7 +111,7 @@ def conduct(run: Run) -> Result:
             run.helm.between()
     history = run.store.history()
     run.fleet.inbox.forget("round-*")  # what came too late for the last round, or lies there of one that was stored just before somebody died
-    run.fleet.dismiss("the run is over")
+    run.fleet.dismiss("the run is over", PARTING if run.durable else 0.0)
     return Result(
         state,
         tuple(scores),

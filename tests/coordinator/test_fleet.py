@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -156,3 +157,19 @@ def test_a_coordinator_that_is_stopped_withdraws_its_card_and_its_weights_where_
         fleet.shelf.put("r0", "w1", memoryview(b"weights"), "r0")
         fleet.withdraw()
         assert len(memory.retained) == left, "a chunk and a manifest"
+
+
+def test_the_end_of_a_run_waits_until_its_agents_signed_off(fleet: Fleet, memory: MemoryBroker) -> None:
+    """Else a broker that ends with the coordinator may end before it delivered the goodbye."""
+    peer, left = Peer(memory, "a"), threading.Event()
+    listen(fleet)
+
+    def leave() -> None:
+        left.set()
+        peer.link.publish(topics.status("r", "a"), b"", retain=True)
+
+    threading.Timer(0.3, leave).start()
+    start = time.monotonic()
+    fleet.dismiss("over", patience=30.0)
+    assert left.is_set()
+    assert time.monotonic() - start < 15
