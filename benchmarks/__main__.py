@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import click
 
-from benchmarks import aggregation, asynchrony, broker, codec, fuzz, inference, methods, pacing, predict, scale
+from benchmarks import aggregation, asynchrony, broker, codec, core, fuzz, inference, methods, pacing, predict, scale
 from benchmarks.faults import command as faults
+from benchmarks.schedules import command as schedules
 from benchmarks.table import Row, lines
 from federated.console import FORMAT
 
@@ -32,6 +33,7 @@ timed("aggregation", "Fold ten updates of a ResNet-18, beside reading their byte
 timed("codec", "Encode and decode 45 MB of weights, beside one copy of the bytes.", codec.measure)
 main.add_command(asynchrony.command)
 main.add_command(broker.command)
+main.add_command(core.command)
 main.add_command(faults.command)
 main.add_command(fuzz.command)
 main.add_command(inference.command)
@@ -39,6 +41,7 @@ main.add_command(methods.command)
 main.add_command(pacing.command)
 main.add_command(predict.command)
 main.add_command(scale.command)
+main.add_command(schedules.command)
 
 if __name__ == "__main__":
     main()

@@ -15,7 +15,7 @@ import psutil
 
 from coordinator import broker as brokers
 from coordinator.shelf import Shelf
-from coordinator.weights import SLOTS
+from coordinator.shipment import SLOTS
 from federated.console import FORMAT, speaker, speaking_plainly
 from federated.wire import envelope, messages, topics
 from federated.wire.link import MqttLink

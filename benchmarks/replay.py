@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from benchmarks.raw.updates import encoded, learned, unsent
 from coordinator.config import Config, load
-from coordinator.journal import Entry
+from coordinator.preparation import make_weights
+from coordinator.records import Entry
 from coordinator.selection import generator
-from coordinator.start import beginning
+from coordinator.shipment import received
 from coordinator.store import Store
-from coordinator.training import asked
-from coordinator.weights import received
+from coordinator.training import complete_recipe
 from federated.aggregate import Total, fold
+from federated.buffered import Base, Touched, buffered, touched
 from federated.errors import StoreError
 from federated.method import Method, State, configure
 from federated.methods.catalogue import method as method_named
@@ -63,35 +64,44 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
         config = load(None, {}, [], facts.config)
         method = method_named(config.method_name)
         settings = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
-        state = method.start(beginning(config, facts.network, method), facts.menu, settings)
+        state = method.start(make_weights(config, facts.network, method), facts.menu, settings)
         menu = {submodel.name: submodel for submodel in facts.menu}
         folded, doubled, foreign = dict[int, list[str]](), 0, 0
+        states, moved = [state], list[Touched]()
+        late = buffered(method, lambda number, now: Base(states[number], tuple(moved[number:now]))) if "buffered" in method.allows else method
+        method = late if config.fleet.mode == "buffered" or config.fleet.late == "take" else method
         for number in range(1, last.round + 1):
             entries = sorted((entry for entry in store.entries(number) if entry.outcome == "folded"), key=lambda entry: entry.position)
             folded[number] = [entry.agent for entry in entries]
-            doubled += 2 * len(entries) - len(set(folded[number])) - len({entry.position for entry in entries})
-            total, odd = refolded(method, state, entries, menu, config, attempts, make or raw)
+            updates = {(entry.agent, entry.task) for entry in entries}
+            doubled += 2 * len(entries) - len(updates) - len({entry.position for entry in entries})
+            total, odd = refolded(method, states, entries, menu, config, attempts, make or raw)
             foreign += odd
-            state = method.finish(state, total, generator(config.seed, 3, number)) if total.seen else replace(state, round=number)
+            after = method.finish(state, total, generator(config.seed, 3, number)) if total.seen else state
+            state = replace(after, round=number)
+            states.append(state)
+            moved.append(touched(total, state.tensors))
         return Replayed(folded, doubled, foreign, all(torch.equal(value, last.tensors[home]) for home, value in state.tensors.items()))
     finally:
         store.close()
 
 
 def refolded(
-    method: Method, state: State, entries: Sequence[Entry], menu: dict[str, Submodel], config: Config, attempts: int, make: Make
+    method: Method, states: Sequence[State], entries: Sequence[Entry], menu: dict[str, Submodel], config: Config, attempts: int, make: Make
 ) -> tuple[Total, int]:
-    """The total of a round, and how many of its updates are foreign: of none of so many attempts."""
+    """The total of a round, and how many of its updates are foreign: of none of so many attempts. states: after each round so far."""
     total, foreign = Total(), 0
     for entry in entries:
-        submodel = menu[entry.submodel]
-        plan, recipe = method.place(state, submodel), asked(method.recipe(state, submodel), config)
-        weights = {name: np.asarray(value) for name, value in method.dispatch(state, plan).items()}
-        task = Task(config.name, state.round + 1, 1, entry.agent, "train", submodel, f"r{state.round}", "", 0, recipe, 60.0)
+        submodel, number = menu[entry.submodel], entry.task or len(states)
+        sent = states[number - 1]
+        plan, recipe = method.place(sent, submodel), complete_recipe(method.recipe(sent, submodel), config)
+        weights = {name: np.asarray(value) for name, value in method.dispatch(sent, plan).items()}
+        task = Task(config.name, number, 1, entry.agent, "train", submodel, f"r{number - 1}", "", 0, recipe, 60.0)
         update = make(task, weights)
         made = [encoded(replace(update, attempt=attempt, tensors={}), update.tensors) for attempt in range(1, attempts + 1)]
         foreign += attempts > 0 and entry.digest not in {hashlib.sha256(data).hexdigest() for data in made}
-        fold(total, method.parts(state, plan, received(update)), (entry.agent, 0))
+        plan = method.place(states[-1], submodel)
+        fold(total, method.parts(states[-1], plan, received(update)), (entry.agent, number))
     return total, foreign
 
 

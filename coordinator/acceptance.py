@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ import numpy as np
 
 from federated.errors import Refused
 from federated.scores import fields
-from federated.task import LONGEST, SHORTEST, Profile, Task, Update
+from federated.task import LONGEST, SHORTEST, Card, Profile, Task, Update
 from federated.wire import tensors
 from federated.wire.messages import Run
 from models.families import statistics
@@ -25,8 +26,14 @@ __all__ = ["check_match", "check_profile", "check_scores", "check_statistics", "
 OUTSIZE = 1e3  # times the norm that was sent (and a unit per entry, for tensors that start at zero)
 EXITS = 64  # more than any network has
 DRIFT = 0.02  # share, and seconds, by which two machines' clocks may differ over a round
-VAST = 1e18  # of a mean or variance: the square root of float32's range
-HUGE = 1e200  # of a loss or a sum: what devices send is added up, and must stay finite
+VAST = 1e18  # of a mean, deviation, variance or tensor's norm: the square root of float32's range, so that weighted sums are finite
+TINY = 1e-30  # least deviation of a channel or value (`Dataset.card` reports 1 for one without spread)
+COUNTED = ("errors", "guessed", "hits", "squares", "true")  # entries of tallies that cannot be negative
+HUGE = 1e100  # of a loss, a sum or a survey's number: sums over all devices, and their squares, stay finite
+COUNT = 2**48  # examples, or tokens, of a tally: the sum over all devices fits the 63 bits of the database
+EXAMPLES = 2**40  # on one device
+AXES, NUMBERS = 8, 2**26  # of one raw example: axes, and numbers in all (256 MiB as float32)
+OUTPUTS = 2**20  # classes, values or tokens
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -53,25 +60,44 @@ def check_profile(profile: Profile, run: Run) -> None:
             f"for, found {len(timed)} others"
         )
     check_survey(profile, run)
-    card = profile.data
-    channels = {len(card.mean), len(card.std)}
-    if len(channels) != 1 or channels == {0} or not all(map(math.isfinite, (*card.mean, *card.std))) or min(card.std) < 0:
-        raise Refused(f"profile of {profile.agent}: expected as many means as deviations, finite, found {card.mean} and {card.std}")
-    if not 1 <= card.examples < 2**40 or not 0 <= card.held_out < 2**40 or not card.inputs or min(card.inputs) < 1:
-        raise Refused(f"profile of {profile.agent}: expected examples of a shape, found {card}")
-    values = card.outputs if card.target == "value" else 0
-    if card.outputs < (1 if values else 2) or {len(card.shift), len(card.scale)} != {values} or not all(map(plausible, card.shift, card.scale)):
-        raise Refused(f"profile of {profile.agent}: expected at least 2 classes, or 1 value with its mean and deviation, found {card}")
+    try:
+        check_card(profile.data)
+    except Refused as error:
+        raise Refused(f"profile of {profile.agent}: {error}") from None
+
+
+def check_card(card: Card) -> None:
+    """Sizes that can be allocated, and moments that can be pooled with those of others."""
+    for name, found, least in (("examples", card.examples, 1), ("held_out", card.held_out, 0)):
+        if not least <= found < EXAMPLES:
+            raise Refused(f"expected '{name}' from {least} to {EXAMPLES - 1}, found {found}")
+    if not 1 <= len(card.inputs) <= AXES or min(card.inputs) < 1 or math.prod(card.inputs) > NUMBERS:
+        raise Refused(f"expected 'inputs' as a shape of 1 to {AXES} axes and at most {NUMBERS} numbers, found {card.inputs}")
+    fewest = 1 if card.target == "value" else 2
+    if not fewest <= card.outputs <= OUTPUTS:
+        raise Refused(f"expected 'outputs' from {fewest} to {OUTPUTS} for target '{card.target}', found {card.outputs}")
+    channels, values = 1 if card.target == "token" else card.inputs[0], card.outputs if card.target == "value" else 0
+    for name, moments, wanted in (
+        ("mean", card.mean, channels),
+        ("std", card.std, channels),
+        ("shift", card.shift, values),
+        ("scale", card.scale, values),
+    ):
+        low = TINY if name in ("std", "scale") else -VAST
+        if len(moments) != wanted or not all(low <= value <= VAST for value in moments):
+            raise Refused(f"expected '{name}' as {wanted} numbers from {low:g} to {VAST:g}, found {len(moments)}: {moments}")
 
 
 def check_survey(profile: Profile, run: Run) -> None:
-    """Numbers and words by name, lists of them, or such by a name in turn, as many as a method may find: it is written down in every round."""
+    """Finite numbers and words by name, lists of them, or such by a name in turn: it is written down in every round, as JSON too."""
     for name, value in profile.survey.items():
         inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]
-        if not all(isinstance(one, str | int | float | None) for one in inner):
-            raise Refused(f"profile of {profile.agent}: expected a survey of numbers and words, found something else in '{name[:100]}'")
+        if not all(isinstance(one, str | bool | None) or number(one) for one in inner):
+            raise Refused(f"profile of {profile.agent}: expected a survey of finite numbers and words, found something else in '{name[:100]}'")
     if (size := len(msgspec.msgpack.encode(profile.survey))) > run.survey_limit:
         raise Refused(f"profile of {profile.agent}: expected a survey of at most {run.survey_limit} bytes, found {size}")
+    if (size := len(msgspec.msgpack.encode(replace(profile, timings=())))) > run.profile_limit:
+        raise Refused(f"profile of {profile.agent}: expected at most {run.profile_limit} bytes beside the timings, found {size}")
 
 
 def check_match(task: Task, update: Update) -> None:
@@ -92,7 +118,7 @@ def check_training(update: Update, shapes: Shapes, sent: Mapping[str, float], ex
     if not 1 <= update.samples <= examples or not 1 <= update.steps <= steps:
         raise Refused(f"update of {update.agent}: expected 1 to {examples} samples and 1 to {steps} steps, found {update.samples} and {update.steps}")
     for name, value in update.tensors.items():
-        bound = OUTSIZE * (sent.get(name, 0.0) + math.sqrt(value.size))
+        bound = min(OUTSIZE * (sent.get(name, 0.0) + math.sqrt(value.size)), VAST)
         norm = float(np.linalg.norm(value.astype(np.float64)))
         if norm > bound:
             raise Refused(f"tensor {name}: expected a norm of at most {bound:.3g}, found {norm:.3g}")
@@ -105,10 +131,13 @@ def check_training(update: Update, shapes: Shapes, sent: Mapping[str, float], ex
 
 
 def check_effort(update: Update, elapsed: float) -> None:
-    """What a device says of its effort, if it does: seconds within those that the coordinator saw pass, and its steps within them."""
-    most = elapsed * (1 + DRIFT) + DRIFT
+    """What a device says of its effort, if it does: seconds within those that the coordinator saw pass, and its steps within them.
+
+    An update of an earlier process or round has no such time. Then only `LONGEST` bounds what it says.
+    """
+    most = min(elapsed * (1 + DRIFT) + DRIFT, LONGEST)
     for note, least_of in (("seconds", 1), ("step", update.steps - 1)):  # the first step, which warms up, is not in the mean
-        if note in update.notes and not 0 < finite(update, note) * max(1, least_of) <= most:
+        if note in update.notes and not SHORTEST <= finite(update, note) <= most / max(1, least_of):
             raise Refused(f"update of {update.agent}: expected '{note}' above 0 and within the {elapsed:.3g} s since, found {update.notes[note]}")
     if "peak" in update.notes and whole(update, "peak", 0) >= 2**60:
         raise Refused(f"update of {update.agent}: expected a 'peak' of bytes, found {update.notes['peak']}")
@@ -148,13 +177,13 @@ def check_tallies(update: Update, views: Collection[str]) -> Mapping[str, Any]:
             raise Refused(f"{update.work} of {update.agent}: expected lists of finite numbers in tally '{view}', found {str(sums)[:100]}")
         if {name: len(values) for name, values in sums.items()} not in known:
             raise Refused(f"{update.work} of {update.agent}: expected tally '{view}' of {', '.join(known[-1])}, found {', '.join(map(str, sums))}")
-        if not 1 <= sums["count"][0] < 2**53 or not 0 <= sums.get("right", [0])[0] <= sums["count"][0]:
+        if not 1 <= sums["count"][0] < COUNT or not 0 <= sums.get("right", [0])[0] <= sums["count"][0]:
             raise Refused(f"{update.work} of {update.agent}: tally '{view}' counts {sums.get('right', [0])[0]} right of {sums['count'][0]}")
+        negative = [name for name in sums if name in COUNTED and min(sums[name]) < 0]
+        if negative or sum(sums.get("true", [1])) <= 0:
+            found = f"'{negative[0]}' below 0" if negative else "no example of any class"
+            raise Refused(f"{update.work} of {update.agent}: expected tally '{view}' to count examples, found {found}")
     return tallies
-
-
-def plausible(mean: float, deviation: float) -> bool:
-    return math.isfinite(mean) and math.isfinite(deviation) and deviation > 0
 
 
 def number(value: object) -> bool:

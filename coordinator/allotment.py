@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence, Set
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from coordinator import decisions
-from coordinator.agent import Agent
-from coordinator.decisions import Candidate, Decision
+from coordinator.context import RunContext
+from coordinator.decisions import Candidate, Decision, Verdict
+from coordinator.history import FleetHistory
+from coordinator.run.round import Agent
 from coordinator.selection import generator, select
 from coordinator.standing import Standing, measured_anew, waited
 from federated.errors import FleetError
@@ -16,59 +18,58 @@ from federated.method import State
 from models.cost import cost
 from models.submodel import Submodel
 
-if TYPE_CHECKING:
-    from coordinator.rounds import Run
-
-__all__ = ["assign", "choose", "record"]
+__all__ = ["draw_agents", "judge_agents", "raise_unable", "record_decisions"]
 
 log = logging.getLogger(__name__)
 
 
-def assign(run: Run, state: State, agents: Sequence[Agent], number: int) -> dict[str, Submodel]:
-    """The method's choice for each agent, among what it can afford; what the configuration pins, where it does."""
-    run.standings.update({a.name: measured_anew(run.standings.get(a.name, Standing()), a.profile) for a in agents if a.profile is not None})
-    candidates = [
-        Candidate(a.name, a.profile, run.standings[a.name], run.assigned.get(a.name), run.pinned(a.name)) for a in agents if a.profile is not None
-    ]
+def judge_agents(run: RunContext, state: State, history: FleetHistory, agents: Sequence[Agent]) -> tuple[dict[str, Verdict], dict[str, Standing]]:
+    """A verdict and the standing of each agent: the method's choice among what the agent can afford, or what the configuration pins."""
+    profiles = {agent.name: agent.profile for agent in agents if agent.profile is not None}
+    standings = {name: measured_anew(history.standings.get(name, Standing()), profile) for name, profile in profiles.items()}
+    candidates = [Candidate(name, profile, standings[name], history.assigned.get(name), run.pinned(name)) for name, profile in profiles.items()]
 
-    def choice(index: int, candidate: Candidate, can: Sequence[Submodel]) -> Submodel:
-        return run.method.assign(state, candidate.profile, can, generator(run.config.seed, 2, number, index))
+    def choose(index: int, candidate: Candidate, can: Sequence[Submodel]) -> Submodel:
+        return run.method.assign(state, candidate.profile, can, generator(run.config.seed, 2, state.round + 1, index))
 
     recipe = run.method.recipe(state, run.menu[-1])
-    made = decisions.decide(run.menu, recipe, candidates, run.config.assign, run.config.fleet.deadline, choice)
-    run.verdicts = {verdict.decision.agent: verdict for verdict in made}
-    for name, verdict in run.verdicts.items():
+    made = decisions.decide(run.menu, recipe, candidates, run.config.assign, run.config.fleet.deadline, choose)
+    for verdict in made:
         if verdict.submodel is None:
+            name = verdict.decision.agent
             log.warning("%s is left out: %s", name, verdict.decision.reason)
-            run.standings[name] = waited(run.standings[name])
-    return {name: verdict.submodel for name, verdict in run.verdicts.items() if verdict.submodel is not None}
+            standings[name] = waited(standings[name])
+    return {verdict.decision.agent: verdict for verdict in made}, standings
 
 
-def choose(run: Run, state: State, able: Mapping[str, Submodel], number: int, wanted: int, busy: Set[str] = frozenset()) -> dict[str, Submodel]:
-    """Which of the agents that can train do so in this round. Raises FleetError when no agent can hold any submodel.
+def draw_agents(run: RunContext, number: int, able: Mapping[str, Submodel], wanted: int, busy: Set[str]) -> dict[str, Submodel]:
+    """Draw the agents that train in a round, of those that can.
 
-    wanted: how many. busy: those at work on earlier rounds; where rounds do not wait, they count.
+    wanted: how many agents are to be at work. busy: those at work on earlier rounds; where rounds do not wait, they count.
     """
     at_work = len(busy & able.keys()) if run.config.fleet.mode == "buffered" else 0
     names = select(sorted(able.keys() - busy), max(0, wanted - at_work), generator(run.config.seed, 1, number))
-    assigned = {name: able[name] for name in names}
-    if not able:
-        reasons = "; ".join(f"{name}: {verdict.decision.reason}" for name, verdict in run.verdicts.items())
-        if any(offer.fits for verdict in run.verdicts.values() for offer in verdict.offers):
-            raise FleetError(f"no agent can be given anything: {reasons}")
-        smallest = cost(run.menu[0], run.method.recipe(state, run.menu[0]).batch)
-        raise FleetError(
-            f"no agent can hold a submodel: the smallest, {run.menu[0].name}, needs {smallest.memory // 10**6} MB to train and "
-            f"{run.config.assign.memory:.0%} of an agent's memory may be filled; {reasons}"
-        )
-    run.assigned.update(assigned)
-    return assigned
+    return {name: able[name] for name in names}
 
 
-def record(run: Run, number: int, chosen: Mapping[str, Submodel], busy: Set[str] = frozenset()) -> None:
-    """Keeps what was decided of every agent that the run knows, and why, before the round is under way."""
-    made: dict[str, Decision] = decisions.absent({a.name: a.absence for a in run.fleet.agents.values() if a.name not in run.verdicts})
-    for name, verdict in run.verdicts.items():
+def raise_unable(run: RunContext, state: State, verdicts: Mapping[str, Verdict]) -> NoReturn:
+    """Raise FleetError that says why no agent can be given a submodel."""
+    reasons = "; ".join(f"{name}: {verdict.decision.reason}" for name, verdict in verdicts.items())
+    if any(offer.fits for verdict in verdicts.values() for offer in verdict.offers):
+        raise FleetError(f"no agent can be given anything: {reasons}")
+    smallest = cost(run.menu[0], run.method.recipe(state, run.menu[0]).batch)
+    raise FleetError(
+        f"no agent can hold a submodel: the smallest, {run.menu[0].name}, needs {smallest.memory // 10**6} MB to train and "
+        f"{run.config.assign.memory:.0%} of an agent's memory may be filled; {reasons}"
+    )
+
+
+def record_decisions(run: RunContext, number: int, verdicts: Mapping[str, Verdict], chosen: Mapping[str, Submodel], busy: Set[str]) -> None:
+    """Write what was decided of every agent that the run knows, and why, before the round begins. Raises StoreError."""
+    made: dict[str, Decision] = decisions.absent(
+        {a.name: a.absence or a.resting("train", number) for a in run.fleet.agents.values() if a.name not in verdicts}
+    )
+    for name, verdict in verdicts.items():
         drawn = name in chosen or verdict.submodel is None
         why = "at work on an earlier round" if name in busy else f"not drawn (fraction {run.config.fleet.fraction:g})"
         made[name] = verdict.decision if drawn else decisions.undrawn(verdict.decision, why)

@@ -11,17 +11,18 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from coordinator.agent import Agent
 from coordinator.config import Config, load, parse_setting, to_json
 from coordinator.control import Stopped
 from coordinator.fleet import Fleet
-from coordinator.gate import Gate, open_gate
+from coordinator.gate import open_gate
 from coordinator.observe.events import Event, Publish, Turned, publish_to
 from coordinator.observe.terminal import Lines, Screen, closing_table, human_bytes, score_table
+from coordinator.preparation import find_name, prepare
 from coordinator.rounds import Result
+from coordinator.run.round import Agent
 from coordinator.runs import latest_run, run_names
 from coordinator.scores import overall, untrained
-from coordinator.start import free_name, prepare, run
+from coordinator.start import run
 from coordinator.store import Store
 from coordinator.tables import Log
 from federated import logs
@@ -73,7 +74,7 @@ def start_run(
     if resume:
         config = resumed(config, file, environment, given, runs)
     if not config.name:
-        config = msgspec.structs.replace(config, name=free_name(config, runs))
+        config = msgspec.structs.replace(config, name=find_name(config, runs))
     if config.log != Log():
         logs.configure(form=config.log.format, file=Path(config.log.file) if config.log.file else None)
     prepared = prepare(config, runs, resume=resume)
@@ -87,7 +88,7 @@ def start_run(
         ):
             say(f"run '{config.name}': {config.method_name} on {config.data.name}, up to {config.rounds} rounds, kept in {folder}")
             readers = publish_to(read, manager_reader(manager, fleets))
-            result = run(prepared, link, readers, lambda fleet: bind(fleet, fleets, manager, gate))
+            result = run(prepared, link, readers, lambda fleet: bind(fleet, fleets, manager), gate=gate)
     except Stopped as why:
         resume = True  # there is something to go on with
         say(f"{why}; go on with: coordinator start --name {config.name} --resume")
@@ -98,10 +99,9 @@ def start_run(
     return report(result, config)
 
 
-def bind(fleet: Fleet, fleets: list[Fleet], manager: Manager, gate: Gate) -> None:
-    """The fleet exists: readers may show it, revoked agents are shut out, and the service manager learns that the coordinator is ready."""
+def bind(fleet: Fleet, fleets: list[Fleet], manager: Manager) -> None:
+    """The fleet exists: readers may show it, and the service manager learns that the coordinator is ready."""
     fleets.append(fleet)
-    fleet.barred = gate.barred
     manager.ready("waiting for agents")
 
 
@@ -110,7 +110,7 @@ def manager_reader(manager: Manager, fleets: Sequence[Fleet]) -> Publish:
 
     def standing() -> str:
         fleet = fleets[0]
-        entries = fleet.collection.entries.values()
+        entries = fleet.tasks
         number = next((entry.task.round for entry in entries), 0)
         waited = f"round {number}: {sum(not entry.open for entry in entries)} of {len(entries)} settled; " if number else ""
         return f"run {fleet.run.run}: {waited}{len(fleet.ready())} of {len(fleet.agents)} agents ready"
@@ -171,7 +171,7 @@ def watching(config: Config, fleets: Sequence[Fleet], *, live: bool, say: Say) -
 def show(result: Result, *, live: bool, say: Say) -> None:
     """The closing tables."""
     console = Console(width=None if live else 110)
-    rows = [(agent, s.unowned.name, s.plain.name, cost(s).parameters, cost(s).macs) for agent, s in sorted(result.assigned.items())]
+    rows = [(agent, s.unowned.name, s.plain.name, cost(s).parameters, cost(s).macs) for agent, s in sorted(result.history.assigned.items())]
     with console.capture() as capture:
         console.print(closing_table(rows, result.scores))
         console.print(score_table(result.scores))
@@ -198,7 +198,7 @@ def report(result: Result, config: Config) -> dict[str, Any]:
         "scores": [msgspec.to_builtins(s) for s in result.scores],
         "agents": [
             {"id": agent, "submodel": s.unowned.name, "parameters": cost(s).parameters, "macs": cost(s).macs}
-            for agent, s in sorted(result.assigned.items())
+            for agent, s in sorted(result.history.assigned.items())
         ],
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,

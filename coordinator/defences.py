@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
+
+from torch import Tensor
 
 from coordinator import privacy
 from coordinator.bounds import Bound, Measured, bounds, check_change, moved
@@ -36,7 +37,6 @@ __all__ = ["Defences", "check_covered", "check_enough", "defended"]
 log = logging.getLogger(__name__)
 
 RULES_OF_ALL = ("trimmed", "median", "krum", "multikrum")  # rules that look at all updates of a round together
-CORNERS = 4  # submodels whose weights, as they were sent, are at hand to measure changes by
 
 
 def defended(method: Method, config: Config) -> Method:
@@ -118,21 +118,16 @@ class Defences:
 
     # ---- before the fold -------------------------------------------------------------------------------------------
 
-    def checker(self, method: Method, state: State) -> Callable[[Update], None]:
-        """Measures how far updates moved that were made from a state, and raises Refused for those that moved too far."""
+    def check(self, update: Update, sent: Mapping[str, Tensor]) -> None:
+        """Measures how far an update moved from what was sent. Raises Refused for one that moved too far."""
         if self.config.private.noise:  # shortens what is too long; and a norm that bounds others is told without noise
-            return lambda update: None
-        sent = lru_cache(CORNERS)(lambda submodel: method.dispatch(state, method.place(state, submodel)))
-
-        def check(update: Update) -> None:
-            norms = moved(update, sent(update.submodel))
-            name = update.submodel.plain.name
-            for kind, norm in norms.items():
-                self.pending[update.agent, name, kind] = Measured(self.round, update.agent, name, kind, norm)
-            if self.config.robust.bound:
-                check_change(update, norms, self.bounds)
-
-        return check
+            return
+        norms = moved(update, sent)
+        name = update.submodel.plain.name
+        for kind, norm in norms.items():
+            self.pending[update.agent, name, kind] = Measured(self.round, update.agent, name, kind, norm)
+        if self.config.robust.bound:
+            check_change(update, norms, self.bounds)
 
     @property
     def bounds(self) -> Mapping[tuple[str, str], Bound]:

@@ -25,13 +25,13 @@ from coordinator.config import Config
 from coordinator.fleet import Fleet
 from coordinator.source import Source, names
 from coordinator.workers import VAST, Workers, outcome
-from federated.participant import Participant
-from federated.spool import Spool
+from federated.device.participant import Equipment, Participant
+from federated.device.spool import Spool
+from federated.device.trainer import Outcome
 from federated.task import Card, Profile, Task, Timing
 from federated.wire import envelope, messages, topics
 from federated.wire.link import CHUNK
 from federated.wire.memory import MemoryBroker, MemoryLink
-from federated.workload import Outcome
 from models.cost import cost
 
 __all__ = ["Devices"]
@@ -154,7 +154,7 @@ class Devices:
         data = self.source.device(index).card()
         measure = partial(self._claim, index, name, data, survey)
         spool = Spool(self.folder / name)
-        return Participant(link, run, name, measure, trainer, spool, session=SESSION, weights=self._weights, cached=CACHED), link
+        return Participant(link, run, name, SESSION, Equipment(measure, trainer, spool, weights=self._weights, cached=CACHED)), link
 
     def _claim(self, index: int, name: str, data: Card, survey: dict[str, Any], run: messages.Run) -> Profile:
         """What a device of this speed would have measured."""

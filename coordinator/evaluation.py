@@ -9,46 +9,43 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import nn
 
 from coordinator import assignment
-from coordinator.acceptance import check_scores, check_statistics
-from coordinator.agent import Agent
-from coordinator.collection import Settled
-from coordinator.config import Config
-from coordinator.fleet import Fleet
+from coordinator.answers import Answers, Calibration, Scoring
+from coordinator.context import RunContext
+from coordinator.history import FleetHistory
+from coordinator.patience import limit_phase
 from coordinator.records import Score
-from coordinator.scores import of_devices, score
-from coordinator.weights import STATS, Shipment, received, statistics_of
-from federated.aggregate import Total, fold, mean
+from coordinator.run.round import Agent
+from coordinator.run.round_events import PhaseBegan
+from coordinator.run.rules import typical
+from coordinator.run.task_state import Planned
+from coordinator.scores import of_devices, score, unique
+from coordinator.shipment import STATS, Shipment, statistics_of
 from federated.errors import ExportError
 from federated.local import evaluate as evaluate_locally
-from federated.method import Method, Part, State
-from federated.task import Task, Update, Work
+from federated.method import Method, State
+from federated.task import Recipe, Work
 from models.cost import cost
 from models.families import build, shapes, statistics
 from models.norms import calibrate
-from models.slicing import corner
 from models.submodel import Network, Submodel
 
 if TYPE_CHECKING:
     from federated.data.dataset import Dataset
 
-__all__ = ["ENDLESS", "Evaluator", "assemble", "without_statistics"]
+__all__ = ["Evaluator", "assemble", "without_statistics"]
 
 log = logging.getLogger(__name__)
 
 BATCH = 256  # examples at a time on the coordinator
 ROOM = 2**24  # numbers that they may answer with: of a text each place answers for the whole vocabulary
-PATIENCE = 6.0  # times the predicted seconds after which a score or statistics are no longer waited for
-GRACE = 60.0
-ENDLESS = 1e9  # the patience of a simulation: its devices wait for a worker as long as it takes, whatever deadline they were chosen by
 
 
 def assemble(state: State, method: Method, submodel: Submodel) -> nn.Module:
@@ -64,52 +61,54 @@ def assemble(state: State, method: Method, submodel: Submodel) -> nn.Module:
     return net.eval()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Evaluator:
-    """Evaluates every submodel of a menu.
+    """Evaluates the submodels of a run.
 
-    held: the coordinator's own data, or None. patience: times the predicted seconds after which a score or statistics are no longer waited
-    for. device: where the coordinator itself computes.
+    run: what the rounds share.
+    held: the coordinator's own data, or None.
+    device: where the coordinator itself computes.
     """
 
-    config: Config
-    method: Method
-    menu: tuple[Submodel, ...]
-    fleet: Fleet
+    run: RunContext
     held: Dataset | None
-    patience: float = PATIENCE
     device: str = "cpu"
-    assigned: Mapping[str, Submodel] = field(default_factory=dict)
 
-    def evaluate(
-        self, state: State, submodels: Sequence[Submodel], selected: Collection[str], assigned: Mapping[str, Submodel]
-    ) -> tuple[State, tuple[Score, ...]]:
-        """The state with statistics, and the scores of some submodels.
+    def evaluate(self, state: State, worked: Mapping[str, Submodel], history: FleetHistory) -> tuple[State, tuple[Score, ...]]:
+        """Calibrate and score submodels after a round; return the state with statistics, and the scores.
 
-        selected: the agents of the round, for `calibrate = "selected"`. assigned: what each agent trained last: of a submodel of which devices
-        keep a part to themselves, only those that have it can say how good it is.
+        worked: agent -> submodel that it had in the round.
+        history: says which agents have trained a submodel of which devices keep a part to themselves. Only they can score it.
         """
-        self.assigned = assigned
+        config, fleet = self.run.config.evaluate, self.run.fleet
+        submodels = self._select(worked, state.round)
         if state.settings["norm"] == "static":
-            agents = [a for a in self.fleet.free() if self.config.evaluate.calibrate == "fleet" or a.name in selected]
-            state = self._calibrate(state, submodels, agents)
+            agents = [a for a in fleet.free() if config.calibrate == "fleet" or a.name in worked]
+            state = self._calibrate(state, submodels, agents, history)
         known = [s for s in submodels if not statistics(s) or state.settings["norm"] == "tracked" or statistics_of(state, s)]
-        asked = self.fleet.free() if self.config.evaluate.devices else ()
-        return state, (*self._by_devices(state, known, asked), *self._centrally(state, known))
+        asked = fleet.free() if config.devices else ()
+        return state, (*self._score_by_devices(state, known, asked, history), *self._score_centrally(state, known))
+
+    def _select(self, worked: Mapping[str, Submodel], number: int) -> list[Submodel]:
+        """The whole menu every so many rounds and at the end; in between, what was trained and the largest."""
+        config, menu = self.run.config, self.run.menu
+        if number % config.evaluate.every == 0 or number >= config.rounds:
+            return unique(menu)
+        if not config.evaluate.between:
+            return []
+        used = {submodel.plain for submodel in worked.values()}
+        return [submodel for submodel in unique(menu) if submodel in used or submodel == menu[-1].plain]
 
     # ---- calibration -----------------------------------------------------------------------------------------------
 
-    def _calibrate(self, state: State, submodels: Sequence[Submodel], agents: Sequence[Agent]) -> State:
-        if self.config.evaluate.calibrate == "coordinator":
+    def _calibrate(self, state: State, submodels: Sequence[Submodel], agents: Sequence[Agent], history: FleetHistory) -> State:
+        if self.run.config.evaluate.calibrate == "coordinator":
             return self._calibrate_here(state, submodels)
-        shipment = Shipment(self.fleet, state, self.method)
-        tasks = self._tasks(state, shipment, "calibrate", [s for s in submodels if statistics(s)], agents)
-        total = Total()
-        if self.config.robust.rule != "none":
-            return with_statistics(state, middle(received(update) for _, update in self._collect(tasks, shipment, check_statistics)))
-        for _, update in self._collect(tasks, shipment, check_statistics):
-            fold(total, statistics_parts(received(update)), (update.agent, update.submodel.name))
-        return with_statistics(state, {home: mean(one) for home, one in total.sums.items()})
+        shipment = Shipment(self.run.fleet, state, self.run.method, "calibrate")
+        tasks = self._plan_tasks(state, shipment, [s for s in submodels if statistics(s)], agents, history)
+        calibration = Calibration(self.run.config.robust.rule != "none")
+        self._ask(state, "calibrate", tasks, calibration)
+        return with_statistics(state, calibration.statistics())
 
     def _calibrate_here(self, state: State, submodels: Sequence[Submodel]) -> State:
         assert self.held is not None, "checked at start"
@@ -117,30 +116,32 @@ class Evaluator:
         measured: dict[str, torch.Tensor] = {}
         for submodel in submodels:
             net = build(submodel)
-            net.load_state_dict(self.method.dispatch(state, self.method.place(state, submodel)), strict=False)
+            net.load_state_dict(self.run.method.dispatch(state, self.run.method.place(state, submodel)), strict=False)
             stats, _ = calibrate(net.to(self.device), (batch.to(self.device) for batch in batches))
             measured |= {f"{STATS}{submodel.name}/{name}": value.cpu() for name, value in stats.items()}
         return with_statistics(state, measured)
 
     # ---- scores ----------------------------------------------------------------------------------------------------
 
-    def _by_devices(self, state: State, submodels: Sequence[Submodel], agents: Sequence[Agent]) -> list[Score]:
-        shipment = Shipment(self.fleet, state, self.method, calibrated=True)
-        tasks = self._tasks(state, shipment, "evaluate", submodels, [a for a in agents if a.profile is not None and a.profile.data.held_out])
-        found = [(update.submodel, update.agent, update.notes["tallies"]) for _, update in self._collect(tasks, shipment, check_scores)]
-        return of_devices(found)
+    def _score_by_devices(self, state: State, submodels: Sequence[Submodel], agents: Sequence[Agent], history: FleetHistory) -> list[Score]:
+        shipment = Shipment(self.run.fleet, state, self.run.method, "evaluate", calibrated=True)
+        holding = [a for a in agents if a.profile is not None and a.profile.data.held_out]
+        tasks = self._plan_tasks(state, shipment, submodels, holding, history)
+        scoring = Scoring()
+        self._ask(state, "evaluate", tasks, scoring)
+        return of_devices(scoring.found)
 
-    def _centrally(self, state: State, submodels: Sequence[Submodel]) -> list[Score]:
+    def _score_centrally(self, state: State, submodels: Sequence[Submodel]) -> list[Score]:
         if self.held is None or not len(self.held.x_held):
             return []
-        scores, few = [], self.config.evaluate.examples or len(self.held.x_held)
+        scores, few = [], self.run.config.evaluate.examples or len(self.held.x_held)
         stride = max(1, len(self.held.x_held) // few)
         x, y = self.held.x_held[::stride][:few], self.held.y_held[::stride][:few]
         for submodel in submodels:
-            recipe = self.method.recipe(state, submodel)
+            recipe = self.run.method.recipe(state, submodel)
             if recipe.keep:
                 continue  # there is no whole network here
-            net = assemble(state, self.method, submodel).to(self.device)
+            net = assemble(state, self.run.method, submodel).to(self.device)
             recipe = replace(recipe, batch=at_once(submodel.network), per_class=True)
             tallies = evaluate_locally(net, submodel, recipe, x, y)
             scores += [score(submodel, "central" if view == "all" else f"central/{view}", tally) for view, tally in tallies.items()]
@@ -149,54 +150,48 @@ class Evaluator:
     # ---- tasks without steps ---------------------------------------------------------------------------------------
 
     def _batch(self, state: State) -> int:
-        return self.method.recipe(state, self.menu[0]).batch
+        return self.run.method.recipe(state, self.run.menu[0]).batch
 
-    def _tasks(self, state: State, shipment: Shipment, work: Work, submodels: Sequence[Submodel], agents: Sequence[Agent]) -> list[Task]:
-        """Each submodel to the agents that can hold it for a forward pass, or to as many of them as the configuration allows."""
-        tasks = []
+    def _plan_tasks(
+        self, state: State, shipment: Shipment, submodels: Sequence[Submodel], agents: Sequence[Agent], history: FleetHistory
+    ) -> list[Planned]:
+        """Give each submodel to the agents that can hold it for a forward pass, or to as many of them as the configuration allows.
+
+        Agents that sit out this round are asked only if nobody else can hold a submodel.
+        """
+        chosen: list[tuple[Agent, Submodel, Recipe, float]] = []
         for submodel in submodels:
-            recipe = replace(self.method.recipe(state, submodel), per_class=self.config.evaluate.per_class)
-            holders = [a for a in agents if _holds(a, submodel, self.config.assign.memory)]
+            recipe = replace(self.run.method.recipe(state, submodel), per_class=self.run.config.evaluate.per_class)
+            holders = [a for a in agents if can_hold(a, submodel, self.run.config.assign.memory)]
             if recipe.keep:
-                holders = [a for a in holders if a.name in self.fleet.folded and self.assigned[a.name].plain == submodel]
-            if self.config.evaluate.agents:
-                holders = holders[: self.config.evaluate.agents]
+                holders = [a for a in holders if a.name in history.folded and history.assigned[a.name].plain == submodel]
+            holders = [a for a in holders if not a.resting(shipment.work, state.round)] or holders
+            if self.run.config.evaluate.agents:
+                holders = holders[: self.run.config.evaluate.agents]
             for agent in holders:
                 seconds = assignment.offers(agent.profile, [submodel], recipe, 1.0)[0].seconds if agent.profile else 0.0
-                deadline = self.config.fleet.deadline if self.patience < ENDLESS else 0.0
-                limit = deadline or max(GRACE, self.patience * seconds * len(submodels))
-                tasks.append(shipment.task(agent.name, work, submodel, recipe, limit, round=state.round, run=self.config.name))
-        return tasks
+                chosen.append((agent, submodel, recipe, seconds))
+        needed: dict[str, float] = {}
+        for agent, _, _, seconds in chosen:
+            needed[agent.name] = needed.get(agent.name, 0.0) + seconds  # it does its tasks one after the other
+        usual = typical(self.run.fleet.round, shipment.work, needed.items())
+        limit = limit_phase(self.run.config.fleet.deadline, self.run.patience, max(needed.values(), default=0.0), usual)
+        planned = []
+        for agent, submodel, recipe, _ in chosen:
+            task = shipment.task(agent.name, submodel, recipe, limit, round=state.round)
+            planned.append(Planned(replace(task, since=history.folded.get(agent.name, 0)), needed[agent.name]))
+        return planned
 
-    def _collect(self, tasks: Sequence[Task], shipment: Shipment, check: Callable[[Update], None]) -> Iterator[tuple[Settled, Update]]:
-        return self.fleet.collect(
-            tasks,
-            quorum=len(tasks),
-            deadline=max((t.deadline for t in tasks), default=0.0),
-            check=lambda settled, update: check(update),
-            size=shipment.limit,
-        )
+    def _ask(self, state: State, work: Work, tasks: Sequence[Planned], answers: Answers) -> None:
+        """Sends tasks and collects their answers, until all are in or nobody is left who could give one."""
+        limit = max((one.task.deadline for one in tasks), default=0.0)
+        self.run.fleet.run_phase(PhaseBegan(self.run.fleet.clock(), work, state.round, tuple(tasks), limit, len(tasks)), answers)
 
 
 def at_once(network: Network) -> int:
     """How many examples the coordinator answers at a time."""
     places = math.prod(network.inputs) if network.objective in {"next", "masked"} else 1
     return max(1, min(BATCH, ROOM // (network.outputs * places)))
-
-
-def statistics_parts(update: Update) -> list[Part]:
-    """What one agent's statistics contribute: their values, weighted by its batches."""
-    prefix = f"{STATS}{update.submodel.name}/"
-    weight = float(update.notes["batches"])
-    return [Part(prefix + name, corner(value.shape), tuple(value.shape), value, weight) for name, value in update.tensors.items()]
-
-
-def middle(updates: Iterable[Update]) -> dict[str, torch.Tensor]:
-    """By home, of every entry the median over the devices: under a robust rule, where a count of batches is a claim that may outweigh all."""
-    found: dict[str, list[torch.Tensor]] = {}
-    for part in (part for update in updates for part in statistics_parts(update)):
-        found.setdefault(part.home, []).append(part.value)
-    return {home: torch.from_numpy(np.median([value.numpy() for value in values], axis=0)) for home, values in found.items()}
 
 
 def with_statistics(state: State, measured: Mapping[str, torch.Tensor]) -> State:
@@ -208,7 +203,7 @@ def without_statistics(state: State) -> State:
     return replace(state, tensors={home: value for home, value in state.tensors.items() if not home.startswith(STATS)})
 
 
-def _holds(agent: Agent, submodel: Submodel, share: float) -> bool:
+def can_hold(agent: Agent, submodel: Submodel, share: float) -> bool:
     """Whether a forward pass fits: the weights twice (received and loaded), and a batch that no gradient keeps alive."""
     what = cost(submodel, 1)
     return agent.profile is not None and 2 * what.bytes + what.memory <= share * agent.profile.memory

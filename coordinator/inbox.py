@@ -18,20 +18,18 @@ import msgspec
 
 from federated import disk
 from federated.errors import Malformed, Refused
-from federated.task import Update
+from federated.task import Key, Update
 from federated.wire import messages, tensors
 from federated.wire.partial import HAVE, PART, Partial
 
-__all__ = ["Inbox", "Key"]
+__all__ = ["Inbox"]
 
 log = logging.getLogger(__name__)
 
+TEMPORARY = "now"  # folder of the spool for updates that are not kept once they are folded
 IDLE = 30.0  # seconds by which a transfer is judged while others wait for its slot
 PACE = 32_768  # bytes a second that keep it its slot: less than a poor mobile link brings
 SPOILT = 3  # times that a transfer may be whole and not what was promised: a power cut spoils it once, a damaged file each time
-
-Key = tuple[str, str, int]
-"""An agent, the name of a submodel and the round of a task: of these, one update is expected."""
 
 
 @dataclass(frozen=True)
@@ -91,19 +89,24 @@ class Inbox:
         self._waiting: dict[Key, messages.Offer] = {}
         spool.mkdir(parents=True, exist_ok=True)
 
-    def expect(self, limits: Mapping[Key, int], folder: str = "", hold: Collection[Key] = ()) -> dict[Key, Path]:
+    def expect(self, limits: Mapping[Key, int], hold: Collection[Key] = ()) -> dict[Key, Path]:
         """From now on, only these with at most so many bytes, and as before those that are held; what else was on its way is dropped.
 
-        folder: below the spool, where they go. What is whole there already, of an earlier process, is given back by key; what is begun goes on.
+        What is whole in the spool already, of an earlier process, is given back by key; what is begun goes on.
         """
         hold = set(hold)
         held = {key: place for key, place in self._expected.items() if key in hold}
-        new = {key: Place(limit, self.spool / folder / named(key)) for key, limit in limits.items() if key not in held}
+        new = {key: Place(limit, self.path(key)) for key, limit in limits.items() if key not in held}
         for key in {*self._flowing, *self._parked} - held.keys():
             self._drop(key)
         self._waiting = {key: offer for key, offer in self._waiting.items() if key in held}
         self._expected, self.full, self._told = held | new, False, False
         return {key: place.path for key, place in new.items() if place.path.exists()}
+
+    def path(self, key: Key) -> Path:
+        """Where an update lies once it is whole: those of a training by round, all others together."""
+        folder = f"round-{key.round:06d}" if key.work == "train" else TEMPORARY
+        return self.spool / folder / named(key)
 
     def forget(self, folder: str, keep: Collection[Key] = ()) -> None:
         """Removes a folder of the spool, or all that fit a pattern such as `round-*`, and what is in them, but for what belongs to these."""
@@ -123,7 +126,7 @@ class Inbox:
         Raises Refused when it is too large.
         """
         manifest = offer.manifest
-        key = (agent, offer.submodel, offer.round)
+        key = Key(agent, offer.submodel, offer.round, offer.work)
         limit = self._expected[key].limit if key in self._expected else 0
         if not 0 < manifest.size <= limit:
             raise Refused(f"update of {agent} for {offer.submodel}: at most {limit} bytes expected, {manifest.size} offered")
@@ -133,7 +136,7 @@ class Inbox:
         if key in self._flowing:
             return self._grant(self._flowing[key])
         self._waiting[key] = offer
-        if len(self._flowing) >= self.slots or (self.full and key not in self._parked):
+        if len(self._flowing) >= self.slots or len(self._waiting) > 1 or (self.full and key not in self._parked):
             return messages.Grant(manifest.transfer, b"", False)
         return self._admit(key, now)
 
@@ -143,10 +146,10 @@ class Inbox:
         What was under way when a transfer lost its slot is stored too: thrown away, it would be sent again and again.
         Raises Refused for a corrupt chunk or a wrong digest: the transfer goes on, or starts over.
         """
-        known = (found for store in (self._flowing, self._parked) for found in store.items())
-        key, transfer = next((one for one in known if one[0][0] == agent and one[1].offer.manifest.transfer == chunk.transfer), (None, None))
-        if key is None or transfer is None:
+        key = self.key_of(agent, chunk.transfer)
+        if key is None:
             return None  # late
+        transfer = self._transfer(key)
         if transfer.partial.take(chunk, now):
             transfer.progressed = now
         if not transfer.partial.complete:
@@ -167,14 +170,28 @@ class Inbox:
             disk.sync(path.parent)
         return transfer.offer, path
 
+    def key_of(self, agent: str, transfer: str) -> Key | None:
+        """The update that a transfer brings; None where it is not expected."""
+        return next(
+            (key for key in (*self._flowing, *self._parked) if key.agent == agent and self._transfer(key).offer.manifest.transfer == transfer), None
+        )
+
+    def _transfer(self, key: Key) -> Transfer:
+        return self._flowing.get(key) or self._parked[key]
+
     @property
     def load(self) -> tuple[int, int]:
         """How many transfers flow, and how many wait for a slot."""
         return len(self._flowing), len(self._waiting)
 
-    def engaged(self, now: float) -> set[Key]:
-        """What waits for a slot here, or flows: it is not the agents that keep us waiting for these."""
-        return {*self._waiting, *(key for key, transfer in self._flowing.items() if now - transfer.progressed <= IDLE)}
+    @property
+    def waiting(self) -> frozenset[Key]:
+        """What waits for a slot, or for room on the disk."""
+        return frozenset(self._waiting)
+
+    def remove(self, key: Key) -> None:
+        """Removes an update that lies here whole."""
+        self.path(key).unlink(missing_ok=True)
 
     def grants(self, now: float, *, quiet: bool = True) -> Iterator[tuple[str, messages.Grant]]:
         """The acknowledgements that are due, and slots for those who wait. quiet: all was heard that was sent, so that transfers can be judged."""

@@ -1,156 +1,135 @@
-"""The round under way, as it stands on disk: what was asked of whom, snapshots of the total, and how it closed.
+"""The journal of a run: the events of its rounds in order, so that a coordinator that died goes on by replaying them.
 
-A coordinator that is killed goes on inside the round. What agents sent lies in the spool, whole or in part; what was folded lies in the last
-snapshot of the total or still in the spool. So nothing is asked for twice, and the spool holds at most what came since the last snapshot.
+It lies in segments, journal-000001.log and so on. A segment begins with a base: the round's value, and the file of the total, if updates were folded
+since the last checkpoint. Events follow. A snapshot or a checkpoint begins a new segment, and the old one is removed. Each base names the
+checkpoint that it continues by the checkpoint's sha256, so a lost journal is noticed.
+
+A record is its length and its CRC-32 (four bytes each, little-endian), then MessagePack. The highest bit of the length says that all records before
+this one were on disk when it was written. Only what came after the last such record may be damaged by a power cut, and is cut off. Damage before
+it would lose what others were promised, so it is an error.
 """
 
 from __future__ import annotations
 
-import json
-import sqlite3
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+import struct
+import typing
+import zlib
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from immutables import Map
+from msgspec import Struct
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from coordinator.decisions import Verdict
-from coordinator.standing import Standing
+from coordinator.records import Folded
+from coordinator.run.round import Round
+from coordinator.run.round_events import RoundEvent, RoundPlanned
 from federated import disk
 from federated.aggregate import Total, dump, load
 from federated.errors import StoreError
-from federated.task import Task
-from models.submodel import Submodel
 
-__all__ = ["SCHEMA", "Asked", "Entry", "Folded", "Journal", "Opened", "Standstill"]
+__all__ = ["REMEDY", "Base", "Journal", "pack"]
 
-SCHEMA = """
-CREATE TABLE journal (round INTEGER PRIMARY KEY, opened REAL NOT NULL, began BLOB NOT NULL, closed TEXT, total TEXT, folded BLOB);
-CREATE TABLE asked (round INTEGER, agent TEXT, asked BLOB NOT NULL, PRIMARY KEY (round, agent));
-CREATE TABLE carried (agent TEXT, round INTEGER, task BLOB NOT NULL, PRIMARY KEY (agent, round));
-"""
-ASKED = "SELECT asked FROM asked WHERE round = ?"
+REMEDY = "restore the run's folder from a backup, or start a new run from its last checkpoint (coordinator start --init FILE)"
+FRAME = struct.Struct("<II")
+SYNCED = 1 << 31  # flag in the length of a record
 
 
-@dataclass(frozen=True)
-class Entry:
-    """What became of one agent's task in a round. outcome: `folded`, or why not; seconds: from task to acceptance.
+class Base(Struct, frozen=True):
+    """What a segment begins with.
 
-    step, peak: mean seconds of a step and bytes at the peak, as the device says; 0 where it does not.
-    position: how many updates of the round were folded before it; digest: sha256 of the update as it came. Of one that was folded.
-    task: the round of its task, where that was an earlier one; else 0.
+    checkpoint: round and sha256 of the checkpoint that it continues (`Store.checkpoint_id`); empty before the first one.
+    round: the value that the events start from.
+    total: name of the file that holds the total; empty while nothing was folded since the checkpoint.
+    folded: the updates in that total.
     """
 
-    agent: str
-    submodel: str
-    outcome: str
-    samples: int = 0
-    steps: int = 0
-    loss: float = float("nan")
-    seconds: float = 0.0
-    step: float = 0.0
-    peak: int = 0
-    position: int = 0
-    digest: str = ""
-    task: int = 0
-
-
-@dataclass(frozen=True)
-class Asked:
-    """An agent that was asked when the round was under way, behind `wave - 1` others; digest: of the weights that it was sent."""
-
-    agent: str
-    submodel: Submodel
-    digest: str
-    verdict: Verdict
-    standing: Standing
-    wave: int
-
-
-@dataclass(frozen=True)
-class Opened:
-    """How a round began: all that could not be found out again once the fleet has changed.
-
-    attempt: that its tasks carry, whoever goes on with it. chosen: agent -> submodel; digests: agent -> sha256 of the weights that it was sent.
-    fleet: how many agents would be given each submodel. surveys, verdicts, standings: by agent. limit: seconds that the round may take.
-    needed: updates that close it. wanted: agents that are to be at work at the same time.
-    """
-
-    round: int
-    attempt: int
-    chosen: dict[str, Submodel]
-    digests: dict[str, str]
-    fleet: tuple[tuple[Submodel, int], ...]
-    surveys: dict[str, dict[str, Any]]
-    verdicts: dict[str, Verdict]
-    standings: dict[str, Standing]
-    limit: float
-    needed: int
-    wanted: int
-
-
-@dataclass(frozen=True)
-class Folded:
-    """An update that is in the total, and what it taught. submodel: that it was of; tallies: the device's own scores, where it took any."""
-
-    entry: Entry
-    submodel: Submodel
-    standing: Standing
-    tallies: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Standstill:
-    """A round as an earlier coordinator left it. total, folded: of its last snapshot. asked: after it had begun, in order.
-
-    closed: outcomes by agent and round of the task, None while it was open.
-    """
-
-    opened: Opened
-    total: Total
-    folded: tuple[Folded, ...]
-    closed: Mapping[tuple[str, int], str] | None
-    asked: tuple[Asked, ...] = ()
-
-    @property
-    def settled(self) -> dict[tuple[str, int], str]:
-        """Outcomes, of those from whom nothing is expected any more; what is folded and in no snapshot lies in the spool."""
-        others = {key: outcome for key, outcome in (self.closed or {}).items() if outcome != "folded"}
-        return others | {(one.entry.agent, one.entry.task or self.opened.round): "folded" for one in self.folded}
+    checkpoint: str
+    round: Round
+    total: str = ""
+    folded: tuple[Folded, ...] = ()
 
 
 class Journal:
-    """These tables of an open database, and the snapshots beside it. Every method raises StoreError when the disk does not take it, or lost it."""
+    """The journal in a run's folder. Every method raises StoreError when the disk does not take it, or lost it."""
 
-    def __init__(self, database: sqlite3.Connection, folder: Path) -> None:
-        self._database, self._folder = database, folder
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: FileIO | None = None
+        self._base: Base | None = None
+        self._unsynced = False
+        self.records = self.written = 0  # events in the present segment, and their bytes
 
     @property
-    def empty(self) -> bool:
-        """Whether no round is under way."""
-        return self._database.execute("SELECT 1 FROM journal LIMIT 1").fetchone() is None
+    def recording(self) -> bool:
+        """Whether a segment was begun, or resumed."""
+        return self._file is not None
 
     @property
     def size(self) -> int:
-        """Bytes on the disk of the snapshot, and of what SQLite has not put in its place yet."""
-        return sum(path.stat().st_size for path in [*self._folder.glob("total-*"), *self._folder.glob("*-wal")])
+        """Bytes on the disk of the total, the segments, and what SQLite has not put in its place yet. Of two totals one is about to go."""
+        sizes = {pattern: [path.stat().st_size for path in self._folder.glob(pattern)] for pattern in ("total-*", "journal-*", "*-wal")}
+        return max(sizes.pop("total-*"), default=0) + sum(map(sum, sizes.values()))
 
-    def begin(self, opened: Opened) -> None:
-        """Writes down a round before anyone hears of it."""
-        row = opened.round, time.time(), msgspec.msgpack.encode(opened)
-        self._write(opened.round, ("INSERT OR REPLACE INTO journal VALUES (?, ?, ?, NULL, NULL, NULL)", row))
+    @property
+    def empty(self) -> bool:
+        """Whether no round was ever planned."""
+        try:
+            found = [self._read(path) for path in self._segments()]
+        except StoreError:
+            return False
+        return not any(base.round.plan or any(isinstance(e, RoundPlanned) for e in events) for base, events in found)
 
-    def ask(self, round: int, asked: Asked) -> None:
-        """Writes down, before it hears of it, that an agent is asked besides."""
-        self._write(round, ("INSERT OR REPLACE INTO asked VALUES (?, ?, ?)", (round, asked.agent, msgspec.msgpack.encode(asked))))
+    # ---- writing -----------------------------------------------------------------------------------------------------
 
-    def snapshot(self, round: int, total: Total, folded: Sequence[Folded]) -> None:
-        """Keeps the total as it is; what it holds need not be kept anywhere else once this returns."""
-        name = f"total-{round:06d}-{len(folded):06d}.safetensors"
+    def begin(self, base: Base) -> None:
+        """Begins a segment. The one before stays until `sweep`."""
+        number = max((int(path.stem.partition("-")[2]) for path in self._segments()), default=0) + 1
+        path = self._folder / f"journal-{number:06d}.log"
+        part = path.with_suffix(".part")
+        try:
+            part.write_bytes(framed(pack(base)))
+            disk.sync(part)
+            part.replace(path)
+            disk.sync(self._folder)
+            self._open(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # a resume would take it for the newest, while events go on into the old one
+            raise self._failed(error) from error
+        self._base, self.records, self.written = base, 0, 0
+
+    def append(self, event: RoundEvent) -> None:
+        """Writes an event, which is on disk only after `sync`. What could be written in part is cut off again."""
+        assert self._file is not None, "no segment was begun"
+        end, left = self._file.tell(), memoryview(framed(pack(event), synced=not self._unsynced))
+        try:
+            while left:
+                left = left[self._file.write(left) :]  # unbuffered: the rest of a failed write must not follow later
+        except OSError as error:
+            self._file.seek(end)
+            self._file.truncate(end)
+            raise self._failed(error) from error
+        self._unsynced = True
+        self.records += 1
+        self.written += self._file.tell() - end
+
+    def sync(self) -> None:
+        """Returns when every event is on disk."""
+        if self._file is None or not self._unsynced:
+            return
+        try:
+            disk.sync(Path(self._file.name))
+        except OSError as error:
+            raise self._failed(error) from error
+        self._unsynced = False
+
+    def write_total(self, name: str, total: Total) -> None:
+        """Writes a total to a file of this name."""
         path = self._folder / name
         part, (tensors, text) = path.with_suffix(".part"), dump(total)
         try:
@@ -160,63 +139,140 @@ class Journal:
             disk.sync(self._folder)
         except (OSError, SafetensorError) as error:
             part.unlink(missing_ok=True)  # a full disk needs no more in it
-            raise StoreError(f"a snapshot of round {round} could not be written to {self._folder}: {error}") from error
-        row = name, msgspec.msgpack.encode(list(folded)), round
-        self._write(round, ("UPDATE journal SET total = ?, folded = ? WHERE round = ?", row))
-        self._sweep(keep=name)
+            raise self._failed(error) from error
 
-    def close(self, round: int, outcomes: Mapping[tuple[str, int], str]) -> None:
-        """From now on the round takes no update: whoever goes on with it folds the same. outcomes: by agent and round of the task."""
-        rows = [[*key, outcome] for key, outcome in outcomes.items()]
-        self._write(round, ("UPDATE journal SET closed = ? WHERE round = ?", (json.dumps(rows), round)))
+    def sweep(self) -> None:
+        """Removes all segments but the present one, and all totals but its own."""
+        present = {Path(self._file.name).name} if self._file is not None else set()
+        if self._base is not None and self._base.total:
+            present.add(self._base.total)
+        for pattern in ("journal-*", "total-*"):
+            for path in self._folder.glob(pattern):
+                if path.name not in present:
+                    path.unlink()
 
-    def standstill(self, round: int) -> Standstill | None:
-        """The round as it was left, where it had begun."""
-        row = self._database.execute("SELECT began, closed, total, folded FROM journal WHERE round = ?", (round,)).fetchone()
-        if row is None:
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, checkpoint: str) -> tuple[Base, list[RoundEvent]] | None:
+        """The base that continues a checkpoint, and what happened since; None where there is none."""
+        found = self._find(checkpoint)
+        return None if found is None else found[1:]
+
+    def resume(self, checkpoint: str) -> tuple[Base, list[RoundEvent]] | None:
+        """The same; what is appended from now on follows it, and other segments are removed."""
+        found = self._find(checkpoint)
+        if found is None:
             return None
-        began, closed, name, folded = row
+        path, base, events = found
         try:
-            opened = msgspec.msgpack.decode(began, type=Opened)
-            done = msgspec.msgpack.decode(folded, type=tuple[Folded, ...]) if folded is not None else ()
-            total = self._read(name) if name is not None else Total()
-            besides = [msgspec.msgpack.decode(row, type=Asked) for (row,) in self._database.execute(ASKED, (round,))]
-        except (msgspec.DecodeError, OSError, SafetensorError, ValueError, KeyError) as error:
-            raise StoreError(f"round {round}, which was under way, cannot be gone on with from {self._folder}: {error}") from error
-        outcomes = None if closed is None else {(agent, of): outcome for agent, of, outcome in json.loads(closed)}
-        return Standstill(opened, total, done, outcomes, tuple(sorted(besides, key=lambda one: one.wave)))
+            self._open(path)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._base, self.records = base, len(events)
+        self.sweep()
+        return base, events
 
-    def carried(self) -> list[Task]:
-        """The tasks that were still open when the last round was stored."""
-        return [msgspec.msgpack.decode(row, type=Task) for (row,) in self._database.execute("SELECT task FROM carried ORDER BY agent, round")]
-
-    def end(self, round: int, carried: Sequence[Task] = ()) -> None:
-        """Forgets rounds up to this one, but for the tasks that go on; within the caller's transaction."""
-        self._database.execute("DELETE FROM journal WHERE round <= ?", (round,))
-        self._database.execute("DELETE FROM asked WHERE round <= ?", (round,))
-        self._database.execute("DELETE FROM carried")
-        self._database.executemany("INSERT INTO carried VALUES (?, ?, ?)", [(t.agent, t.round, msgspec.msgpack.encode(t)) for t in carried])
-
-    def drop(self, round: int) -> None:
-        """Forgets a round that cannot be gone on with: it begins anew."""
-        self._write(round, ("DELETE FROM journal WHERE round = ?", (round,)), ("DELETE FROM asked WHERE round = ?", (round,)))
-        self._sweep()
-
-    def _read(self, name: str) -> Total:
-        with safe_open(self._folder / name, framework="pt") as file:
-            metadata = file.metadata() or {}
-            return load({home: file.get_tensor(home) for home in file.keys()}, metadata["total"])  # noqa: SIM118  # it is no mapping
-
-    def _sweep(self, keep: str = "") -> None:
-        for path in self._folder.glob("total-*"):
-            if path.name != keep:
-                path.unlink()
-
-    def _write(self, round: int, *statements: tuple[str, tuple[Any, ...]]) -> None:
-        """All of them, or none."""
+    def total(self, name: str) -> Total:
+        """A total that was written."""
         try:
-            with self._database:
-                for statement, values in statements:
-                    self._database.execute(statement, values)
-        except sqlite3.Error as error:
-            raise StoreError(f"the journal of round {round} could not be written to {self._folder}: {error}") from error
+            with safe_open(self._folder / name, framework="pt") as file:
+                metadata = file.metadata() or {}
+                return load({home: file.get_tensor(home) for home in file.keys()}, metadata["total"])  # noqa: SIM118  # it is no mapping
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise StoreError(f"{self._folder / name}, which the journal needs, cannot be read: {error}; {REMEDY}") from error
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _find(self, checkpoint: str) -> tuple[Path, Base, list[RoundEvent]] | None:
+        """The newest segment that continues a checkpoint."""
+        for path in sorted(self._segments(), reverse=True):
+            base, events = self._read(path)
+            if base.checkpoint == checkpoint:
+                return path, base, events
+        return None
+
+    def _segments(self) -> list[Path]:
+        return list(self._folder.glob("journal-*.log"))
+
+    def _open(self, path: Path) -> None:
+        """Goes on behind the last whole record of a segment."""
+        disk.sync(path)  # an earlier process may have died between writing and syncing
+        end = sum(FRAME.size + len(payload) for payload in payloads(path.read_bytes()))
+        file = path.open("r+b", buffering=0)
+        file.truncate(end)
+        file.seek(end)
+        self.close()
+        self._file, self._unsynced = file, False
+
+    def _read(self, path: Path) -> tuple[Base, list[RoundEvent]]:
+        try:
+            first, *rest = payloads(path.read_bytes())
+            return unpack(first, Base), [unpack(payload, RoundEvent) for payload in rest]
+        except (OSError, ValueError, msgspec.DecodeError) as error:
+            raise StoreError(f"{path} cannot be read: {error}; {REMEDY}") from error
+
+    def _failed(self, error: Exception) -> StoreError:
+        return StoreError(f"the journal could not be written to {self._folder}: {error}")
+
+
+def framed(payload: bytes, *, synced: bool = True) -> bytes:
+    return FRAME.pack(len(payload) | (SYNCED if synced else 0), zlib.crc32(payload)) + payload
+
+
+def payloads(data: bytes) -> list[bytes]:
+    """The records, without what a power cut left of the last ones. Raises ValueError for damage before them."""
+    found, start = list[bytes](), 0
+    while (record := record_at(data, start)) is not None:
+        found.append(record)
+        start += FRAME.size + len(record)
+    for mark in re.finditer(b"\x80", data[start + FRAME.size :]):  # the last byte of a length with the flag; records are smaller than 16 MB
+        at = start + FRAME.size + mark.start() - 3
+        if is_event(record_at(data, at)):
+            raise ValueError(f"the record at byte {start} is damaged, though it was on disk before the one at byte {at}")
+    return found
+
+
+def is_event(payload: bytes | None) -> bool:
+    """Whether it is an event: a number that an agent chose may look like a record of a few bytes."""
+    try:
+        return payload is not None and unpack(payload, RoundEvent) is not None
+    except (msgspec.DecodeError, ValueError):
+        return False
+
+
+def record_at(data: bytes, start: int) -> bytes | None:
+    """The record at a position; None where there is no whole one."""
+    if start + FRAME.size > len(data):
+        return None
+    length, crc = FRAME.unpack_from(data, start)
+    payload = data[start + FRAME.size : start + FRAME.size + (length & ~SYNCED)]
+    if (
+        not payload or len(payload) < length & ~SYNCED or zlib.crc32(payload) != crc
+    ):  # a file system may leave zeros, which would pass for empty records
+        return None
+    return payload
+
+
+def pack(value: Base | Round | RoundEvent) -> bytes:
+    """As MessagePack; equal values give equal bytes."""
+    return msgspec.msgpack.encode(value, enc_hook=plain, order="deterministic")
+
+
+def unpack(payload: bytes, type: Any) -> Any:
+    return msgspec.msgpack.decode(payload, type=type, dec_hook=rebuilt)
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, Map):
+        return sorted(value.items())
+    raise NotImplementedError(f"no encoding of {type(value).__name__}")
+
+
+def rebuilt(type: Any, value: Any) -> Any:
+    if typing.get_origin(type) is Map:
+        key, item = typing.get_args(type)
+        return Map(msgspec.convert(value, list[tuple[key, item]], dec_hook=rebuilt))  # type: ignore[valid-type]
+    raise NotImplementedError(f"no decoding of {type}")

@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.assignment import Bounds, pinned
-from coordinator.cards import network_for
+from coordinator.cards import AGENTS, network_for
 from coordinator.config import Config, load, parse_setting
 from coordinator.decisions import Candidate, Decision, Verdict, decide, human_seconds, megabytes
+from coordinator.eligibility import Eligibility
+from coordinator.preparation import check_settings, propose_menu
 from coordinator.selection import generator
-from coordinator.start import AGENTS, check, proposed, selecting
 from federated import sheet
 from federated.data import catalogue
 from federated.errors import ConfigError
@@ -54,11 +55,11 @@ def assign_offline(
     named = config.data.name != AGENTS and (config_file is not None or any(key == "data.name" for key, _ in given))
     cards = [catalogue.central(config.data.name, config.data.root).card()] if named else [card_of(one, config.model.name) for one in sheets]
     method = method_named(config.method_name)
-    check(method, config)
+    check_settings(method, config)
     network = network_for(config, cards)
     profiles = profiles_of(sheets, network, examples)
     chosen = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
-    menu = proposed(method, network, chosen)
+    menu = propose_menu(method, network, chosen)
     verdicts = judged(config, method, network, menu, chosen, profiles)
     return {
         "model": config.model.name,
@@ -96,8 +97,8 @@ def judged(
 ) -> list[Verdict]:
     """A verdict for each device, in the order of names, as the first round of a run would have it."""
     state: State = method.start(initial(network, config.seed, method.features), menu, settings)
-    fixed, reason_against = pinned(menu, config.assign.submodels), selecting(config)
-    against = {name: reason_against(profile) for name, profile in profiles.items()}
+    fixed, eligibility = pinned(menu, config.assign.submodels), Eligibility(config, method)
+    against = {name: eligibility.exclusion(profile) for name, profile in profiles.items()}
     candidates = [Candidate(name, profiles[name], pinned=fixed(name)) for name in sorted(profiles) if not against[name]]
 
     def choice(index: int, candidate: Candidate, can: Sequence[Submodel]) -> Submodel:

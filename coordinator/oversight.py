@@ -33,11 +33,10 @@ class Oversight:
     meter: Meter | None
 
     def follow(self, fleet: Fleet) -> None:
-        """Show this fleet, and look for what people ask at each of its turns."""
+        """Show this fleet."""
         self.observer.follow(fleet)
         if self.meter is not None:
             self.meter.follow(fleet)
-        fleet.each_turn = self.helm.look
 
 
 @contextmanager

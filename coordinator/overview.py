@@ -11,7 +11,7 @@ from rich.table import Table
 
 from coordinator.counts import of_run
 from coordinator.decisions import Decision, human_seconds, megabytes
-from coordinator.journal import Entry
+from coordinator.records import Entry
 from coordinator.runs import no_run, run_names
 from coordinator.standing import Standing
 from coordinator.store import Store

@@ -4,16 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from coordinator.journal import Entry
 from coordinator.standing import Standing
-from federated.task import Task
 from federated.wire.releases import marked
 from models.submodel import Submodel
 
-__all__ = ["Round", "Score"]
+__all__ = ["Entry", "Folded", "RoundRecord", "Score"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What became of one agent's task in a round. outcome: `folded`, or why not; seconds: from task to acceptance.
+
+    step, peak: mean seconds of a step and bytes at the peak, as the device says; 0 where it does not.
+    position: how many updates of the round were folded before it; digest: sha256 of the update as it came. Of one that was folded.
+    task: the round of its task, where that was an earlier one; else 0.
+    """
+
+    agent: str
+    submodel: str
+    outcome: str
+    samples: int = 0
+    steps: int = 0
+    loss: float = float("nan")
+    seconds: float = 0.0
+    step: float = 0.0
+    peak: int = 0
+    position: int = 0
+    digest: str = ""
+    task: int = 0
+
+
+@dataclass(frozen=True)
+class Folded:
+    """An update that is in the total, and what it taught. submodel: that it was of; tallies: the device's own scores, where it took any."""
+
+    entry: Entry
+    submodel: Submodel
+    standing: Standing
+    tallies: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -44,10 +76,18 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Round:
-    """All that is written of a finished round. tensors: the state after it; fleet: how many agents trained each submodel; standings: of agents.
+class RoundRecord:
+    """What is stored of a finished round.
 
-    carried: tasks that may still be answered. touched: what the round folded into, where that matters to later ones; as text.
+    round: its number, from 1.
+    seconds: that it took.
+    tensors: the state after it, by home.
+    fleet: how many agents would be given each submodel.
+    entries: what became of each task.
+    scores: of each submodel after it.
+    bytes_up, bytes_down: from and to the agents, through the coordinator's link.
+    standings: agent -> what the rounds so far have shown of it.
+    touched: what the round folded into, as text; empty where late updates do not count.
     """
 
     round: int
@@ -59,5 +99,4 @@ class Round:
     bytes_up: int = 0
     bytes_down: int = 0
     standings: Mapping[str, Standing] = field(default_factory=dict)
-    carried: Sequence[Task] = ()
     touched: str = ""

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 import torch
 
+from coordinator.cards import AGENTS
 from coordinator.config import Config, load
 from coordinator.counts import answering, of_run
 from coordinator.evaluation import assemble
-from coordinator.start import AGENTS
+from coordinator.shipment import statistics_of
 from coordinator.store import Store
-from coordinator.weights import statistics_of
 from export import bundle
 from export.verify import Array
 from federated.console import Say

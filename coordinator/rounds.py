@@ -1,94 +1,75 @@
-"""The rounds of a run, read top-down: wait, select, assign, collect and fold, finish, evaluate, store, again.
+"""The rounds of a run, from top to bottom.
 
-conduct ── begin or resume
-   └── advance ── training.begin ── training.train ── method.finish ── evaluate ── store.save
+conduct   begin or resume, then one round after the other
+advance   one round: wait for agents, plan, train, finish, evaluate, store
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from torch import Tensor
-
-from coordinator import training
-from coordinator.agent import Agent
-from coordinator.config import Config
-from coordinator.control import Helm
-from coordinator.counts import Counts, by_round
-from coordinator.decisions import Verdict
-from coordinator.defences import Defences
+from coordinator.attendance import await_round
+from coordinator.context import RunContext
 from coordinator.evaluation import Evaluator, without_statistics
-from coordinator.fleet import Fleet
-from coordinator.journal import Entry
-from coordinator.observe.events import AgentsAwaited, PrivacySpent, Publish, RoundBegan, RoundEnded, RunPaused, timing
-from coordinator.past import Past, spelled
-from coordinator.records import Round, Score
-from coordinator.scores import reached, unique
+from coordinator.history import FleetHistory, recall
+from coordinator.observe.events import PrivacySpent, RoundBegan, RoundEnded, timing
+from coordinator.past import spelled
+from coordinator.plan import RoundPlan
+from coordinator.planning import plan_round
+from coordinator.records import Entry, RoundRecord, Score
+from coordinator.recovery import resume_round
+from coordinator.run.round_events import RoundPlanned, TasksDropped
+from coordinator.scores import reached
 from coordinator.selection import generator
-from coordinator.standing import Standing
-from coordinator.store import Store
-from coordinator.tables import Fleet as FleetSettings
-from coordinator.weights import Shipment
-from federated.buffered import buffered, touched
+from coordinator.shipment import Shipment
+from coordinator.training import Trained, Training, train
+from federated.aggregate import Total
+from federated.buffered import Touched, touched
 from federated.errors import FleetError
-from federated.method import Method, State, configure
-from models.submodel import Network, Submodel
+from federated.method import State
+from federated.wire.link import Link
 
-__all__ = ["Result", "Run", "conduct", "wait_for"]
+__all__ = ["Result", "conduct"]
 
 log = logging.getLogger(__name__)
 
 PARTING = 10.0  # seconds that agents have to sign off when the run is over
-PATIENCE = 6.0  # a round without a deadline lasts this many times what the slowest is predicted to need
 
 
-@dataclass
-class Run:
-    """All that a run's rounds need.
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come.
 
-    tensors: of the whole network before the first round. defences: against updates that lie, and what they tell. pinned: submodels fixed by
-    configuration. patience: times the predicted seconds after which a round without a deadline closes. durable: whether a round under way survives
-    this process. assigned: what each agent trained last. trained: all submodels of which an update of the agent was folded. standings: what rounds
-    have shown of each. verdicts: of the present round, by agent. past: where late updates count, what they start from. counts: how often each
-    submodel was trained so far.
+    state: the weights after the last round.
+    history: what the rounds so far have shown of the fleet.
+    scores: of the last round.
     """
 
-    config: Config
-    method: Method
-    network: Network
-    menu: tuple[Submodel, ...]
-    fleet: Fleet
-    store: Store
-    evaluator: Evaluator
-    publish: Publish
-    tensors: Mapping[str, Tensor]
-    defences: Defences
-    pinned: Callable[[str], Submodel | None] = lambda agent: None
-    patience: float = PATIENCE
-    durable: bool = True
-    helm: Helm | None = None
-    assigned: dict[str, Submodel] = field(default_factory=dict)
-    trained: dict[str, set[Submodel]] = field(default_factory=dict)
-    standings: dict[str, Standing] = field(default_factory=dict)
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
-    past: Past | None = None
-    counts: Counts = field(default_factory=Counts)
+    state: State
+    history: FleetHistory
+    scores: Sequence[Score]
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. scores: of the last evaluated round; assigned: agent -> its last submodel; bytes: through the coordinator's link.
+    """How a run ended.
 
+    state: the weights after the last round.
+    scores: of the last round.
+    history: what the rounds have shown of the fleet.
+    rounds: how many the run has had.
+    seconds: that this process worked on them.
+    bytes_up, bytes_down: of all rounds, from and to the agents, through the coordinator's link.
+    reached: whether the target accuracy was reached.
     epsilon: what a private run told of the device of which it told most; 0 of another run.
     """
 
     state: State
     scores: tuple[Score, ...]
-    assigned: Mapping[str, Submodel]
+    history: FleetHistory
     rounds: int
     seconds: float
     bytes_up: int
@@ -97,173 +78,169 @@ class Result:
     epsilon: float
 
 
-def conduct(run: Run) -> Result:
-    """Runs until the rounds are done or the target is reached; goes on after the last stored round where there is one."""
+def conduct(run: RunContext, evaluator: Evaluator, first: State) -> Result:
+    """Run rounds until the run is over; resume an interrupted run where it was. first: the state before the first round."""
     start = time.monotonic()
-    state, scores = begin(run)
-    target = run.config.target_accuracy
-    while state.round < run.config.rounds and not reached(scores, run.menu, target):
-        if exhausted := run.defences.exhausted:
-            log.warning("the run ends after round %d: %s", state.round, exhausted)
-            break
-        state, scores = advance(run, state)
-        if run.helm is not None:
-            run.helm.between()
-    history = run.store.history()
-    run.fleet.inbox.forget("round-*")  # what came too late for the last round, or lies there of one that was stored just before somebody died
-    run.fleet.dismiss("the run is over", PARTING if run.durable else 0.0)
-    return Result(
-        state,
-        tuple(scores),
-        dict(run.assigned),
-        state.round,
-        time.monotonic() - start,
-        sum(up for *_, up, _ in history),
-        sum(down for *_, down in history),
-        reached(scores, run.menu, target),
-        run.defences.epsilon,
-    )
+    publish_privacy(run)  # spent by earlier processes
+    progress = recall_progress(run, first)
+    history, training = resume_round(run, progress.state, progress.history)
+    progress = replace(progress, history=history)
+    while not is_over(run, progress):
+        progress = advance(run, evaluator, progress, training)
+        training = None
+        run.helm.between()
+    dismiss_agents(run)
+    return sum_up(run, progress, time.monotonic() - start)
 
 
-def begin(run: Run) -> tuple[State, Sequence[Score]]:
-    """The state to start from: the last stored one, or the network initialised from the seed."""
-    settings = configure(run.method, run.config.settings, seed=run.config.seed, rounds=run.config.rounds)
-    state = run.method.start(run.tensors, run.menu, settings)
-    if takes_late(run.method, run.config.fleet):
-        run.past = Past(run.store, state, run.config.fleet.staleness)
-        run.method = buffered(run.method, run.past.base)
-    if run.config.private.noise:
-        run.publish(PrivacySpent(run.defences.epsilon))  # also by earlier coordinators
-    counted = by_round(run.store, run.method, settings, run.menu)
-    run.counts = counted[max(counted)]
+def recall_progress(run: RunContext, first: State) -> Progress:
+    """How far earlier processes came; the beginning of a new run."""
+    history = recall(run.store, run.method, first.settings, run.menu)
     last = run.store.last()
     if last is None:
-        return state, ()
+        return Progress(first, history, ())
     log.info("going on after round %d", last.round)
-    known = {submodel.name: submodel for submodel in run.menu}
-    run.assigned.update({agent: known[name] for agent, name in run.store.assigned().items() if name in known})
-    run.trained.update({agent: {known[name].plain for name in names if name in known} for agent, names in run.store.trained().items()})
-    run.standings.update(run.store.ledger.standings())
-    run.fleet.folded = run.store.folded()
-    training.take_up(run)
-    return replace(state, round=last.round, tensors=dict(last.tensors), fleet=dict(last.fleet)), run.counts.mark(last.scores)
+    state = replace(first, round=last.round, tensors=dict(last.tensors), fleet=dict(last.fleet))
+    return Progress(state, history, history.counts.mark(last.scores))
 
 
-def takes_late(method: Method, fleet: FleetSettings) -> bool:
-    """Whether an update counts whose round is closed."""
-    if fleet.late == "take" and fleet.mode == "sync" and "buffered" not in method.allows:
-        log.warning("late updates are dropped, though late = 'take': method %s takes none: %s", method.name, method.forbids["buffered"])
-    return "buffered" in method.allows and (fleet.late == "take" or fleet.mode == "buffered")
-
-
-def advance(run: Run, state: State) -> tuple[State, Sequence[Score]]:
-    """One round: from a stored state to the next stored state, through one that an earlier coordinator began where there is one."""
-    number = state.round + 1
-    left = run.store.journal.standstill(number)
-    start, sent, got = time.monotonic(), run.fleet.link.sent_bytes, run.fleet.link.received_bytes
-    round = training.resume(run, state, left) if left is not None else None
-    if round is None:
-        gather(run)
-        start, sent, got = time.monotonic(), run.fleet.link.sent_bytes, run.fleet.link.received_bytes
-        round = training.begin(run, state)
-    if run.helm is not None:
-        run.helm.within()
-    state = round.state
-    run.publish(RoundBegan(number, run.config.rounds, round.opened.chosen))
-    total, entries, trained = training.train(run, round)
-    if not total.seen:
-        raise_if_hopeless(run, number, entries)
-    with timing(run.publish, "finish"):
-        after = without_statistics(run.method.finish(state, total, generator(run.config.seed, 3, number)))
-    moved = touched(total, after.tensors) if run.past is not None else {}
-    if not all(bool(value.isfinite().all()) for value in after.tensors.values()):
-        log.error("round %d made weights that are not finite; the weights of before stay", number)
-        after, moved = replace(without_statistics(state), round=number), {}
-    run.defences.release(number, total)
+def publish_privacy(run: RunContext) -> None:
+    """Say what a private run has told so far."""
     if run.config.private.noise:
         run.publish(PrivacySpent(run.defences.epsilon))
-    state = after
-    chosen = {task.agent: task.submodel for task in round.tasks} | trainees(run)
-    with timing(run.publish, "evaluate"):
-        state, evaluated = run.evaluator.evaluate(state, to_evaluate(run, chosen, number), chosen, run.assigned)
-    run.counts = run.counts.after(Counter(entry.submodel for entry in entries if entry.outcome == "folded"))
-    scores = run.counts.mark((*evaluated, *trained))
-    late = [settled.task for settled in run.fleet.late.values()]
-    run.fleet.shelf.clear(keep={Shipment.version(state), *(task.version for task in late)})
-    done = Round(
-        number,
-        time.monotonic() - start,
+
+
+def is_over(run: RunContext, progress: Progress) -> bool:
+    """Whether no round is to follow: all are done, the target is reached, or another one would spend more privacy than allowed."""
+    done = progress.state.round
+    if done >= run.config.rounds or reached(progress.scores, run.menu, run.config.target_accuracy):
+        return True
+    if exhausted := run.defences.exhausted:
+        log.warning("the run ends after round %d: %s", done, exhausted)
+    return bool(exhausted)
+
+
+def dismiss_agents(run: RunContext) -> None:
+    """Drop late updates, empty the spool, and tell all agents that the run is over."""
+    late = tuple(state.key for state in run.fleet.late if not state.outcome)
+    if late:
+        run.fleet.driver.take(TasksDropped(run.fleet.clock(), late, "the run is over", round=False))
+    run.fleet.inbox.forget("round-*")
+    run.fleet.dismiss("the run is over", PARTING if run.fleet.round.rules.durable else 0.0)
+
+
+def sum_up(run: RunContext, progress: Progress, seconds: float) -> Result:
+    """The result of a run that is over."""
+    state, scores = progress.state, tuple(progress.scores)
+    rounds = run.store.history()
+    up, down = sum(up for *_, up, _ in rounds), sum(down for *_, down in rounds)
+    hit = reached(scores, run.menu, run.config.target_accuracy)
+    return Result(state, scores, progress.history, state.round, seconds, up, down, hit, run.defences.epsilon)
+
+
+# ---- one round ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What was used so far, to measure what a round uses.
+
+    clock: seconds of any origin.
+    up, down: bytes from and to the agents.
+    """
+
+    clock: float
+    up: int
+    down: int
+
+
+def advance(run: RunContext, evaluator: Evaluator, progress: Progress, training: Training | None = None) -> Progress:
+    """Run one round, from stored progress to stored progress. training: as an earlier process left it, if one did."""
+    if training is None:
+        await_round(run)
+    before = read_usage(run.fleet.link)
+    training = training or begin_training(run, progress)
+    run.helm.within()
+    plan = training.plan
+    run.publish(RoundBegan(plan.round, run.config.rounds, plan.chosen))
+    trained = train(training)
+    if not trained.total.seen:
+        check_hope(run, trained.entries)
+    state, changed = finish_round(run, training.state, trained.total)
+    state, scores = evaluate_round(run, evaluator, state, trained, plan)
+    withdraw_weights(run, state)
+    used = read_usage(run.fleet.link)
+    record = RoundRecord(
+        plan.round,
+        used.clock - before.clock,
         state.tensors,
-        dict(round.opened.fleet),
-        entries,
+        dict(plan.fleet),
+        trained.entries,
         scores,
-        run.fleet.link.received_bytes - got,
-        run.fleet.link.sent_bytes - sent,
-        dict(run.standings),
-        late,
-        spelled(moved) if run.past is not None else "",
+        used.up - before.up,
+        used.down - before.down,
+        trained.history.standings,
+        spelled(changed) if run.past is not None else "",
     )
-    with timing(run.publish, "save"):
-        run.store.save(done)
-    if run.past is not None:
-        run.past.add(number, moved)
-    run.fleet.inbox.forget("round-*", keep=run.fleet.late)
-    run.publish(RoundEnded(done))
-    return state, scores
+    store_round(run, record, changed)
+    return Progress(state, trained.history, scores)
 
 
-def trainees(run: Run) -> dict[str, Submodel]:
-    """Who was asked in the round that is over, by agent."""
-    return {settled.task.agent: settled.task.submodel for settled in run.fleet.collection.entries.values()}
+def read_usage(link: Link) -> Usage:
+    """What was used up to now."""
+    return Usage(time.monotonic(), link.received_bytes, link.sent_bytes)
 
 
-def gather(run: Run) -> None:
-    """Waits while people want no round to begin, and until there are enough agents: both are so when it returns. Raises FleetError."""
-    while True:
-        hold(run)
-        wait_for(run.fleet, run.config.fleet.min_agents, run.config.fleet.wait, run.publish)
-        if run.helm is None or not run.helm.paused:  # nobody asked for a pause while agents were awaited
-            return
+def begin_training(run: RunContext, progress: Progress) -> Training:
+    """Plan the next round with the agents that are ready."""
+    plan = plan_round(run, progress.state, progress.history)
+    run.fleet.inbox.forget("round-*", keep=[late.key for late in run.fleet.late])  # of rounds that are over, or that were given up
+    run.fleet.driver.take(RoundPlanned(run.fleet.clock(), plan))
+    return Training(run, progress.state, progress.history, plan)
 
 
-def hold(run: Run) -> None:
-    """Waits while people want no round to begin; the agents stay, and are heard."""
-    while run.helm is not None and run.helm.paused:
-        run.publish(RunPaused())
-        run.fleet.turn(0.2)
-
-
-def to_evaluate(run: Run, chosen: Mapping[str, Submodel], number: int) -> list[Submodel]:
-    """The whole menu every so many rounds and at the end; in between, what was trained and the largest."""
-    if number % run.config.evaluate.every == 0 or number >= run.config.rounds:
-        return unique(run.menu)
-    if not run.config.evaluate.between:
-        return []
-    used = {submodel.plain for submodel in chosen.values()}
-    return [submodel for submodel in unique(run.menu) if submodel in used or submodel == run.menu[-1].plain]
-
-
-def wait_for(fleet: Fleet, wanted: int, limit: float, publish: Publish) -> list[Agent]:
-    """The agents that are ready, as soon as there are `wanted`. Raises FleetError when they do not come within `limit` seconds (0: ever)."""
-    start = time.monotonic()
-    while len(ready := fleet.ready()) < wanted:
-        waited = time.monotonic() - start
-        if limit and waited > limit:
-            raise FleetError(f"{len(ready)} of {wanted} agents after {waited:.0f} s: {refusals(fleet) or 'no others came'}")
-        publish(AgentsAwaited(len(ready), wanted))
-        fleet.turn(0.2)
-    return ready
-
-
-def refusals(fleet: Fleet) -> str:
-    """Why those who came are not there."""
-    return "; ".join(f"{a.name} {'was ' if a.refused else ''}{a.absence}" for a in fleet.agents.values() if a.absence)
-
-
-def raise_if_hopeless(run: Run, number: int, entries: Sequence[Entry]) -> None:
-    """A round without any update leaves the state as it is; with nobody left who could bring one, the run ends."""
+def check_hope(run: RunContext, entries: Sequence[Entry]) -> None:
+    """Warn of a round without an update. Raises FleetError where every agent failed to train even the smallest submodel."""
     reasons = "; ".join(f"{e.agent}: {e.outcome}" for e in entries)
     log.warning("no update in this round: %s", reasons)
     if entries and all(e.outcome.startswith("failed") and e.submodel == run.menu[0].unowned.name for e in entries):
-        run.store.journal.drop(number)
-        raise FleetError(f"no agent can train even the smallest submodel: {reasons}")
+        hopeless = "no agent can train even the smallest submodel"
+        run.fleet.driver.take(TasksDropped(run.fleet.clock(), (), hopeless, round=True))  # a resumed run plans the round again
+        raise FleetError(f"{hopeless}: {reasons}")
+
+
+def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, Touched]:
+    """The state after the round, and what the round folded into, where late updates count. The old weights stay where new ones are not finite."""
+    number = state.round + 1
+    with timing(run.publish, "finish"):
+        after = without_statistics(run.method.finish(state, total, generator(run.config.seed, 3, number)))
+    changed = touched(total, after.tensors) if run.past is not None else {}
+    if not all(bool(value.isfinite().all()) for value in after.tensors.values()):
+        log.error("round %d made weights that are not finite; the weights of before stay", number)
+        after, changed = replace(without_statistics(state), round=number), {}
+    run.defences.release(number, total)
+    publish_privacy(run)
+    return after, changed
+
+
+def evaluate_round(run: RunContext, evaluator: Evaluator, state: State, trained: Trained, plan: RoundPlan) -> tuple[State, Sequence[Score]]:
+    """Score what the round is to score; return the state with batch norm statistics, and all scores of the round."""
+    worked = {**plan.chosen, **{one.task.agent: one.task.submodel for one in run.fleet.round.settled}}
+    with timing(run.publish, "evaluate"):
+        state, scores = evaluator.evaluate(state, worked, trained.history)
+    return state, trained.history.counts.mark((*scores, *trained.scores))
+
+
+def withdraw_weights(run: RunContext, state: State) -> None:
+    """Take back published weights that no open task needs."""
+    run.fleet.endpoint.shelf.clear(keep={Shipment.version(state), *(late.task.version for late in run.fleet.late)})
+
+
+def store_round(run: RunContext, record: RoundRecord, changed: Touched) -> None:
+    """Store the round, forget what no later round needs, and say that the round is over."""
+    with timing(run.publish, "save"):
+        run.fleet.driver.end_round(run.store, record)
+    if run.past is not None:
+        run.past.add(record.round, changed)
+    run.fleet.inbox.forget("round-*", keep=[late.key for late in run.fleet.late])
+    run.publish(RoundEnded(record))

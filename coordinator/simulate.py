@@ -16,16 +16,18 @@ import msgspec
 import torch
 
 from coordinator import results
+from coordinator.cards import AGENTS
 from coordinator.command import check_same
 from coordinator.config import Config, load, parse_setting
 from coordinator.defences import check_enough
 from coordinator.devices import Devices
-from coordinator.evaluation import ENDLESS
 from coordinator.observe.terminal import Lines
+from coordinator.patience import ENDLESS
+from coordinator.preparation import Prepared, prepare
 from coordinator.runs import run_names
 from coordinator.source import Source
 from coordinator.source import names as devices
-from coordinator.start import AGENTS, Prepared, prepare, run
+from coordinator.start import run
 from coordinator.store import Store
 from federated import memory
 from federated.console import Say

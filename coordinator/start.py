@@ -1,155 +1,43 @@
-"""From a configuration to a finished run: method, data, store, network, fleet, rounds; over any link.
-
-Everything that a person may have got wrong is found before the first agent is asked for anything.
-"""
+"""From what was prepared to a finished run, over any link: announce the run, settle the network, conduct the rounds."""
 
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
-from torch import Tensor
-
-from coordinator import constraints
+from coordinator.agreement import await_network
 from coordinator.assignment import pinned
-from coordinator.cards import misfit, network_for
-from coordinator.config import Config, elsewhere, to_json
-from coordinator.defences import Defences, check_covered, defended
+from coordinator.cards import network_for
+from coordinator.config import Config, to_json
+from coordinator.context import RunContext
+from coordinator.database import Facts
+from coordinator.defences import Defences, check_covered
+from coordinator.eligibility import Eligibility
 from coordinator.evaluation import Evaluator
-from coordinator.fleet import Fleet
+from coordinator.fleet import Fleet, Intake
+from coordinator.gate import Gate
 from coordinator.observe.events import Publish
-from coordinator.observe.metrics import Server
 from coordinator.oversight import Oversight, overseen
-from coordinator.rounds import PATIENCE, Result, Run, conduct, wait_for
-from coordinator.runs import run_names
-from coordinator.store import Facts, Store
+from coordinator.past import Past
+from coordinator.patience import ENDLESS, PATIENCE
+from coordinator.preparation import Prepared, make_weights, propose_menu
+from coordinator.rounds import Result, conduct
+from coordinator.run.clock import RunClock
+from coordinator.run.round import Rules
+from federated.buffered import buffered
 from federated.common.inactive import inactive
-from federated.data import catalogue as data
-from federated.data.dataset import Dataset
-from federated.errors import ConfigError, EspalierError, LinkError, StoreError, Unknown, UsageError
-from federated.method import Method, configure
-from federated.methods.catalogue import METHODS
-from federated.methods.catalogue import method as method_named
-from federated.task import Profile
-from federated.wire import messages, topics
+from federated.errors import EspalierError, LinkError, StoreError
+from federated.method import Method, Settings, configure
+from federated.wire import messages
 from federated.wire.link import Link
-from models.families import initial, probes
-from models.pretrained import load
+from models.families import probes
 from models.submodel import Network, Submodel
 
-__all__ = ["AGENTS", "Prepared", "free_name", "prepare", "run"]
+__all__ = ["choose_probes", "complete_card", "run"]
 
 log = logging.getLogger(__name__)
-
-AGENTS = "agents"  # as the name of the coordinator's data: it has none, the devices say what theirs look like
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What is known and held before any agent came: the run's folder and, where they are wanted, the metrics' address."""
-
-    config: Config
-    method: Method
-    held: Dataset | None
-    store: Store
-    metrics: Server | None = None
-
-    def close(self, *, discard: bool = False) -> None:
-        """Lets go of both. discard: as `Store.close` has it."""
-        self.store.close(discard=discard)
-        if self.metrics is not None:
-            self.metrics.close()
-
-
-def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
-    """Binds the metrics' address, checks names, settings and data, and opens the run's folder: what fails leaves nothing behind.
-
-    A new run's folder is made last; one that is there is held first, since another coordinator of it has its other addresses too.
-    Raises UsageError, ConfigError, LinkError or StoreError.
-    """
-    with ExitStack() as undo:
-        store = Store.open(runs, config.name) if resume else None
-        if store is not None:
-            undo.callback(store.close)
-        metrics = Server(config.metrics) if config.metrics.listen else None
-        if metrics is not None:
-            undo.callback(metrics.close)
-        method, held = checked(config)
-        store = store or Store.create(runs, config.name, Facts(to_json(config)))
-        undo.pop_all()
-    return Prepared(config, method, held, store, metrics)
-
-
-def checked(config: Config) -> tuple[Method, Dataset | None]:
-    """The method, and the coordinator's own data, which go with all that is configured. Raises UsageError, ConfigError."""
-    topics.run(config.name)  # a run's name is a level of topics, and a folder
-    if config.broker.url and config.broker.passwords:
-        raise ConfigError("--passwords is for a broker that is started here; for one that runs, put them into --broker mqtt://user:password@host")
-    method = defended(method_named(config.method_name), config)
-    check(method, config)
-    if config.fleet.mode == "buffered" and (why := method.forbids.get("buffered")):
-        able = sorted(name for name, made in METHODS.items() if "buffered" in made().allows)
-        raise ConfigError(f"fleet.mode = 'buffered': method {method.name} takes no late updates: {why}; methods that do: {', '.join(able)}")
-    selecting(config)
-    held = None if config.data.name == AGENTS else data.central(config.data.name, config.data.root)
-    if config.evaluate.calibrate == "coordinator" and held is None:
-        raise ConfigError("evaluate.calibrate = 'coordinator' needs data at the coordinator: name some by --data, or let the fleet calibrate")
-    if held is not None:
-        network = network_for(config, [held.card()])
-        settings = configure(method, config.settings)
-        menu = proposed(method, network, settings)
-        pinned(menu, config.assign.submodels)
-        check_covered(config, settings, menu, known=True)
-        if config.model.init:
-            beginning(config, network, method)
-    return method, held
-
-
-def selecting(config: Config) -> Callable[[Profile], str]:
-    """Why an agent is not among those that the configuration selects, or nothing. Raises ConfigError."""
-    if not config.fleet.select:
-        return lambda profile: ""
-    wanted = constraints.parse(config.fleet.select)
-    return lambda profile: constraints.unmet(wanted, profile)
-
-
-def check(method: Method, config: Config) -> None:
-    """That the method knows the settings. Raises ConfigError, or UsageError that says where else a key belongs."""
-    try:
-        configure(method, config.settings)
-    except Unknown as error:
-        having = [name for name, made in METHODS.items() if error.name in made().settings]
-        where = f"; a setting of {', '.join(having)}" if having else elsewhere(error.name)
-        raise UsageError(f"{error}{where}") from error
-
-
-def proposed(method: Method, network: Network, settings: Mapping[str, object]) -> tuple[Submodel, ...]:
-    """The method's menu. Raises Unknown, or ConfigError that names the method, or the submodel whose name is too long to travel."""
-    try:
-        menu = method.menu(network, settings)
-    except ConfigError as error:
-        if method.name in str(error):
-            raise
-        raise ConfigError(f"method {method.name}: {error}") from error
-    for name in (submodel.unowned.name for submodel in menu):
-        if len(name) > topics.UNOWNED:
-            raise ConfigError(
-                f"method {method.name}: expected names of submodels of at most {topics.UNOWNED} characters, found {len(name)}: {name}; "
-                "take a model of a shorter name, or of fewer blocks"
-            )
-    return menu
-
-
-def free_name(config: Config, runs: Path) -> str:
-    """A name for a run that has none: method and data, numbered where that is taken."""
-    base = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{config.method_name}-{Path(config.data.name).stem}")[:48].rstrip("-")  # a path may hold anything
-    taken = set(run_names(runs))
-    return next(name for name in (base, *(f"{base}-{i}" for i in range(2, 10_000))) if name not in taken)
 
 
 def run(
@@ -158,23 +46,39 @@ def run(
     read: Publish,
     bind: Callable[[Fleet], None] = lambda fleet: None,
     *,
+    gate: Gate | None = None,
     patience: float = PATIENCE,
     device: str = "cpu",
     durable: bool = True,
 ) -> Result:
-    """Conducts a run over a link: announces it, waits for agents, and goes through its rounds. `bind` is given the fleet, to show it.
+    """Run the rounds of a run over a link. `bind` is given the fleet, to show it.
 
-    patience: times the predicted seconds after which a round without a deadline closes. device: where the coordinator itself computes.
-    durable: whether what agents sent survives this process and a power cut; else a round that is interrupted begins anew.
+    gate: knows whose certificates are revoked.
+    patience: times the predicted seconds after which a phase without a deadline closes.
+    device: where the coordinator itself computes.
+    durable: whether what agents sent survives this process and a power cut; if not, a round that is interrupted begins anew.
     Raises Stopped where people asked for that (`coordinator.control`): the run can be resumed.
     """
     with overseen(prepared.store.folder, prepared.config, read, prepared.metrics) as sight:
-        return _announced(prepared, link, sight, bind, patience, device, durable)
+        rules = read_rules(prepared.method, prepared.config, durable=durable, leases=patience < ENDLESS)
+        fleet = assemble_fleet(prepared, link, sight, rules)
+        fleet.obey(sight.helm, gate)
+        bind(fleet)
+        sight.follow(fleet)
+        return _announce(prepared, fleet, sight, patience, device)
 
 
-def _announced(
-    prepared: Prepared, link: Link, sight: Oversight, bind: Callable[[Fleet], None], patience: float, device: str, durable: bool
-) -> Result:
+def read_rules(method: Method, config: Config, *, durable: bool, leases: bool) -> Rules:
+    """The run's rules, by its configuration. durable, leases: see `Rules`."""
+    fleet, late = config.fleet, "buffered" in method.allows
+    if fleet.late == "take" and fleet.mode == "sync" and not late:
+        log.warning("late updates are dropped, though late = 'take': method %s takes none: %s", method.name, method.forbids["buffered"])
+    stale = fleet.staleness if late and (fleet.late == "take" or fleet.mode == "buffered") else -1
+    return Rules(stale=stale, every=config.journal.every, most=config.journal.waiting, durable=durable, leases=leases)
+
+
+def assemble_fleet(prepared: Prepared, link: Link, sight: Oversight, rules: Rules) -> Fleet:
+    """The coordinator's end of a link, with the run's card."""
     config, method, store = prepared.config, prepared.method, prepared.store
     settings = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
     known = store.read_facts().network or (network_for(config, [prepared.held.card()]) if prepared.held is not None else None)
@@ -183,92 +87,84 @@ def _announced(
         method=method.name,
         model=config.model.name,
         network=known,
-        calibration=timed(known, method, settings),
+        calibration=choose_probes(known, method, settings),
         batch=int(settings["batch"]),
         session=secrets.token_hex(8),
     )
-    card = asking(card, method, settings)
-    fleet = Fleet(
-        link,
-        card,
-        store.spool,
-        attempt=store.next_session(),
-        slots=config.wire.slots,
-        chunk=config.wire.chunk,
-        sync=durable,
-        publish=sight.publish,
-    )
-    fleet.select = selecting(config)
-    bind(fleet)
-    sight.follow(fleet)
+    card = complete_card(card, method, settings)
+    intake = Intake(store.next_session(), config.wire.slots, config.wire.chunk, rules)
+    journal = store.journal if rules.durable else None
+    return Fleet(link, card, store.spool, intake, publish=sight.publish, clock=RunClock(), journal=journal)
+
+
+def _announce(prepared: Prepared, fleet: Fleet, sight: Oversight, patience: float, device: str) -> Result:
+    """Announce the run and conduct it. However it ends, agents hear whether to wait for another coordinator."""
     try:
-        fleet.announce()
-        return _conduct(prepared, fleet, settings, sight, patience, device, durable)
+        fleet.admit(Eligibility(prepared.config, prepared.method))
+        fleet.endpoint.announce()
+        return _conduct(prepared, fleet, sight, patience, device)
     except LinkError:
         raise
     except StoreError:  # a disk that is full is no end: the agents wait for a coordinator that resumes
-        fleet.withdraw()
+        fleet.endpoint.withdraw()
         raise
     except EspalierError as error:
         fleet.dismiss(f"the run ended: {error}")
         raise
     except BaseException:
-        fleet.withdraw()
+        fleet.endpoint.withdraw()
         raise
 
 
-def _conduct(
-    prepared: Prepared, fleet: Fleet, settings: Mapping[str, object], sight: Oversight, patience: float, device: str, durable: bool
-) -> Result:
-    """The rounds, once the network is known: from the store, the coordinator's data or the agents' cards."""
-    config, method, store, known = prepared.config, prepared.method, prepared.store, fleet.run.network
-    if known is None:
-        ready = wait_for(fleet, config.fleet.min_agents, config.fleet.wait, sight.publish)
-        known = network_for(config, [agent.profile.data for agent in ready if agent.profile is not None])
-        fleet.reannounce(asking(replace(fleet.run, network=known, calibration=timed(known, method, settings)), method, settings))
-    network = known
-    fleet.admit(lambda profile: misfit(profile.data, network) or unable(profile, method))
-    menu = proposed(method, network, settings)
+def _conduct(prepared: Prepared, fleet: Fleet, sight: Oversight, patience: float, device: str) -> Result:
+    """Make all that the rounds need, and run them."""
+    config, method, store = prepared.config, prepared.method, prepared.store
+    settings = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
+    network = learn_network(prepared, fleet, sight.publish, settings)
+    fleet.admit(Eligibility(config, method, network))
+    menu = propose_menu(method, network, settings)
     check_covered(config, settings, menu, known=prepared.held is not None)
     for reason in inactive(method, menu, settings):
         log.warning("%s: %s", method.name, reason)
     store.write_facts(Facts(to_json(config), network, menu))
-    evaluator = Evaluator(config, method, menu, fleet, prepared.held, patience, device)
-    tensors = beginning(config, network, method)
-    pins = pinned(menu, config.assign.submodels)
-    defences = Defences(config, store.evidence, store.folder / "kept", store.rounds_done + 1)
-    return conduct(Run(config, method, network, menu, fleet, store, evaluator, sight.publish, tensors, defences, pins, patience, durable, sight.helm))
+    first = method.start(make_weights(config, network, method), menu, settings)
+    past = Past(store, first, config.fleet.staleness) if fleet.round.rules.stale >= 0 else None
+    run = RunContext(
+        config,
+        method if past is None else buffered(method, past.base),
+        menu,
+        fleet,
+        store,
+        sight.publish,
+        sight.helm,
+        Defences(config, store.evidence, store.folder / "kept", store.rounds_done + 1),
+        past,
+        pinned(menu, config.assign.submodels),
+        patience,
+    )
+    return conduct(run, Evaluator(run, prepared.held, device), first)
 
 
-def beginning(config: Config, network: Network, method: Method) -> dict[str, Tensor]:
-    """The whole network before the first round: from its seed, and from a checkpoint if one is named. Raises ConfigError where that does not fit."""
-    drawn = initial(network, config.seed, method.features)
-    if not config.model.init:
-        return drawn
-    try:
-        tensors, note = load(config.model.init, network, drawn)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"--init {config.model.init}: {error}") from error
-    log.info("%s", note)
-    return tensors
+def learn_network(prepared: Prepared, fleet: Fleet, publish: Publish, settings: Settings) -> Network:
+    """The largest network: as the run's card says, or of the data of the first agents that come. Then the card says it from now on."""
+    config, method = prepared.config, prepared.method
+    if fleet.run.network is not None:
+        return fleet.run.network
+    network = await_network(fleet, config, publish)
+    card = replace(fleet.run, network=network, calibration=choose_probes(network, method, settings))
+    fleet.reannounce(complete_card(card, method, settings))
+    return network
 
 
-def timed(network: Network | None, method: Method, settings: Mapping[str, object]) -> tuple[Submodel, ...]:
+def choose_probes(network: Network | None, method: Method, settings: Mapping[str, object]) -> tuple[Submodel, ...]:
     """The small submodels that agents time, so that none needs to run a large one, at the least and the greatest depth."""
     if network is None:
         return ()
-    depths = [max((sum(section) for section in submodel.mask), default=1) for submodel in proposed(method, network, settings)]
+    depths = [max((sum(section) for section in submodel.mask), default=1) for submodel in propose_menu(method, network, settings)]
     return probes(network, sorted({min(depths), max(depths)}), method.features)
 
 
-def asking(card: messages.Run, method: Method, settings: Mapping[str, object]) -> messages.Run:
+def complete_card(card: messages.Run, method: Method, settings: Mapping[str, object]) -> messages.Run:
     """The card with the method's settings, and with its menu where it surveys devices and the network is known."""
     surveys = card.network is not None and method.hooks is not None and method.hooks.survey is not None
     return replace(card, settings=settings, menu=method.menu(card.network, settings) if surveys and card.network is not None else ())
-
-
-def unable(profile: Profile, method: Method) -> str:
-    """Why a device cannot train by a method; empty where it can."""
-    if method.hooks is None or not method.hooks.train or profile.runtime.startswith("torch"):
-        return ""
-    return f"method {method.name} trains with PyTorch alone, and this device has {profile.runtime}: pip install 'espalier[train]'"

@@ -1,290 +1,250 @@
-"""The training of a round: how it begins, tasks out, updates in, each folded and written down so that a coordinator that dies goes on inside it."""
+"""The training of a round: tasks go out, updates come in, and each is folded and recorded."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
 
-from coordinator.allotment import assign, choose, record
-from coordinator.checks import checker, later
-from coordinator.collection import CARRIED, Collection, Settled
+from immutables import Map
+
 from coordinator.config import Config
-from coordinator.decisions import Verdict
-from coordinator.evaluation import ENDLESS
-from coordinator.journal import Asked, Entry, Folded, Opened, Standstill
-from coordinator.leases import granted
+from coordinator.context import RunContext
+from coordinator.history import FleetHistory, record_counts, record_fold, record_standings, record_tasks
+from coordinator.late import LateUpdates, check_update
 from coordinator.observe.events import UpdateFolded, timing
-from coordinator.openings import Openings
-from coordinator.outcomes import learned, miss, unfolded
-from coordinator.records import Score
+from coordinator.outcomes import describe_fold, describe_miss, learn_from_miss, learn_from_update
+from coordinator.plan import RoundPlan
+from coordinator.records import Entry, Folded, Score
+from coordinator.run.collector import Snapshot
+from coordinator.run.round_events import PhaseBegan
+from coordinator.run.task_state import Planned, Spare, TaskState
 from coordinator.scores import of_training
-from coordinator.selection import wants
+from coordinator.selection import generator
+from coordinator.shipment import Shipment, received
 from coordinator.standing import Standing
-from coordinator.weights import Shipment, received
 from federated.aggregate import Total
-from federated.errors import StoreError
 from federated.kept import Kept
 from federated.method import State
-from federated.task import Recipe, Task
+from federated.task import Recipe, Task, Update
 from models.families import shapes
 from models.submodel import Submodel
 
-if TYPE_CHECKING:
-    from coordinator.rounds import Run
-
-__all__ = ["Begun", "begin", "folder", "resume", "train"]
+__all__ = ["Trained", "Training", "complete_recipe", "train"]
 
 log = logging.getLogger(__name__)
 
-GRACE = 60.0  # least seconds of a round without a deadline
 MARGIN = 2**23  # bytes: twice what SQLite lets its log grow to
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A round that agents may hear of. state: with what is known of its fleet. size: largest acceptable encoding of a task's update, bytes.
+class Trained:
+    """What a training brought.
 
-    make: the task of an agent that is asked besides. left: how an earlier coordinator left it, where one did.
+    total: what was folded, as a sum whose mean is what the run's rule makes of it.
+    entries: what became of each task, by agent.
+    scores: of the devices before and after they trained, where they were asked for them.
+    history: what the rounds have shown of the fleet, this training included.
     """
 
-    opened: Opened
-    state: State
-    tasks: Sequence[Task]
-    size: Callable[[Task], int]
-    make: Callable[[str, Submodel], Task]
-    left: Standstill | None = None
+    total: Total
+    entries: Sequence[Entry]
+    scores: Sequence[Score]
+    history: FleetHistory
 
 
-def folder(round: int) -> str:
-    """Where, below the spool, a round's updates lie."""
-    return f"round-{round:06d}"
+class Training:
+    """A training that is under way: makes its tasks, and checks and folds its updates (see `Collector`).
 
-
-def begin(run: Run, state: State) -> Begun:
-    """The next round, with the agents that are ready."""
-    opened = planned(run, state)
-    begun = tasked(run, state, opened)
-    run.fleet.inbox.forget("round-*", keep=run.fleet.late)  # of rounds that are over, or that began and were not written down
-    if run.durable:
-        run.store.journal.begin(replace(opened, digests=digests(begun.tasks)))
-    return begun
-
-
-def resume(run: Run, state: State, left: Standstill) -> Begun | None:
-    """The next round, taken up where it was left: the same tasks, by the same weights.
-
-    None where those cannot be made again, by another version of this program perhaps.
+    plan: who trains what.
+    state: the one that the round starts from, with what is known of its fleet.
+    shipment: the weights of that state on their way to the agents.
+    history: what the rounds have shown of the fleet, with what this training folded so far.
+    total: the sum so far.
+    folded: (agent, round of its task) -> its update that was folded.
     """
-    begun = tasked(run, state, left.opened, left.asked)
-    if digests(begun.tasks) != left.opened.digests | {one.agent: one.digest for one in left.asked}:
-        log.warning("round %d was under way with other weights than this program makes: it begins anew", left.opened.round)
-        run.store.journal.drop(left.opened.round)
-        return None
-    log.info("going on inside round %d: %d of %d updates are in the last snapshot", left.opened.round, len(left.folded), len(begun.tasks))
-    profiles = run.store.ledger.profiles()
-    run.fleet.await_return({task.agent: profiles[task.agent] for task in begun.tasks if task.agent in profiles})
-    return replace(begun, left=left)
 
+    def __init__(self, run: RunContext, state: State, history: FleetHistory, plan: RoundPlan) -> None:
+        run.defences.write()  # of late updates that came since the last round, so that bounds do not depend on when this process started
+        self.run, self.plan = run, plan
+        self.state = replace(state, agents=plan.surveys, fleet=dict(plan.fleet), holders=count_holders(history.trained, plan))
+        self.shipment = Shipment(run.fleet, self.state, run.method)
+        self.history = record_standings(history, plan.standings)
+        self.total: Total | Kept = run.defences.begin(plan.round, plan.chosen.values()) or Total()
+        self.folded: dict[tuple[str, int], Folded] = {}
+        self._recipe = cache(lambda submodel: complete_recipe(run.method.recipe(self.state, submodel), run.config))
+        self._late = LateUpdates(run)
 
-def tasked(run: Run, state: State, opened: Opened, besides: Sequence[Asked] = ()) -> Begun:
-    """A round with its tasks, and the weights that they name on their way to the broker. besides: who was asked when it was under way."""
-    run.verdicts, run.standings = dict(opened.verdicts), {**run.standings, **opened.standings}
-    state = replace(state, agents=opened.surveys, fleet=dict(opened.fleet), holders=holders(run.trained, opened))
-    shipment = Shipment(run.fleet, state, run.method)
-    recipe = cache(lambda submodel: asked(run.method.recipe(state, submodel), run.config))
-    rounds = 1 if run.past is None else 1 + run.past.staleness  # in which an update may come
+    def restore(self, total: Total, folded: Sequence[Folded]) -> None:
+        """Go on from a snapshot."""
+        self.total = total
+        for one in folded:
+            self._record(one, one.entry.task or self.plan.round)
 
-    def make(agent: str, submodel: Submodel) -> Task:
-        task = shipment.task(agent, "train", submodel, recipe(submodel), rounds * opened.limit, round=opened.round, run=run.config.name)
-        return replace(task, attempt=opened.attempt, lease=lease(run, opened.verdicts[agent]))
+    def make_task(self, agent: str, submodel: Submodel) -> Planned:
+        """The task of an agent. Publishes its weights if no other agent got them yet."""
+        run, plan = self.run, self.plan
+        rounds = 1 if run.past is None else 1 + run.past.staleness  # in which an update may come
+        task = self.shipment.task(agent, submodel, self._recipe(submodel), rounds * plan.limit, round=plan.round)
+        task = replace(task, attempt=plan.attempt, since=self.history.folded.get(agent, 0))
+        return Planned(task, plan.verdicts[agent].decision.seconds)
 
-    chosen = opened.chosen | {one.agent: one.submodel for one in besides}
-    run.assigned.update(chosen)
-    return Begun(opened, state, [make(agent, submodel) for agent, submodel in chosen.items()], shipment.limit, make)
+    def make_phase(self) -> PhaseBegan:
+        """The event that begins the phase, with all its tasks."""
+        run, plan = self.run, self.plan
+        return PhaseBegan(
+            run.fleet.clock(),
+            "train",
+            plan.round,
+            tuple(self.make_task(agent, submodel) for agent, submodel in plan.chosen.items()),
+            plan.limit,
+            plan.needed,
+            wanted=plan.wanted,
+            spares=self._spares(),
+            flowing=run.config.fleet.mode == "buffered" or not plan.chosen,
+            carries=run.past is not None,
+            timed=run.measures_time and run.past is None,
+        )
 
+    def reserve_room(self) -> None:
+        """Keep room on the disk that no update may take, for what the coordinator itself is going to write."""
+        self.run.fleet.inbox.reserve = measure_reserve(self.run, self.state)
 
-def holders(trained: Mapping[str, Set[Submodel]], opened: Opened) -> Counter[tuple[Submodel, ...]]:
-    """How many agents have each set of submodels (see `State.holders`). trained: by agent, in earlier rounds."""
-    held = {agent: set(submodels) for agent, submodels in trained.items()}
-    for agent, verdict in opened.verdicts.items():
-        if verdict.submodel is not None:
-            held.setdefault(agent, set()).add(verdict.submodel.plain)
-    return Counter(tuple(sorted(submodels, key=lambda submodel: submodel.name)) for submodels in held.values())
+    def _spares(self) -> tuple[Spare, ...]:
+        """The agents that can train and were not asked, in an order that is drawn."""
+        seconds = {agent: verdict.decision.seconds for agent, verdict in sorted(self.plan.verdicts.items())}
+        drawn = generator(self.run.config.seed, 4, self.plan.round).permutation(list(seconds)).tolist()
+        return tuple(Spare(agent, seconds[agent]) for agent in drawn if agent not in self.plan.chosen)
 
+    # ---- as a collector ----------------------------------------------------------------------------------------------
 
-def lease(run: Run, verdict: Verdict) -> float:
-    """Seconds of a task's lease. Simulated devices claim speeds, and have none."""
-    first = run.standings.get(verdict.decision.agent, Standing()).trained == 0
-    return granted(verdict.decision.seconds, first=first) if run.patience < ENDLESS else 0.0
+    def limit(self, task: Task) -> int:
+        return self.shipment.limit(task)
 
-
-def take_up(run: Run) -> None:
-    """Takes up the tasks of earlier rounds that were open when the last one was stored, if they can be made again by the same weights."""
-    past = run.past
-    if past is None or not run.durable:
-        return
-    kept, profiles = list[Task](), run.store.ledger.profiles()
-    shipment = cache(lambda number: Shipment(run.fleet, past.state(number), run.method))
-    check = later(run)
-    for task in run.store.journal.carried():
-        made = shipment(task.round - 1).task(task.agent, "train", task.submodel, task.recipe, task.deadline, round=task.round, run=task.run)
-        if made.digest == task.digest:
-            kept.append(task)
+    def check(self, task: Task, update: Update, elapsed: float) -> None:
+        if task.round != self.plan.round:
+            self._late.check(task, update, elapsed)
         else:
-            log.warning("round %d of %s was under way with other weights than this program makes: it is dropped", task.round, task.agent)
-    run.fleet.await_return({task.agent: profiles[task.agent] for task in kept if task.agent in profiles})
-    run.fleet.reception.restore(kept, check, folder, shipment(0).limit)
+            check_update(self.run, self.shipment, task, update, elapsed)
+
+    def fold(self, state: TaskState, update: Update) -> None:
+        run, agent = self.run, update.agent
+        with timing(run.publish, "fold"):
+            parts = run.method.parts(self.state, self.shipment.parcel(update.submodel).plan, received(update))
+            run.defences.fold(self.total, self.state, update.submodel, parts, (agent, update.round))
+        entry = describe_fold(state, update, len(self.folded))
+        self._record(Folded(entry, update.submodel.plain, self._learn(state, update), dict(update.notes.get("tallies", {}))), update.round)
+        run.publish(UpdateFolded(entry))
+
+    def prepare(self, agent: str) -> Planned:
+        verdict = self.plan.verdicts[agent]
+        assert verdict.submodel is not None
+        self.run.store.ledger.asked(self.plan.round, agent, f"asked while the round was under way: {verdict.decision.reason}")
+        log.info("%s is asked in round %d, which is under way: %s", agent, self.plan.round, verdict.submodel.unowned.name)
+        return self.make_task(agent, verdict.submodel)
+
+    def snapshot(self) -> Snapshot | None:
+        if isinstance(self.total, Kept):
+            return None  # a rule that looks at all updates together keeps them apart
+        run, name = self.run, f"total-{self.plan.round:06d}-{len(self.folded):06d}.safetensors"
+        run.defences.write()
+        with timing(run.publish, "snapshot"):
+            run.store.journal.write_total(name, self.total)
+        self.reserve_room()
+        return Snapshot(name, tuple(self.folded.values()))
+
+    def _record(self, one: Folded, round: int) -> None:
+        self.folded[one.entry.agent, round] = one
+        self.history = record_fold(self.history, one, round)
+
+    def _learn(self, state: TaskState, update: Update) -> Standing:
+        """The standing of an agent after its update."""
+        standing = self.history.standings.get(update.agent, Standing())
+        agent, verdict = self.run.fleet.agents.get(update.agent), self.plan.verdicts.get(update.agent)
+        counted = state.carried and self.run.config.fleet.mode == "sync"  # as late, when its round closed
+        if agent is None or agent.profile is None or verdict is None or counted:
+            return standing
+        return learn_from_update(standing, verdict, agent.profile, state, update)
 
 
-def digests(tasks: Sequence[Task]) -> dict[str, str]:
-    """agent -> sha256 of the weights that it is sent."""
-    return {task.agent: task.digest for task in tasks}
+# ---- from the first task to the last update ----------------------------------------------------------------------------
 
 
-def planned(run: Run, state: State) -> Opened:
-    """Who is to train what in the next round, of the agents that are ready."""
-    number, agents = state.round + 1, run.fleet.ready()
-    surveys = {a.name: dict(a.profile.survey) for a in agents if a.profile is not None}
-    state = replace(state, agents=surveys)
-    able = assign(run, state, agents, number)
-    busy = {entry.task.agent for entry in run.fleet.late.values() if entry.open}
-    needed, wanted = wants(run.config.fleet, len(able))
-    chosen = choose(run, state, able, number, wanted, busy)
-    record(run, number, chosen, busy)
-    counts = tuple((s, sum(c == s for c in able.values())) for s in dict.fromkeys(able.values()))
-    verdicts = {agent: run.verdicts[agent] for agent in able}
-    standings = {agent: run.standings[agent] for agent in able}
-    limit = closing(run, chosen if run.past is None else able)
-    if run.config.fleet.mode == "sync":
-        needed, wanted = max(1, math.ceil(run.config.fleet.quorum * min(needed, len(chosen)) - 1e-9)), len(chosen)
-    return Opened(number, run.fleet.attempt, chosen, {}, counts, surveys, verdicts, standings, limit, needed, wanted)
-
-
-def train(run: Run, round: Begun) -> tuple[Total, list[Entry], list[Score]]:
-    """Sends the tasks, folds the updates as they can be folded, and says what became of each; the devices' own scores where they were asked for.
+def train(training: Training) -> Trained:
+    """Send the tasks, fold the updates until the phase closes, and sum up what they brought.
 
     What was folded leaves the spool with every snapshot: each `journal.every` folds, and as soon as an update finds no room there.
     """
-    left, opened = round.left, round.opened
-    total = run.defences.begin(opened.round, opened.chosen.values()) or (left.total if left is not None else Total())
-    folded = {(one.entry.agent, one.entry.task or opened.round): one for one in (left.folded if left is not None else ())}
-    run.standings.update({agent: one.standing for (agent, _), one in folded.items()})
-    run.fleet.folded.update(folded.keys())
-    spooled: list[Settled] = []
-    run.fleet.inbox.reserve = reserve(run, round.state)
-
-    def snapshot() -> bool:
-        if not run.durable or not spooled or isinstance(total, Kept):
-            return False
-        done = keep(run, opened.round, total, list(folded.values()), spooled)
-        run.fleet.inbox.reserve = reserve(run, round.state)
-        return done
-
-    for settled, update in run.fleet.collect(
-        round.tasks,
-        quorum=opened.needed,
-        deadline=opened.limit,
-        check=checker(run, round.state),
-        size=round.size,
-        folder=folder(opened.round),
-        settled=None if left is None else left.settled,
-        more=Openings(run, opened, round.make, run.fleet.clock()) if left is None or left.closed is None else nobody,
-        carry=carrying(run, opened.round),
-        flowing=run.config.fleet.mode == "buffered" or not opened.chosen,
-        waiting=run.config.journal.waiting,
-        relieve=snapshot,
-    ):
-        plan = run.method.place(round.state, update.submodel)
-        with timing(run.publish, "fold"):
-            parts = run.method.parts(round.state, plan, received(update))
-            run.defences.fold(total, round.state, update.submodel, parts, (update.agent, update.round))
-        one = folded[update.agent, update.round] = learned(run, settled, update, len(folded))
-        run.standings[update.agent] = one.standing
-        run.fleet.folded[update.agent] = update.round
-        run.publish(UpdateFolded(one.entry))
-        spooled.append(settled)
-        if not run.durable:
-            release(spooled)  # nobody will fold it again
-        elif run.config.journal.every and len(spooled) >= run.config.journal.every:
-            snapshot()
-    for one in folded.values():
-        run.trained.setdefault(one.entry.agent, set()).add(one.submodel)
+    collect_updates(training)
+    run, number, fleet = training.run, training.plan.round, training.run.fleet
     run.defences.write()
-    run.fleet.inbox.reserve = size_of(run, round.state)  # for the round's own weights
-    settled_all, carried = list(run.fleet.collection.entries.values()), list(run.fleet.late.values())
-    if run.durable:
-        outcomes = {(s.task.agent, s.task.round): s.outcome for s in settled_all}
-        run.store.journal.close(opened.round, outcomes | {(s.task.agent, s.task.round): CARRIED for s in carried})
-    if carried:
-        check = later(run)
-        for settled in carried:
-            settled.check = check
-    missing = [s for s in settled_all if (s.task.agent, s.task.round) not in folded]
-    late = [replace(s, outcome="late") for s in carried if s.task.round == opened.round and run.config.fleet.mode == "sync"]
-    for settled in [*missing, *late]:
-        miss(run, settled)
-    entries = [*(one.entry for one in folded.values()), *(unfolded(s, opened.round) for s in missing)]
+    fleet.inbox.reserve = measure_growth(run, training.state)  # for the round's own weights
+    folded, settled = training.folded, fleet.round.settled
+    missing = [state for state in settled if (state.task.agent, state.task.round) not in folded]
+    late = [state for state in fleet.late if state.task.round == number]
+    entries = [*(one.entry for one in folded.values()), *(describe_miss(state, number) for state in missing)]
+    misses = [(state, state.outcome) for state in missing]
+    if run.config.fleet.mode == "sync":
+        misses += [(state, "late") for state in late]
+    history = record_standings(training.history, learn_from_misses(training, misses))
+    history = record_tasks(history, [state.task for state in (*settled, *late) if state.task.round == number])
+    history = record_counts(history, entries)
     scores = of_training([(one.submodel, one.entry.agent, one.tallies) for one in folded.values()])
-    return run.defences.settled(total, round.state), sorted(entries, key=lambda e: e.agent), scores
+    return Trained(run.defences.settled(training.total, training.state), sorted(entries, key=lambda entry: entry.agent), scores, history)
 
 
-def nobody(collection: Collection) -> Sequence[Task]:
-    """Who is asked besides in a round that an earlier coordinator closed: it folds what that one did, and all others are at their own work."""
-    return ()
+def collect_updates(training: Training) -> None:
+    """Run the phase to its end, unless an earlier process did; from then on, late updates are only checked."""
+    run, number, fleet = training.run, training.plan.round, training.run.fleet
+    if fleet.round.trained < number:
+        phase = fleet.round.phase
+        if phase is None or (phase.work, phase.round) != ("train", number):
+            training.reserve_room()
+            fleet.driver.begin(training.make_phase(), training)
+        fleet.driver.collect("train", training)
+        fleet.finish_phase()
+    if run.past is not None:
+        fleet.driver.collect("train", LateUpdates(run))
 
 
-def carrying(run: Run, round: int) -> Callable[[Settled], bool] | None:
-    """Which tasks go on when a round closes: those whose updates would not be too old in the next; None where late updates do not count."""
-    past = run.past
-    return None if past is None else lambda settled: past.within(settled.task.round - 1, round)
+def learn_from_misses(training: Training, misses: Sequence[tuple[TaskState, str]]) -> dict[str, Standing]:
+    """The standings of agents after tasks without an update. misses: each task with what became of it."""
+    run, found = training.run, dict[str, Standing]()
+    for state, outcome in misses:
+        agent = state.task.agent
+        verdict = training.plan.verdicts.get(agent)
+        if verdict is not None:
+            elapsed = run.fleet.round.ended - state.asked if run.measures_time and not state.resumed else 0.0
+            found[agent] = learn_from_miss(found.get(agent, training.history.standings[agent]), verdict, state, outcome, elapsed)
+    return found
 
 
-def reserve(run: Run, state: State) -> int:
-    """Bytes that no update of a round may take: for a snapshot of the total beside the one before, for weights that are evaluated, for rows."""
+# ---- what a training needs ---------------------------------------------------------------------------------------------
+
+
+def complete_recipe(recipe: Recipe, config: Config) -> Recipe:
+    """The method's recipe, with the scores that the run wants of devices."""
+    return replace(recipe, scores=config.evaluate.local, per_class=config.evaluate.per_class)
+
+
+def count_holders(trained: Map[str, frozenset[Submodel]], plan: RoundPlan) -> Counter[tuple[Submodel, ...]]:
+    """How many agents have each set of submodels (see `State.holders`). trained: by agent, in earlier rounds."""
+    given = {agent: {verdict.submodel.plain} for agent, verdict in plan.verdicts.items() if verdict.submodel is not None}
+    held = (trained.get(agent, frozenset()) | given.get(agent, set()) for agent in sorted({*trained, *given}))
+    return Counter(tuple(sorted(submodels, key=lambda submodel: submodel.name)) for submodels in held)
+
+
+def measure_reserve(run: RunContext, state: State) -> int:
+    """Bytes that no update may take: for a snapshot of the total beside the one before, for weights that are evaluated, and for rows."""
     menu = {submodel.plain: sum(math.prod(shape) for shape in shapes(submodel).values()) for submodel in run.menu}
-    return max(0, 2 * size_of(run, state) + 4 * sum(menu.values()) + MARGIN - run.store.journal.size)
+    return max(0, 2 * measure_growth(run, state) + 4 * sum(menu.values()) + MARGIN - run.store.journal.size)
 
 
-def size_of(run: Run, state: State) -> int:
-    """Bytes of a state's tensors and of those that a round may add to them, in homes that nothing was folded into yet."""
+def measure_growth(run: RunContext, state: State) -> int:
+    """Bytes of a state's tensors, and of those that a round may add to them in homes that nothing was folded into yet."""
     rows = (row for submodel in run.menu for row in run.method.place(state, submodel).rows)
     new = {row.home: 4 * math.prod(row.shape) for row in rows if row.home not in state.tensors}
     return sum(tensor.nbytes for tensor in state.tensors.values()) + sum(new.values())
-
-
-def keep(run: Run, round: int, total: Total, folded: Sequence[Folded], spooled: list[Settled]) -> bool:
-    """A snapshot; the updates in it need not stay in the spool. Where the disk does not take it (False), they do, and it is tried again."""
-    try:
-        run.defences.write()
-        with timing(run.publish, "snapshot"):
-            run.store.journal.snapshot(round, total, folded)
-    except StoreError as error:
-        log.error("%s", error)
-        return False
-    release(spooled)
-    return True
-
-
-def release(spooled: list[Settled]) -> None:
-    """Removes updates from the spool that need not stay there."""
-    for settled in spooled:
-        if settled.update is not None:
-            settled.update.unlink(missing_ok=True)
-    spooled.clear()
-
-
-def closing(run: Run, chosen: Mapping[str, Submodel]) -> float:
-    """Seconds after which a round closes: the configured deadline, or generously more than the slowest was predicted to need."""
-    if run.config.fleet.deadline and run.patience < ENDLESS:
-        return run.config.fleet.deadline
-    return max(GRACE, run.patience * max((run.verdicts[agent].decision.seconds for agent in chosen), default=0.0))
-
-
-def asked(recipe: Recipe, config: Config) -> Recipe:
-    """The method's recipe with what the run adds: which scores devices take."""
-    return replace(recipe, scores=config.evaluate.local, per_class=config.evaluate.per_class)

@@ -27,10 +27,10 @@ from edge_agent.watch import Watch
 from edge_agent.worker import Job, Worker
 from federated.clock import Jumps
 from federated.console import Say
+from federated.device.participant import Equipment, Participant
+from federated.device.spool import LIMIT, Spool
 from federated.errors import EspalierError, FleetError, LinkError, ProtocolMismatch, StoreError, WireError
 from federated.manager import Manager
-from federated.participant import Participant
-from federated.spool import LIMIT, Spool
 from federated.task import Card, Profile
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Link, MqttLink
@@ -167,16 +167,8 @@ def _join(
     will = topics.status(run.run, job.name), envelope.encode(messages.Status(job.name, session, False))
     link = MqttLink(broker, f"{run.run}-{job.name}", will)
     try:
-        participant = Participant(
-            link,
-            run,
-            job.name,
-            lambda card: measure(worker, card, link, job.name, say, fresh=fresh),
-            worker,
-            spool,
-            session=session,
-            pause=pause,
-        )
+        equipment = Equipment(lambda card: measure(worker, card, link, job.name, say, fresh=fresh), worker, spool, pause)
+        participant = Participant(link, run, job.name, session, equipment)
         watch = Watch(lambda: bounds(worker))
 
         def between() -> None:

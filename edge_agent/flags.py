@@ -15,6 +15,7 @@ from edge_agent.identity import free_name, machine_name
 from edge_agent.limits import Limits, parse_size
 from edge_agent.worker import Job
 from federated.errors import UsageError
+from federated.task import LABELS
 
 __all__ = [
     "DEVICE",
@@ -96,11 +97,14 @@ def check_shard(options: Mapping[str, Any]) -> None:
 
 
 def checked_labels(labels: Sequence[str]) -> tuple[str, ...]:
-    """Each once, in their order. Raises UsageError for one that is no word."""
+    """Each once, in their order. Raises UsageError for one that is no word, and for too many."""
     for label in labels:
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", label):
             raise UsageError(f"--label: expected 1 to 64 letters, digits, '.', '_' or '-', found '{label[:80]}'")
-    return tuple(dict.fromkeys(labels))
+    unique = tuple(dict.fromkeys(labels))
+    if len(unique) > LABELS:
+        raise UsageError(f"--label: expected at most {LABELS} labels, found {len(unique)}")
+    return unique
 
 
 def agent_name(name: str | None) -> str:

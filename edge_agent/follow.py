@@ -14,7 +14,7 @@ from pathlib import Path
 from edge_agent.arrival import Arriving, folder_of, target, within
 from edge_agent.fetch import card_of, choose
 from export.publish import SETTLE
-from federated.errors import ExportError, StoreError
+from federated.errors import ExportError, StoreError, brief
 from federated.wire import envelope, topics
 from federated.wire.link import LINK_UP, Delivery, Link, MqttLink, Will
 from federated.wire.releases import Release, Serving, Version
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 RETRY = 300.0  # seconds until a version that could not be had is tried again
 KEPT = 2  # versions kept beside the one in use and the one that is wanted: the last good one is among them
-REASON = 1000  # characters of a reason that are sent
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ class Follower:
         past = self._serving
         if not serving.refused and past.refused and past.refused != serving.version and self._still(past.refused):
             serving = replace(serving, refused=past.refused, reason=past.reason)
-        self._serving, self._reported = replace(serving, reason=serving.reason[:REASON]), True
+        self._serving, self._reported = replace(serving, reason=brief(serving.reason)), True
         self._tell()
         if serving.version and (serving.version, serving.refused) != (past.version, past.refused):
             self._prune(serving.version, serving.refused)
@@ -208,7 +207,7 @@ class Follower:
 
     def _refused(self, version: str, reason: str) -> None:
         log.warning("version %s of run '%s' is not taken up: %s", version, self.run, reason)
-        self._serving, self._reported = replace(self._serving, refused=version, reason=reason[:REASON]), True
+        self._serving, self._reported = replace(self._serving, refused=version, reason=brief(reason)), True
         self._tell()
         if self._serving.version:
             self._prune(self._serving.version, version)

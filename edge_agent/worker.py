@@ -23,9 +23,9 @@ import msgpack
 import msgspec
 
 from edge_agent.limits import Cage, Limits
+from federated.device.trainer import Outcome
 from federated.errors import ConfigError, DataError, EspalierError, MissingExtra, UsageError
 from federated.task import Card, Task
-from federated.workload import Outcome
 
 __all__ = ["Channel", "Job", "Worker"]
 
@@ -72,7 +72,7 @@ class Channel:
 
 
 class Worker:
-    """A training process: a `federated.workload.Trainer`, and a resource to `close`."""
+    """A training process: a `federated.device.trainer.Trainer`, and a resource to `close`."""
 
     def __init__(self, job: Job) -> None:
         self.job = job

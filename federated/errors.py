@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 __all__ = [
+    "REASON",
     "ConfigError",
     "DataError",
     "EspalierError",
@@ -36,7 +37,15 @@ __all__ = [
     "Unknown",
     "UsageError",
     "WireError",
+    "brief",
 ]
+
+REASON = 1000  # characters of a reason, and of any other text that one party sends and another stores or shows
+
+
+def brief(text: str) -> str:
+    """The text, cut to `REASON` characters. A cut text ends with dots."""
+    return text if len(text) <= REASON else text[: REASON - 3] + "..."
 
 
 class EspalierError(Exception):
@@ -93,7 +102,13 @@ class ExportError(EspalierError):
 
 
 class WireError(EspalierError):
-    """A message that cannot be accepted. Whoever receives it logs the reason, answers the sender and goes on."""
+    """A message that cannot be accepted. Whoever receives it logs the reason, answers the sender and goes on.
+
+    The reason may quote the message, which may be large, so it is cut here.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(brief(reason))
 
 
 class ProtocolMismatch(WireError):

@@ -1,13 +1,13 @@
 """What a device keeps between rounds of a run (a variate, its last network, layers of its own), on its own disk, without PyTorch.
 
-One file per round that was trained. A task names the round of which the coordinator took this device's last update, and the device starts from
-the file of that round. An update that was lost, refused or late leaves a file that no task names, so a repeated round starts from the same memory
-as the first attempt, and neither side has to be told that the other one was killed.
+Each trained round writes one file. A task names the round of the last update that the coordinator accepted from this device, and training starts
+from that round's file. An update that was lost, refused or late therefore leaves a file that no task names: a repeated round starts from the same
+memory as the first attempt, even if either side was restarted in between.
 
-A name that starts with `c/` is that of a tensor of the model, c/NAME. Its file holds the union of the corners that the device ever trained: a
-round replaces the corner of its submodel, all other entries and layers stay as they were, and entries that are new start at 0. The union may be
-larger than the submodel, so it is never in memory, nor mapped, since pages of a mapping count as memory of the process: its corner is read in blocks
-of rows, and so is the rest of it that a round's file takes over from the one before.
+Names that start with `c/` belong to tensors of the model (c/NAME). Their file holds the union of all parts of the tensor that the device ever
+trained: a round replaces the part that its submodel covers and leaves all other entries and layers unchanged; new entries start at 0. The union
+can be larger than the submodel, so it is never loaded as a whole, nor memory-mapped (mapped pages count as the process's memory): reads and copies
+go through blocks of rows.
 """
 
 from __future__ import annotations

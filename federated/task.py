@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+from msgspec import Meta
+
+from federated.wire.fields import Text, Word
 from models.submodel import Submodel, Target
 
-__all__ = ["HEARTBEAT", "LONGEST", "SHORTEST", "Board", "Card", "Profile", "Recipe", "Task", "Timing", "Update", "Work", "beats"]
+__all__ = ["HEARTBEAT", "LABELS", "LONGEST", "SHORTEST", "Board", "Card", "Key", "Profile", "Recipe", "Task", "Timing", "Update", "Work", "beats"]
 
 HEARTBEAT, QUICKEST = 15.0, 3.0  # seconds between heartbeats of an agent, of which the coordinator counts three missed ones as death; and the fewest
+
+LABELS = 16  # words that an owner may label a device with
 
 SHORTEST, LONGEST = 1e-12, 1e9  # seconds: no machine's step is beyond them, and what is predicted from one would leave what floats can hold
 
@@ -72,6 +77,15 @@ class Recipe:
     seed: int = 0
 
 
+class Key(NamedTuple):
+    """Names a task, of which one update is expected. Keys sort in the order of folding. submodel: its name."""
+
+    agent: str
+    submodel: str
+    round: int
+    work: Work
+
+
 @dataclass(frozen=True)
 class Task:
     """One piece of work for one agent.
@@ -99,6 +113,15 @@ class Task:
     since: int = 0
     lease: float = 0.0
     slot: str = "0"
+
+    @property
+    def key(self) -> Key:
+        return Key(self.agent, self.submodel.name, self.round, self.work)
+
+    @property
+    def transfer(self) -> str:
+        """The name of the transfer of its update, which is the same each time the update is offered."""
+        return f"{self.round}-{self.attempt}-{self.work}-{self.submodel.name}".replace("@", "_")
 
 
 @dataclass(frozen=True)
@@ -134,9 +157,9 @@ class Card:
     shift, scale: mean and standard deviation of each value over the training part; empty for classes and tokens.
     """
 
-    name: str
+    name: Text
     inputs: tuple[int, ...]
-    dtype: str
+    dtype: Word
     outputs: int
     examples: int
     held_out: int
@@ -163,11 +186,11 @@ class Board:
     gpu: its name, empty without one; shared: whether GPU and CPU have one memory. power: `mains`, `battery`, or empty where nothing says.
     """
 
-    kind: str = "generic"
-    model: str = ""
-    gpu: str = ""
+    kind: Word = "generic"
+    model: Text = ""
+    gpu: Text = ""
     shared: bool = False
-    power: str = ""
+    power: Word = ""
 
 
 @dataclass(frozen=True)
@@ -181,18 +204,18 @@ class Profile:
     """
 
     agent: str
-    host: str
-    system: str
+    host: Text
+    system: Text
     cpus: float
     memory: int
     uplink: float
     chunk: int
-    runtime: str
+    runtime: Text
     data: Card
     timings: tuple[Timing, ...]
     survey: Mapping[str, Any] = field(default_factory=dict)
     board: Board = field(default_factory=Board)
-    labels: tuple[str, ...] = ()
+    labels: Annotated[tuple[Word, ...], Meta(max_length=LABELS)] = ()
 
 
 def beats(lease: float) -> float:

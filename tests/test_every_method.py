@@ -71,7 +71,7 @@ def test_a_fleet_learns_what_its_simulation_learns(name: str, tmp_path: Path, ad
     members = [Member(f"d{i}", one) for i, one in enumerate(data)]
     done = federate(tmp_path, members, given, broker=address)
     assert {m.error for m in members} == {None}
-    assert len({submodel.unowned.name for submodel in done.result.assigned.values()}) >= (1 if name == "allsmall" else 2)
+    assert len({submodel.unowned.name for submodel in done.result.history.assigned.values()}) >= (1 if name == "allsmall" else 2)
     (tmp_path / "same.toml").write_text("")
     flags = [*given.items(), ("simulate.agents", AGENTS), ("simulate.partition", PARTITION)]
     simulate(tmp_path / "same.toml", {}, [], flags, tmp_path / "simulated", tmp_path / "results", resume=False, say=lambda text: None)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator import collection
 from coordinator.fleet import Fleet
+from coordinator.run import rules
 from coordinator.store import Store
 from federated.errors import ConfigError, FleetError, StoreError
 from federated.method import Tensors
@@ -34,7 +34,7 @@ def test_unequal_agents_learn_one_model(tmp_path: Path) -> None:
     """Three speeds get three submodels, and six rounds make a network that knows digits that no agent held."""
     fleet = [Member("a0", digits(0, 3), 0.01), Member("a1", digits(1, 3), 0.012), Member("a2", digits(2, 3), 0.5)]
     done = federate(tmp_path, fleet, {"method.widths": [0.25, 0.5], "method.depths": [1, 2], "rounds": 6, "train.epochs": 2, "evaluate.every": 6})
-    assert len({s.name for s in done.result.assigned.values()}) == 3
+    assert len({s.name for s in done.result.history.assigned.values()}) == 3
     central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}
     assert len(central) == 4
     assert central["w0.5-d2.2.2"] > 0.9
@@ -149,7 +149,7 @@ def test_foreign_messages_are_refused_and_the_round_goes_on(tmp_path: Path) -> N
         for payload in (b"garbage", b"", forged, later, envelope.encode(messages.Goodbye("x"))):
             stranger.publish(topics.say(RUN, "stranger"), payload)
 
-    done = federate(tmp_path, members(), SMALL, broker=broker, watch=lambda fleet: (fleet.announce(), watch(fleet))[0])
+    done = federate(tmp_path, members(), SMALL, broker=broker, watch=lambda fleet: (fleet.endpoint.announce(), watch(fleet))[0])
     said = []
     while (delivery := stranger.receive(0)) is not None:
         if not delivery.topic.startswith("$"):
@@ -159,11 +159,11 @@ def test_foreign_messages_are_refused_and_the_round_goes_on(tmp_path: Path) -> N
     assert "'a0'" in reasons
     assert "not a" in reasons or "msgpack" in reasons
     assert done.result.rounds == 1
-    assert sorted(done.result.assigned) == ["a0", "a1"]
+    assert sorted(done.result.history.assigned) == ["a0", "a1"]
 
 
 def test_an_agent_that_dies_in_a_round_does_not_hold_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collection, "RETURN", 1.0)
+    monkeypatch.setattr(rules, "RETURN", 1.0)
     broker = MemoryBroker()
 
     def die(update: Update) -> Update:
@@ -224,9 +224,23 @@ def test_a_coordinator_without_data_learns_their_shape_from_the_agents(tmp_path:
     done = federate(tmp_path, fleet, {**SMALL, "data.name": "agents"})
     assert {s.view for s in done.result.scores} == {"devices", "labels"}
     pooled = np.concatenate([m.data.x for m in fleet]).astype(float)
-    network = next(iter(done.result.assigned.values())).network
+    network = next(iter(done.result.history.assigned.values())).network
     assert network.mean == pytest.approx((pooled.mean(),), rel=1e-6)
     assert network.std == pytest.approx((pooled.std(),), rel=1e-4)
+
+
+def test_one_agent_with_other_data_does_not_keep_the_others_from_starting(tmp_path: Path) -> None:
+    """The first agent has larger images. It is told why it cannot take part."""
+    whole = digits(0, 3)
+    large = replace(whole, x=np.pad(whole.x, ((0, 0), (0, 0), (1, 1), (1, 1))), x_held=np.pad(whole.x_held, ((0, 0), (0, 0), (1, 1), (1, 1))))
+    fleet = [Member("a0", large), Member("a1", digits(1, 3)), Member("a2", digits(2, 3))]
+    done = federate(tmp_path, fleet, {**SMALL, "data.name": "agents", "fleet.min_agents": 2})
+    assigned = done.result.history.assigned
+    assert set(assigned) == {"a1", "a2"}
+    assert assigned["a1"].network.inputs == (1, 8, 8)
+    assert fleet[0].participant is not None
+    assert fleet[0].participant.refused
+    assert "this run learns from examples of shape (1, 8, 8)" in fleet[0].participant.over
 
 
 def test_a_network_of_ones_own_is_scaled_and_trained(tmp_path: Path) -> None:
@@ -242,14 +256,14 @@ def test_an_agent_that_can_hold_nothing_does_not_end_a_run_of_others(tmp_path: P
     fleet = [Member("a0", digits(0, 3), memory=1000), Member("a1", digits(1, 3)), Member("a2", digits(2, 3))]
     done = federate(tmp_path, fleet, {**SMALL, "rounds": 5, "fleet.fraction": 0.34, "evaluate.every": 5})
     assert done.result.rounds == 5
-    assert set(done.result.assigned) <= {"a1", "a2"}
+    assert set(done.result.history.assigned) <= {"a1", "a2"}
 
 
 def test_a_status_of_a_life_long_ago_turns_nobody_away(tmp_path: Path) -> None:
     broker = MemoryBroker()
     broker.publish(topics.status(RUN, "a0"), envelope.encode(messages.Status("a0", "old", True)), retain=True)
     done = federate(tmp_path, members(), SMALL, broker=broker)
-    assert sorted(done.result.assigned) == ["a0", "a1"]
+    assert sorted(done.result.history.assigned) == ["a0", "a1"]
     assert [envelope.decode(payload) for payload in broker.retained.values()] == [messages.Goodbye("the run is over")]
 
 

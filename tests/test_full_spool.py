@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from coordinator import training
+from coordinator.context import RunContext
 from coordinator.journal import Journal
-from coordinator.rounds import Run
 from coordinator.store import Store
+from federated.aggregate import Total
 from federated.method import State
 from federated.task import Update
 from tests.support.disks import small_disk
@@ -53,9 +54,9 @@ def members(trained: Counter[tuple[str, int]]) -> list[Member]:
 
 def test_a_disk_that_holds_two_updates_holds_a_round_of_six(tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
-    reserve, snapshot, taken, crowded = training.reserve, Journal.snapshot, Counter[int](), set[int]()
+    reserve, snapshot, taken, crowded = training.measure_reserve, Journal.write_total, Counter[int](), set[int]()
 
-    def crowd(run: Run, state: State) -> int:
+    def crowd(run: RunContext, state: State) -> int:
         """When a round begins, leaves room for two updates of the whole network, beside what is reserved."""
         if state.round not in crowded:
             crowded.add(state.round)
@@ -65,12 +66,12 @@ def test_a_disk_that_holds_two_updates_holds_a_round_of_six(tmp_path: Path, disk
                 os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - reserve(run, state) - 5 * weights // 2)
         return reserve(run, state)
 
-    def counted(self: Journal, round: int, *rest: object) -> None:
-        snapshot(self, round, *rest)  # type: ignore[arg-type]
-        taken[round] += 1
+    def counted(self: Journal, name: str, total: Total) -> None:
+        snapshot(self, name, total)
+        taken[int(name.split("-")[1])] += 1
 
-    monkeypatch.setattr(training, "reserve", crowd)
-    monkeypatch.setattr(Journal, "snapshot", counted)
+    monkeypatch.setattr(training, "measure_reserve", crowd)
+    monkeypatch.setattr(Journal, "write_total", counted)
     trained = Counter[tuple[str, int]]()
     cramped = federate(tmp_path, members(trained), SETTINGS).result.state.tensors
     assert trained == {(f"a{i}", number): 1 for i in range(AGENTS) for number in (1, 2)}, "nothing is asked for twice"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ import torch
 from coordinator import broker as brokers
 from coordinator import defences, start
 from coordinator.config import Config
+from coordinator.defences import Defences
 from coordinator.evaluation import Evaluator
+from coordinator.fleet import Fleet
 from coordinator.inbox import Inbox
-from coordinator.journal import Entry, Journal
+from coordinator.journal import Journal
+from coordinator.ledger import Ledger
+from coordinator.preparation import make_weights, prepare
+from coordinator.records import Entry
 from coordinator.selection import generator
 from coordinator.store import Store
 from federated.aggregate import Total, fold
@@ -27,9 +33,11 @@ from federated.errors import ConfigError
 from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.task import Update
-from tests.support.federation import RUN, Member, configured, digits, federate
-from tests.support.revival import Fuse, revived
+from federated.wire.memory import MemoryBroker, MemoryLink
+from tests.support.federation import RUN, Member, configured, digits, federate, living
+from tests.support.revival import Fuse, Killed, revived
 
+PINS = ("w1-d2", "w0.5-d2")
 QUICK = {
     "method.name": "fedfa-w",
     "method.widths": [0.5, 1.0],
@@ -39,7 +47,7 @@ QUICK = {
     "evaluate.devices": False,
     "evaluate.between": False,
     "evaluate.every": 100,
-    "assign.submodels": {"a[02]": "w1-d2", "*": "w0.5-d2"},
+    "assign.submodels": {"a[02]": PINS[0], "*": PINS[1]},
 }
 BUFFERED = {**QUICK, "fleet.mode": "buffered", "fleet.buffer": 2, "rounds": 5, "journal.every": 1}
 
@@ -76,7 +84,7 @@ def folded_again(folder: Path, config: Config, sent: Sent) -> State:
     plain = method(config.method_name)
     assert facts.network is not None
     settings = configure(plain, config.settings, seed=config.seed, rounds=config.rounds)
-    states = [plain.start(start.beginning(config, facts.network, plain), facts.menu, settings)]
+    states = [plain.start(make_weights(config, facts.network, plain), facts.menu, settings)]
     since: list[Touched] = []
     taking = buffered(plain, lambda number, now: Base(states[number], tuple(since[number:now])))
     for number, done in enumerate(entries(folder, config.rounds), 1):
@@ -149,6 +157,30 @@ def test_an_update_whose_round_is_closed_is_taken_by_a_later_one_or_dropped(tmp_
         assert same(folded_again(tmp_path, configured(settings), sent), done.result.state)
 
 
+def test_tasks_are_dropped_where_late_updates_do_not_count_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator dies after the first training, is resumed with late = 'drop', and the late update comes in the second training."""
+    monkeypatch.setattr(Evaluator, "evaluate", Fuse(1).around(Evaluator.evaluate))
+    second = threading.Event()
+
+    def wait(update: Update) -> Update:
+        if update.round == 2:
+            second.set()
+        assert (update.agent, update.round) != ("a2", 1) or second.wait(60)
+        return update
+
+    broker, fleets = MemoryBroker(), list[Fleet]()
+    members = [member(0, 3, {}, change=wait), member(1, 3, {}, 0.5, wait), member(2, 3, {}, change=wait)]
+    settings = {**QUICK, "fleet.quorum": 0.6, "rounds": 3}
+    with living(members, broker, tmp_path):
+        for late, end in (("take", pytest.raises(Killed)), ("drop", nullcontext())):
+            config = configured({**settings, "fleet.late": late}, 3)
+            prepared, link = prepare(config, tmp_path / "runs", resume=late == "drop"), MemoryLink(broker, "coordinator")
+            with closing(prepared), closing(link), end:
+                start.run(prepared, link, lambda event: None, fleets.append)
+    assert {entry.task for row in entries(tmp_path, 3) for entry in row} == {0}
+    assert fleets[-1].late == []
+
+
 def test_a_method_that_takes_no_late_updates_drops_them_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sent: Sent = {}
     with caplog.at_level(logging.WARNING, logger="coordinator.rounds"):
@@ -159,7 +191,7 @@ def test_a_method_that_takes_no_late_updates_drops_them_and_says_so(tmp_path: Pa
 def test_a_method_that_takes_no_late_updates_is_refused_in_buffered_mode(tmp_path: Path) -> None:
     wanted = r"fleet.mode = 'buffered': method depthfl takes no late updates: FedDyn's h remembers .*; methods that do: allsmall, .*heterofl"
     with pytest.raises(ConfigError, match=wanted):
-        start.prepare(configured({**BUFFERED, "method.name": "depthfl"}), tmp_path, resume=False)
+        prepare(configured({**BUFFERED, "method.name": "depthfl"}), tmp_path, resume=False)
 
 
 def test_another_agent_is_asked_in_place_of_one_that_fails_and_none_twice(tmp_path: Path) -> None:
@@ -195,9 +227,8 @@ def test_more_agents_are_asked_than_are_needed_and_the_last_are_not_waited_for(t
 INSTANTS: dict[str, tuple[Any, str, int]] = {
     "before the third fold": (defences, "fold", 3),
     "before the sixth fold": (defences, "fold", 6),
-    "when somebody is asked besides": (Journal, "ask", 2),
-    "before a snapshot": (Journal, "snapshot", 4),
-    "before the second round closes": (Journal, "close", 2),
+    "before a snapshot": (Journal, "write_total", 4),
+    "before the second round closes": (Defences, "settled", 2),
     "in the evaluation of the second round": (Evaluator, "evaluate", 2),
     "before the third round is stored": (Store, "save", 3),
     "before the spool is tidied": (Inbox, "forget", 9),
@@ -208,22 +239,71 @@ INSTANTS: dict[str, tuple[Any, str, int]] = {
 def test_a_crash_inside_a_buffer_loses_nothing_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instant: str) -> None:
     where, name, call = INSTANTS[instant]
     monkeypatch.setattr(where, name, Fuse(call).around(getattr(where, name)))
+    check_revived(tmp_path, dict(enumerate((0.02, 0.1, 0.2, 0.6))))
+
+
+def test_a_crash_while_somebody_is_asked_besides_loses_nothing_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third agent's update of the first round comes as the first of the second, where the third is then asked besides."""
+    monkeypatch.setattr(Ledger, "asked", Fuse(1).around(Ledger.asked))
+    second, besides = threading.Event(), threading.Event()
+
+    def wait(update: Update) -> Update:
+        if update.round == 2:
+            second.set()
+        if (update.agent, update.round) == ("a2", 2):
+            besides.set()
+        gate = {("a2", 1): second, ("a0", 2): besides, ("a1", 2): besides}.get((update.agent, update.round))
+        assert gate is None or gate.wait(60)
+        return update
+
+    check_revived(tmp_path, dict.fromkeys(range(3), 0.02), wait)
+
+
+def test_a_round_that_begins_anew_keeps_the_tasks_of_earlier_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spool is damaged while the coordinator is down in the second round; the last agent is still at work on the first."""
+    real, calls, third = defences.fold, list[int](), threading.Event()
+
+    def die(*given: Any, **named: Any) -> Any:
+        calls.append(0)
+        if len(calls) != 4:
+            return real(*given, **named)
+        for path in (tmp_path / "runs" / RUN / "spool" / "round-000002").glob("*.update"):
+            path.write_bytes(b"damaged")
+        raise Killed
+
+    def wait(update: Update) -> Update:
+        if update.round == 3:
+            third.set()
+        assert (update.agent, update.round) != ("a3", 1) or third.wait(60)
+        return update
+
+    monkeypatch.setattr(defences, "fold", die)
+    members = [member(i, 4, {}, 0.02, wait) for i in range(4)]
+    _, deaths = revived(tmp_path, members, {**BUFFERED, "rounds": 8, "journal.every": 100, "fleet.staleness": 11})
+    assert deaths == 1
+    assert ("a3", 1) in taken(entries(tmp_path, 8))
+
+
+def check_revived(folder: Path, seconds: Mapping[int, float], change: Callable[[Update], Update] = lambda update: update) -> None:
+    """Runs a buffered run whose coordinator dies once, and checks its end. seconds: of each agent's trainings."""
     sent: Sent = {}
     trained: list[tuple[str, int]] = []
 
     def count(update: Update) -> Update:
         trained.append((update.agent, update.round))
-        return update
+        return change(update)
 
-    members = [member(i, 4, sent, seconds, count) for i, seconds in enumerate((0.02, 0.1, 0.2, 0.6))]
-    result, deaths = revived(tmp_path, members, BUFFERED)
-    updates = taken(entries(tmp_path, 5))
+    members = [member(i, len(seconds), sent, slow, count) for i, slow in seconds.items()]
+    result, deaths = revived(folder, members, BUFFERED)
+    updates = taken(entries(folder, 5))
     assert deaths == 1
-    assert [m.error for m in members] == [None] * 4
+    assert [m.error for m in members] == [None] * len(members)
     assert len(updates) == len(set(updates)) >= 10
+    assert {agent: submodel.name for agent, submodel in result.history.assigned.items()} == {f"a{i}": PINS[i % 2] for i in seconds}
+    assert dict(result.history.folded) == dict(sorted(updates, key=lambda update: update[1]))
     assert len(trained) == len(set(trained)), "nothing is asked for twice"
-    assert not list((tmp_path / "runs" / RUN / "spool").iterdir())
-    assert same(folded_again(tmp_path, configured(BUFFERED), sent), result.state)
+    assert not list((folder / "runs" / RUN / "spool").iterdir())
+    assert same(folded_again(folder, configured(BUFFERED), sent), result.state)
     assert np.isfinite([float(value.sum()) for value in result.state.tensors.values()]).all()
 
 

@@ -17,7 +17,7 @@ from coordinator.observe.metrics import Server
 from coordinator.store import Store
 from coordinator.tables import Metrics
 from federated import disk, memory
-from federated.spool import Spool
+from federated.device.spool import Spool
 from tests.support.federation import Member, digits, federate
 
 

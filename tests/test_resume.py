@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,17 @@ import pytest
 import torch
 
 from coordinator import defences
+from coordinator.defences import Defences
 from coordinator.evaluation import Evaluator
 from coordinator.journal import Journal
 from coordinator.observe.events import Event, StageTook
+from coordinator.rounds import Result
+from coordinator.run.driver import Driver
 from coordinator.store import Store
+from coordinator.training import Training
 from federated.task import Update
 from tests.support.federation import RUN, Member, digits, federate
-from tests.support.revival import Fuse, revived
+from tests.support.revival import Fuse, Killed, revived
 
 SETTINGS = {
     "method.widths": [0.5, 1.0],
@@ -40,21 +45,23 @@ def members(trained: Counter[tuple[str, int]] | None = None) -> list[Member]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    return dict(federate(tmp_path_factory.mktemp("whole"), members(), SETTINGS).result.state.tensors)
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return federate(tmp_path_factory.mktemp("whole"), members(), SETTINGS).result
 
 
 INSTANTS: dict[str, tuple[Any, str, Fuse]] = {
-    "before the round is written down": (Journal, "begin", Fuse(1)),
-    "before anyone hears of it": (Journal, "begin", Fuse(2, after=True)),
+    "before the round is written down": (Journal, "append", Fuse(20)),
+    "before anyone hears of it": (Journal, "append", Fuse(40, after=True)),
+    "again and again, between an event and what follows": (Journal, "append", Fuse(15, 32, 51, 73, after=True)),
     "before the first fold": (defences, "fold", Fuse(1)),
     "between two folds": (defences, "fold", Fuse(2, after=True)),
     "again and again": (defences, "fold", Fuse(2, 3, 6, 9)),
-    "before a snapshot": (Journal, "snapshot", Fuse(1)),
-    "between a snapshot and what it makes superfluous": (Journal, "snapshot", Fuse(2, after=True)),
+    "before a snapshot": (Journal, "write_total", Fuse(1)),
+    "between a total and its journal": (Journal, "write_total", Fuse(2, after=True)),
+    "between a snapshot and what it makes superfluous": (Journal, "sweep", Fuse(2)),
     "after the last fold of the second round": (defences, "fold", Fuse(2 * AGENTS, after=True)),
-    "before the round closes": (Journal, "close", Fuse(1)),
-    "when it has closed": (Journal, "close", Fuse(2, after=True)),
+    "before the round closes": (Defences, "write", Fuse(4)),
+    "when it has closed": (Defences, "settled", Fuse(2, after=True)),
     "in evaluation": (Evaluator, "evaluate", Fuse(1)),
     "before it is stored": (Store, "save", Fuse(1)),
     "when it is stored": (Store, "save", Fuse(1, after=True)),
@@ -63,9 +70,7 @@ INSTANTS: dict[str, tuple[Any, str, Fuse]] = {
 
 
 @pytest.mark.parametrize("instant", INSTANTS)
-def test_a_coordinator_that_dies_goes_on_inside_the_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, torch.Tensor], instant: str
-) -> None:
+def test_a_coordinator_that_dies_goes_on_inside_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Result, instant: str) -> None:
     where, name, fuse = INSTANTS[instant]
     fuse.calls = 0
     monkeypatch.setattr(where, name, fuse.around(getattr(where, name)))
@@ -73,7 +78,7 @@ def test_a_coordinator_that_dies_goes_on_inside_the_round(
     result, deaths = revived(tmp_path, members(trained), SETTINGS)
     assert deaths == len(fuse.deaths)
     assert trained == {(f"a{i}", number): 1 for i in range(AGENTS) for number in (1, 2)}, "nothing is asked for twice"
-    assert all(torch.equal(undisturbed[home], result.state.tensors[home]) for home in undisturbed)
+    assert all(torch.equal(value, result.state.tensors[home]) for home, value in undisturbed.state.tensors.items())
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
     for number in (1, 2):
         entries = store.entries(number)
@@ -83,6 +88,72 @@ def test_a_coordinator_that_dies_goes_on_inside_the_round(
     store.close()
     assert not list((tmp_path / "runs" / RUN).glob("total-*"))
     assert not list((tmp_path / "runs" / RUN / "spool").iterdir())
+
+
+MOMENTS: dict[str, tuple[Any, str, Fuse]] = {
+    "when a round is planned": (Training, "__init__", Fuse(1, 3, 5, 7)),
+    "when tasks are out": (Driver, "begin", Fuse(1, 4, 7, 10, after=True)),
+    "between folds": (defences, "fold", Fuse(2, 5, 8, 11)),
+    "before a round is stored": (Store, "save", Fuse(1, 3, 5)),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_rounds_show_a_coordinator_that_dies_the_same_of_its_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    """One agent fails at the largest submodel and is proved again; another fails at every submodel and is left out for a while."""
+
+    def fail(update: Update) -> Update:
+        if update.work == "train" and update.round <= {"a0": 1, "a1": 2}.get(update.agent, 0):
+            raise RuntimeError("no")
+        notes = {name: value for name, value in update.notes.items() if name not in ("seconds", "step", "peak")}
+        return replace(update, notes=notes)  # what it took differs from run to run
+
+    def fleet() -> list[Member]:
+        return [Member(f"a{i}", digits(i, 4), change=fail) for i in range(4)]
+
+    settings = {**SETTINGS, "rounds": 5}
+    expected = federate(tmp_path / "undisturbed", fleet(), settings).result.history
+    assert [one.proofs for one in expected.standings["a0"].setbacks] == []
+    assert [(one.submodel, one.proofs) for one in expected.standings["a1"].setbacks] == [("w1-d2", 3), ("w0.5-d2", 0)]
+    where, name, fuse = MOMENTS[moment]
+    fuse.calls = 0
+    monkeypatch.setattr(where, name, fuse.around(getattr(where, name)))
+    result, deaths = revived(tmp_path / "revived", fleet(), settings)
+    assert deaths == len(fuse.deaths)
+    assert result.history == expected
+
+
+@pytest.mark.parametrize(("where", "name", "call"), [(defences, "fold", 4), (Evaluator, "evaluate", 1)])
+def test_a_round_begins_anew_where_updates_that_were_folded_are_damaged(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    undisturbed: Result,
+    caplog: pytest.LogCaptureFixture,
+    where: Any,
+    name: str,
+    call: int,
+) -> None:
+    """The disk flips a bit of each file in the spool while the coordinator is down, inside the training or after it."""
+    real, calls = getattr(where, name), Counter[str]()
+
+    def die(*given: Any, **named: Any) -> Any:
+        calls[name] += 1
+        if calls[name] != call:
+            return real(*given, **named)
+        for path in (tmp_path / "runs" / RUN / "spool").rglob("*.update"):
+            data = bytearray(path.read_bytes())
+            data[-1] ^= 1
+            path.unlink()
+            path.write_bytes(data)
+        raise Killed
+
+    monkeypatch.setattr(where, name, die)
+    trained: Counter[tuple[str, int]] = Counter()
+    result, deaths = revived(tmp_path, members(trained), {**SETTINGS, "journal.every": 100})
+    assert deaths == 1
+    assert "the round begins anew" in caplog.text
+    assert max(trained.values()) == 2, "they are asked again"
+    assert all(torch.equal(value, result.state.tensors[home]) for home, value in undisturbed.state.tensors.items())
 
 
 def test_what_does_not_outlive_its_process_goes_as_soon_as_it_is_folded(tmp_path: Path) -> None:

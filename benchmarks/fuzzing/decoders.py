@@ -19,16 +19,18 @@ import numpy as np
 from benchmarks.fuzzing import samples
 from coordinator import config, constraints, passwords
 from coordinator.authority import Authority
-from coordinator.collection import Collection
 from coordinator.enrolment import application
 from coordinator.fleet import Fleet
 from coordinator.inbox import Inbox
+from coordinator.run.round_events import PhaseBegan
+from coordinator.run.task_state import Planned, TaskState
 from edge_agent import replies, sources
 from export import bundle
 from federated import memory, sheet
+from federated.device.participant import Equipment, Participant
+from federated.device.spool import Spool
 from federated.errors import ConfigError, DataError, EspalierError, ExportError, Refused, UsageError, WireError
-from federated.participant import Participant
-from federated.spool import Spool
+from federated.task import Task, Update
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.address import parse_address
 from federated.wire.chunks import Receiver, Sender
@@ -123,6 +125,25 @@ def transfer(data: bytes) -> None:
                 assert bytes(receiver.finish()) == samples.DATA, "what has the digest is what was sent"
 
 
+class Anything:
+    """A collector that takes every update, for as long as a fuzzer goes on."""
+
+    def limit(self, task: Task) -> int:
+        return MEBIBYTE
+
+    def check(self, task: Task, update: Update, elapsed: float) -> None:
+        pass
+
+    def fold(self, state: TaskState, update: Update) -> None:
+        pass
+
+    def prepare(self, agent: str) -> Planned:
+        return Planned(samples.TASK)
+
+    def snapshot(self) -> None:
+        pass
+
+
 class Listening:
     """A whole coordinator, or agent, behind a link; it hears frames of topic and payload."""
 
@@ -132,13 +153,13 @@ class Listening:
         link = MemoryLink(self.broker, role)
         self.role = role
         if role == "agent":
-            self.participant = Participant(link, samples.CARD, "a", lambda run: samples.PROFILE, samples.Idle(), Spool(folder), session="s1")
+            self.participant = Participant(link, samples.CARD, "a", "s1", Equipment(lambda run: samples.PROFILE, samples.Idle(), Spool(folder)))
             self.participant.join()
         else:
             self.fleet = Fleet(link, samples.CARD, folder)
-            self.fleet.announce()
-            self.fleet.reception.collection = Collection([samples.TASK])
-            self.fleet.inbox.expect({("a", samples.TASK.submodel.name, samples.TASK.round): MEBIBYTE})
+            self.fleet.endpoint.announce()
+            began = PhaseBegan(self.fleet.clock(), samples.TASK.work, samples.TASK.round, (Planned(samples.TASK),), 1e9, 1)
+            self.fleet.driver.begin(began, Anything())
 
     def hear(self, data: bytes) -> None:
         for frame in samples.frames(data):

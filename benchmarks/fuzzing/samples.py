@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from export import bundle
+from federated.device.trainer import Outcome
 from federated.sheet import FORMAT, Calibration, Sheet
 from federated.task import Card, Profile, Recipe, Task, Timing, Update
 from federated.wire import envelope, tensors, topics
@@ -24,7 +25,6 @@ from federated.wire import messages as m
 from federated.wire.chunks import slices, split
 from federated.wire.enrolment import Token
 from federated.wire.releases import Release, Serving, Version
-from federated.workload import Outcome
 from models.families import menu, network
 
 __all__ = [

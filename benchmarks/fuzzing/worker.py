@@ -29,10 +29,9 @@ INSTRUMENTED = (
     "coordinator",
     "edge_agent",
     "export.bundle",
+    "federated.device",
     "federated.memory",
-    "federated.participant",
     "federated.sheet",
-    "federated.spool",
     "federated.wire",
 )
 

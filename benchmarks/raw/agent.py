@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.raw.updates import CARD, Array, encoded, learned, unsent
-from federated.spool import transfer_of
 from federated.task import HEARTBEAT, Profile, Task, Timing, beats
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.chunks import Receiver, Sender, split
@@ -93,10 +92,18 @@ class RawAgent:
                 self.drop()
             case messages.Goodbye() as goodbye:
                 self.over = goodbye.reason
+                self.sign_off()
             case messages.Refusal() as refusal:
                 self.refused.append(refusal.reason)
             case _:
                 pass
+
+    def sign_off(self) -> None:
+        """Takes back what it had retained; the coordinator waits for that."""
+        if self.card is None:
+            return
+        for topic in (topics.profile(self.card.run, self.name), topics.status(self.card.run, self.name)):
+            self._say(topic, b"", True, 1)
 
     def meet(self, card: messages.Run) -> None:
         known, self.card = self.card, card
@@ -176,7 +183,7 @@ class RawAgent:
         if self.card is None or self.over:
             return
         if self.waiting is not None and self.task is not None and self.sender is None and now >= self.ready_at:
-            manifest = split(self.waiting, self.how.chunk, transfer_of(self.task))
+            manifest = split(self.waiting, self.how.chunk, self.task.transfer)
             self.sender = Sender(manifest, self.waiting, now)
             self.offer(self.task, manifest)
         if self.sender is not None and self.task is not None and self.sender.stalled(now):

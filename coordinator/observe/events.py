@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from coordinator.journal import Entry
-from coordinator.records import Round
+from coordinator.records import Entry, RoundRecord
 from models.submodel import Submodel
 
 __all__ = [
@@ -111,7 +110,7 @@ class RoundEnded:
     done: all that is stored of it.
     """
 
-    done: Round
+    done: RoundRecord
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from coordinator.observe import events
-from coordinator.records import Round
+from coordinator.records import RoundRecord
 from coordinator.scores import overall, untrained
 
 __all__ = ["Log"]
@@ -60,7 +60,7 @@ class Log:
                 pass
 
 
-def log_round(done: Round) -> None:
+def log_round(done: RoundRecord) -> None:
     """A record for each task that brought no update, and one for the round."""
     for entry in done.entries:
         if entry.outcome != "folded":

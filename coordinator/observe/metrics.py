@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.fleet import Fleet
 from coordinator.observe import events
 from coordinator.observe.now import STATES, TASKS, Observer
-from coordinator.records import Round
+from coordinator.records import RoundRecord
 from coordinator.tables import Metrics
 from federated import disk
 from federated.errors import ConfigError, LinkError, MissingExtra, UsageError
@@ -86,7 +86,7 @@ class Meter:
             case _:
                 pass
 
-    def _end(self, done: Round) -> None:
+    def _end(self, done: RoundRecord) -> None:
         from coordinator.scores import overall
 
         self._rounds.inc()

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.agent import Agent
-from coordinator.collection import Settled
 from coordinator.fleet import Fleet
 from coordinator.observe import events
+from coordinator.run.round import Agent
+from coordinator.run.task_state import TaskState
 
 __all__ = ["FILE", "STATES", "TASKS", "Member", "Now", "Observer", "read", "standing", "state_of"]
 
@@ -97,14 +97,14 @@ def state_of(agent: Agent) -> str:
     return agent.state if agent.state in STATES else "other"
 
 
-def standing(entry: Settled) -> str:
+def standing(entry: TaskState) -> str:
     """How a task stands, in one of TASKS."""
     if entry.outcome:
         word = entry.outcome.partition(":")[0]
         return word if word in TASKS else "other"
-    if entry.update is not None:
+    if entry.came:
         return "received"
-    return "lost" if entry.lost else "open"
+    return "lost" if entry.lost >= 0 else "open"
 
 
 class Observer:
@@ -153,10 +153,9 @@ class Observer:
             part.replace(self.folder / FILE)
 
     def now(self, fleet: Fleet) -> Now:
-        entries = list(fleet.collection.entries.values())
+        entries = fleet.tasks
         phase = self.phase if self.phase != "train" or not entries else entries[0].task.work
-        agents = list(fleet.agents.values())  # at once: another thread may ask, while one is added
-        agents.sort(key=lambda agent: agent.name)
+        agents = sorted(fleet.agents.values(), key=lambda agent: agent.name)
         (receiving, waiting), (files, size) = fleet.inbox.load, spooled(fleet.inbox.spool)
         return Now(
             self.run,
@@ -183,7 +182,7 @@ class Observer:
         )
 
 
-def members(agents: list[Agent], entries: list[Settled]) -> list[Member]:
+def members(agents: list[Agent], entries: list[TaskState]) -> list[Member]:
     tasks = {entry.task.agent: standing(entry) for entry in entries}
     return [Member(a.name, state_of(a), a.submodel, tasks.get(a.name, ""), None if math.isnan(a.loss) else a.loss, a.absence[:200]) for a in agents]
 

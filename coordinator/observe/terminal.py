@@ -15,14 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.observe import events
-from coordinator.records import Round, Score
+from coordinator.records import RoundRecord, Score
 from coordinator.scores import best_view, overall
 from federated.console import Say
 from federated.wire.releases import marked
 from models.submodel import Submodel
 
 if TYPE_CHECKING:
-    from coordinator.agent import Agent
+    from coordinator.run.round import Agent
 
 __all__ = ["Lines", "Screen", "closing_table", "human_bytes", "measures", "score_table", "told"]
 
@@ -77,7 +77,7 @@ class Lines:
             names = [f"{count} x {submodel}" for submodel, count in sorted(Counter(s.unowned.name for s in chosen.values()).items())]
         self._say(f"round {number} of {rounds}: " + (", ".join(names) or "those at work go on"))
 
-    def _end(self, done: Round) -> None:
+    def _end(self, done: RoundRecord) -> None:
         missing = [f"{e.agent} {e.outcome}" for e in done.entries if e.outcome != "folded"]
         folded = len(done.entries) - len(missing)
         self._say(

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
@@ -76,8 +76,17 @@ def _unpack(archive: Path, folder: Path) -> None:
     """All or nothing: what is cut off halfway is not taken for the whole."""
     with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".cinic10-") as staging, tarfile.open(archive) as tar:
         unpacked = Path(staging) / "all"
-        tar.extractall(unpacked, filter="data")
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(unpacked, filter="data")
+        else:  # Python before 3.11.4, as Debian 12 and Raspberry Pi OS have it
+            tar.extractall(unpacked, members=[member for member in tar if _harmless(member)])  # noqa: S202  # nosec B202  # these cannot leave the folder
         (unpacked / folder.name if (unpacked / folder.name).is_dir() else unpacked).rename(folder)
+
+
+def _harmless(member: tarfile.TarInfo) -> bool:
+    """Whether a member is a plain file or folder that unpacks below the folder that it is unpacked to."""
+    path = PurePosixPath(member.name)
+    return (member.isfile() or member.isdir()) and not path.is_absolute() and ".." not in path.parts
 
 
 def _load(name: str, loader: str, root: Path, place: Path, files: str, kinds: Sequence[Mapping[str, Any]] = BY_TRAIN) -> Dataset:

@@ -5,11 +5,12 @@ once, each taught by its others (mutual self-distillation, section 3.2; here z_i
 
     sum_i [ CE(z_i) + lambda_t / (n - 1) * sum_(j != i) KL(p_j || p_i) ],    lambda_t = exp(-5 (1 - min(t, ramp) / ramp)^2)
 
-in round t, from 1, with no gradient through p_j. The authors' ramp is 300 of 1000 rounds; the default is the same share, 0.3 of the run's rounds:
-in a run of 20 rounds a ramp of 300 would leave lambda at 0.013. The mean is uniform. On
-top sits FedDyn (Acar et al., arXiv 2111.04263, Algorithm 1), as in the authors' code, and `solver = "fedavg"` leaves it out: a fair comparison gives
-every method the same solver. Its device half is the recipe's (`federated.variates`); of the N agents that are there, count hold a coordinate of this
-round's mean, and of weights and biases
+in round t, from 1, with no gradient through p_j. The mean is uniform. The authors' ramp is 300 of 1000 rounds; the default is the same share, 0.3
+of the run's rounds, because a ramp of 300 in a run of 20 rounds would leave lambda at 0.013.
+
+On top sits FedDyn (Acar et al., arXiv 2111.04263, Algorithm 1), as in the authors' code; `solver = "fedavg"` leaves it out, for comparisons that
+give every method the same solver. Its device half is the recipe's (`federated.variates`). For weights and biases, with N the number of agents and
+count the number of them whose update of this round holds the coordinate,
 
     h <- h - alpha count / N (mean - w),    w <- mean - h / alpha
 

@@ -47,7 +47,7 @@ from models.submodel import Network, Submodel
 
 __all__ = ["BREAKS", "fedfa", "scaled", "unscaled"]
 
-TINY = 1e-30  # a smaller norm is zero: 1/n must stay a float32
+TINY = 1e-25  # a smaller norm is zero: 1/n times the most examples of a device (2**40) must stay a float32
 ZERO = "#zero"  # suffix of the home of layers of norm 0, which are not scaled
 BREAKS = {
     "fedavg": "layers are brought to one norm before the mean, of whole networks too",

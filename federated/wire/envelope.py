@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgpack
 import msgspec
 
-from federated.errors import Malformed, ProtocolMismatch
+from federated.errors import Malformed, ProtocolMismatch, brief
 from federated.task import Profile, Task, Update
 from federated.wire import topics
+from federated.wire.fields import Text
 from federated.wire.messages import (
     MAX_CHUNK,
     Abort,
@@ -76,14 +77,17 @@ class _Envelope(msgspec.Struct):
 
 _ENVELOPE, _CHUNK = msgspec.msgpack.Decoder(_Envelope), msgspec.msgpack.Decoder(Chunk)
 _KINDS: dict[type[Message], str] = {type_: kind for kind, type_ in MESSAGES.items()}
+_TEXTS = {type_: [name for name, hint in get_type_hints(type_, include_extras=True).items() if hint == Text] for type_ in _KINDS}
 # The largest of each msgpack type that a message may hold; a length beyond it is refused before anything is allocated.
 _LIMITS = {"max_str_len": 1 << 20, "max_bin_len": MAX_CHUNK, "max_array_len": 1 << 16, "max_map_len": 1 << 16, "max_ext_len": 0}
+_SIZE = 1 << 62  # bytes of a memory or chunk, as of every `Natural`
 _OUTSIDE = 256  # bytes of a version and a kind, whoever's
 
 
 def encode(message: Message) -> bytes:
-    """The payload of a message."""
+    """The payload of a message. Texts are cut to what `decode` takes."""
     body = msgspec.to_builtins(message, builtin_types=(bytes,))
+    body |= {name: brief(body[name]) for name in _TEXTS[type(message)]}
     payload: bytes = msgpack.packb({"v": PROTOCOL, "kind": _KINDS[type(message)], "body": body}, use_bin_type=True)
     return payload
 
@@ -141,7 +145,7 @@ def _check(kind: str, message: Message) -> None:
             ]
             names.append((_submodel_name(kind, message.submodel), topics.SUBMODEL))
         case Profile():
-            wrong = min(message.memory, message.chunk) < 0 or not 0 <= message.cpus < math.inf
+            wrong = not all(0 <= size < _SIZE for size in (message.memory, message.chunk)) or not 0 <= message.cpus < math.inf
             wrong = wrong or not (message.uplink == 0 or 1 <= message.uplink < math.inf)
             wrong = wrong or any(not 0 <= timing.seconds < math.inf for timing in message.timings)
             names = [(message.agent, topics.AGENT)]

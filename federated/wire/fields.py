@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from federated.errors import REASON
 from federated.wire import topics
 
 __all__ = [
@@ -31,7 +32,7 @@ Transfer = Annotated[str, Meta(pattern=topics.TRANSFER)]
 VersionName = Annotated[str, Meta(pattern=topics.VERSION)]
 VersionOrNone = Annotated[str, Meta(pattern=rf"^\Z|{topics.VERSION}")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Text = Annotated[str, Meta(max_length=1 << 14)]
+Text = Annotated[str, Meta(max_length=REASON)]
 Word = Annotated[str, Meta(max_length=128)]
 Natural = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Crc = Annotated[int, Meta(ge=0, lt=1 << 32)]

@@ -20,6 +20,7 @@ from federated.wire.topics import UNOWNED
 from models.submodel import Network, Submodel
 
 __all__ = [
+    "JOINING",
     "MAX_CHUNK",
     "MIN_CHUNK",
     "Abort",
@@ -38,8 +39,10 @@ __all__ = [
     "Status",
 ]
 
+JOINING = "joining"  # what a Refusal is about if it turns an agent away
 MIN_CHUNK = 1 << 10
 MAX_CHUNK = 64 << 20
+NAMES = 1 << 15  # bytes of a profile's texts and labels, which have lengths of their own
 NUMBER = 16  # bytes of a number and of what says how long the name beside it is: 9 and 3 at the most
 
 
@@ -113,6 +116,16 @@ class Run:
         """Bytes that a device's survey may take, in msgpack: a number of each class and one of each submodel by its name, and 1 KiB beside them."""
         classes = self.network.outputs if self.network is not None else 0
         return 1024 + NUMBER * classes + (UNOWNED + NUMBER) * len(self.menu)
+
+    @property
+    def profile_limit(self) -> int:
+        """Bytes that a profile may take without its timings: its survey, two moments of each channel and of each value, and its names.
+
+        Before the network is known, they are as many as fit a message.
+        """
+        known = self.network
+        moments = 2 * (known.inputs[0] + (known.outputs if known.objective == "value" else 0)) if known is not None else MAX_CHUNK
+        return NAMES + self.survey_limit + NUMBER * moments
 
 
 @dataclass(frozen=True)

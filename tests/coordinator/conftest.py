@@ -32,5 +32,5 @@ def published() -> list[Event]:
 @pytest.fixture
 def fleet(memory: MemoryBroker, tmp_path: Path, clock: Clock, published: list[Event]) -> Fleet:
     made = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, publish=published.append)
-    made.announce()
+    made.endpoint.announce()
     return made

@@ -259,3 +259,14 @@ def test_deep_notes_are_refused_or_ignored_but_break_nothing(tmp_path: Path, dep
     judge(update)
     with pytest.raises(Refused, match="loss"):
         judge(replace(update, notes={"loss": nested}))
+
+
+@pytest.mark.parametrize("spoilt", [{"true": [0] * 10}, {"true": [-5] + [25 / 9] * 9}, {"hits": [-1] + [1] * 9}, {"guessed": [-1] * 10}])
+def test_tallies_that_count_fewer_than_no_examples_are_refused(spoilt: dict[str, list[float]]) -> None:
+    """A score of them would divide by zero, and end the run."""
+    submodel = menu(network("preresnet", (1, 8, 8), 10), (0.5,), (2,))[0]
+    sums = {"count": [20], "loss": [1.0], "right": [10], "hits": [1] * 10, "guessed": [2] * 10, "true": [2] * 10}
+    update = Update("r", 1, 1, "a", "evaluate", submodel, "r1", 20, 0, {}, {"tallies": {"all": sums}})
+    check_scores(update)
+    with pytest.raises(Refused, match="tally 'all'"):
+        check_scores(replace(update, notes={"tallies": {"all": sums | spoilt}}))

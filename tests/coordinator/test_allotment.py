@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.decisions import Decision
-from coordinator.evaluation import ENDLESS
-from coordinator.rounds import PATIENCE
+from coordinator.patience import ENDLESS, PATIENCE
 from coordinator.store import Store
 from federated.errors import FleetError
 from federated.prediction import step_seconds
@@ -32,7 +31,7 @@ def history(folder: Path, agent: str) -> list[Decision]:
 def test_who_does_not_meet_the_constraint_is_not_asked_and_it_is_said_why(tmp_path: Path) -> None:
     fleet = [Member("a0", digits(0, 2)), Member("b0", digits(1, 2))]
     done = federate(tmp_path, fleet, {**SMALL, "fleet.select": "name=a*", "fleet.min_agents": 1})
-    assert set(done.result.assigned) == {"a0"}
+    assert set(done.result.history.assigned) == {"a0"}
     assert history(tmp_path, "a0")[0].reason.startswith("the largest of all: ")
     assert {d.reason for d in history(tmp_path, "b0")} <= {"not selected: name=a* not met: it has b0", "not selected: has not measured itself yet"}
 

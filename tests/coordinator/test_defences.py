@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -13,14 +15,14 @@ from federated.aggregate import Total, fold
 from federated.errors import Refused, StoreError
 from federated.kept import Kept
 from federated.method import Part
-from tests.support.defences import MENU, PLAIN, STATE, config, database, defences, update
+from tests.support.defences import MENU, PLAIN, STATE, checked, config, database, defences, update
 
 
 def test_whether_an_update_is_accepted_depends_on_earlier_rounds_alone(tmp_path):
     """Five move by 0.1 in round 1, where one by 1000 is only measured; in round 2 the first to come is judged as the last."""
     known = database()
     first = defences(tmp_path, known)
-    check = first.checker(PLAIN, STATE)
+    check = partial(checked, first)
     for agent in range(5):
         check(update(0.1, f"a{agent}"))
     check(update(1000.0, "b"))
@@ -30,7 +32,7 @@ def test_whether_an_update_is_accepted_depends_on_earlier_rounds_alone(tmp_path)
         judged = {}
         for change in changes:
             try:
-                second.checker(PLAIN, STATE)(update(change, round=2))
+                checked(second, update(change, round=2))
             except Refused:
                 judged[change] = False
             else:
@@ -43,10 +45,10 @@ def test_norms_outlive_the_coordinator(tmp_path):
     store = Store.create(tmp_path, "run")
     one = Defences(config(), store.evidence, tmp_path / "kept", 1)
     for agent in range(5):
-        one.checker(PLAIN, STATE)(update(0.1, f"a{agent}"))
+        checked(one, update(0.1, f"a{agent}"))
     one.write()
     for agent in range(5):
-        one.checker(PLAIN, STATE)(update(0.1, f"a{agent}"))
+        checked(one, update(0.1, f"a{agent}"))
     one.write()
     store.close()
     again = Store.open(tmp_path, "run")
@@ -67,7 +69,7 @@ def test_norms_that_bound_nothing_any_more_are_not_kept_for_ever():
 def test_a_database_that_takes_nothing_is_a_store_error(tmp_path):
     made = database()
     one = defences(tmp_path, made)
-    one.checker(PLAIN, STATE)(update(0.1))
+    checked(one, update(0.1))
     made.close()
     with pytest.raises(StoreError, match="norms of updates"):
         one.write()
@@ -91,7 +93,7 @@ def test_the_rule_clip_shortens_by_earlier_rounds_and_keeps_the_first(tmp_path):
     one = defences(tmp_path, known, robust__rule="clip")
     assert isinstance(one.begin(1, MENU), Kept)
     for agent in range(5):
-        one.checker(PLAIN, STATE)(update(0.1, f"a{agent}"))
+        checked(one, update(0.1, f"a{agent}"))
     one.write()
     two = defences(tmp_path, known, round=2, robust__rule="clip", robust__bound=0)
     assert two.begin(2, MENU) is None

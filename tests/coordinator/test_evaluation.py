@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from coordinator import start
-from coordinator.config import load
-from coordinator.evaluation import Evaluator
-from coordinator.weights import statistics_of
+from coordinator import preparation
+from coordinator.answers import Calibration
+from coordinator.evaluation import with_statistics
+from coordinator.shipment import statistics_of
 from federated.method import configure
 from federated.methods.fedavg import fedavg, proposal
 from federated.task import Update
@@ -24,7 +23,7 @@ from tests.support.federation import Member, digits, federate
 def test_each_exit_is_scored_on_the_coordinators_data_and_on_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One exit after each of the three sections, and the mean of their logits; the answer that counts is that of the last."""
     method = replace(fedavg(), features=("exits",), menu=partial(proposal, features=("exits",)))
-    monkeypatch.setattr(start, "method_named", lambda name: method)
+    monkeypatch.setattr(preparation, "method_named", lambda name: method)
     settings = {"rounds": 1, "method.name": "fedavg", "model.name": "resnet-small", "method.widths": [0.25], "train.steps": 1, "evaluate.local": True}
     done = federate(tmp_path, [Member("a0", digits(0, 1))], settings)
     found = {s.view: s for s in done.result.scores if not s.agent}
@@ -34,22 +33,21 @@ def test_each_exit_is_scored_on_the_coordinators_data_and_on_the_devices(tmp_pat
     assert found["devices"].accuracy == found["devices/exit2"].accuracy
 
 
-def test_under_a_robust_rule_one_device_cannot_claim_the_statistics_by_its_count_of_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_a_robust_rule_one_device_cannot_claim_the_statistics_by_its_count_of_batches() -> None:
     """Of the means 1, 2 and 9e9 by a liar of 2**30 batches: 2 by the median, the liar's alone by batches."""
     submodel = menu(network("preresnet", (1, 8, 8), 3), (0.25,), (1,))[0]
 
-    def told(agent: str, value: float, batches: int) -> tuple[None, Update]:
+    def told(agent: str, value: float, batches: int) -> Update:
         tensors = {name: np.full(shape, value, np.float32) for name, shape in statistics(submodel).items()}
-        return None, Update("r", 1, 1, agent, "calibrate", submodel, "r1", 2**30, 0, tensors, {"batches": batches})
+        return Update("r", 1, 1, agent, "calibrate", submodel, "r1", 2**30, 0, tensors, {"batches": batches})
 
-    answers = [told("a", 1.0, 3), told("b", 2.0, 3), told("liar", 9e9, 2**30)]
-    monkeypatch.setattr(Evaluator, "_tasks", lambda *args: [])
-    monkeypatch.setattr(Evaluator, "_collect", lambda *args: iter(answers))
     method = fedavg()
     state = method.start(initial(submodel.network, 0), (submodel,), configure(method, {}))
-    for rule, low, high in (("median", 2.0, 2.0), ("none", 8.9e9, 9.1e9)):
-        asked = load(None, {}, [("method.name", "fedavg"), ("robust.rule", rule)])
-        found = Evaluator(asked, method, (submodel,), Mock(), None)._calibrate(state, [submodel], [])
+    for robust, low, high in ((True, 2.0, 2.0), (False, 8.9e9, 9.1e9)):
+        calibration = Calibration(robust)
+        for answer in (told("a", 1.0, 3), told("b", 2.0, 3), told("liar", 9e9, 2**30)):
+            calibration.fold(None, answer)  # type: ignore[arg-type]
+        found = with_statistics(state, calibration.statistics())
         values = statistics_of(found, submodel)
         assert values.keys() == statistics(submodel).keys()
         assert all(low <= float(value.min()) <= float(value.max()) <= high for value in values.values())

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-from coordinator.fleet import Fleet
+from coordinator.fleet import Fleet, Intake
+from coordinator.run.task_state import Spare
 from federated.task import Task
 from federated.wire import messages, topics
 from federated.wire.chunks import split
 from federated.wire.memory import MemoryBroker, MemoryLink
 from tests.support.clerk import CARD, SMALL
 from tests.support.clock import Clock
-from tests.support.peer import Peer, asking, listen, task, turning, weights
+from tests.support.peer import Folding, Peer, collect, listen, task, turning, weights
 
 
 def test_an_update_that_waits_for_a_slot_is_waited_for_longer_than_its_lease(memory: MemoryBroker, tmp_path: Path, clock: Clock) -> None:
-    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, slots=1)
-    fleet.announce()
+    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(slots=1), clock=clock)
+    fleet.endpoint.announce()
     peers = [Peer(memory, name) for name in "abc"]
     listen(fleet)
-    tasks = [replace(task(name), lease=10.0) for name in "abc"]
-    collecting = fleet.collect(tasks, quorum=3, deadline=60, check=lambda t, u: None, size=lambda t: 10**6)
     steps = 0
 
     def turn(timeout: float) -> None:
@@ -34,35 +32,36 @@ def test_an_update_that_waits_for_a_slot_is_waited_for_longer_than_its_lease(mem
                 peer.say(messages.Offer(split(data, 2000, "t"), "r", 1, 1, "train", SMALL.name))
         for peer in peers:
             peer.beat("train")
-        clock.now += 5.0
+        clock.now += 15.0
         original(0)
         for _ in range(5):
             original(0)
-        if clock.now == 25.0:
-            judged.update({entry.task.agent: entry.late for entry in fleet.collection.entries.values()})
+        if clock.now == 75.0:
+            judged.update({state.task.agent: state.late for state in fleet.tasks})
 
     judged: dict[str, bool] = {}
     original = fleet.turn
     fleet.turn = turn  # type: ignore[method-assign]
-    assert list(collecting) == []
-    assert judged == {"a": False, "b": False, "c": True}
+    assert collect(fleet, [task(name) for name in "abc"], limit=180.0) == []
+    assert judged == {"a": True, "b": False, "c": True}, "a has a slot and sends nothing"
 
 
 def test_an_agent_that_goes_away_is_replaced_by_one_that_was_not_asked(fleet: Fleet, memory: MemoryBroker) -> None:
     peers = {name: Peer(memory, name) for name in "abc"}
     listen(fleet)
-    collection, asked = asking(fleet, "ab", besides="c")
+    folding = Folding()
     leave = lambda: peers["a"].say(messages.Status("a", "s1", False), topics.status("r", "a"))  # noqa: E731
     turning(fleet, [leave, lambda: peers["b"].send(task("b"), weights()), lambda: None, lambda: peers["c"].send(task("c"), weights())])
-    assert [update.agent for _, update in collection] == ["b", "c"]  # type: ignore[misc]
-    assert asked == ["c"]
+    collect(fleet, [task("a"), task("b")], folding, wanted=2, spares=(Spare("c"),))
+    assert [update.agent for update in folding.updates] == ["b", "c"]
+    assert folding.asked == ["c"]
     assert next(type(m) for m in peers["c"].heard()) is Task
 
 
 def test_an_agent_past_its_lease_that_shows_no_progress_is_replaced_and_may_still_come(fleet: Fleet, memory: MemoryBroker, clock: Clock) -> None:
     peers = {name: Peer(memory, name) for name in "abc"}
     listen(fleet)
-    collection, asked = asking(fleet, "ab", lease=30.0, besides="c")
+    folding = Folding()
 
     def later(step: int) -> None:
         """Fifteen seconds, in which a takes a step, and b says the same as before."""
@@ -73,5 +72,6 @@ def test_an_agent_past_its_lease_that_shows_no_progress_is_replaced_and_may_stil
 
     steps: list[Callable[[], None]] = [lambda step=step: later(step) for step in range(6)]  # type: ignore[misc]
     turning(fleet, [*steps, lambda: peers["b"].send(task("b"), weights()), lambda: peers["a"].send(task("a"), weights())])
-    assert sorted(update.agent for _, update in collection) == ["a", "b"]  # type: ignore[misc]
-    assert asked == ["c"], "for b alone"
+    collect(fleet, [task("a"), task("b")], folding, wanted=2, spares=(Spare("c"),))
+    assert sorted(update.agent for update in folding.updates) == ["a", "b"]
+    assert folding.asked == ["c"], "for b alone"

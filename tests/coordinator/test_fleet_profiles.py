@@ -14,7 +14,7 @@ from federated.wire.memory import MemoryBroker
 from models.families import menu
 from models.submodel import Submodel
 from tests.support.clerk import CARD, DATA, NETWORK, SMALL
-from tests.support.peer import PROFILE, Peer, listen
+from tests.support.peer import PROFILE, Peer, forget_profile, listen
 
 (LARGE,) = menu(NETWORK, (1.0,), (2,))
 
@@ -50,7 +50,7 @@ def test_a_profile_that_was_not_measured_by_the_card_is_refused(fleet: Fleet, me
     peer = Peer(memory, "a")
     listen(fleet)
     peer.heard()
-    fleet.agents["a"].profile = None
+    forget_profile(fleet)
     peer.say(profile, topics.profile("r", "a"))
     listen(fleet)
     assert fleet.ready() == []
@@ -59,10 +59,10 @@ def test_a_profile_that_was_not_measured_by_the_card_is_refused(fleet: Fleet, me
 
 @pytest.mark.parametrize(("timed", "ready"), [((SMALL, LARGE), True), ((SMALL,), True), ((LARGE, SMALL), False), ((SMALL, SMALL), False)])
 def test_a_device_times_what_it_has_room_for_in_the_cards_order(fleet: Fleet, memory: MemoryBroker, timed: tuple[Submodel], ready: bool) -> None:
-    fleet.run = replace(CARD, calibration=(SMALL, LARGE))
+    fleet.reannounce(replace(CARD, calibration=(SMALL, LARGE)))
     peer = Peer(memory, "a")
     listen(fleet)
-    fleet.agents["a"].profile = None
+    forget_profile(fleet)
     peer.say(replace(PROFILE, timings=tuple(Timing(submodel, 32, 0.01) for submodel in timed)), topics.profile("r", "a"))
     listen(fleet)
     assert bool(fleet.ready()) is ready

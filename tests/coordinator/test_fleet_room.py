@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
-from coordinator.collection import unchecked
-from coordinator.fleet import RELIEF, Fleet
+from coordinator.fleet import Fleet
+from coordinator.journal import Base, Journal
+from coordinator.run.collector import Snapshot
+from coordinator.run.rules import RELIEF
 from federated.wire.memory import MemoryBroker
 from tests.support.clock import Clock
-from tests.support.peer import Peer, listen, task, turning, weights
+from tests.support.peer import Folding, Peer, collect, listen, states, task, turning, weights
 
 
-def test_nobody_waits_for_an_earlier_name_that_finds_no_room(fleet: Fleet, memory: MemoryBroker, clock: Clock) -> None:
+def test_nobody_waits_for_an_earlier_name_that_finds_no_room(fleet: Fleet, memory: MemoryBroker, clock: Clock, tmp_path: Path) -> None:
     """The update of b would wait for that of a, and a for the room that b takes."""
+    fleet.driver.journal = Journal(tmp_path)
+    fleet.driver.journal.begin(Base("", fleet.round))
     a, b = Peer(memory, "a"), Peer(memory, "b")
     listen(fleet)
     tries: list[float] = []
@@ -24,17 +28,20 @@ def test_nobody_waits_for_an_earlier_name_that_finds_no_room(fleet: Fleet, memor
     def wait(seconds: float = RELIEF) -> None:
         clock.now += seconds
 
-    def relieve() -> bool:
-        tries.append(clock.now)
-        if len(tries) == 2:
+    class Snapshots(Folding):
+        def snapshot(self) -> Snapshot | None:
+            tries.append(clock.now)
+            if len(tries) < 2:
+                return None
             fleet.inbox.reserve = 0
-        return len(tries) == 2
+            return Snapshot("total-000001-000001.safetensors", ())
 
-    collection = fleet.collect([task(name) for name in "ab"], quorum=2, deadline=600, check=unchecked, size=lambda task: 10**6, relieve=relieve)
     send = [partial(peer.send, task(peer.name), weights(), transfer=peer.name) for peer in (a, b)]
     # b is in and waits for a, which finds no room: it is tried twice, and no more often than every RELIEF seconds
     turning(fleet, [send[1], fill, send[0], partial(wait, 0.5), wait, partial(wait, 0.5), send[0]])
-    assert [update.agent for _, update in collection] == ["b", "a"]
+    folded = collect(fleet, [task("a"), task("b")], Snapshots())
+    assert [update.agent for update in folded] == ["b", "a"]
+    fleet.driver.journal.close()
     assert len(tries) == 2
     assert tries[1] - tries[0] >= RELIEF
 
@@ -43,16 +50,15 @@ def test_an_agent_that_finds_no_room_is_waited_for_longer_than_its_lease(fleet: 
     a = Peer(memory, "a")
     listen(fleet)
     fleet.inbox.reserve = 2**62
-    collection = fleet.collect([replace(task("a"), lease=10.0)], quorum=1, deadline=600, check=unchecked, size=lambda task: 10**6)
 
     def empty() -> None:
-        assert not fleet.collection.of("a")[0].late
+        assert not states(fleet)["a"].late
         fleet.inbox.reserve = 0
 
     def later() -> None:
-        clock.now += 15.0
+        clock.now += 45.0
         a.beat("train")
 
     send = partial(a.send, task("a"), weights())
     turning(fleet, [send, later, later, empty, partial(later), send])
-    assert [update.agent for _, update in collection] == ["a"]
+    assert [update.agent for update in collect(fleet, [task("a")])] == ["a"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from coordinator.fleet import Fleet
+from coordinator.gate import Gate
 from federated.errors import Refused
 from federated.task import Task
 from federated.wire import messages, topics
@@ -15,13 +16,12 @@ from federated.wire.chunks import slices
 from federated.wire.memory import MemoryBroker
 from tests.support.clerk import SMALL
 from tests.support.clock import Clock
-from tests.support.peer import PROFILE, Peer, collecting, listen, task, turning, weights
+from tests.support.peer import PROFILE, Peer, collect, listen, states, task, turning, weights
 
 
 def test_a_task_that_was_lost_is_said_again_to_an_idle_agent(fleet: Fleet, memory: MemoryBroker, clock: Clock) -> None:
     peer = Peer(memory, "a")
     listen(fleet)
-    collection = collecting(fleet, "a")
     peer.link.unsubscribe(topics.command("r", "a"))
 
     def hear_late() -> None:
@@ -30,7 +30,7 @@ def test_a_task_that_was_lost_is_said_again_to_an_idle_agent(fleet: Fleet, memor
         peer.beat("idle")
         listen(fleet)
         heard = [m for m in peer.heard() if isinstance(m, Task)]
-        assert heard == [task("a")]
+        assert [replace(m, lease=0.0) for m in heard] == [task("a")]
         peer.send(heard[0], weights())
 
     original = fleet.turn
@@ -42,13 +42,12 @@ def test_a_task_that_was_lost_is_said_again_to_an_idle_agent(fleet: Fleet, memor
             once.pop()()
 
     fleet.turn = turn  # type: ignore[method-assign]
-    assert len(list(collection)) == 1
+    assert len(collect(fleet, [task("a")])) == 1
 
 
 def test_an_offer_of_nothing_or_of_too_much_is_refused(fleet: Fleet, memory: MemoryBroker) -> None:
     peer = Peer(memory, "a")
     listen(fleet)
-    collection = collecting(fleet, "a")
     original, done = fleet.turn, []
 
     def turn(timeout: float) -> None:
@@ -63,8 +62,8 @@ def test_an_offer_of_nothing_or_of_too_much_is_refused(fleet: Fleet, memory: Mem
             original(0)
 
     fleet.turn = turn  # type: ignore[method-assign]
-    assert list(collection) == []
-    assert fleet.collection.entries["a", SMALL.name, 1].outcome.startswith("refused: update of a for w0.5-d2.2.2: at most 1000000 bytes")
+    assert collect(fleet, [task("a")]) == []
+    assert states(fleet)["a"].outcome.startswith("refused: update of a for w0.5-d2.2.2: at most 1000000 bytes")
     with pytest.raises(Refused):
         fleet.inbox.open("a", messages.Offer(messages.Manifest("t", 0, 2**18, "0" * 64), "r", 1, 1, "train", SMALL.name), 0.0)
 
@@ -73,7 +72,6 @@ def test_an_accepted_update_cannot_be_overwritten_by_another_of_its_name(fleet: 
     """Each transfer has a file of its own, whatever it calls itself: what was checked is what is folded."""
     first, second = Peer(memory, "a"), Peer(memory, "b")
     listen(fleet)
-    folded = []
     original, done = fleet.turn, []
 
     def turn(timeout: float) -> None:
@@ -87,8 +85,7 @@ def test_an_accepted_update_cannot_be_overwritten_by_another_of_its_name(fleet: 
             first.send(task("a"), weights(1.0), transfer="same")
 
     fleet.turn = turn  # type: ignore[method-assign]
-    for _, update in collecting(fleet, "ab"):  # type: ignore[misc]
-        folded.append((update.agent, float(next(iter(update.tensors.values())).flat[0])))
+    folded = [(update.agent, float(next(iter(update.tensors.values())).flat[0])) for update in collect(fleet, [task("a"), task("b")])]
     assert folded == [("a", 1.0), ("b", 2.0)]
 
 
@@ -100,14 +97,15 @@ def test_an_update_that_is_never_what_it_promised_is_refused_and_not_waited_for(
     offer = messages.Offer(manifest, "r", 1, 1, "train", SMALL.name)
     (chunk,) = slices(manifest, data)
     turning(fleet, [lambda: peer.say(offer), *[lambda: peer.say(chunk, topics.chunk(topics.upload("r", "a", "t"), 0))] * 3])
-    assert list(collecting(fleet, "a")) == []
-    assert fleet.collection.entries["a", SMALL.name, 1].outcome == "refused: its bytes were not those that it promised, 3 times"
+    assert collect(fleet, [task("a")]) == []
+    assert states(fleet)["a"].outcome == "refused: its bytes were not those that it promised, 3 times"
 
 
 def test_of_an_agent_that_was_shut_out_nothing_is_heard_asked_or_folded(fleet: Fleet, memory: MemoryBroker) -> None:
     first, second = Peer(memory, "a"), Peer(memory, "b")
     listen(fleet)
-    original, done = fleet.turn, []
+    original, done, gate = fleet.turn, [], Gate("")
+    fleet.obey(gate=gate)
 
     def turn(timeout: float) -> None:
         original(0)
@@ -116,19 +114,19 @@ def test_of_an_agent_that_was_shut_out_nothing_is_heard_asked_or_folded(fleet: F
             second.send(task("b"), weights(2.0))  # received whole, and waiting for the one before it
             for _ in range(50):
                 original(0)
-            assert fleet.collection.of("b")[0].update is not None
-            fleet.barred = lambda shut=frozenset("b"): shut  # type: ignore[misc]
+            assert states(fleet)["b"].stage == "whole"
+            gate.names = frozenset("b")
             first.send(task("a"), weights(1.0))
 
     fleet.turn = turn  # type: ignore[method-assign]
-    assert [update.agent for _, update in collecting(fleet, "ab")] == ["a"]  # type: ignore[misc]
-    assert fleet.collection.of("b")[0].outcome == "refused: its certificate was revoked"
+    assert [update.agent for update in collect(fleet, [task("a"), task("b")])] == ["a"]
+    assert states(fleet)["b"].outcome == "refused: its certificate was revoked"
     second.beat()
     second.say(messages.Status("b", "s2", True), topics.status("r", "b"))
     listen(fleet)
     assert [a.name for a in fleet.ready()] == ["a"]
-    assert not list(fleet.inbox.spool.rglob("*b*.update"))
-    fleet.barred = frozenset  # it was enrolled anew
+    assert not fleet.inbox.path(task("b").key).exists()
+    gate.names = frozenset()  # it was enrolled anew
     second.say(messages.Status("b", "s3", True), topics.status("r", "b"))
     second.say(replace(PROFILE, agent="b"), topics.profile("r", "b"))
     listen(fleet)
@@ -140,11 +138,11 @@ def test_an_interrupted_round_leaves_the_agents_at_their_work(fleet: Fleet, memo
     peer = Peer(memory, "a")
     listen(fleet)
 
-    def interrupt() -> None:
-        raise KeyboardInterrupt
+    class Interrupt:
+        def look(self) -> None:
+            raise KeyboardInterrupt
 
-    updates = collecting(fleet, "a")
-    fleet.each_turn = interrupt
+    fleet.obey(Interrupt())
     with pytest.raises(KeyboardInterrupt):
-        next(updates)
+        collect(fleet, [task("a")])
     assert [type(message) for message in peer.heard()] == [Task]

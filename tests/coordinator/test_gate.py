@@ -62,8 +62,8 @@ def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_co
     with opened(tmp_path) as (gate, _):
         link = MqttLink(gate.address, "coordinator-r")
         fleet = Fleet(link, messages.Run("r", "fedavg", "mlp", None, (), 1, "s"), tmp_path / "spool")
-        fleet.barred = gate.barred
-        fleet.announce()
+        fleet.obey(gate=gate)
+        fleet.endpoint.announce()
         links = {name: MqttLink(str(admitted(None, None, token_for(tmp_path, name))[0]), f"r-{name}") for name in ("good", "lost")}
         for name, one in links.items():
             one.publish(topics.status("r", name), envelope.encode(messages.Status(name, "s", True)), retain=True)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.inbox import IDLE, PACE, SPOILT, Inbox, Key
+from coordinator.inbox import IDLE, PACE, SPOILT, Inbox
 from federated.errors import Refused
+from federated.task import Key
 from federated.wire import messages
 from federated.wire.chunks import slices, split
 
-KEY: Key = ("a", "w1", 1)
+KEY = Key("a", "w1", 1, "train")
 DATA = bytes(range(256)) * 16
 
 
@@ -24,7 +25,7 @@ def offer(manifest: messages.Manifest) -> messages.Offer:
 @pytest.fixture
 def inbox(tmp_path: Path) -> Inbox:
     made = Inbox(tmp_path, 8)
-    made.expect({KEY: len(DATA)}, "round-1")
+    made.expect({KEY: len(DATA)})
     return made
 
 
@@ -69,7 +70,7 @@ class Drip:
     """An upload of which a test sends one chunk after the other. chunk: so large that one in IDLE seconds is less than the least pace."""
 
     def __init__(self, inbox: Inbox, name: str, chunk: int = 1024) -> None:
-        self.inbox, self.key = inbox, (name, KEY[1], 1)
+        self.inbox, self.key = inbox, KEY._replace(agent=name)
         self.manifest = split(DATA, chunk, name)
         self.chunks = slices(self.manifest, DATA)
 
@@ -88,7 +89,7 @@ def told(inbox: Inbox, now: float) -> list[tuple[str, bool, bytes]]:
 
 def full(tmp_path: Path, names: str, slots: int) -> tuple[Inbox, list[Drip]]:
     inbox = Inbox(tmp_path, slots)
-    inbox.expect({(name, KEY[1], 1): len(DATA) for name in names}, "round-1")
+    inbox.expect({KEY._replace(agent=name): len(DATA) for name in names})
     drips = [Drip(inbox, name) for name in names]
     assert [drip.ask(0.0) for drip in drips] == [True] * slots + [False] * (len(names) - slots)
     return inbox, drips
@@ -115,6 +116,14 @@ def test_the_slowest_loses_its_slot_and_no_more_do_than_wait(tmp_path: Path) -> 
     assert [name for name, *_ in told(inbox, IDLE + 1)] == ["b", "w"]
 
 
+def test_an_agent_that_offers_something_else_goes_to_the_end_of_the_line(tmp_path: Path) -> None:
+    inbox, _ = full(tmp_path, "aw", 1)
+    for number in range(5):
+        other = replace(split(DATA, 1024, f"other-{number}"), sha256=f"{number:064x}")
+        assert not inbox.open("a", offer(other), float(number)).open
+    assert [name for name, open, _ in told(inbox, 5.0) if open] == ["w"]
+
+
 def test_a_slow_transfer_keeps_its_slot_where_nobody_waits_for_it(tmp_path: Path) -> None:
     inbox, (a, _) = full(tmp_path, "aw", 2)
     a.send(29.0)
@@ -128,7 +137,7 @@ def test_a_transfer_at_the_least_pace_keeps_its_slot(tmp_path: Path) -> None:
     for change, kept in ((1.0, True), (-1.0, False)):
         size = int(PACE * (IDLE + 1) + change)
         data, inbox = bytes(size + 1), Inbox(tmp_path / str(change), 1)
-        inbox.expect({KEY: len(data), ("w", KEY[1], 1): len(DATA)})
+        inbox.expect({KEY: len(data), KEY._replace(agent="w"): len(DATA)})
         manifest = split(data, size, "t")
         assert inbox.open("a", offer(manifest), 0.0).open
         assert not Drip(inbox, "w").ask(0.0)
@@ -145,7 +154,7 @@ def test_nobody_is_judged_by_what_was_not_heard_yet(tmp_path: Path) -> None:
 
 def test_what_finds_no_room_waits_and_is_told_when_there_is_some(tmp_path: Path) -> None:
     inbox, endless = Inbox(tmp_path, 2), 2**62
-    inbox.expect({(name, KEY[1], 1): len(DATA) for name in "ab"}, "round-1")
+    inbox.expect({KEY._replace(agent=name): len(DATA) for name in "ab"})
     a, b = Drip(inbox, "a"), Drip(inbox, "b")
     inbox.reserve = endless
     assert (a.ask(0.0), b.ask(0.0), inbox.full, inbox.load) == (False, False, True, (0, 2))
@@ -223,7 +232,7 @@ def test_what_an_earlier_process_had_goes_where_nothing_else_makes_room(tmp_path
     """Of agents that never come back, say: nobody else could send."""
     first, second = Inbox(tmp_path, 2), Inbox(tmp_path, 2)
     for inbox in (first, second):
-        inbox.expect({(name, KEY[1], 1): len(DATA) for name in "aw"}, "round-1")
+        inbox.expect({KEY._replace(agent=name): len(DATA) for name in "aw"})
     a, w = Drip(first, "a"), Drip(second, "w")
     a.ask(0.0)
     a.send(0.0)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
-from coordinator.records import Round
+from coordinator.records import RoundRecord
+from coordinator.run.round import Round
 from coordinator.store import Store
 from federated.task import Update
 from tests.support.federation import RUN, Member, digits, federate
@@ -35,15 +37,25 @@ def test_no_state_stays_in_memory_for_updates_that_are_late(tmp_path: Path, monk
     """One agent is at the weights of an earlier round for many rounds, and its update is checked and folded all the same."""
     save, states, alive = Store.save, dict[int, weakref.ref[torch.Tensor]](), dict[int, list[int]]()
 
-    def look(self: Store, done: Round) -> None:
-        save(self, done)
+    def look(self: Store, done: RoundRecord, value: Round | None = None) -> str:
+        digest = save(self, done, value)
         gc.collect()
         alive[done.round] = [round for round, state in states.items() if state() is not None and round < done.round - 1]
         states[done.round] = weakref.ref(next(iter(done.tensors.values())))
-        carried.update(task.round for task in done.carried if task.round < done.round)
+        assert value is not None
+        open = (state.task.round for state in value.tasks.values() if state.carried and not state.outcome)
+        carried.update(round for round in open if round < done.round)
+        return digest
+
+    quick = Counter[str]()
 
     def slowly(update: Update) -> Update:
-        time.sleep(0.6 if update.agent == "a0" and update.round > 1 else 0.1)
+        """Of the second agent three updates are made for each of the first."""
+        quick[update.agent] += 1
+        until, wanted = time.monotonic() + 10, quick["a1"] + 3
+        while update.agent == "a0" and update.round > 1 and quick["a1"] < wanted and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(0.1)
         return update
 
     monkeypatch.setattr(Store, "save", look)

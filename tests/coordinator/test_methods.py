@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.cli import main
+from coordinator.eligibility import unable
 from coordinator.methods import described, one_text
-from coordinator.start import unable
 from federated.data import catalogue
 from federated.method import LAWS, MODES, configure
 from federated.methods.catalogue import METHODS, method

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.preparation import propose_menu
 from coordinator.shelf import Shelf
-from coordinator.start import proposed
+from federated.device.spool import Spool
+from federated.device.uploads import Uploads
 from federated.errors import ConfigError
 from federated.methods.catalogue import method
-from federated.outbox import Outbox
-from federated.spool import Spool, transfer_of
 from federated.task import Recipe, Task
 from federated.wire import envelope, messages, topics
 from federated.wire.memory import MemoryBroker, MemoryLink
@@ -32,14 +32,14 @@ def test_a_menu_of_the_longest_names_is_taken_whoever_a_submodel_is_made_for(own
     longest = skipping(topics.UNOWNED - 4, owner)
     assert len(longest.unowned.name) == topics.UNOWNED == 128
     made = replace(method("fedavg"), menu=lambda network, settings: (longest,))
-    assert proposed(made, NETWORK, {}) == (longest,)
+    assert propose_menu(made, NETWORK, {}) == (longest,)
 
 
 def test_a_name_that_is_too_long_to_travel_is_said_with_its_length_and_the_bound() -> None:
     long = skipping(topics.UNOWNED - 3)
     made = replace(method("fedavg"), menu=lambda network, settings: (skipping(4), long))
     with pytest.raises(ConfigError, match=f"method fedavg: expected names of submodels of at most 128 characters, found 129: {long.name};"):
-        proposed(made, NETWORK, {})
+        propose_menu(made, NETWORK, {})
 
 
 def test_the_longest_name_is_a_topic_a_transfer_and_files_on_both_sides(tmp_path: Path) -> None:
@@ -48,19 +48,19 @@ def test_the_longest_name_is_a_topic_a_transfer_and_files_on_both_sides(tmp_path
     agent, number = submodel.owner, 10**10 - 1
     task = Task("r" * 64, number, number, agent, "calibrate", submodel, f"r{number}p", "0" * 64, 2000, Recipe(), 60.0)
     assert envelope.decode(envelope.encode(task)) == task
-    assert len(transfer_of(task)) == 225
+    assert len(task.transfer) == 225
     broker, run = MemoryBroker(), replace(CARD, run=task.run)
     shelf = Shelf(MemoryLink(broker, "coordinator"), task.run, tmp_path / "shelf")
     assert shelf.put(task.version, submodel.name, memoryview(bytes(2000)), task.slot)[2] == 2000
     spool = Spool(tmp_path / "spool", lasting=True)
-    spool.update(transfer_of(task)).write_bytes(bytes(2000))
+    spool.update(task.transfer).write_bytes(bytes(2000))
     link = MemoryLink(broker, agent)
     listener = MemoryLink(broker, "listener")
     listener.subscribe(topics.say(task.run, agent))
-    Outbox(link, task.run, agent, spool).add(task, spool.update(transfer_of(task)), run)
-    again = Outbox(link, task.run, agent, spool)
-    again.resume(run)
-    assert again.tasks() == [task]
+    uploads = Uploads(link, task.run, agent, spool)
+    uploads.add(task, spool.update(task.transfer), run)
+    uploads.offer(task, anew=True)
+    assert list(Uploads(link, task.run, agent, spool).resume(run)) == [task]
     heard = listener.receive(0)
     assert heard is not None
     offer = envelope.decode(heard.payload)

@@ -21,7 +21,7 @@ from coordinator.results import first_reached
 from coordinator.runs import run_names
 from coordinator.simulate import simulate
 from coordinator.source import Source
-from coordinator.start import asking
+from coordinator.start import complete_card
 from coordinator.store import Store
 from coordinator.workers import Workers
 from federated.errors import ConfigError, DataError, StoreError, Unknown
@@ -263,7 +263,7 @@ def test_a_simulation_that_was_stopped_surveys_nobody(tmp_path: Path):
     chosen, card = method("fedfa"), source.device(0).card()
     net = network("preresnet", card.inputs, card.outputs, card.mean, card.std)
     settings = configure(chosen, {"choice": "zico"})
-    asked = asking(Run("r", "fedfa", "preresnet", net, (), 8, "s"), chosen, settings)
+    asked = complete_card(Run("r", "fedfa", "preresnet", net, (), 8, "s"), chosen, settings)
     workers = Workers(source, 1, "cpu")
     try:
         assert [found.keys() for found in workers.survey(2, asked)] == [{"zico"}, {"zico"}]

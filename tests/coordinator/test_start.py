@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.command import check_same, start_run
 from coordinator.config import load
-from coordinator.start import free_name, prepare
+from coordinator.preparation import find_name, prepare
 from coordinator.store import Store
 from federated.errors import ConfigError, LinkError, StoreError, UsageError
 from federated.wire import topics
@@ -27,7 +27,7 @@ from tests.support.processes import COORDINATOR, Start, said
     ],
 )
 def test_a_run_named_after_any_data_is_a_level_of_topics(tmp_path: Path, data: str, name: str) -> None:
-    found = free_name(load(None, {}, [("data.name", data)]), tmp_path)
+    found = find_name(load(None, {}, [("data.name", data)]), tmp_path)
     assert found == name
     assert topics.run(found)
 

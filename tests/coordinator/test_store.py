@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator import store as stores
+from coordinator import database as databases
+from coordinator.database import Facts
 from coordinator.decisions import Decision
-from coordinator.journal import Entry
-from coordinator.records import Round, Score
+from coordinator.records import Entry, RoundRecord, Score
 from coordinator.runs import latest_run, run_names
 from coordinator.standing import Setback, Standing
-from coordinator.store import Facts, Store
+from coordinator.store import Store
 from federated.errors import StoreError
 from federated.task import Card, Profile, Timing
 from models.submodel import Network, Submodel
@@ -24,11 +24,11 @@ NETWORK = Network("preresnet", "small", (1, 8, 8), 10)
 SUBMODEL = Submodel(NETWORK, 0.5, ((1, 0), (1, 1)))
 
 
-def done(number: int) -> Round:
+def done(number: int) -> RoundRecord:
     tensors = {"w": torch.arange(6.0).reshape(2, 3) + number, "stats/w0.5/x": torch.ones(2)}
     entries = [Entry("a", "w0.5-d1.2", "folded", 10, 2, 0.5, 1.0), Entry("b", "w0.5-d1.2", "late")]
     scores = [Score("w0.5-d1.2", "central", 0.25, 1.5, 8)]
-    return Round(number, 2.0, tensors, {SUBMODEL: 2}, entries, scores, 100, 200)
+    return RoundRecord(number, 2.0, tensors, {SUBMODEL: 2}, entries, scores, 100, 200)
 
 
 def test_a_round_comes_back_as_it_went(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_who_dies_while_a_run_is_made_leaves_none(tmp_path: Path, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(stores, "settle", die)
+        patch.setattr(databases, "write_facts", die)
         with pytest.raises(KeyboardInterrupt):
             Store.create(tmp_path, "r")
     assert run_names(tmp_path) == []
@@ -178,4 +178,13 @@ def test_who_dies_while_a_run_is_made_leaves_none(tmp_path: Path, monkeypatch: p
     store = Store.create(tmp_path, "r", facts)
     assert store.read_facts() == facts
     assert {path.name.partition("-")[0] for path in store.folder.iterdir()} == {"lock", "run.sqlite"}
+    store.close()
+
+
+def test_the_submodel_that_an_agent_had_last_is_that_of_its_latest_task(tmp_path: Path) -> None:
+    """A late update of round 1 is recorded in round 3, after the task of round 2 was."""
+    store = Store.create(tmp_path, "r")
+    store.save(replace(done(2), entries=(Entry("nano", "w1-d2.2.2", "failed: no"),)))
+    store.save(replace(done(3), entries=(Entry("nano", "w0.5-d2.2.2", "folded", task=1),)))
+    assert store.assigned() == {"nano": "w1-d2.2.2"}
     store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.memory import MemoryBroker
 from models.families import network
 from tests.support.clerk import CARD
-from tests.support.peer import PROFILE, Peer, listen
+from tests.support.peer import PROFILE, Peer, forget_profile, listen
 
 SURVEYING = sorted(name for name, made in METHODS.items() if (hooks := made().hooks) is not None and hooks.survey is not None)
 BOUND = CARD.survey_limit
@@ -79,9 +80,11 @@ def nested(depth: int) -> Any:
     return made
 
 
-@pytest.mark.parametrize("value", [b"\xff", [[1]], {"a": [1]}, {"a": {"b": 1}}, {b"a": 1}, [b"\xff"], nested(400)])
-def test_a_survey_of_anything_but_numbers_and_words_is_refused_by_name(value: Any) -> None:
-    with pytest.raises(Refused, match="profile of a: expected a survey of numbers and words, found something else in 'odd'"):
+@pytest.mark.parametrize(
+    "value", [b"\xff", [[1]], {"a": [1]}, {"a": {"b": 1}}, {b"a": 1}, [b"\xff"], nested(400), math.nan, [math.inf], {"a": 1e101}]
+)
+def test_a_survey_of_anything_but_finite_numbers_and_words_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(Refused, match="profile of a: expected a survey of finite numbers and words, found something else in 'odd'"):
         check_profile(replace(PROFILE, survey={"zico": {"w1": 1.0}, "odd": value}), CARD)
 
 
@@ -90,7 +93,7 @@ def test_the_coordinator_turns_such_a_profile_away_says_why_and_goes_on(fleet: F
     peer = Peer(memory, "a")
     listen(fleet)
     peer.heard()
-    fleet.agents["a"].profile = None
+    forget_profile(fleet)
     said = {"v": envelope.PROTOCOL, "kind": "profile", "body": {**BODY, "survey": survey}}
     peer.link.publish(topics.profile("r", "a"), msgpack.packb(said), retain=True)
     listen(fleet)

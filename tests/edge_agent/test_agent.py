@@ -10,15 +10,16 @@ from pathlib import Path
 
 import msgpack
 import pytest
+from msgspec.structs import replace as changed
 
 from edge_agent.agent import bounds, find_run, measure, remeasure, say_nothing
 from edge_agent.heat import Heat
 from edge_agent.limits import Limits
 from edge_agent.watch import LOOK, Watch
 from edge_agent.worker import Job, Worker
+from federated.device.participant import Equipment, Participant
+from federated.device.spool import Spool
 from federated.errors import FleetError
-from federated.participant import Participant
-from federated.spool import Spool
 from federated.task import Profile
 from federated.wire import envelope, messages, topics
 from federated.wire.memory import MemoryBroker, MemoryLink
@@ -42,9 +43,8 @@ class Device:
         broker = MemoryBroker()
         self.link, self.listener = MemoryLink(broker, "a"), MemoryLink(broker, "coordinator")
         self.listener.subscribe(topics.profile("r", "a"))
-        self.participant = Participant(
-            self.link, CARD, "a", lambda card: measure(self.worker, card, self.link, "a", say_nothing), self.worker, Spool(folder), session="s1"
-        )
+        equipment = Equipment(lambda card: measure(self.worker, card, self.link, "a", say_nothing), self.worker, Spool(folder))
+        self.participant = Participant(self.link, CARD, "a", "s1", equipment)
         self.participant.join()
         self.watch = Watch(lambda: bounds(self.worker), lambda: self.heat, lambda: self.now)
 
@@ -115,11 +115,12 @@ def test_throttling_is_measured_without_what_was_known(devices: list[Device], tm
 def test_a_measurement_that_is_not_possible_leaves_the_training_process_at_work(devices: list[Device], tmp_path: Path) -> None:
     devices.append(device := Device(Limits(), tmp_path))
     before, pid = device.later(), device.worker.pid
-    device.participant.run = replace(CARD, calibration=(replace(SMALL, network=replace(NETWORK, family="os:system")),))
+    strange = replace(CARD, calibration=(replace(SMALL, network=replace(NETWORK, family="os:system")),))
+    device.participant.value = changed(device.participant.value, card=strange)
     device.heat = Heat(85.0, 600.0, True, True, 1)
     assert device.later() == before
     assert device.said == ["measuring again: the processor is throttled"]
-    device.participant.run = CARD
+    device.participant.value = changed(device.participant.value, card=CARD)
     os.sched_setaffinity(pid, sorted(os.sched_getaffinity(0))[:1])
     assert device.later().cpus == 1
     assert device.worker.pid == pid, "no task that came meanwhile was lost with it"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator import broker as brokers
-from coordinator.start import asking, timed
+from coordinator.start import choose_probes, complete_card
 from edge_agent.limits import Limits
 from edge_agent.rehearsal import rehearse
 from edge_agent.worker import Job
@@ -35,7 +35,7 @@ def shown(broker: str, name: str, **given: Any) -> dict[str, Any]:
     chosen, card = method(name), catalogue.central("digits").card()
     net = network("preresnet", card.inputs, card.outputs, card.mean, card.std)
     settings = configure(chosen, {"steps": 1, **given}, rounds=2)
-    run = asking(messages.Run("r", name, "preresnet", net, timed(net, chosen, settings), 8, "s"), chosen, settings)
+    run = complete_card(messages.Run("r", name, "preresnet", net, choose_probes(net, chosen, settings), 8, "s"), chosen, settings)
     link = MqttLink(broker, "coordinator")
     try:
         link.publish(topics.run("r"), envelope.encode(run), retain=True)

@@ -16,8 +16,8 @@ import pytest
 
 from coordinator import broker as brokers
 from coordinator.broker import Broker
-from coordinator.evaluation import ENDLESS
 from coordinator.fleet import Fleet
+from coordinator.patience import ENDLESS
 from coordinator.store import Store
 from federated.task import Update
 from federated.wire import envelope, messages, topics
@@ -95,7 +95,7 @@ class Stage:
     def _run(self) -> None:
         def patient(update: Update) -> Update:
             assert self.going.wait(90)
-            eventually(lambda: any(entry.update is not None for entry in self.fleets[0].collection.of("a0")))
+            eventually(lambda: any(state.came for state in self.fleets[0].tasks if state.task.agent == "a0"))
             return update
 
         other = Member("a1", digits(1, 2), change=patient)

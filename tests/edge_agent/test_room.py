@@ -11,8 +11,8 @@ import pytest
 
 from edge_agent.limits import Limits
 from edge_agent.worker import Job, Worker
-from federated.participant import Participant
-from federated.spool import Spool
+from federated.device.participant import Equipment, Participant
+from federated.device.spool import Spool
 from federated.task import Recipe, Task
 from federated.wire import messages, tensors
 from federated.wire.chunks import split
@@ -47,7 +47,7 @@ def test_an_agent_outlives_a_full_disk(disk: Path) -> None:
     try:
         worker.load()
         spool = Spool(disk / "spool", lasting=True)
-        participant = Participant(link, CARD, AGENT, profile, worker, spool, session="s1")
+        participant = Participant(link, CARD, AGENT, "s1", Equipment(profile, worker, spool))
         participant.join()
         clerk.shelve(weights)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.start import unable
+from coordinator.eligibility import unable
 from federated.hooks import Hooks, Survey
 from federated.method import State, configure
 from federated.methods.catalogue import method
@@ -162,5 +162,5 @@ def test_devices_of_a_run_choose_by_their_own_data(tmp_path):
     for name, found in scores.items():
         within = {s: value for s, value in found.items() if s != "w0.5-d2.2.2"}
         assert len(within) == len(found) - 1 == 2
-        assert done.result.assigned[name].name == max(within, key=within.__getitem__)
+        assert done.result.history.assigned[name].name == max(within, key=within.__getitem__)
     assert all(np.isfinite(s.loss) for s in done.result.scores)

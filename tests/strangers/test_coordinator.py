@@ -24,7 +24,7 @@ def fleet(door: Door, tmp_path: Path) -> Iterator[Fleet]:
     link = coordinator_link(door)
     card = messages.Run("r", "fedavg", "mlp", None, (), 1, "s")
     fleet = Fleet(link, card, tmp_path / "spool")
-    fleet.announce()
+    fleet.endpoint.announce()
     fleet.turn(0.2)
     yield fleet
     link.close()

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from federated.spool import Spool, transfer_of
+from federated.device.participant import Equipment, Participant
+from federated.device.spool import Spool
+from federated.device.trainer import Outcome
 from federated.task import Card, Profile, Recipe, Task, Timing
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import Receiver, split
 from federated.wire.link import Delivery
 from federated.wire.memory import MemoryBroker, MemoryLink
 from federated.wire.transfer import publish
-from federated.workload import Outcome
 from models.families import menu, network
+from tests.support.clock import Clock
 
 RUN, AGENT = "r", "a"
 NETWORK = network("preresnet", (1, 8, 8), 10)
@@ -94,7 +96,7 @@ class Clerk:
         self.tell(messages.Grant(offer.manifest.transfer, receiver.have, True))
 
     def receipt(self, of: Task, reason: str = "") -> None:
-        self.tell(messages.Receipt(transfer_of(of), not reason, reason))
+        self.tell(messages.Receipt(of.transfer, not reason, reason))
 
     def _heard(self, delivery: Delivery) -> list[messages.Message]:
         if not delivery.payload or delivery.topic.startswith("$"):
@@ -113,3 +115,47 @@ class Clerk:
 
 def lasting(folder: Path) -> Spool:
     return Spool(folder, lasting=True)
+
+
+class Agent:
+    """A participant whose coordinator, trainer and clock are the test's. fetched: pieces of weights that came to it."""
+
+    def __init__(self, spool: Path | Spool, clerk: Clerk | None = None, session: str = "s1", run: messages.Run = CARD) -> None:
+        self.clerk = clerk or Clerk(MemoryBroker())
+        self.clock, self.hand, self.spool = Clock(), Hand(), spool if isinstance(spool, Spool) else lasting(spool)
+        self.link, self.fetched = MemoryLink(self.clerk.broker, AGENT), 0
+        self.clerk.broker.tamper = self._count
+        self.measured: list[messages.Run] = []
+        self.participant = Participant(self.link, run, AGENT, session, Equipment(self.measure, self.hand, self.spool, clock=self.clock))
+        self.participant.join()
+
+    def measure(self, run: messages.Run) -> Profile:
+        self.measured.append(run)
+        return profile(run)
+
+    def turn(self) -> list[messages.Message]:
+        """Handles all that came; what it said."""
+        for _ in range(50):
+            self.participant.turn(0)
+        return self.clerk.hear()
+
+    def ask(self, of: Task) -> list[messages.Message]:
+        self.clerk.tell(of)
+        return self.turn()
+
+    def work(self, of: Task, update: bytes = b"u" * 3000) -> list[messages.Message]:
+        """Does a task, up to its offer."""
+        self.clerk.shelve(bytes(3000))
+        self.ask(of)
+        self.hand.end(update)
+        return self.turn()
+
+    def stop(self) -> Clerk:
+        """Ends as a process that is killed; its coordinator."""
+        self.link.kill()
+        self.spool.close()
+        return self.clerk
+
+    def _count(self, delivery: Delivery) -> list[Delivery]:
+        self.fetched += "/model/" in delivery.topic
+        return [delivery]

@@ -15,7 +15,7 @@ from federated.methods.catalogue import method
 from federated.task import Update
 from models.families import initial, network
 
-__all__ = ["MENU", "PLAIN", "STATE", "config", "database", "defences", "update"]
+__all__ = ["MENU", "PLAIN", "STATE", "checked", "config", "database", "defences", "update"]
 
 NET = network("mlp", (4,), 3)
 PLAIN = method("fedavg")
@@ -36,6 +36,11 @@ def database() -> sqlite3.Connection:
 
 def defences(folder: Path, known: sqlite3.Connection | None = None, round: int = 1, **given) -> Defences:
     return Defences(config(**given), evidence.Evidence(known or database()), folder, round)
+
+
+def checked(defences: Defences, update: Update) -> None:
+    """Raises Refused for an update of `STATE` that moved too far."""
+    defences.check(update, PLAIN.dispatch(STATE, PLAIN.place(STATE, update.submodel)))
 
 
 def update(change: float, agent: str = "a0", round: int = 1) -> Update:

@@ -39,7 +39,7 @@ def coordinating(url: str | Address, folder: Path) -> Iterator[None]:
     """A coordinator's half of the protocol, for a run that nobody has joined."""
     link = connected(url, "coordinator")
     fleet, over = Fleet(link, CARD, folder / "spool"), threading.Event()
-    fleet.announce()
+    fleet.endpoint.announce()
 
     def turn() -> None:
         while not over.is_set():

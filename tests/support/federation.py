@@ -16,21 +16,25 @@ import torch
 from coordinator import start
 from coordinator.config import Config, load
 from coordinator.fleet import Fleet
+from coordinator.observe.events import Publish, publish_to
 from coordinator.observe.terminal import Lines
-from coordinator.rounds import PATIENCE, Result
+from coordinator.patience import PATIENCE
+from coordinator.preparation import prepare
+from coordinator.rounds import Result
 from edge_agent.agent import find_run
 from federated.data import catalogue
 from federated.data.dataset import Dataset
+from federated.device.participant import Equipment, Participant
+from federated.device.spool import Spool
+from federated.device.trainer import Outcome
 from federated.local import errand, surveyed
-from federated.participant import Participant
-from federated.spool import Spool
 from federated.task import Profile, Task, Timing, Update
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.link import Link, MqttLink
 from federated.wire.memory import MemoryBroker, MemoryLink
-from federated.workload import Outcome
 
 RUN = "test"
+ALONE = threading.Lock()  # torch.get_rng_state in two threads may deadlock: it holds the generator's mutex while a collection gives up the GIL
 
 
 class Here:
@@ -42,7 +46,8 @@ class Here:
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
         try:
-            loss = errand(task, weights, result, self.data, stop=self.stop)
+            with ALONE:
+                loss = errand(task, weights, result, self.data, stop=self.stop)
             meta, values = tensors.decode(result.read_bytes())
             update = self.change(replace(msgspec.convert(meta, Update), tensors=values))
             result.write_bytes(tensors.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors))
@@ -84,7 +89,8 @@ class Member:
             torch.set_num_threads(1)
             run = find_run(link, RUN, 30)
             trainer = Here(self.data, self.change, lambda: self.abandoned)
-            self.participant = Participant(link, run, self.name, self.measure, trainer, Spool(folder / self.name), session="s1", pause=self.pause)
+            equipment = Equipment(self.measure, trainer, Spool(folder / self.name), self.pause)
+            self.participant = Participant(link, run, self.name, "s1", equipment)
             self.participant.join()
             while self.participant.turn(0.01):
                 pass
@@ -147,16 +153,22 @@ def federate(
     resume: bool = False,
     watch: Callable[[Fleet], None] = lambda fleet: None,
     patience: float = PATIENCE,
+    read: Publish = lambda event: None,
 ) -> Federation:
-    """Runs members and a coordinator to the end of the run; settings are keys of the configuration. broker: one in memory, or an address."""
+    """Runs members and a coordinator to the end of the run; settings are keys of the configuration.
+
+    broker: one in memory, or an address. read: is given the events of the run.
+    """
     broker = broker or MemoryBroker()
     lines: list[str] = []
     fleets: list[Fleet] = []
-    prepared = start.prepare(configured(settings or {}, len(members)), folder / "runs", resume=resume)
+    prepared = prepare(configured(settings or {}, len(members)), folder / "runs", resume=resume)
     link = MqttLink(broker, "coordinator") if isinstance(broker, str) else MemoryLink(broker, "coordinator")
     with living(members, broker, folder):
         try:
-            result = start.run(prepared, link, Lines(lines.append).read, lambda fleet: (fleets.append(fleet), watch(fleet))[0], patience=patience)
+            result = start.run(
+                prepared, link, publish_to(Lines(lines.append).read, read), lambda fleet: (fleets.append(fleet), watch(fleet))[0], patience=patience
+            )
         finally:
             prepared.close()
             link.close()

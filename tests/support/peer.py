@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
-from coordinator.collection import Collection, unchecked
 from coordinator.fleet import Fleet
-from coordinator.openings import missing
+from coordinator.run.collector import Snapshot
+from coordinator.run.round_events import CardChanged, PhaseBegan
+from coordinator.run.task_state import Planned, TaskState
 from federated.task import Profile, Recipe, Task, Timing, Update
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.chunks import slices, split
@@ -18,7 +20,7 @@ from federated.wire.memory import MemoryBroker, MemoryLink
 from models.families import shapes
 from tests.support.clerk import DATA, SMALL
 
-__all__ = ["PROFILE", "Peer", "asking", "collecting", "listen", "task", "turning", "weights"]
+__all__ = ["PROFILE", "Folding", "Peer", "began", "collect", "forget_profile", "listen", "states", "task", "turning", "weights"]
 
 PROFILE = Profile("a", "h", "s", 1.0, 10**9, 1e6, 2**18, "torch", DATA, (Timing(SMALL, 32, 0.01),))
 
@@ -80,23 +82,56 @@ def task(name: str, work: str = "train") -> Task:
     return Task("r", 1, 1, name, work, SMALL, "r0", "0" * 64, 1000, Recipe(), 60.0)  # type: ignore[arg-type]
 
 
-def collecting(fleet: Fleet, names: str, work: str = "train", check: object = None) -> Iterator[object]:
-    tasks = [task(name, work) for name in names]
-    check = check or (lambda task, update: None)
-    return fleet.collect(tasks, quorum=len(tasks), deadline=600, check=check, size=lambda task: 10**6)  # type: ignore[arg-type]
+class Folding:
+    """A collector of updates of at most a megabyte, in the order in which they are folded. spares: the tasks of agents that may be asked besides."""
+
+    def __init__(self, check: Callable[[Task, Update], None] = lambda task, update: None, spares: str = "") -> None:
+        self.updates: list[Update] = []
+        self.asked: list[str] = []
+        self.snapshots = 0
+        self.spares, self._check = spares, check
+
+    def limit(self, task: Task) -> int:
+        return 10**6
+
+    def check(self, task: Task, update: Update, elapsed: float) -> None:
+        self._check(task, update)
+
+    def fold(self, state: TaskState, update: Update) -> None:
+        self.updates.append(update)
+
+    def prepare(self, agent: str) -> Planned:
+        self.asked.append(agent)
+        return Planned(task(agent))
+
+    def snapshot(self) -> Snapshot | None:
+        self.snapshots += 1
+        return None
 
 
-def asking(fleet: Fleet, names: str, lease: float = 0.0, besides: str = "") -> tuple[Iterator[object], list[str]]:
-    """A round of some agents with a lease, in which others are asked for each that is missing; who was asked so."""
-    asked: list[str] = []
+def began(fleet: Fleet, tasks: Sequence[Task | Planned], **settings: object) -> PhaseBegan:
+    """A phase of ten minutes that waits for all of its tasks, unless the settings say otherwise."""
+    planned = tuple(one if isinstance(one, Planned) else Planned(one) for one in tasks)
+    work, round = planned[0].task.work, max(one.task.round for one in planned)
+    made = PhaseBegan(fleet.clock(), work, round, planned, 600.0, len(planned))
+    return structs.replace(made, **settings)
 
-    def more(collection: Collection) -> list[Task]:
-        found = [name for name in besides if name not in asked][: max(0, missing(collection, len(names)))]
-        asked.extend(found)
-        return [task(name) for name in found]
 
-    tasks = [replace(task(name), lease=lease) for name in names]
-    return fleet.collect(tasks, quorum=len(names), deadline=600, check=unchecked, size=lambda task: 10**6, more=more), asked
+def collect(fleet: Fleet, tasks: Sequence[Task | Planned], collector: Folding | None = None, **settings: object) -> list[Update]:
+    """Runs a phase; the updates in the order in which they were folded."""
+    collector = collector or Folding()
+    fleet.run_phase(began(fleet, tasks, **settings), collector)
+    return collector.updates
+
+
+def states(fleet: Fleet) -> dict[str, TaskState]:
+    """The present phase's tasks by agent."""
+    return {state.task.agent: state for state in fleet.tasks}
+
+
+def forget_profile(fleet: Fleet) -> None:
+    """As if no agent had said yet what it measured."""
+    fleet.driver.take(CardChanged(fleet.clock()))
 
 
 def weights(value: float = 1.0) -> dict[str, np.ndarray]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from coordinator import start
+from coordinator.fleet import Fleet
+from coordinator.journal import Journal, pack
 from coordinator.observe.events import Publish
 from coordinator.observe.terminal import Lines
+from coordinator.preparation import prepare
 from coordinator.rounds import Result
+from coordinator.run.step import step
 from federated.wire.memory import MemoryBroker, MemoryLink
 from tests.support.federation import Member, configured, living
 
@@ -40,20 +47,38 @@ class Fuse:
         return fused
 
 
+def check_replay(folder: Path, died: Fleet) -> None:
+    """That a replay of the journal gives the value that died. This finds defects long before an outcome does."""
+    found = Journal(folder).read(died.driver.checkpoint)
+    if found is None:  # it died before it wrote anything, or between a checkpoint and its journal
+        return
+    base, events = found
+    round = structs.replace(base.round, rules=died.round.rules)
+    before = round
+    for event in events:
+        before, (round, _) = round, step(round, event)
+    expected = pack(died.round)
+    assert expected in (pack(round), pack(before)), "the replay is neither what died, nor one event ahead of it"
+
+
 def revived(
     folder: Path, members: Sequence[Member], settings: Mapping[str, Any], *, read: Publish | None = None, durable: bool = True
 ) -> tuple[Result, int]:
     """Runs a coordinator again after each `Killed` until it comes to the end, beside members that live through it all; how often it died."""
     broker, deaths, config = MemoryBroker(), 0, configured(settings, len(members))
+    fleets = list[Fleet]()
     read = read or Lines(lambda line: None).read
     with living(members, broker, folder):
         while True:
-            prepared, link = start.prepare(config, folder / "runs", resume=deaths > 0), MemoryLink(broker, "coordinator")
+            prepared, link = prepare(config, folder / "runs", resume=deaths > 0), MemoryLink(broker, "coordinator")
             try:
-                result = start.run(prepared, link, read, durable=durable)
+                result = start.run(prepared, link, read, fleets.append, durable=durable)
                 break
-            except Killed:
+            except Killed as death:
                 deaths += 1
+                replaying = any(frame.name == "replay" for frame in traceback.extract_tb(death.__traceback__))
+                if durable and not replaying:  # who dies in a replay is somewhere within it
+                    check_replay(folder / "runs" / prepared.config.name, fleets[-1])
             finally:
                 prepared.close()
                 link.close()

@@ -6,10 +6,9 @@ import logging
 
 import pytest
 
-from coordinator.journal import Entry
 from coordinator.observe import events
 from coordinator.observe.log import Log
-from coordinator.records import Round, Score
+from coordinator.records import Entry, RoundRecord, Score
 
 ENTRY = Entry("pi", "w0.5-d2", "folded", loss=0.25, seconds=1.5)
 
@@ -40,7 +39,7 @@ def test_an_event_is_one_record_with_its_fields(event: events.Event, fields: dic
 def test_a_round_is_a_record_for_each_task_without_an_update_and_one_for_itself(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     score = Score("w1", "central", 0.5, 1.0, 5, metrics={"accuracy": 0.5})
-    Log("r").read(events.RoundEnded(Round(3, 2.0, {}, {}, entries=(ENTRY, Entry("jet", "w1", "lost")), scores=(score,), bytes_up=7)))
+    Log("r").read(events.RoundEnded(RoundRecord(3, 2.0, {}, {}, entries=(ENTRY, Entry("jet", "w1", "lost")), scores=(score,), bytes_up=7)))
     lost, ended = caplog.records
     assert (lost.agent, lost.outcome) == ("jet", "lost")  # type: ignore[attr-defined]
     assert (ended.folded, ended.asked, ended.bytes_up, ended.accuracy) == (1, 2, 7, 0.5)  # type: ignore[attr-defined]

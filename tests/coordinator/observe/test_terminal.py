@@ -9,7 +9,7 @@ from rich.console import Console
 
 from coordinator.observe.events import AgentsAwaited, RoundBegan, RoundEnded
 from coordinator.observe.terminal import Lines, closing_table, score_table
-from coordinator.records import Round, Score
+from coordinator.records import RoundRecord, Score
 from models.families import full, network
 
 VALUES = Score("w1", "central", -0.25, 1.25, 5, metrics={"accuracy": -0.25, "loss": 1.25, "rmse": 48123.4})
@@ -27,7 +27,7 @@ CLASSES = Score("w1", "central", 0.5, 1.0, 5, metrics={"accuracy": 0.5, "loss": 
 )
 def test_a_round_is_told_in_the_measure_of_its_data(score: Score, lines: list[str]) -> None:
     said: list[str] = []
-    Lines(said.append).read(RoundEnded(Round(1, 0.5, {}, {}, scores=(score,))))
+    Lines(said.append).read(RoundEnded(RoundRecord(1, 0.5, {}, {}, scores=(score,))))
     assert said[1:] == lines
 
 

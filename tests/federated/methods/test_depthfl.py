@@ -205,7 +205,7 @@ def test_two_rounds_of_three_depths_end_with_finite_scores_of_every_exit(tmp_pat
     assert {name for name, view in found if view == "central"} == {f"{name}-exits" for name in names}
     assert all(np.isfinite(s.loss) for s in done.result.scores)
     assert any(home.startswith("h/sections.2.") for home in done.result.state.tensors)
-    assert sorted(s.name for s in done.result.assigned.values()) == sorted(f"{name}-exits" for name in names)
+    assert sorted(s.name for s in done.result.history.assigned.values()) == sorted(f"{name}-exits" for name in names)
 
 
 def test_it_learns_digits(tmp_path):

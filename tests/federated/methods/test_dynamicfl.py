@@ -243,7 +243,7 @@ def test_three_budgets_train_three_numbers_of_branches_of_one_network(tmp_path):
     fleet = [Member(f"a{i}", digits(i, 3), memory=memory) for i, memory in enumerate(room)]
     settings = {**SMALL, "rounds": 2, "evaluate.every": 2, "method.epochs": 2, "assign.memory": 0.8, "assign.slack": 10.0}
     done = federate(tmp_path, fleet, settings)
-    assert [done.result.assigned[f"a{i}"].branches for i in range(3)] == [1, 2, 3]
+    assert [done.result.history.assigned[f"a{i}"].branches for i in range(3)] == [1, 2, 3]
     assert {home: tuple(value.shape) for home, value in done.result.state.tensors.items()} == shapes(menu[0]) | statistics(menu[0])
     assert {s.submodel for s in done.result.scores} == {menu[0].plain.name}, "one network is evaluated, without branches"
     central = [s.accuracy for s in done.result.scores if s.view == "central"]
@@ -254,6 +254,6 @@ def test_three_budgets_train_three_numbers_of_branches_of_one_network(tmp_path):
 def test_static_norms_are_calibrated_for_the_plain_network(tmp_path):
     fleet = [Member(f"a{i}", digits(i, 3)) for i in range(3)]
     done = federate(tmp_path, fleet, {**SMALL, "method.norm": "static", "rounds": 2, "evaluate.every": 2, "assign.submodels": {"a0": "w1-d2.2.2-x3"}})
-    assert done.result.assigned["a0"].branches == 3
+    assert done.result.history.assigned["a0"].branches == 3
     assert any(home.startswith("stats/w1-d2.2.2/") for home in done.result.state.tensors)
     assert all(np.isfinite(s.loss) for s in done.result.scores)

@@ -125,7 +125,7 @@ def test_a_fleet_learns_digits_with_every_size(tmp_path: Path, name: str, count:
     small, large = "w0.25-d1.1.1", "w1-d1.1.1"
     pins = {} if name == "allsmall" else {"a0": small, "a1": small, "a2": large}
     done = federate(tmp_path, fleet, {**SIZES, "method.name": name, "rounds": 4, "train.epochs": 1, "evaluate.every": 4, "assign.submodels": pins})
-    assert len(set(done.result.assigned.values())) == count
+    assert len(set(done.result.history.assigned.values())) == count
     assert all(np.isfinite(s.loss) for s in done.result.scores)
     central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}
     assert central.keys() == ({small} if count == 1 else {small, large})

@@ -53,7 +53,7 @@ def test_unequal_devices_learn_digits(tmp_path):
     sizes = {"method.widths": [0.5, 1.0], "method.depths": [1, 2]}
     done = federate(tmp_path, fleet, {"method.name": "fedprox", "model.name": "mlp", "rounds": 3, "train.epochs": 3, "evaluate.every": 3, **sizes})
     central = [s for s in done.result.scores if s.view == "central"]
-    assert len({s.name for s in done.result.assigned.values()}) > 1
+    assert len({s.name for s in done.result.history.assigned.values()}) > 1
     assert all(np.isfinite(s.loss) for s in done.result.scores)
     assert max(s.accuracy for s in central) > 0.5
 

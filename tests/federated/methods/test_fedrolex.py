@@ -132,7 +132,7 @@ def test_three_sizes_learn_digits(tmp_path: Path) -> None:
     pins = {"a0": "w0.25-d1.1.1-scaler", "a1": "w0.5-d1.1.1-scaler", "a2": "w1-d1.1.1-scaler"}
     given = {"method.name": "fedrolex", "model.name": "resnet-small", "method.widths": [0.25, 0.5, 1.0], "method.depths": [1]}
     done = federate(tmp_path, fleet, {**given, "rounds": 3, "train.epochs": 1, "train.batch": 32, "evaluate.every": 4, "assign.submodels": pins})
-    assert {name: s.name for name, s in done.result.assigned.items()} == pins
+    assert {name: s.name for name, s in done.result.history.assigned.items()} == pins
     assert all(np.isfinite(s.loss) for s in done.result.scores)
     central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}
     assert central["w1-d1.1.1-scaler"] > 0.5

@@ -182,7 +182,7 @@ def learned(tmp_path, name, model, **given):
     fleet = [Member(f"a{i}", digits(i, 3), speed) for i, speed in enumerate((0.01, 0.015, 0.5))]
     quick = {"rounds": 2, "train.epochs": 3, "train.lr": 0.003, "evaluate.every": 2, "evaluate.between": False}
     done = federate(tmp_path, fleet, {"method.name": name, "model.name": model, **quick, **given})
-    assert len({s.name for s in done.result.assigned.values()}) > 1
+    assert len({s.name for s in done.result.history.assigned.values()}) > 1
     assert all(np.isfinite(s.loss) for s in done.result.scores)
     return max(s.accuracy for s in done.result.scores if s.view == "central")
 

@@ -136,6 +136,6 @@ def test_unequal_devices_of_skewed_data_learn_digits(tmp_path, norm):
     given = {"method.widths": [0.5, 1.0], "method.depths": [1, 2], "train.norm": norm, "rounds": 4, "train.epochs": 3, "evaluate.every": 4}
     done = federate(tmp_path, fleet, {"method.name": "moon", "model.name": "mlp", **given})
     central = [s for s in done.result.scores if s.view == "central"]
-    assert len({s.name for s in done.result.assigned.values()}) > 1
+    assert len({s.name for s in done.result.history.assigned.values()}) > 1
     assert all(np.isfinite(s.loss) for s in done.result.scores)
     assert max(s.accuracy for s in central) > 0.5

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from coordinator.observe.events import RoundBegan
 from coordinator.store import Store
 from federated.aggregate import Total, fold
 from federated.errors import ConfigError, Unknown
@@ -240,8 +241,12 @@ def members(count=3):
 def test_networks_that_share_nothing_learn_together(tmp_path):
     settings = {"method.name": "recipfl", "method.models": ["mlp", "vgg"], "model.name": "resnet-small", "rounds": 2, "train.steps": 2}
     pins = {"a0": "mlp-w1-d2", "a1": "vgg-w1-d2.2.2", "a2": "w1-d2.2.2"}
-    done = federate(tmp_path, members(), {**settings, "assign.submodels": pins, "evaluate.every": 2, "evaluate.local": True, "evaluate.agents": 1})
-    assert {name: s.name for name, s in done.result.assigned.items()} == {name: f"{size}@{name}" for name, size in pins.items()}
+    began = []
+    given = {**settings, "assign.submodels": pins, "evaluate.every": 2, "evaluate.local": True, "evaluate.agents": 1}
+    done = federate(tmp_path, members(), given, read=lambda event: began.append(event) if isinstance(event, RoundBegan) else None)
+    for event in began:
+        assert {name: s.name for name, s in event.chosen.items()} == {name: f"{size}@{name}" for name, size in pins.items()}
+    assert {name: s.name for name, s in done.result.history.assigned.items()} == pins, "as the menu names them"
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
     assert store.assigned() == pins, "as the menu names them: so are they released"
     store.close()

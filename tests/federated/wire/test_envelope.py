@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federated.errors import Malformed, ProtocolMismatch
+from federated.errors import REASON, Malformed, ProtocolMismatch, Refused
 from federated.task import Card, Profile, Recipe, Task, Timing
 from federated.wire import envelope
 from federated.wire import messages as m
@@ -74,6 +74,27 @@ def test_a_loss_that_is_unknown_stays_unknown() -> None:
     assert math.isnan(beat.loss)
 
 
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        (m.Failure("r", 1, 1, "train", "w1", "x" * 16_000), "reason"),
+        (m.Receipt("t", False, "x" * 16_000), "reason"),
+        (m.Goodbye("x" * 16_000), "reason"),
+        (m.Refusal("no", "x" * 16_000), "about"),
+        (m.Status("a", "s", True, "x" * 16_000), "paused"),
+        (Serving("a", "s", reason="x" * 16_000), "reason"),
+    ],
+)
+def test_a_long_text_is_cut_when_it_is_sent_and_can_be_read(message: m.Message, name: str) -> None:
+    found = getattr(envelope.decode(envelope.encode(message)), name)
+    assert found == "x" * (REASON - 3) + "..."
+
+
+def test_a_refusal_quotes_no_more_of_a_message_than_a_reason_may_have() -> None:
+    for error in (Malformed, Refused, ProtocolMismatch):
+        assert len(str(error("expected a number, found " + "x" * 10**6))) == REASON
+
+
 def test_fields_of_a_later_version_are_ignored() -> None:
     assert envelope.decode(packed("goodbye", {"reason": "x", "mood": "sad"})) == m.Goodbye("x")
 
@@ -128,7 +149,12 @@ WRONG = [
     ("serving", "accuracy", math.inf),
     ("serving", "accuracy", 1.5),
     ("serving", "examples", -1),
-    ("serving", "reason", "x" * 20_000),
+    ("serving", "reason", "x" * 1001),
+    ("failure", "reason", "x" * 1001),
+    ("receipt", "reason", "x" * 1001),
+    ("refusal", "about", "x" * 1001),
+    ("status", "paused", "x" * 1001),
+    ("heartbeat", "state", "x" * 129),
     ("run", "batch", 0),
     ("task", "agent", "../a"),
     ("task", "run", "#"),
@@ -142,6 +168,13 @@ WRONG = [
     ("task", "submodel", {**body("task")["submodel"], "owner": "a/b"}),
     ("profile", "agent", "all"),
     ("profile", "memory", -1),
+    ("profile", "memory", 1 << 62),
+    ("profile", "chunk", 1 << 62),
+    ("profile", "host", "x" * 1001),
+    ("profile", "labels", ["x"] * 17),
+    ("profile", "labels", ["x" * 129]),
+    ("profile", "board", {"model": "x" * 1001}),
+    ("profile", "data", {**body("profile")["data"], "name": "x" * 1001}),
     ("profile", "cpus", math.nan),
     ("profile", "uplink", -1.0),
     ("profile", "timings", [{"submodel": body("task")["submodel"], "batch": 32, "seconds": math.inf}]),

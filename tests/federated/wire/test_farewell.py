@@ -74,7 +74,7 @@ def test_the_end_of_a_run_reaches_agents_although_the_coordinators_link_is_down_
         agent = stack.enter_context(closing(MqttLink(broker.address, "agent")))
         coordinator = MqttLink(f"127.0.0.1:{proxy.port}", "coordinator")
         fleet = Fleet(coordinator, CARD, tmp_path / "spool")
-        fleet.announce()
+        fleet.endpoint.announce()
         agent.subscribe(topics.run(CARD.run))
         assert isinstance(envelope.decode(hear(agent, topics.run(CARD.run)).payload), messages.Run)
         proxy.cut()

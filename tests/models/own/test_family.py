@@ -155,7 +155,7 @@ def test_every_method_trains_it_in_every_size(tmp_path: Path, method: str) -> No
     central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}
     sizes = {"w0.5-d2-scaler", "w1-d2-scaler"} if method == "heterofl" else {"w0.5-d1", "w0.5-d2", "w1-d1", "w1-d2"}
     assert central.keys() == sizes
-    assert len({s.name for s in done.result.assigned.values()}) == 2
+    assert len({s.name for s in done.result.history.assigned.values()}) == 2
     assert max(central.values()) > 0.3
 
 

@@ -1,0 +1,36 @@
+"""What does the work of a task, as the driver of an agent sees it. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from federated.task import Task
+
+__all__ = ["Outcome", "Trainer"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a task ended: the file of its encoded update, or the reason why there is none."""
+
+    task: Task
+    path: Path | None
+    reason: str = ""
+    loss: float = float("nan")
+
+
+class Trainer(Protocol):
+    """Does the work of tasks in the background, one at a time. progress: steps that are taken, and planned, as far as it says."""
+
+    progress: tuple[int, int]
+
+    def begin(self, task: Task, weights: Path, result: Path) -> None:
+        """Starts a task whose encoded weights are in `weights`; writes the encoded update to `result`."""
+
+    def poll(self) -> Outcome | None:
+        """The outcome, once there is one; never waits."""
+
+    def cancel(self) -> None:
+        """Gives up the present task; `poll` then has nothing of it."""

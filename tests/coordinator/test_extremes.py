@@ -1,0 +1,349 @@
+"""Whatever an agent can say is refused with a reason, or goes through all that a run does with it: fold, lessons, journal, database, reports."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgspec
+import numpy as np
+import pytest
+
+from coordinator.acceptance import check_match, check_profile, check_training, expected
+from coordinator.cards import majority, network_for, strange
+from coordinator.config import load
+from coordinator.decisions import Candidate, decide
+from coordinator.evaluation import Calibration, Scoring
+from coordinator.inbox import Inbox
+from coordinator.journal import Base, pack, unpack
+from coordinator.observe import events
+from coordinator.observe.log import Log
+from coordinator.observe.metrics import Meter
+from coordinator.observe.now import Observer
+from coordinator.observe.terminal import Lines
+from coordinator.outcomes import describe_fold, learn_from_update
+from coordinator.records import Folded
+from coordinator.records import RoundRecord as Finished
+from coordinator.run.round import Round, TaskState
+from coordinator.run.round_events import ProfileCame, RoundEvent
+from coordinator.scores import of_devices, of_training
+from coordinator.shipment import received
+from coordinator.standing import Standing, measured_anew
+from coordinator.store import Store
+from coordinator.tables import Assign
+from federated.aggregate import Total, dump, fold
+from federated.aggregate import load as load_total
+from federated.errors import REASON, WireError
+from federated.method import configure
+from federated.methods.catalogue import method
+from federated.scores import fields
+from federated.task import LONGEST, Profile, Recipe, Task, Update
+from federated.wire import envelope, tensors
+from models.families import initial, menu, network, statistics
+from tests.support.clerk import CARD, DATA, SMALL
+from tests.support.federation import RUN, Member, digits, federate
+from tests.support.peer import PROFILE
+
+EXTREMES: list[Any] = [
+    *(0, 1, -1, 2, 2**40 - 1, 2**48, 2**53 - 1, 2**60 - 1, 2**62, 2**63, 2**64 - 1, True, None),
+    *(
+        0.0,
+        -0.0,
+        0.5,
+        5e-324,
+        1e-310,
+        1e-30,
+        1e-12,
+        1e9,
+        1e18,
+        1e19,
+        1e38,
+        1e100,
+        -1e100,
+        1e200,
+        -1e200,
+        1e290,
+        1.7e308,
+        math.inf,
+        -math.inf,
+        math.nan,
+    ),
+    *("", "x", "x" * 3000, b"x", [], [1], {}, {"a": 1}),
+]
+CHANCE = 0.08  # of a field being extreme: several are in most messages, and none in some
+NETWORKS = {"class": network("preresnet", (1, 8, 8), 10), "value": network("mlp-small", (1, 8, 8), 2, target="value", shift=(0, 1), scale=(1, 1e18))}
+MENU = menu(CARD.network, (0.5, 1.0), (2,)) if CARD.network is not None else ()
+CONFIG = load(None, {}, [("name", "r"), ("data.name", "agents"), ("model.name", "mlp-small"), ("method.name", "fedfa")])
+
+
+class Liar:
+    """Draws messages of which some fields are extreme."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.fate = Counter[str]()
+
+    def twist(self, value: Any, chance: float = CHANCE) -> Any:
+        """The value with extremes in some places, at any depth."""
+        if self.rng.random() < chance:
+            return self.rng.choice(EXTREMES)
+        if isinstance(value, dict):
+            return {key: self.twist(inner, chance) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.twist(inner, chance) for inner in value]
+        return value
+
+    def refused(self, what: str, error: WireError) -> None:
+        assert 0 < len(str(error)) <= REASON
+        self.fate[f"{what} refused"] += 1
+
+    def taken(self, what: str) -> None:
+        self.fate[f"{what} taken"] += 1
+
+    # ---- messages ----------------------------------------------------------------------------------------------------
+
+    def profile(self) -> Profile | None:
+        """A profile that was taken."""
+        body = msgpack.unpackb(envelope.encode(PROFILE))["body"]
+        body["survey"] = {"zico": {SMALL.name: 1.0}, "histogram": [0.1] * 10}
+        body["timings"][0]["seconds"] = self.rng.choice([1e-12, 1e-9, 0.01, 1.0, 1e9])
+        body["data"]["examples"] = self.rng.choice([1, 100, 2**40 - 1])
+        for name in ("data", "board", "survey", *(["timings"] if self.rng.random() < 0.1 else [])):
+            body[name] = self.twist(body[name], CHANCE / 2)
+        body |= {name: self.twist(body[name]) for name in ("host", "cpus", "memory", "uplink", "chunk", "labels")}
+        try:
+            profile = envelope.decode(msgpack.packb({"v": envelope.PROTOCOL, "kind": "profile", "body": body}))
+            assert isinstance(profile, Profile)
+            check_profile(profile, CARD)
+        except WireError as error:
+            self.refused("profile", error)
+            return None
+        self.taken("profile")
+        return profile
+
+    def tally(self, kind: str) -> dict[str, Any]:
+        wanted = fields(NETWORKS[kind], per_class=self.rng.random() < 0.5)
+        return {name: [self.twist(1, CHANCE / 4) for _ in range(count)] for name, count in wanted.items()}
+
+    def notes(self, kind: str) -> dict[str, Any]:
+        tallies = {"before": self.tally(kind), "after": self.tally(kind)}
+        honest = {
+            "loss": 1.0,
+            "labels": [0, 9] if kind == "class" else [0],
+            "seconds": 1.0,
+            "step": 0.01,
+            "peak": 10**6,
+            "tallies": tallies,
+            "more": 1,
+        }
+        kept = {name: value for name, value in honest.items() if name == "loss" or self.rng.random() < 0.8}
+        return {name: value if name == "tallies" else self.twist(value) for name, value in kept.items()}
+
+
+def through(meta: dict[str, Any], values: dict[str, np.ndarray], folder: Path) -> Update:
+    """An update as the coordinator reads it. Raises WireError."""
+    path = folder / "update"
+    path.write_bytes(tensors.encode(meta, values))
+    return Inbox(folder / "spool", 8).read(path)
+
+
+def meta_of(task: Task, **changed: Any) -> dict[str, Any]:
+    made = Update("r", task.round, task.attempt, task.agent, task.work, task.submodel, task.version, 10, 5)
+    return {**msgspec.to_builtins(made), **changed}
+
+
+def judged(profile: Profile, standing: Standing) -> Any:
+    recipe = Recipe(epochs=5)
+    return decide(MENU, recipe, [Candidate("a", profile, standing)], Assign(), 0.0, lambda index, candidate, can: can[-1])[0]
+
+
+# ---- one message after the other -----------------------------------------------------------------------------------------
+
+
+def test_a_profile_that_is_taken_is_decided_on_written_and_read_again(tmp_path: Path) -> None:
+    liar, store = Liar(0), Store.create(tmp_path, "r")
+    others = {"b": DATA, "c": DATA}
+    for round in range(1, 700):
+        profile = liar.profile()
+        if profile is None:
+            continue
+        standing = measured_anew(Standing(), profile)
+        verdict = judged(profile, standing)
+        assert all(math.isfinite(offer.seconds) and math.isfinite(offer.step) for offer in verdict.offers)
+        store.ledger.decided(round, {"a": verdict.decision}, {"a": profile})
+        store.ledger.keep({"a": standing})
+        assert store.ledger.profiles()["a"] == profile
+        assert store.ledger.standings()["a"] == standing
+        event = ProfileCame(0.0, "a", profile)
+        assert unpack(pack(event), RoundEvent) == event
+        agreed = majority({"a": profile.data, **others})
+        assert agreed.keys() >= others.keys()
+        made = network_for(CONFIG, list(agreed.values()))
+        assert not strange(DATA, made)
+        assert made.outputs <= 20
+    store.close()
+    assert liar.fate["profile taken"] > 100
+    assert liar.fate["profile refused"] > 100
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedfa", "fednova", "heterofl"])
+def test_an_update_that_is_taken_is_folded_learned_from_written_and_shown(name: str, tmp_path: Path) -> None:
+    """A run with all its readers, in which one agent's standing goes from update to update."""
+    liar, store, chosen = Liar(1), Store.create(tmp_path, "r"), method(name)
+    settings = configure(chosen, {"widths": [0.5, 1.0], "label_split_head": True} if name == "fedfa" else {})
+    state = chosen.start(initial(NETWORKS["class"], 0, chosen.features), chosen.menu(NETWORKS["class"], settings), settings)
+    submodel = chosen.menu(NETWORKS["class"], settings)[0]
+    plan = chosen.place(state, submodel)
+    shapes = expected(plan)
+    norms = {home: float(value.norm()) for home, value in chosen.dispatch(state, plan).items()}
+    task = Task("r", 1, 1, "a", "train", submodel, "r0", "0" * 64, 1000, Recipe(), 60.0)
+    profile, standings = PROFILE, {"a": Standing()}
+    shown = shown_to(tmp_path)
+    for number in range(1, 200):
+        profile = liar.profile() or profile
+        standings["a"] = measured_anew(standings["a"], profile)
+        verdict = judged(profile, standings["a"])
+        value = liar.rng.choice([0.0, 1e-45, 2e-30, 1e-28, 1e-20, 0.1, 100.0, -100.0])
+        examples, elapsed = profile.data.examples, liar.rng.choice([0.01, 10.0, 1e5, math.inf])
+        counts = {"samples": liar.rng.choice([1, examples, liar.twist(10)]), "steps": liar.rng.choice([1, 100, liar.twist(5)])}
+        try:
+            meta = meta_of(task, notes=liar.notes("class"), **counts)
+            update = through(meta, {home: np.full(shape, value, np.float32) for home, shape in shapes.items()}, tmp_path)
+            check_match(task, update)
+            check_training(update, shapes, norms, examples, 2**40 // 32, elapsed)
+        except WireError as error:
+            liar.refused("update", error)
+            continue
+        liar.taken("update")
+        total = Total()
+        assert fold(total, chosen.parts(state, plan, received(update)), ("a", number))
+        text = dump(total)
+        load_total(*text)
+        finished = chosen.finish(state, total, np.random.default_rng(0))
+        assert all(bool(tensor.isfinite().all()) for tensor in finished.tensors.values())
+        folding = TaskState(task, 0, 0.0, min(elapsed, 1e9), "folding", digest="0" * 64)
+        standing = learn_from_update(standings["a"], verdict, profile, folding, update)
+        one = Folded(describe_fold(folding, update, 0), submodel.plain, standing, dict(update.notes.get("tallies", {})))
+        assert 0 <= one.entry.step <= LONGEST
+        standings["a"] = one.standing
+        base = Base("", Round(), "total", (one,))
+        assert kept(unpack(pack(base), Base)) == kept(base)
+        scores = tuple(of_training([(one.submodel, "a", one.tallies), (one.submodel, "b", one.tallies)] if one.tallies else []))
+        done = Finished(number, 1.0, {}, {submodel: 1}, (one.entry,), scores, standings=standings)
+        store.save(done)
+        assert store.ledger.standings()["a"] == one.standing
+        assert (store.entries(number)[0].steps, len(store.scores(number))) == (update.steps, len(scores))
+        for event in (events.UpdateFolded(one.entry), events.RoundEnded(done)):
+            shown(event)
+    store.close()
+    assert liar.fate["update taken"] > 40
+    assert liar.fate["update refused"] > 40
+
+
+def kept(base: Base) -> list[Folded]:
+    """What a segment begins with, NaN as a word."""
+    return [replace(one, entry=replace(one.entry, loss=str(one.entry.loss))) for one in base.folded]  # type: ignore[arg-type]
+
+
+def shown_to(folder: Path) -> events.Publish:
+    """All readers of a run that need no fleet. What they write is JSON."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry, lines = CollectorRegistry(), list[str]()
+    meter = Meter(Observer(folder, "r", 1), registry)
+    readers = events.publish_to(Log("r").read, meter.read, Lines(lines.append).read)
+
+    def read(event: events.Event) -> None:
+        readers(event)
+        generate_latest(registry)
+        assert all(len(line) < 1000 for line in lines)
+        lines.clear()
+
+    return read
+
+
+@pytest.mark.parametrize("kind", ["class", "value"])
+def test_scores_that_are_taken_are_summed_up_and_stored_with_those_of_many_others(kind: str, tmp_path: Path) -> None:
+    liar, store, net = Liar(2), Store.create(tmp_path, "r"), NETWORKS[kind]
+    submodel = menu(net, (0.5,), (2,) if kind == "class" else (1,))[0]
+    task = Task("r", 1, 1, "a", "evaluate", submodel, "r0", "0" * 64, 1000, Recipe(), 60.0)
+    for number in range(1, 120):
+        meta = meta_of(task, samples=liar.twist(10), notes={"tallies": {"all": liar.tally(kind), "exit0": liar.tally(kind)}})
+        scoring = Scoring()
+        try:
+            update = through(meta, {}, tmp_path)
+            scoring.check(task, update, 1.0)
+        except WireError as error:
+            liar.refused("scores", error)
+            continue
+        liar.taken("scores")
+        scoring.fold(TaskState(task, 0, 0.0), update)
+        scores = of_devices([(submodel, f"a{i}", scoring.found[0][2]) for i in range(1100)])
+        assert all(math.isfinite(score.accuracy) and math.isfinite(score.loss) for score in scores)
+        store.save(Finished(number, 1.0, {}, {}, scores=scores[:1]))
+        assert [json.loads(json.dumps(score.metrics, allow_nan=False)) for score in store.scores(number)] == [scores[0].metrics]
+    store.close()
+    assert liar.fate["scores taken"] > 15
+    assert liar.fate["scores refused"] > 15
+
+
+@pytest.mark.parametrize("robust", [False, True])
+def test_statistics_that_are_taken_are_finite_together(robust: bool, tmp_path: Path) -> None:
+    liar = Liar(3)
+    wanted = statistics(SMALL)
+    task = Task("r", 1, 1, "a", "calibrate", SMALL, "r0", "0" * 64, 1000, Recipe(), 60.0)
+    calibration = Calibration(robust)
+    for index in range(300):
+        value = liar.rng.choice([0.0, 1e-45, 1.0, 1e18, 2e18, 3e38, -1.0])
+        agent = replace(task, agent=f"a{index}")
+        meta = meta_of(agent, samples=liar.rng.choice([10, 2**40 - 1, 2**40]), notes={"batches": liar.rng.choice([1, 2**40 - 1, liar.twist(1)])})
+        try:
+            update = through(meta, {name: np.full(shape, value, np.float32) for name, shape in wanted.items()}, tmp_path)
+            calibration.check(agent, update, 1.0)
+        except WireError as error:
+            liar.refused("statistics", error)
+            continue
+        liar.taken("statistics")
+        calibration.fold(TaskState(agent, 0, 0.0), update)
+    assert all(bool(value.isfinite().all()) for value in calibration.statistics().values())
+    assert liar.fate["statistics taken"] > 30
+    assert liar.fate["statistics refused"] > 30
+
+
+# ---- a whole run ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_ends_and_is_resumed_whatever_two_of_its_agents_say(tmp_path: Path) -> None:
+    """One agent is honest. The others' updates of every kind have extreme notes, of which some are taken."""
+    liars = {"a1": Liar(4), "a2": Liar(5)}
+
+    def lie(update: Update) -> Update:
+        liar = liars[update.agent]
+        notes = {**update.notes, "seconds": 0.001, "step": 1e-5, "peak": 2**60 - 1}
+        if liar.rng.random() < 0.5:
+            notes["tallies"] = {
+                view: {name: liar.twist(values, 0.02) for name, values in sums.items()} for view, sums in notes.get("tallies", {}).items()
+            }
+        return replace(update, notes={name: value if name == "tallies" else liar.twist(value, 0.1) for name, value in notes.items()})
+
+    def members() -> list[Member]:
+        speeds = {"a1": 1e-9, "a2": 1e6}
+        return [Member("a0", digits(0, 3)), *(Member(name, digits(i, 3), speed=speeds[name], change=lie) for i, name in enumerate(liars, 1))]
+
+    settings = {"method.widths": [0.25, 0.5], "method.depths": [1], "train.epochs": 1, "train.steps": 2, "evaluate.local": True}
+    settings |= {"evaluate.per_class": True}
+    for rounds in (6, 8):
+        done = federate(tmp_path, members(), {**settings, "rounds": rounds}, resume=rounds > 6)
+        assert done.result.rounds == rounds
+    store = Store.open(tmp_path / "runs", RUN, read_only=True)
+    fates = Counter(entry.outcome.partition(":")[0] for number in range(1, 9) for entry in store.entries(number) if entry.agent != "a0")
+    store.ledger.standings()
+    store.close()
+    assert fates["folded"] > 2
+    assert fates["refused"] > 2

@@ -1,0 +1,76 @@
+"""Agents that say more than they should: time passes for the others as if they said nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.fleet import Fleet
+from coordinator.journal import Base, Journal
+from coordinator.run import driver
+from coordinator.run.task_state import Planned, Spare
+from federated.wire import messages, topics
+from federated.wire.memory import MemoryBroker, MemoryLink
+from tests.support.clerk import CARD
+from tests.support.clock import Clock
+from tests.support.peer import PROFILE, Folding, Peer, began, listen, states, task
+
+
+@pytest.mark.parametrize("flood", [False, True])
+def test_a_stream_of_messages_delays_no_lease(memory: MemoryBroker, tmp_path: Path, clock: Clock, flood: bool) -> None:
+    """The flooding agent always has fifty messages in line; each turn takes 20 ms."""
+    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
+    fleet.endpoint.announce()
+    peers = {name: Peer(memory, name) for name in "abc"}
+    listen(fleet)
+    folding = Folding()
+    tasks = [Planned(task(name), 20.0) for name in "ab"]
+    fleet.driver.begin(began(fleet, tasks, wanted=2, spares=(Spare("c", 1.0),)), folding)
+    while clock.now < 65.0:
+        if flood:
+            while fleet.link.backlog < 50:
+                peers["a"].beat("train")
+        elif clock.now % 15 < 0.02:
+            peers["a"].beat("train")
+        if clock.now % 15 < 0.02:
+            peers["c"].beat()
+        clock.now += 0.02
+        fleet.turn(0)
+    assert folding.asked == ["c"], "b was silent for 45 seconds"
+    assert states(fleet)["a"].late, "a shows no progress"
+
+
+def test_a_journal_that_grows_large_begins_a_new_segment(memory: MemoryBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "LARGE", 20_000)
+    journal = Journal(tmp_path)
+    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, journal=journal)
+    journal.begin(Base("", fleet.round))
+    peer = Peer(memory, "a")
+    for number in range(100):
+        peer.say(replace(PROFILE, agent="a", cpus=number / 10 + 0.1), topics.profile("r", "a"))
+        fleet.turn(0)
+        clock.now += 1.0
+        fleet.turn(0)
+    assert len(list(tmp_path.glob("journal-*.log"))) == 1
+    assert journal.size < 30_000
+    found = journal.read("")
+    assert found is not None
+    assert len(found[1]) < 100
+    journal.close()
+
+
+def test_offers_and_failures_that_nobody_asked_for_are_not_written_down(memory: MemoryBroker, tmp_path: Path, clock: Clock) -> None:
+    journal = Journal(tmp_path)
+    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, journal=journal)
+    journal.begin(Base("", fleet.round))
+    peer = Peer(memory, "a")
+    listen(fleet)
+    before = journal.records
+    for number in range(50):
+        peer.say(messages.Failure("r", number, 1, "train", "w1", "no"))
+        peer.say(messages.Offer(messages.Manifest("t", 1, 1, "0" * 64), "r", number, 1, "train", "w1"))
+    listen(fleet)
+    assert journal.records == before
+    journal.close()

@@ -1,0 +1,105 @@
+"""Weights come once, survive the process, and go first where there is no room; one task is worked on at a time, the others wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from federated.device.spool import Spool
+from federated.wire import messages
+from tests.support.clerk import Agent, task
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Agent:
+    agent = Agent(tmp_path)
+    agent.clerk.shelve(bytes(3000))
+    return agent
+
+
+def test_weights_come_once_and_tasks_are_done_in_their_order(agent: Agent) -> None:
+    first, second = task(1), task(1, work="evaluate")
+    agent.clerk.tell(first)
+    agent.ask(second)
+    assert agent.hand.begun == [first]
+    fetched = agent.fetched
+    agent.hand.end(b"u")
+    assert [said.work for said in agent.turn() if isinstance(said, messages.Offer)] == ["train"]
+    assert agent.hand.begun == [first, second]
+    assert agent.fetched == fetched
+    assert agent.participant.state == "evaluate"
+
+
+def test_weights_that_are_published_elsewhere_meanwhile_are_fetched_from_there(agent: Agent) -> None:
+    """By a coordinator that resumed the round, say: it asks for the same, and names another slot."""
+    old, new = replace(task(), slot="elsewhere"), task()
+    agent.ask(old)
+    assert agent.participant.state == "download"
+    agent.ask(new)
+    assert agent.hand.begun == [new]
+
+
+def test_a_task_whose_time_is_up_is_given_up_unless_it_was_asked_for_again(agent: Agent) -> None:
+    agent.ask(task())
+    agent.clock.now = 40.0
+    agent.ask(task())
+    agent.clock.now = 90.0
+    agent.turn()
+    assert agent.hand.task == task()
+    agent.clock.now = 101.0
+    agent.turn()
+    assert agent.participant.state == "idle"
+    assert agent.hand.task is None
+    agent.ask(task())
+    assert agent.hand.begun == [task(), task()], "it is nothing that is under way"
+
+
+def test_weights_that_an_earlier_process_left_are_not_fetched_again(agent: Agent, tmp_path: Path) -> None:
+    agent.ask(task())
+    again = Agent(tmp_path, agent.stop())
+    again.ask(task())
+    assert again.hand.begun == [task()]
+    assert (agent.fetched > 0, again.fetched) == (True, 0)
+
+
+def test_weights_that_the_disk_spoilt_are_fetched_again(agent: Agent, tmp_path: Path) -> None:
+    agent.ask(task())
+    clerk = agent.stop()
+    (tmp_path / f"{task().digest}.weights").write_bytes(b"\1" * 3000)
+    again = Agent(tmp_path, clerk)
+    again.ask(task())
+    assert again.hand.begun == [task()]
+    assert again.fetched > 0
+    assert (tmp_path / f"{task().digest}.weights").read_bytes() == bytes(3000)
+
+
+def test_the_oldest_weights_go_where_the_spool_is_full_but_never_those_in_use(tmp_path: Path) -> None:
+    agent = Agent(Spool(tmp_path, lasting=True, limit=7000))
+    for number in range(4):
+        weights = bytes([number]) * 3000
+        agent.clerk.shelve(weights, f"v{number}")
+        agent.ask(task(number + 1, weights=weights, version=f"v{number}"))
+        agent.hand.end(reason="it is not to learn")
+        agent.turn()
+    there = {path.stem for path in tmp_path.glob("*.weights")}
+    assert there == {task(weights=bytes([number]) * 3000).digest for number in (2, 3)}
+
+
+def test_a_full_disk_first_costs_what_can_be_had_again_and_then_the_task(agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent.ask(task())
+    agent.hand.end(reason="enough")
+    agent.turn()
+    weights = b"\7" * 4000
+    agent.clerk.shelve(weights, "v7")
+
+    def full(fd: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    (failure,) = agent.ask(task(2, weights=weights, version="v7"))
+    assert isinstance(failure, messages.Failure)
+    assert failure.reason == f"no room for its weights (4000 bytes) in {tmp_path}: No space left on device"
+    assert list(tmp_path.iterdir()) == []
+    assert agent.participant.state == "idle"

@@ -1,0 +1,157 @@
+"""What an agent's folder keeps for the next process, and what it does not."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from federated import disk
+from federated.device.spool import AGE, InUse, Kept, Spool, identity
+from federated.errors import StoreError
+from federated.wire.chunks import split
+from tests.support.clerk import CARD, lasting, task
+
+UPDATE = bytes(range(200)) * 10
+
+
+def finished(spool: Spool, round: int = 1, update: bytes = UPDATE, run=CARD) -> Kept:
+    path = spool.update(task(round).transfer)
+    path.write_bytes(update)
+    kept = Kept(task(round), split(update, 1024, task(round).transfer), path)
+    spool.keep(kept, run)
+    return kept
+
+
+def test_a_finished_update_is_there_for_the_next_process(tmp_path: Path) -> None:
+    kept = finished(first := lasting(tmp_path))
+    first.close()
+    assert list(lasting(tmp_path).left(CARD)) == [kept]
+
+
+def test_a_coordinator_that_came_back_is_of_the_same_run(tmp_path: Path) -> None:
+    assert identity(CARD) == identity(replace(CARD, session="s2"))
+    assert identity(CARD) != identity(replace(CARD, method="fedavg"))
+    kept = finished(spool := lasting(tmp_path))
+    assert list(spool.left(replace(CARD, session="s2"))) == [kept]
+    assert list(spool.left(replace(CARD, batch=16))) == []
+    assert list(spool.left(CARD)) == [], "of a run that changed, nothing stays"
+
+
+@pytest.mark.parametrize("what", ["the update is cut", "the update changed", "the note is cut", "there is no note", "there is no update"])
+def test_what_was_never_finished_or_is_damaged_is_removed(tmp_path: Path, what: str) -> None:
+    kept = finished(spool := lasting(tmp_path))
+    note = kept.path.with_suffix(".task")
+    match what:
+        case "the update is cut":
+            os.truncate(kept.path, 100)
+        case "the update changed":
+            kept.path.write_bytes(UPDATE[::-1])
+        case "the note is cut":
+            os.truncate(note, 20)
+        case "there is no note":
+            note.unlink()
+        case "there is no update":
+            kept.path.unlink()
+    assert list(spool.left(CARD)) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_can_be_gone_on_with_stays(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"w").hexdigest()
+    there = [f"{digest}.weights", f"{'0' * 64}.weights.part", f"{'0' * 64}.weights.have"]
+    for name in (*there, "x.weights", "1-1-train.update.part", "core", "1-1-train-w1.task.1-ab.part"):
+        (tmp_path / name).write_bytes(b"w")
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "old").mkdir()
+    spool = lasting(tmp_path)
+    assert list(spool.left(CARD)) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*there, "memory"])
+    assert spool.whole() == {digest: tmp_path / there[0]}
+    assert spool.sound(tmp_path / there[0])
+    (tmp_path / there[0]).write_bytes(b"v")
+    assert not spool.sound(tmp_path / there[0])
+    spool.only("1" * 64)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([there[0], "memory"])
+
+
+def test_an_answered_update_leaves_nothing(tmp_path: Path) -> None:
+    kept = finished(spool := lasting(tmp_path))
+    spool.forget(kept.manifest.transfer)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_spool_that_is_not_lasting_writes_no_notes_and_keeps_nothing(tmp_path: Path) -> None:
+    finished(spool := Spool(tmp_path))
+    assert list(spool.left(CARD)) == []
+    assert [path.suffix for path in tmp_path.iterdir()] == [".update"]
+    assert spool.whole() == {}
+    assert spool.excess() == 0
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
+    first = lasting(tmp_path)
+    with pytest.raises(InUse, match=r"another agent of this name: give each agent its own --name, or its own --spool"):
+        lasting(tmp_path)
+    first.close()
+    first.close()
+    lasting(tmp_path).close()
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="cannot be used: Not a directory"):
+        lasting(tmp_path / "file" / "spool")
+
+
+def test_a_disk_that_takes_no_note_costs_only_the_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(disk, "write", full)
+    with caplog.at_level(logging.WARNING):
+        kept = finished(lasting(tmp_path))
+    assert "would not outlive a restart" in caplog.text
+    assert "No space left on device" in caplog.text
+    assert kept.path.read_bytes() == UPDATE
+
+
+def test_the_limit_counts_weights_and_updates_and_not_the_memory(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, lasting=True, limit=1000)
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "1.kept").write_bytes(bytes(5000))
+    (tmp_path / "a.weights").write_bytes(bytes(900))
+    assert spool.excess() == 0
+    (tmp_path / "b.update").write_bytes(bytes(300))
+    assert spool.excess() == 200
+
+
+def test_folders_of_other_runs_go_when_they_are_old_and_nobody_holds_them(tmp_path: Path) -> None:
+    spool = lasting(tmp_path / "now" / "a")
+    old, held, young = (lasting(tmp_path / run / "a") for run in ("old", "held", "young"))
+    for other in (old, held, young):
+        finished(other)
+        (other.folder / "memory").mkdir()
+        (other.folder / "memory" / "1.kept").write_bytes(b"k")
+    old.close()
+    young.close()
+    now = time.time() + AGE + 1
+    for path in young.folder.rglob("*"):
+        os.utime(path, (now - 10, now - 10))
+    spool.tidy(tmp_path.glob("*/a"), now)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["held", "now", "young"]
+    assert len(list(held.folder.glob("*.update"))) == len(list(young.folder.glob("*.update"))) == 1
+
+
+@pytest.mark.parametrize("written", [0.0, 4e9], ids=["in 1970", "in the future"])
+def test_a_file_of_an_impossible_age_was_written_under_a_wrong_clock_and_stays(tmp_path: Path, written: float) -> None:
+    kept = finished(spool := lasting(tmp_path))
+    os.utime(kept.path, (written, written))
+    spool.tidy([])
+    assert kept.path.exists()
+    assert abs(kept.path.stat().st_mtime - time.time()) < 60
