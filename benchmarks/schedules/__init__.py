@@ -1,0 +1,1 @@
+"""Whole fleets in virtual time: schedules of faults, each from one seed."""

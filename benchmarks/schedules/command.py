@@ -1,0 +1,209 @@
+"""`python -m benchmarks schedules`: schedules of faults by the thousand, each from its seed, in virtual time."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import secrets
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from benchmarks.schedules.faults import Fault, Schedule, draw
+from benchmarks.schedules.planted import DEFECTS
+from benchmarks.schedules.trial import REPLACED, Outcome, run_schedule
+from federated.console import FORMAT, Say, speaker, speaking_plainly
+from federated.errors import Unknown
+
+__all__ = ["Summary", "command", "follow", "shrink"]
+
+BATCH = 20  # schedules that a worker runs before it says how they ended
+
+
+@dataclass
+class Summary:
+    """How schedules ended.
+
+    faults: injected, by kind. finished: schedules with all rounds done. stalled, lost, doubled, unequal: schedules in which this happened;
+    other: in which something else was wrong. failed: seeds of all of these, with what was wrong. seconds: of one processor.
+    """
+
+    schedules: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    finished: int = 0
+    stalled: int = 0
+    lost: int = 0
+    doubled: int = 0
+    unequal: int = 0
+    other: int = 0
+    failed: dict[int, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        self.schedules += 1
+        self.finished += outcome.finished
+        self.faults.update(outcome.injected)
+        if outcome.wrong:
+            kind = outcome.wrong.partition(":")[0]
+            kind = kind if kind in ("stalled", "lost", "doubled", "unequal") else "other"
+            setattr(self, kind, getattr(self, kind) + 1)
+            self.failed[outcome.seed] = outcome.wrong
+
+
+def attempt(schedule: Schedule) -> Outcome:
+    """A schedule's outcome; an error that nobody expected is one, too."""
+    try:
+        return run_schedule(schedule)
+    except Exception as error:  # whatever it is, its seed is to be printed
+        return Outcome(schedule.seed, f"crashed: {type(error).__name__}: {error}")
+
+
+def batch(job: tuple[int, int, str]) -> tuple[list[Outcome], float]:
+    """So many schedules from a seed on, with a planted defect or without, and the seconds of this processor that they took."""
+    first, count, defect = job
+    quiet()
+    start = time.process_time()
+    with DEFECTS[defect].planted():
+        outcomes = [attempt(draw(seed)) for seed in range(first, first + count)]
+    gc.collect()
+    return outcomes, time.process_time() - start
+
+
+def quiet() -> None:
+    """One thread, and no log: every schedule logs what it breaks."""
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore", ResourceWarning)  # a killed process closes nothing
+
+
+def batches(first: int, count: int, defect: str = "") -> Iterator[tuple[int, int, str]]:
+    for start in range(first, first + count, BATCH):
+        yield start, min(BATCH, first + count - start), defect
+
+
+def shrink(schedule: Schedule) -> Schedule:
+    """The schedule with as few faults as still fail: each is left out in turn, until none can be."""
+    faults = list(schedule.faults)
+    index = 0
+    while index < len(faults):
+        fewer = [*faults[:index], *faults[index + 1 :]]
+        if attempt(replace(schedule, faults=tuple(fewer))).wrong:
+            faults, index = fewer, 0
+        else:
+            index += 1
+    return replace(schedule, faults=tuple(faults))
+
+
+def follow(seed: int) -> Outcome:
+    """Prints a schedule event by event."""
+    torch.set_num_threads(1)
+    now = [0.0]
+
+    class Printed(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            click.echo(f"{now[0]:9.2f}  {record.name}: {record.getMessage()[:200]}")
+
+    def tell(at: float, event: object) -> None:
+        now[0] = at
+        if isinstance(event, Fault):
+            click.echo(f"{at:9.2f}  {event}")
+
+    handler, root = Printed(), logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        return run_schedule(draw(seed), tell)
+    finally:
+        root.removeHandler(handler)
+
+
+def read_log(log: Path | None) -> Summary:
+    """What an earlier call of the same seed left."""
+    if log is None or not log.exists():
+        return Summary()
+    data = json.loads(log.read_text())
+    return Summary(**{**data, "faults": Counter(data["faults"]), "failed": {int(seed): why for seed, why in data["failed"].items()}})
+
+
+def hunt(pool: ProcessPoolExecutor, name: str, seed: int, count: int) -> int:
+    """Schedules until a planted defect was found; 0 where it was not."""
+    tried = 0
+    for outcomes, _ in pool.map(batch, batches(seed, count, name)):
+        for outcome in outcomes:
+            tried += 1
+            if outcome.wrong:
+                return tried
+    return 0
+
+
+@click.command("schedules")
+@click.option("--count", type=click.IntRange(min=1), default=1000, show_default=True, help="schedules")
+@click.option("--seed", type=click.IntRange(min=0), help="seed of the first schedule; the next ones follow  [default: drawn and printed]")
+@click.option("--planted", is_flag=True, help="try each planted defect instead, until a schedule finds it")
+@click.option("--defect", "names", multiple=True, metavar="NAME", help="only this planted defect; may be repeated")
+@click.option("--replay", type=click.IntRange(min=0), metavar="SEED", help="follow one schedule event by event")
+@click.option("--log", type=click.Path(path_type=Path), metavar="FILE", help="keep the counts here and resume from them")
+@click.option("--beside", type=click.IntRange(min=1), default=2, show_default=True, help="processes")
+@FORMAT
+def command(
+    count: int, seed: int | None, planted: bool, names: tuple[str, ...], replay: int | None, log: Path | None, beside: int, form: str
+) -> None:
+    """Run whole fleets in virtual time, with faults that a seed draws, and check that nothing is lost, doubled, unequal or stalled."""
+    with speaking_plainly("python -m benchmarks schedules", "coordinator", "interrupted"):
+        if replay is not None:
+            outcome = follow(replay)
+            click.echo(f"seed {replay}: {outcome.wrong or 'all holds'}")
+            sys.exit(bool(outcome.wrong))
+        if unknown := [name for name in names if name not in DEFECTS]:
+            raise Unknown("defect", unknown[0], DEFECTS)
+        say = speaker(form)
+        first = secrets.randbelow(2**31) if seed is None else seed
+        say(f"seed {first}; replaced are {', '.join(REPLACED)}, the links, the broker and the trainer")
+        with ProcessPoolExecutor(beside) as pool:
+            done = defects(pool, names, first, count, say) if planted or names else schedules(pool, first, count, log, say)
+        if form == "json":
+            click.echo(json.dumps({"seed": first, **done}))
+        if done["wrong"]:
+            sys.exit(1)
+
+
+def schedules(pool: ProcessPoolExecutor, seed: int, count: int, log: Path | None, say: Say) -> dict[str, Any]:
+    """Tries schedules, and prints each that fails with the shortest list of faults that still fails."""
+    found, start = read_log(log), time.perf_counter()
+    before = found.schedules
+    for outcomes, seconds in pool.map(batch, batches(seed + before, count - before)):
+        found.seconds += seconds
+        for outcome in outcomes:
+            found.add(outcome)
+        if log is not None:
+            log.write_text(json.dumps(vars(found)))
+        if found.schedules % (50 * BATCH) == 0:
+            say(f"{found.schedules} of {count}, {len(found.failed)} failed")
+    for failed, why in found.failed.items():
+        say(f"seed {failed}: {why}")
+        for fault in shrink(draw(failed)).faults:
+            say(f"    {fault}")
+    rate = round((found.schedules - before) / (time.perf_counter() - start), 2)
+    faults = sum(found.faults.values())
+    say(f"{found.schedules} schedules with {faults} faults: {found.finished} finished, {len(found.failed)} failed; {rate} a second")
+    return {**vars(found), "finished": found.finished / max(1, found.schedules), "per_second": rate, "wrong": len(found.failed)}
+
+
+def defects(pool: ProcessPoolExecutor, names: Sequence[str], seed: int, count: int, say: Say) -> dict[str, Any]:
+    """Tries each planted defect until a schedule finds it."""
+    found = []
+    for name in names or [name for name in DEFECTS if name]:
+        after = hunt(pool, name, seed, count)
+        say(f"{name}: {f'found after {after} schedules' if after else f'not found in {count} schedules'}")
+        found.append({"name": name, "found_after": after})
+    return {"planted": found, "wrong": sum(not one["found_after"] for one in found)}

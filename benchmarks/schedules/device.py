@@ -1,0 +1,146 @@
+"""An agent's process in a schedule, from life to life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks.schedules.network import Cable, Network
+from benchmarks.schedules.trainer import DATA, Trainer
+from benchmarks.schedules.world import Killed, Process
+from federated.device.participant import Equipment, Participant
+from federated.device.spool import Spool
+from federated.errors import EspalierError
+from federated.task import Profile, Timing
+from federated.wire import envelope, messages, topics
+
+__all__ = ["AGAIN", "Device"]
+
+AGAIN = 15.0  # seconds after which a process that ended is started again, as systemd does
+TICK = 1.0  # seconds between an agent's looks at what is due
+SLOW = 20.0  # seconds between the chunks of an agent that drips
+FALSE = 1e-6, 1e6  # times its real pace that a liar claims
+
+
+class Device:
+    """The process of one agent. A Participant does all the work; this starts it, lets it turn, and starts it again.
+
+    pace: seconds that a task takes, about.
+    character: see `Trainer`; also `drip`, whose updates come a chunk at a time, and `namesake`, which has the name of another agent and leaves for
+    good when it is told to.
+    over: why its part is over; empty while it is not.
+    """
+
+    def __init__(self, network: Network, run: str, folder: Path, name: str, pace: float, character: str = "") -> None:
+        self.network, self.world, self.run = network, network.world, run
+        self.folder, self.name, self.pace, self.character = folder, name, pace, character
+        self.process = Process(name)
+        self.over = ""
+        self._link: Cable | None = None
+        self._spool: Spool | None = None
+        self._participant: Participant | None = None
+        self._lives = 0
+        self._woken = False
+
+    @property
+    def session(self) -> str:
+        return f"{self.character}-{self.name}-{self._lives}"
+
+    def begin(self) -> None:
+        """Starts the process."""
+        self._lives += 1
+        will = topics.status(self.run, self.name), envelope.encode(messages.Status(self.name, self.session, False))
+        self._link = Cable(self.network, self.process, will, self.wake)
+        self._link.drip = SLOW if self.character == "drip" else 0.0
+        self._guard(partial(self._link.subscribe, topics.run(self.run)))
+        self.wake()
+
+    def wake(self) -> None:
+        """Gives the process a turn as soon as what happens now is over."""
+        if not self._woken:
+            self._woken = True
+            self.world.after(0.0, self._turn)
+
+    def tick(self) -> None:
+        """Gives it a turn now and then, until its part is over."""
+        if not self.over:
+            self.wake()
+            self.world.after(TICK, self.tick)
+
+    def close(self) -> None:
+        """Ends the process, and lets go of its folder."""
+        if self._spool is not None:  # as the system lets go of a dead process's locks
+            self._spool.close()
+        self._spool = self._participant = None
+        if self._link is not None:
+            with self.world.turn_of(None):
+                self._link.kill()
+            self._link = None
+
+    def _turn(self) -> None:
+        self._woken = False
+        if self._link is None or self.over:
+            return
+        if self.world.now < self.process.paused:
+            self.world.after(self.process.paused - self.world.now, self.wake)
+            return
+        self._guard(self._take_part)
+
+    def _guard(self, act: Callable[[], None]) -> None:
+        """Does something as this process. One that dies, or ends by an error, is started again later."""
+        try:
+            with self.world.turn_of(self.process):
+                act()
+        except Killed:
+            self.close()
+            self.process.bury()
+        except EspalierError:
+            self.close()
+            self.world.after(AGAIN, self.begin)
+
+    def _take_part(self) -> None:
+        assert self._link is not None
+        if self._participant is None and (run := self._find(self._link)) is not None:
+            self._participant = self._join(self._link, run)
+        participant = self._participant
+        if participant is None:
+            return
+        while participant.turn(0.0) and self._link.backlog:
+            pass
+        if not participant.over:
+            return
+        participant.leave()
+        if participant.refused and self.character != "namesake":
+            self.world.after(AGAIN, self.begin)
+        else:
+            self.over = participant.over
+        self.close()
+
+    def _find(self, link: Cable) -> messages.Run | None:
+        """The run's card, if it came."""
+        while (delivery := link.receive(0.0)) is not None:
+            if delivery.topic != topics.run(self.run) or not delivery.payload:
+                continue
+            try:
+                found = envelope.decode(delivery.payload)
+            except EspalierError:  # damaged on its way
+                continue
+            if isinstance(found, messages.Run):
+                return found
+            if isinstance(found, messages.Goodbye):
+                self.over = found.reason
+        return None
+
+    def _join(self, link: Cable, run: messages.Run) -> Participant:
+        link.unsubscribe(topics.run(self.run))
+        trainer, self._spool = Trainer(self.world, self.pace, self.character), Spool(self.folder, lasting=True)
+        equipment = Equipment(self._measure, trainer, self._spool, clock=partial(self.world.clock, self.process))
+        participant = self._participant = Participant(link, run, self.name, self.session, equipment)
+        participant.join()
+        return participant
+
+    def _measure(self, run: messages.Run) -> Profile:
+        claim = self.world.random.choice(FALSE) if self.character == "liar" else 1.0
+        timings = tuple(Timing(submodel, run.batch, self.pace / 10 * claim) for submodel in run.calibration)
+        return Profile(self.name, "h", "s", 1.0, 10**9, 1e9, 2**18, "torch", DATA, timings)

@@ -1,0 +1,134 @@
+"""Defects that are planted one at a time, to see whether schedules find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+from unittest import mock
+
+from msgspec import structs
+
+from coordinator.inbox import Inbox
+from coordinator.journal import Journal
+from coordinator.run import round_events as on
+from coordinator.run import updates
+from coordinator.run.actions import Ask, Fold, Forget
+from coordinator.run.driver import Driver
+from coordinator.run.round import Round
+from coordinator.run.step import HANDLERS
+
+__all__ = ["DEFECTS", "Defect"]
+
+Patch = tuple[str, Any]
+
+
+@dataclass(frozen=True)
+class Defect:
+    """What is replaced while it is planted: names of attributes, and what stands in their place."""
+
+    patches: tuple[Patch, ...] = ()
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name, made in self.patches:
+                stack.enter_context(mock.patch(name, made))
+            yield
+
+
+def nothing(*given: object, **named: object) -> None:
+    """In place of a function that does something."""
+
+
+def handler(event: type, handle: Callable[..., Any]) -> Patch:
+    return "coordinator.run.step.HANDLERS", MappingProxyType({**HANDLERS, event: handle})
+
+
+def forget_at_once(r: Round, e: on.UpdateFolded, out: list[Any]) -> Round:
+    """The file of a folded update goes before any snapshot holds it."""
+    out.append(Forget(e.key))
+    return updates.folded(r, e, out)
+
+
+def accept_again(r: Round, e: on.UpdateCame, out: list[Any]) -> Round:
+    """An update that came, or was folded, counts once more."""
+    state = r.tasks.get(e.key)
+    if state is not None and state.outcome == "folded":
+        r = structs.replace(r, tasks=r.tasks.set(e.key, structs.replace(state, stage="asked", outcome="")))
+    return updates.update(r, e, out)
+
+
+def unrepeated(r: Round, e: on.Resumed, out: list[Any]) -> Round:
+    """After a restart, agents are not told their tasks again, nor updates folded."""
+    made: list[Any] = []
+    r = HANDLERS[on.Resumed](r, e, made)
+    out += [action for action in made if not isinstance(action, Ask | Fold)]
+    return r
+
+
+def acted_first(self: Driver, event: on.RoundEvent) -> None:
+    """Actions come before the event is written."""
+    from coordinator.run.step import step
+
+    after, actions = step(self.round, event)
+    before, self.round = self.round, after
+    if isinstance(event, on.UpdateFolded):
+        self._collectors[self.phase.work].fold(self.round.tasks[event.key], self._update(event.key))
+    for action in actions:
+        self._do(action)
+    if after is not before and self.journal is not None and self.journal.recording:
+        self.journal.append(event)
+
+
+def unchecked(self: Inbox, spool: Any, slots: int, *, sync: bool = True) -> None:
+    """Updates are acknowledged before they are on disk."""
+    INBOX(self, spool, slots, sync=False)
+
+
+def uncut(data: bytes) -> list[bytes]:
+    """What a power cut left of the last record is read as if it were whole."""
+    from coordinator.journal import FRAME, SYNCED
+
+    found, start = [], 0
+    while start + FRAME.size < len(data):
+        length = FRAME.unpack_from(data, start)[0] & ~SYNCED
+        found.append(data[start + FRAME.size : start + FRAME.size + length])
+        start += FRAME.size + length
+    return found
+
+
+def newest(self: Journal, checkpoint: str) -> Any:
+    """Any segment will do, whatever checkpoint it continues."""
+    for path in sorted(self._segments(), reverse=True):
+        return path, *self._read(path)
+    return None
+
+
+def unlooked(self: Driver, key: Any) -> Any:
+    """An update is read from the spool without a look at its digest."""
+    return self._updates.pop(key, None) or self.inbox.read(self.inbox.path(key))
+
+
+INBOX = Inbox.__init__
+DRIVER = "coordinator.run.driver.Driver"
+
+DEFECTS: dict[str, Defect] = {
+    "": Defect(),
+    "the journal is not synced": Defect((("coordinator.journal.Journal.sync", nothing),)),
+    "an update is acknowledged before it is on disk": Defect((("coordinator.inbox.Inbox.__init__", unchecked),)),
+    "an update leaves the spool before its snapshot": Defect((handler(on.UpdateFolded, forget_at_once),)),
+    "an update that comes twice counts twice": Defect((handler(on.UpdateCame, accept_again),)),
+    "a lease never ends": Defect((("coordinator.run.task_state.TaskState.due", property(lambda self: float("inf"))),)),
+    "a restart repeats nothing": Defect((handler(on.Resumed, unrepeated),)),
+    "actions come before their event is written": Defect(((f"{DRIVER}._take", acted_first),)),
+    "a torn record is read": Defect((("coordinator.journal.payloads", uncut),)),
+    "a journal continues any checkpoint": Defect((("coordinator.journal.Journal._find", newest),)),
+    "a replay trusts the spool": Defect(((f"{DRIVER}._update", unlooked),)),
+    "lost tasks are not told again": Defect((("coordinator.run.agents.remind", lambda r, state, pause, out: r),)),
+    "a late task holds the round": Defect((("coordinator.run.task_state.TaskState.working", property(lambda self: self.open)),)),
+    "an agent does not offer its update again": Defect((("federated.device.uploads.Uploads.offer", nothing),)),
+    "an agent's update does not outlive its process": Defect((("federated.device.spool.Spool.keep", nothing),)),
+}

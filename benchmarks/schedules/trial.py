@@ -1,0 +1,291 @@
+"""One schedule: a coordinator and agents in virtual time, what breaks, and what must hold at the end."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+from msgspec import structs
+
+from benchmarks.replay import replay
+from benchmarks.schedules import disks
+from benchmarks.schedules.device import AGAIN, Device
+from benchmarks.schedules.disks import Disks
+from benchmarks.schedules.faults import CHARACTERS, COORDINATOR, DEATHS, Fault, Schedule
+from benchmarks.schedules.network import Cable, Network
+from benchmarks.schedules.trainer import learn
+from benchmarks.schedules.world import Killed, Process, Stalled, World
+from coordinator.config import Config, load
+from coordinator.fleet import Fleet
+from coordinator.journal import Journal, pack
+from coordinator.preparation import prepare
+from coordinator.run.clock import RunClock
+from coordinator.run.step import step
+from coordinator.start import run as run_coordinator
+from federated.errors import LinkError, StoreError
+
+__all__ = ["REPLACED", "Outcome", "Tell", "run_schedule"]
+
+REPLACED = *disks.REPLACED, "coordinator.start.RunClock", "time.monotonic"
+"""What is replaced in production code while a schedule runs. Links, broker and trainer are handed in, as other ones are elsewhere."""
+
+Tell = Callable[[float, object], None]
+"""Is given the seconds and each event or fault."""
+
+RUN = "schedule"
+LIMIT = 20_000.0  # virtual seconds after which a run has stalled
+LIVES = 40  # of the coordinator
+KEEPALIVE = 45.0  # seconds after which a broker takes a silent client to be gone
+PARTING = 300.0  # seconds that agents have to hear that the run is over
+FILES = ".have", ".part", ".task", ".update", ".weights"  # in which bits may flip; the journal and checkpoints refuse to be resumed from
+BASE = {
+    "name": RUN,
+    "seed": 0,
+    "data.name": "agents",
+    "model.name": "mlp-small",
+    "method.widths": [0.5, 1.0],
+    "train.steps": 1,
+    "fleet.wait": 0.0,
+    "wire.chunk": 4096,
+}
+
+
+@dataclass
+class Outcome:
+    """How a schedule ended.
+
+    seed: of the schedule.
+    wrong: what does not hold; empty where all does.
+    finished: whether all rounds are done.
+    injected: faults by kind.
+    seconds: of virtual time.
+    lives: of the coordinator.
+    folded: updates.
+    """
+
+    seed: int
+    wrong: str = ""
+    finished: bool = False
+    injected: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    lives: int = 1
+    folded: int = 0
+
+
+class Trial:
+    """A schedule while it runs, in a folder of its own."""
+
+    def __init__(self, schedule: Schedule, folder: Path, tell: Tell) -> None:
+        self.schedule, self.folder, self.tell = schedule, folder, tell
+        self.world = World(schedule.seed, LIMIT)
+        self.rng = random.Random(schedule.seed + 1)  # noqa: S311  # no secret
+        self.network = Network(self.world)
+        self.disks = Disks(self.world, folder)
+        self.outcome = Outcome(schedule.seed)
+        self.coordinator = Process(COORDINATOR)
+        self.devices: dict[str, Device] = {}
+        self.namesakes: list[Device] = []
+        self.fleet: Fleet | None = None
+        self._wait = AGAIN
+
+    def run(self) -> Outcome:
+        for fault in self.schedule.faults:
+            self._plan(fault)
+        for index, (name, pace) in enumerate(self.schedule.paces.items()):
+            self.world.after(0.1 * index, partial(self._join, name, pace))
+        clock = partial(self.world.clock, self.coordinator)
+        with ExitStack() as stack:
+            stack.enter_context(self.disks.replaced())
+            stack.enter_context(mock.patch("coordinator.start.RunClock", partial(RunClock, clock)))
+            stack.enter_context(mock.patch("time.monotonic", clock))
+            try:
+                self._live()
+            except Stalled:
+                self._fail(f"stalled: not over after {LIMIT:.0f} s")
+            for device in (*self.devices.values(), *self.namesakes):
+                device.close()
+        if self.outcome.finished and not self.outcome.wrong:
+            self._check()
+        self.outcome.seconds = self.world.now
+        return self.outcome
+
+    # ---- the coordinator ---------------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        """The coordinator's lives, until one comes to the end of the run."""
+        self._light(self.coordinator)
+        for life in range(1, LIVES + 1):
+            self.outcome.lives, self._wait = life, AGAIN
+            if self._life():
+                self.outcome.finished = True
+                self._part()
+                return
+            until = self.world.now + self._wait
+            while self.world.step(until):
+                pass
+        self._fail(f"stalled: not over after {LIVES} lives of the coordinator")
+
+    def _life(self) -> bool:
+        """One life; whether the run is over."""
+        prepared, link, runs = None, None, self.folder / "runs"
+        try:
+            with self.world.turn_of(self.coordinator):
+                prepared = prepare(self._config(), runs, resume=(runs / RUN / "run.sqlite").exists())
+                link = Cable(self.network, self.coordinator)
+                run_coordinator(prepared, link, lambda event: self.tell(self.world.now, event), self._bind)
+            return True
+        except Killed:
+            pass
+        except (StoreError, LinkError, OSError) as error:  # what a person, or systemd, answers by another start
+            self.tell(self.world.now, error)
+        finally:
+            if self.coordinator.dead and self.fleet is not None:
+                self._check_replay(self.fleet)
+            if prepared is not None:
+                prepared.close()
+            if link is not None:
+                link.kill()
+            self.fleet = None
+        if self.coordinator.dead:
+            self.coordinator.bury()
+        return False
+
+    def _config(self) -> Config:
+        return load(None, {}, list({**BASE, **self.schedule.settings}.items()))
+
+    def _bind(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+
+    def _part(self) -> None:
+        """Agents hear that the run is over."""
+        until = self.world.now + PARTING
+        while not all(device.over for device in self.devices.values()) and self.world.step(until):
+            pass
+        forgetful = self.outcome.injected.keys() & {"broker forgets", "damage", "lose", "retained lost"}  # nobody is left who would say it again
+        if (waiting := [name for name, device in self.devices.items() if not device.over]) and not forgetful:
+            self._fail(f"stalled: {', '.join(waiting)} did not hear that the run is over")
+
+    def _start_another(self) -> None:
+        """A second coordinator of the run does not start while the first one runs."""
+        if self.fleet is None or self.coordinator.dead:
+            return
+        try:
+            prepare(self._config(), self.folder / "runs", resume=True).close()
+        except StoreError:
+            return
+        self._fail("two coordinators had one run")
+
+    # ---- faults ------------------------------------------------------------------------------------------------------
+
+    def _plan(self, fault: Fault) -> None:
+        if fault.kind not in (*DEATHS, *CHARACTERS):
+            self.world.after(fault.at, partial(self._break, fault))
+
+    def _join(self, name: str, pace: float) -> None:
+        characters = [fault.kind for fault in self.schedule.faults if fault.who == name and fault.kind in CHARACTERS][:1]
+        self.outcome.injected.update(characters)
+        device = self.devices[name] = Device(self.network, RUN, self.folder / name, name, pace, *characters)
+        self._light(device.process)
+        device.begin()
+        device.tick()
+
+    def _light(self, process: Process) -> None:
+        """Sets when a process dies."""
+        for fault in self.schedule.faults:
+            if fault.kind in DEATHS and fault.who == process.name:
+                process.fuses[int(fault.at)] = partial(self._kill, fault)
+
+    def _kill(self, fault: Fault) -> None:
+        """After a process has died: what its disk lost, and when it is started again."""
+        self.outcome.injected[fault.kind] += 1
+        self.tell(self.world.now, fault)
+        folder = self.folder / ("runs" if fault.who == COORDINATOR else fault.who)
+        if fault.kind == "power":
+            self.disks.cut_power(folder, self.rng)
+        elif fault.kind == "bit" and (files := [path for path in sorted(folder.rglob("*")) if path.suffix in FILES]):
+            self.disks.flip_bit(self.rng.choice(files), self.rng)
+        if fault.who == COORDINATOR:
+            self._wait = fault.lasts
+        else:
+            self.world.after(fault.lasts, self.devices[fault.who].begin)
+
+    def _break(self, fault: Fault) -> None:
+        self.outcome.injected[fault.kind] += 1
+        self.tell(self.world.now, fault)
+        process = self.coordinator if fault.who == COORDINATOR else self.devices[fault.who].process if fault.who in self.devices else None
+        match fault.kind:
+            case "cut":
+                self.network.hang_up([fault.who], fault.lasts)
+            case "broker restart" | "broker forgets":
+                self.network.restart(fault.lasts, forget=fault.kind == "broker forgets")
+            case "retained lost":
+                self.network.lose_retained(fault.much)
+            case "disk full":
+                self.disks.full.add(fault.who)
+                self.world.after(fault.lasts, partial(self.disks.full.discard, fault.who))
+            case "clock" if process is not None:
+                process.leap += fault.much if fault.who == COORDINATOR else abs(fault.much)  # an agent's clock is never set back
+            case "pause" if process is not None:
+                process.paused = self.world.now + fault.lasts
+                if fault.lasts > KEEPALIVE:
+                    self.world.after(KEEPALIVE, partial(self.network.hang_up, [fault.who], fault.lasts - KEEPALIVE))
+            case "namesake" if fault.who in self.devices:
+                namesake = Device(self.network, RUN, self.folder / f"{fault.who}-namesake", fault.who, 1.0, "namesake")
+                self.namesakes.append(namesake)
+                namesake.begin()
+                namesake.tick()
+            case "two coordinators":
+                self._start_another()
+            case _:
+                self.network.begin(fault)
+
+    # ---- what must hold ----------------------------------------------------------------------------------------------
+
+    def _fail(self, why: str) -> None:
+        self.outcome.wrong = self.outcome.wrong or why
+
+    def _check_replay(self, fleet: Fleet) -> None:
+        """The journal of a coordinator that died gives the value that died, or one that is one event ahead."""
+        if fleet.driver.journal is None or not fleet.driver.journal.recording:
+            return
+        try:
+            found = Journal(self.folder / "runs" / RUN).read(fleet.driver.checkpoint)
+        except StoreError as error:
+            self._fail(f"unreadable: {error}")
+            return
+        if found is None:  # between a checkpoint and its journal
+            return
+        base, events = found
+        value = before = structs.replace(base.round, rules=fleet.round.rules)
+        for event in events:
+            before, (value, _) = value, step(value, event)
+        if pack(fleet.round) not in (pack(value), pack(before)):
+            self._fail("unequal: the journal does not give the value that died")
+
+    def _check(self) -> None:
+        """The state is, bit for bit, what was folded; no update counts twice, and nothing lies in the spool."""
+        found = replay(self.folder / "runs", RUN, make=learn)
+        self.outcome.folded = sum(map(len, found.folded.values()))
+        if found.doubled:
+            self._fail(f"doubled: {found.doubled} updates")
+        if not found.equal:
+            self._fail("unequal: the state is not what was folded")
+        if left := [path for path in (self.folder / "runs" / RUN / "spool").rglob("*") if path.is_file()]:
+            self._fail(f"the spool still holds {left[0].name}")
+
+
+def run_schedule(schedule: Schedule, tell: Tell = lambda at, event: None) -> Outcome:
+    """Runs a schedule in a folder in memory."""
+    folder = Path(tempfile.mkdtemp(prefix="espalier-schedule-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108
+    try:
+        return Trial(schedule, folder, tell).run()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
