@@ -14,6 +14,18 @@ pytest_plugins = ["tests.support.office", "tests.support.processes"]  # their fi
 CACHES = Path(tempfile.mkdtemp(prefix="espalier-caches-"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Repeats what may fail because the machine was busy; the summary counts such repeats.
+
+    A measurement of the machine is made up to three times, and a test with brokers or processes gets a second try.
+    """
+    for item in items:
+        if item.get_closest_marker("timed"):
+            item.add_marker(pytest.mark.flaky(reruns=2))
+        elif item.get_closest_marker("broker") or item.get_closest_marker("processes"):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """No test finds what another one measured, nor what the person who runs it did."""

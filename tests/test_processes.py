@@ -175,7 +175,7 @@ def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: st
     local = result(start(*WITHOUT_TORCH, "infer", "--model", path, "x.npy", "--format", "json"))
     assert local["answers"] == fetched["answers"]
     wrong = start(*WITHOUT_TORCH, "infer", "--model", path, "--sha256", "0" * 64, "x.npy")
-    wrong.communicate(timeout=30)
+    wrong.communicate(timeout=60)
     assert wrong.returncode == 8
 
 

@@ -91,7 +91,7 @@ def listeners(broker: str, tmp_path: Path) -> Iterator[dict[str, Listener]]:
     for listener in started.values():
         listener.stop.set()
     for listener in started.values():
-        listener.join(10)
+        listener.join(60)
 
 
 def test_the_runs_own_rounds_are_released_tried_and_taken_back(tmp_path: Path, runs: Path, release: Command, listeners: dict[str, Listener]) -> None:
@@ -161,7 +161,7 @@ class Client(threading.Thread):
 
 def asked(url: str, body: bytes | None = None) -> dict[str, Any]:
     headers = {"Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=30) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as answer:
         found: dict[str, Any] = json.loads(answer.read())
         return found
 
@@ -173,7 +173,7 @@ def agent(tmp_path: Path, broker: str, start: Start) -> Iterator[str]:
     process, log = start(*WITHOUT_TORCH, "infer", "--serve", "127.0.0.1:0", *where), tmp_path / "0.err"
     yield listening(log)
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 0, log.read_text()
     assert "Traceback" not in log.read_text()
 
@@ -245,7 +245,7 @@ def test_nothing_is_lost_while_releases_come_are_tried_and_go(tmp_path: Path, ag
 
     for client in clients:
         client.stop.set()
-        client.join(30)
+        client.join(60)
         assert not client.error
         assert client.turns() == [one, two, one]
         assert all(labels == right[version, variant] for version, variant, labels in client.heard), "each answer is that of the version it names"

@@ -72,7 +72,7 @@ def test_a_proxy_passes_everything_until_it_cuts() -> None:
         proxy = Proxy(target)
         try:
             proxy.cut_up.append(1_000_000)
-            with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as near:
+            with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as near:
                 near.sendall(b"x" * 100_000)
                 found = b""
                 while len(found) < 100_000:

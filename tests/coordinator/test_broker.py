@@ -54,7 +54,7 @@ def test_a_broker_is_gone_when_its_starter_is_killed(kind: str, how: signal.Sign
     process.send_signal(how)
     process.wait()
     process.stdout.close()
-    eventually(lambda: not listens(address), 10)
+    eventually(lambda: not listens(address))
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -70,7 +70,7 @@ def test_ctrl_c_is_for_the_coordinator_and_not_for_its_broker(kind: str, tmp_pat
     process.kill()
     process.wait()
     process.stdout.close()
-    eventually(lambda: not listens(address), 10)
+    eventually(lambda: not listens(address))
 
 
 def test_without_mosquitto_the_embedded_broker_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

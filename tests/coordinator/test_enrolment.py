@@ -17,7 +17,7 @@ from federated.wire.enrolment import LARGEST
 
 
 def asked(office: Enrolment, authority: Authority, method: str, path: str, body: bytes = b"") -> tuple[int, object]:
-    link = http.client.HTTPSConnection("localhost", office.port, timeout=10, context=ssl.create_default_context(cafile=str(authority.ca)))
+    link = http.client.HTTPSConnection("localhost", office.port, timeout=60, context=ssl.create_default_context(cafile=str(authority.ca)))
     link.request(method, path, body)
     answer = link.getresponse()
     found = answer.read()
@@ -70,7 +70,7 @@ def test_who_does_not_even_begin_tls_keeps_nobody_out_and_is_cut_off(authority: 
     monkeypatch.setattr(offices, "LASTING", 2.0)
     office = Enrolment(authority, "127.0.0.1", 0, lambda: "8883")
     try:
-        silent = [socket.create_connection(("127.0.0.1", office.port), timeout=10) for _ in range(10)]
+        silent = [socket.create_connection(("127.0.0.1", office.port), timeout=60) for _ in range(10)]
         assert asked(office, authority, "GET", "/authority")[0] == 200
         start = time.monotonic()
         assert [one.recv(1) for one in silent] == [b""] * 10

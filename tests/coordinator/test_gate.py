@@ -67,11 +67,11 @@ def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_co
         links = {name: MqttLink(str(admitted(None, None, token_for(tmp_path, name))[0]), f"r-{name}") for name in ("good", "lost")}
         for name, one in links.items():
             one.publish(topics.status("r", name), envelope.encode(messages.Status(name, "s", True)), retain=True)
-        eventually(lambda: (fleet.turn(0.05), {n for n, a in fleet.agents.items() if a.online} == {"good", "lost"})[1], 5)
+        eventually(lambda: (fleet.turn(0.05), {n for n, a in fleet.agents.items() if a.online} == {"good", "lost"})[1])
 
         start = time.monotonic()
         run(tmp_path, "revoke", "lost")
-        eventually(lambda: (fleet.turn(0.05), fleet.agents["lost"].refused)[1], 5)
+        eventually(lambda: (fleet.turn(0.05), fleet.agents["lost"].refused)[1])
         refused = time.monotonic() - start
         assert fleet.agents["lost"].absence == f"refused: {REVOKED}"
         assert refused < 3.0
@@ -87,8 +87,8 @@ def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_co
             delivery = links["good"].receive(0.05)
             return delivery is not None and delivery.topic == LINK_UP
 
-        eventually(back, 15)
-        eventually(ended, 15)
+        eventually(back)
+        eventually(ended)
         links["good"].publish(topics.say("r", "good"), b"still here")
         for one in (*links.values(), link):
             one.close()
@@ -102,7 +102,7 @@ def test_a_broker_that_was_killed_is_started_again(tmp_path: Path, tls: bool) ->
         link = MqttLink(gate.address, "coordinator-r")
         (program,) = [p for p in psutil.Process().children(recursive=True) if p.name() == "mosquitto"]
         program.kill()
-        eventually(lambda: (d := link.receive(0.05)) is not None and d.topic == LINK_UP, 20)
+        eventually(lambda: (d := link.receive(0.05)) is not None and d.topic == LINK_UP)
         link.close()
 
 
@@ -153,7 +153,7 @@ def test_a_certificate_that_is_renewed_while_its_link_lives_is_shown_when_that_c
         time.sleep(4)  # by now the certificate that the link has shown is over
         pem.write_bytes(first.encode() + text_of(key))
         door.restart()
-        eventually(lambda: (d := link.receive(0.05)) is not None and d.topic == LINK_UP, 15)
+        eventually(lambda: (d := link.receive(0.05)) is not None and d.topic == LINK_UP)
         link.close()
     authority.close()
 
@@ -187,7 +187,7 @@ def test_a_brokers_certificate_with_a_new_name_is_shown_without_a_restart(tmp_pa
 
         assert "new.example" not in names()
         run(tmp_path, "authority", "--host", "new.example")
-        eventually(lambda: "new.example" in names(), 5)
+        eventually(lambda: "new.example" in names())
 
 
 @pytest.mark.broker
@@ -196,7 +196,7 @@ def test_with_a_broker_of_ones_own_the_coordinator_shows_its_certificate_and_enr
     authority = Authority(tmp_path / "pki")
     with shipped("tls.conf", authority, tmp_path) as door, opened(tmp_path, url=f"mqtts://localhost:{door.port}") as (gate, said):
         assert "using the broker at mqtts://localhost" in said[0]
-        eventually(lambda: lets_in(gate.address), 10)
+        eventually(lambda: lets_in(gate.address))
         broker, _ = admitted(None, None, token_for(tmp_path, "a"))
         MqttLink(str(broker), "r-a").close()
     authority.close()

@@ -98,7 +98,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     for device in devices.values():
         device.stop.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert not [device.error for device in devices.values() if device.error is not None]
 
 

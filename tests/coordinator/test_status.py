@@ -215,7 +215,7 @@ def test_without_runs_or_coordinators_commands_say_so(tmp_path: Path) -> None:
 
 
 def scraped(place: str) -> dict[str, float]:
-    with urllib.request.urlopen(place, timeout=10) as answer:
+    with urllib.request.urlopen(place, timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
 

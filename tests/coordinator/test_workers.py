@@ -95,7 +95,7 @@ def test_workers_are_sent_no_data():
 def test_a_worker_that_is_killed_ends_the_run_with_a_word(started):
     process, workers = started
     os.kill(workers[0], signal.SIGKILL)
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=60)
     assert "error: a worker process was ended from outside" in said
     assert "Traceback" not in said
     assert process.returncode == 1
@@ -104,7 +104,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_a_word(started):
 def test_ctrl_c_stops_long_training_at_once_and_quietly(started):
     process, workers = started
     os.killpg(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=20)
+    said, _ = process.communicate(timeout=60)
     assert said.endswith("interrupted; go on later with --resume\n")
     assert "Traceback" not in said
     assert process.returncode == 130

@@ -65,7 +65,7 @@ def test_a_training_process_that_is_stopped_for_many_heartbeats_does_not_count_a
     try:
         with caplog.at_level(logging.WARNING, logger="coordinator.observe.log"):
             federate(tmp_path, [Member("a0", digits(0, 2))], settings, watch=watch)
-        waker.join(10)
+        waker.join(60)
     finally:
         os.kill(worker.pid, signal.SIGCONT)
         worker.close()

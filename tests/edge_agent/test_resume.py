@@ -150,7 +150,7 @@ def test_an_agent_killed_in_the_middle_of_its_upload_goes_on_there(stage: Stage,
         stage.going.set()
         second = stage.join(slow.port)
         assert stage.end() == {"a0": "folded", "a1": "folded"}
-        out, _ = second.communicate(timeout=30)
+        out, _ = second.communicate(timeout=60)
         assert json.loads(out.splitlines()[-1])["reason"] == "the run is over"
     finally:
         slow.close()
@@ -171,7 +171,7 @@ def test_a_second_agent_of_the_name_and_spool_is_told_so_and_the_first_stays(sta
     stage.going.set()
     assert "in use by another agent of this name: give each agent its own --name, or its own --spool" in stage.said(1)
     assert stage.end() == {"a0": "folded", "a1": "folded"}
-    out, _ = first.communicate(timeout=30)
+    out, _ = first.communicate(timeout=60)
     assert json.loads(out.splitlines()[-1])["updates"] == 1
 
 
@@ -190,7 +190,7 @@ def test_of_two_agents_of_one_name_one_says_why_it_leaves_and_the_others_update_
         assert "(--name)" in stage.said(gone)
         stage.going.set()
         assert stage.end() == {"a0": "folded", "a1": "folded"}
-        out, _ = both[1 - gone].communicate(timeout=30)
+        out, _ = both[1 - gone].communicate(timeout=60)
         assert json.loads(out.splitlines()[-1])["reason"] == "the run is over"
     finally:
         slow.close()
@@ -219,7 +219,7 @@ def test_a_broker_that_dies_in_the_middle_of_uploads_costs_no_training(tmp_path:
         death.start()
         members = [Member(f"a{i}", digits(i, 2), change=note) for i in range(2)]
         done = federate(tmp_path, members, SETTINGS, broker=f"127.0.0.1:{slow.port}", patience=ENDLESS)
-        death.join(10)
+        death.join(60)
         assert not death.is_alive()
     assert sorted(trained) == ["a0", "a1"]
     assert all(member.error is None for member in done.members.values())

@@ -36,7 +36,7 @@ def call(url: str, path: str, data: bytes | None = None, headers: dict[str, str]
     """Status and JSON of a reply."""
     request = urllib.request.Request(url + path, data, headers or {})
     try:
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             return reply.status, json.loads(reply.read())
     except urllib.error.HTTPError as error:
         with error:
@@ -221,7 +221,7 @@ class Slow(Engine):
 
     def answer(self, value: Any, name: str = "", most: int | None = None) -> Answered:
         self.asked.release()
-        assert self.let.wait(10)
+        assert self.let.wait(60)
         return super().answer(value, name, most)
 
 
@@ -244,9 +244,9 @@ def test_several_are_answered_at_once_and_too_many_are_asked_to_come_again(slow:
     server, replies = Server(slow, HERE, lambda: {}), list[tuple[int, Any]]()
     try:
         threads = [asking(server.url, replies) for _ in range(serving.AT_ONCE)]
-        assert all(slow.asked.acquire(timeout=5) for _ in range(serving.AT_ONCE)), "all of them are at work at the same time"
+        assert all(slow.asked.acquire(timeout=60) for _ in range(serving.AT_ONCE)), "all of them are at work at the same time"
         threads += [asking(server.url, replies) for _ in range(2)]
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while not any(status == 503 for status, _ in replies) and time.monotonic() < until:
             threads.append(asking(server.url, replies))
             time.sleep(0.05)
@@ -263,13 +263,13 @@ def test_several_are_answered_at_once_and_too_many_are_asked_to_come_again(slow:
 def test_closing_lets_questions_under_way_end(slow: Slow) -> None:
     server, replies = Server(slow, HERE, lambda: {}), list[tuple[int, Any]]()
     asker = asking(server.url, replies)
-    assert slow.asked.acquire(timeout=5)
+    assert slow.asked.acquire(timeout=60)
     closing = threading.Thread(target=server.close)
     closing.start()
     time.sleep(0.2)
     slow.let.set()
-    closing.join(10)
-    asker.join(10)
+    closing.join(60)
+    asker.join(60)
     assert replies[0][0] == 200
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 1)

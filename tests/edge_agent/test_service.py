@@ -52,7 +52,7 @@ class Served:
 
     def end(self) -> None:
         self.stop.set()
-        self.thread.join(20)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
     def release(self, folder: Path, *, canary: Path | None = None) -> None:
@@ -180,7 +180,7 @@ def test_with_nothing_to_serve_and_no_broker_it_ends(served: Served) -> None:
 
     served.connect = connect
     served.start()
-    served.thread.join(10)
+    served.thread.join(60)
     assert [str(error) for error in served.errors] == ["no broker there"]
 
 
@@ -191,7 +191,7 @@ def test_several_runs_are_not_guessed_between(tmp_path: Path, served: Served) ->
     for run in ("spring", "autumn"):
         announce(link, Release(run, found))
     served.start()
-    served.thread.join(10)
+    served.thread.join(60)
     assert isinstance(served.errors[0], FleetError)
     assert "choose one with --run" in str(served.errors[0])
 

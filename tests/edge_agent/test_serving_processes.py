@@ -35,12 +35,12 @@ def serve(start: Start, *more: str) -> subprocess.Popen[str]:
 
 def ask(url: str) -> Any:
     request = urllib.request.Request(f"{url}/infer", b'{"inputs": [2, 1]}', {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as reply:
+    with urllib.request.urlopen(request, timeout=60) as reply:
         return json.loads(reply.read())
 
 
 def state(url: str) -> Any:
-    with urllib.request.urlopen(f"{url}/release", timeout=30) as reply:
+    with urllib.request.urlopen(f"{url}/release", timeout=60) as reply:
         return json.loads(reply.read())
 
 
@@ -111,7 +111,7 @@ def test_no_question_is_lost_while_releases_come_go_wrong_and_are_taken_back(tmp
     assert set(hammer.answers) == {(bundle.version(first), "name 1"), (bundle.version(second), "name 2")}
     assert state(url)["failed"] == 0
     agent.send_signal(signal.SIGTERM)
-    out, _ = agent.communicate(timeout=30)
+    out, _ = agent.communicate(timeout=60)
     assert agent.returncode == 0
     told = json.loads(out.splitlines()[-1])
     assert told["answered"] == len(hammer.answers)
@@ -138,7 +138,7 @@ def test_a_folder_is_served_without_a_broker(tmp_path: Path, start: Start) -> No
     agent = serve(start, "--model", str(version(tmp_path, 1)), "--serve", "127.0.0.1:0")
     assert ask(listening(tmp_path / "0.err"))["answers"][0]["name"] == "name 1"
     agent.send_signal(signal.SIGINT)
-    assert agent.wait(30) == 0
+    assert agent.wait(60) == 0
 
 
 def test_questions_are_answered_at_a_real_broker(tmp_path: Path, broker: str, start: Start) -> None:

@@ -34,7 +34,7 @@ def answered(fleet: Fleet, link: MqttLink, topic: str, payload: bytes) -> list[m
     """What an agent hears in answer."""
     link.subscribe(topics.command("r", "h"))
     link.publish(topic, payload)
-    until = time.monotonic() + 3
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         fleet.turn(0.05)
         if (delivery := link.receive(0.05)) is not None and delivery.topic == topics.command("r", "h"):

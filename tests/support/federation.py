@@ -131,7 +131,7 @@ def living(members: Sequence[Member], broker: MemoryBroker | str, folder: Path) 
             member.abandoned = True
         raise
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from federated.wire.link import MqttLink
 __all__ = ["connected", "hear", "linked", "listen"]
 
 
-def connected(address: str | Address, client: str, seconds: float = 10.0) -> MqttLink:
+def connected(address: str | Address, client: str, seconds: float = 60.0) -> MqttLink:
     """A link to a broker that may only be starting."""
     until = time.monotonic() + seconds
     while True:
@@ -32,7 +32,7 @@ def linked(address: str, *names: str, **options: object) -> Iterator[list[MqttLi
         yield [stack.enter_context(contextlib.closing(MqttLink(address, name, **options))) for name in names]  # type: ignore[arg-type]
 
 
-def hear(link: MqttLink, topic: str, timeout: float = 10.0) -> Delivery:
+def hear(link: MqttLink, topic: str, timeout: float = 60.0) -> Delivery:
     """The next delivery on a topic; what comes before it is passed over."""
     until = time.monotonic() + timeout
     while time.monotonic() < until:

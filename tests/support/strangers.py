@@ -23,7 +23,7 @@ def heard(link: MqttLink, seconds: float) -> list[tuple[str, bytes]]:
 
 def failing(link: MqttLink) -> str:
     """Why a link ended, once it has."""
-    until = time.monotonic() + 15
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         try:
             link.receive(0.1)

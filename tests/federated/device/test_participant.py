@@ -39,7 +39,7 @@ def test_a_paused_agent_is_not_asked_until_it_may_work_again(tmp_path: Path, mon
 
     class Second(Member):
         def measure(self, run: messages.Run) -> Profile:
-            assert begun.wait(20)
+            assert begun.wait(60)
             return super().measure(run)
 
     resting = Second("a1", digits(1, 2), pause=lambda: why["now"])

@@ -123,7 +123,7 @@ def test_deliveries_that_were_not_subscribed_to_are_ignored(broker: Broker) -> N
     earlier.on_subscribe = lambda *_: granted.set()
     earlier.connect(host, int(port))
     earlier.loop_start()
-    assert granted.wait(10)
+    assert granted.wait(60)
     earlier.disconnect()
     earlier.loop_stop()
     with linked(broker.address, "a", version=V311) as (a,), linked(broker.address, "b") as (b,):

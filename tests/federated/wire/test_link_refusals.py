@@ -85,7 +85,7 @@ def impostor(answer: bytes | None) -> Iterator[int]:
         thread.start()
         yield server.getsockname()[1]
         server.shutdown(socket.SHUT_RDWR)
-        thread.join(5)
+        thread.join(60)
         for connection in held:
             connection.close()
 
@@ -149,7 +149,7 @@ def test_tls_is_checked_against_the_authority_that_is_given(certificate: Path) -
     assert program is not None
     process = subprocess.Popen([program, "-c", str(folder / "m.conf")], stderr=subprocess.DEVNULL)
     try:
-        eventually(lambda: listens(f"127.0.0.1:{port}"), 10)
+        eventually(lambda: listens(f"127.0.0.1:{port}"))
         with linked(f"mqtts://127.0.0.1:{port}?ca={certificate}", "a") as (link,):
             link.subscribe("x")
             link.publish("x", bytes(300_000))
