@@ -103,6 +103,10 @@ class Inbox:
         self._expected, self.full, self._told = held | new, False, False
         return {key: place.path for key, place in new.items() if place.path.exists()}
 
+    def expect_also(self, key: Key, limit: int) -> None:
+        """From now on, this one with at most so many bytes, beside the others."""
+        self._expected[key] = Place(limit, self.path(key))
+
     def path(self, key: Key) -> Path:
         """Where an update lies once it is whole: those of a training by round, all others together."""
         folder = f"round-{key.round:06d}" if key.work == "train" else TEMPORARY

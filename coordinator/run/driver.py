@@ -177,7 +177,7 @@ class Driver:
     def _prepare(self, agent: str) -> None:
         collector = self._collectors[self.phase.work]
         planned = collector.prepare(agent)
-        self.inbox.expect({planned.task.key: collector.limit(planned.task)}, self.round.tasks)
+        self.inbox.expect_also(planned.task.key, collector.limit(planned.task))
         self.take(on.TaskAdded(self.clock(), planned))
 
     def _snapshot(self) -> bool:

@@ -75,3 +75,20 @@ def test_an_agent_past_its_lease_that_shows_no_progress_is_replaced_and_may_stil
     collect(fleet, [task("a"), task("b")], folding, wanted=2, spares=(Spare("c"),))
     assert sorted(update.agent for update in folding.updates) == ["a", "b"]
     assert folding.asked == ["c"], "for b alone"
+
+
+def test_two_agents_that_are_asked_at_once_in_place_of_others_can_both_deliver(fleet: Fleet, memory: MemoryBroker, clock: Clock) -> None:
+    peers = {name: Peer(memory, name) for name in "abcd"}
+    listen(fleet)
+    folding = Folding()
+
+    def later() -> None:
+        clock.now += 15.0
+        for peer in peers.values():
+            peer.beat()
+
+    send: list[Callable[[], None]] = [lambda name=name: peers[name].send(task(name), weights()) for name in "cd"]  # type: ignore[misc]
+    turning(fleet, [*[later] * 6, *send])
+    collect(fleet, [task("a"), task("b")], folding, wanted=2, spares=(Spare("c"), Spare("d")))
+    assert folding.asked == ["c", "d"]
+    assert sorted(update.agent for update in folding.updates) == ["c", "d"]
