@@ -6,6 +6,7 @@ whether the present task was given up.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -157,7 +158,8 @@ def _perform(job: Job, data: Any, channel: Channel, gauge: Gauge, message: dict[
         return {"failed": f"out of memory with {task.submodel.name} at batch {task.recipe.batch}"}
     except OSError as error:
         log.exception("round %d: %s failed", task.round, task.work)
-        return {"failed": f"no room for what it made, or its files cannot be used: {error.filename or message['result']}: {error.strerror or error}"}
+        where = f"{error.filename or message['result']}: {error.strerror or error}"
+        return {"failed": f"cannot read or write {where}", "full": error.errno in (errno.ENOSPC, errno.EDQUOT)}
     except (EspalierError, RuntimeError, ValueError) as error:
         log.exception("round %d: %s failed", task.round, task.work)
         return {"failed": f"{type(error).__name__}: {error}"}

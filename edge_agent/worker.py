@@ -215,7 +215,7 @@ class Worker:
     def _outcome(self, task: Task, answer: dict[str, Any]) -> Outcome:
         self._task = None
         if "failed" in answer:
-            return Outcome(task, None, answer["failed"])
+            return Outcome(task, None, answer["failed"], full=answer.get("full", False))
         return Outcome(task, Path(answer["result"]), loss=answer["loss"])
 
     def _bury(self) -> Outcome | None:

@@ -179,7 +179,7 @@ class UpdateRefused(Struct, frozen=True, tag=True):
 
 
 class TaskFailed(Struct, frozen=True, tag=True):
-    """An agent says that it cannot do its task. paused: it was not tried, because the device may not work now."""
+    """An agent says that it cannot do its task. paused: the device may not work now, or has no room; another try may succeed."""
 
     now: float
     key: Key

@@ -115,12 +115,20 @@ class WeightsFailed(Struct, frozen=True, tag=True):
 
 
 class TrainingEnded(Struct, frozen=True, tag=True):
-    """The trainer is done with a task. failure: why there is no update; None where it is in the spool. loss: NaN where there is none."""
+    """The trainer is done with a task.
+
+    now: the time, in the agent's seconds.
+    task: the task.
+    loss: of the work; NaN where there is none.
+    failure: why there is no update; None where it is in the spool.
+    full: whether that is because the disk is full.
+    """
 
     now: float
     task: Task
     loss: float
     failure: str | None = None
+    full: bool = False
 
 
 class SpoolOverfull(Struct, frozen=True, tag=True):

@@ -223,7 +223,7 @@ class Participant:
                 failure = None
             except (OSError, ValueError) as error:
                 failure = f"its update cannot be read: {error}"
-        return on.TrainingEnded(now, outcome.task, outcome.loss, failure)
+        return on.TrainingEnded(now, outcome.task, outcome.loss, failure, outcome.full)
 
     # ---- actions -----------------------------------------------------------------------------------------------------
 

@@ -99,8 +99,8 @@ def drop(a: AgentState, gone: Sequence[OpenTask], why: str, out: list[AgentActio
 
 
 def fail(a: AgentState, task: Task, reason: str, out: list[AgentAction], *, paused: bool = False) -> AgentState:
-    """Note that a task failed, so that the coordinator is told. paused: it was not tried; asked again, it may be."""
-    event = "not tried" if paused else "failed"
+    """Note that a task failed, so that the coordinator is told. paused: the device may not work now, or has no room; another try may succeed."""
+    event = "put off" if paused else "failed"
     out.append(Log(f"round {task.round}: {task.work} {event}: {reason}", True, task, event))
     failure = Failure(task.run, task.round, task.attempt, task.work, task.submodel.name, brief(reason), paused)
     failures = a.failures if paused else (*a.failures, failure)[-REMEMBERED:]

@@ -172,7 +172,7 @@ def training_ended(a: AgentState, e: on.TrainingEnded, out: list[AgentAction]) -
     a = replace(a, loss=e.loss)
     if e.failure is not None:
         out.append(Forget(one.task))
-        return fail(without(a, one), one.task, e.failure, out)
+        return fail(without(a, one), one.task, e.failure, out, paused=e.full)
     out.append(Trim(one.task.digest))
     return put(a, replace(one, stage="sending"))
 

@@ -13,12 +13,20 @@ __all__ = ["Outcome", "Trainer"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a task ended: the file of its encoded update, or the reason why there is none."""
+    """How a task ended.
+
+    task: the task.
+    path: the file of its encoded update; None where there is none.
+    reason: why there is none.
+    loss: of the work; NaN where there is none.
+    full: whether the reason is a full disk, so that another try may succeed.
+    """
 
     task: Task
     path: Path | None
     reason: str = ""
     loss: float = float("nan")
+    full: bool = False
 
 
 class Trainer(Protocol):

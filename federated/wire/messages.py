@@ -166,7 +166,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Failure:
-    """A task that came to nothing, and why. paused: it was not tried, since the device is not to work now."""
+    """A task that came to nothing, and why. paused: the device may not work now, or has no room; another try may succeed."""
 
     run: Name
     round: Natural

@@ -71,6 +71,7 @@ def test_an_agent_outlives_a_full_disk(disk: Path) -> None:
         failed = ask(2)
         assert isinstance(failed, messages.Failure)
         assert "No space left on device" in failed.reason
+        assert failed.paused, "another try may succeed"
         assert [path.suffix for path in spool.folder.iterdir()] == [".weights"]
         pid = worker.pid
         filler.unlink()
