@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import torch
 
 from benchmarks.schedules.faults import Fault, Schedule, draw
@@ -191,8 +192,10 @@ def schedules(pool: ProcessPoolExecutor, seed: int, count: int, log: Path | None
             say(f"{found.schedules} of {count}, {len(found.failed)} failed")
     for failed, why in found.failed.items():
         say(f"seed {failed}: {why}")
-        for fault in shrink(draw(failed)).faults:
+        shortest = shrink(draw(failed))
+        for fault in shortest.faults:
             say(f"    {fault}")
+        say(f"    to keep it: {msgspec.json.encode(shortest).decode()}")
     rate = round((found.schedules - before) / (time.perf_counter() - start), 2)
     faults = sum(found.faults.values())
     say(f"{found.schedules} schedules with {faults} faults: {found.finished} finished, {len(found.failed)} failed; {rate} a second")
@@ -200,10 +203,13 @@ def schedules(pool: ProcessPoolExecutor, seed: int, count: int, log: Path | None
 
 
 def defects(pool: ProcessPoolExecutor, names: Sequence[str], seed: int, count: int, say: Say) -> dict[str, Any]:
-    """Tries each planted defect until a schedule finds it."""
-    found = []
+    """Try each planted defect until a schedule finds it, then the same schedules without any."""
+    found = dict[str, int]()
     for name in names or [name for name in DEFECTS if name]:
         after = hunt(pool, name, seed, count)
         say(f"{name}: {f'found after {after} schedules' if after else f'not found in {count} schedules'}")
-        found.append({"name": name, "found_after": after})
-    return {"planted": found, "wrong": sum(not one["found_after"] for one in found)}
+        found[name] = after
+    unplanted = schedules(pool, seed, max(found.values()) or count, None, say)
+    missed = sum(not after for after in found.values())
+    planted = [{"name": name, "found_after": after} for name, after in found.items()]
+    return {**unplanted, "planted": planted, "wrong": unplanted["wrong"] + missed}

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from benchmarks.schedules import lies
 from benchmarks.schedules.network import Cable, Network
-from benchmarks.schedules.trainer import DATA, Trainer
+from benchmarks.schedules.trainer import DATA, Trainer, survey_once
 from benchmarks.schedules.world import Killed, Process
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
@@ -18,9 +19,8 @@ from federated.wire import envelope, messages, topics
 __all__ = ["AGAIN", "Device"]
 
 AGAIN = 15.0  # seconds after which a process that ended is started again, as systemd does
-TICK = 1.0  # seconds between an agent's looks at what is due
+TICK = 3.0  # seconds between an agent's looks at what is due
 SLOW = 20.0  # seconds between the chunks of an agent that drips
-FALSE = 1e-6, 1e6  # times its real pace that a liar claims
 
 
 class Device:
@@ -51,7 +51,8 @@ class Device:
         """Starts the process."""
         self._lives += 1
         will = topics.status(self.run, self.name), envelope.encode(messages.Status(self.name, self.session, False))
-        self._link = Cable(self.network, self.process, will, self.wake)
+        kind = lies.LyingCable if self.character == "liar" else Cable
+        self._link = kind(self.network, self.process, will, self.wake)
         self._link.drip = SLOW if self.character == "drip" else 0.0
         self._guard(partial(self._link.subscribe, topics.run(self.run)))
         self.wake()
@@ -134,13 +135,13 @@ class Device:
 
     def _join(self, link: Cable, run: messages.Run) -> Participant:
         link.unsubscribe(topics.run(self.run))
-        trainer, self._spool = Trainer(self.world, self.pace, self.character), Spool(self.folder, lasting=True)
+        trainer, self._spool = Trainer(self.world, self.pace, self.character, self.wake), Spool(self.folder, lasting=True)
         equipment = Equipment(self._measure, trainer, self._spool, clock=partial(self.world.clock, self.process))
         participant = self._participant = Participant(link, run, self.name, self.session, equipment)
         participant.join()
         return participant
 
     def _measure(self, run: messages.Run) -> Profile:
-        claim = self.world.random.choice(FALSE) if self.character == "liar" else 1.0
-        timings = tuple(Timing(submodel, run.batch, self.pace / 10 * claim) for submodel in run.calibration)
-        return Profile(self.name, "h", "s", 1.0, 10**9, 1e9, 2**18, "torch", DATA, timings)
+        timings = tuple(Timing(submodel, run.batch, self.pace / 10) for submodel in run.calibration)
+        profile = Profile(self.name, "h", "s", 1.0, 10**9, 1e9, 2**18, "torch", DATA, timings, survey_once(run))
+        return lies.about_device(profile, self.world.random) if self.character == "liar" else profile

@@ -118,18 +118,31 @@ KINDS: dict[str, Draw] = {
 }
 
 
+METHODS: tuple[dict[str, Any], ...] = (
+    {"method.name": "heterofl"},
+    {"method.name": "fedavg"},
+    {"method.name": "fedrolex"},
+    {"method.name": "fedfa", "method.choice": "zico"},  # surveys its devices
+)
+
+
 def draw(seed: int) -> Schedule:
     """The schedule of a seed."""
     rng = random.Random(seed)  # noqa: S311  # no secret
     names = [f"a{index}" for index in range(rng.randint(2, 6))]
+    paces = {name: rng.choice((0.2, 2.0, 8.0, 25.0)) for name in names}
+    count = rng.choices((0, 1, 2, 3, 4, 5, 6, 8, 10), (1, 1, 2, 4, 5, 4, 3, 2, 1))[0]
+    kinds = list(KINDS)
+    faults = tuple(KINDS[rng.choice(kinds)](rng, names) for _ in range(count))
+    honest = len(names) - len({fault.who for fault in faults if fault.kind == "liar"})  # one that lies may be turned away
     buffered = rng.random() < 0.3
     settings: dict[str, Any] = {
-        "method.name": rng.choice(("heterofl", "fedavg", "fedrolex")),
+        **rng.choice(METHODS),
         "rounds": rng.choice((3, 3, 4)),
         "evaluate.every": rng.choice((1, 2)),
         "evaluate.local": rng.random() < 0.5,
         "fleet.mode": "buffered" if buffered else "sync",
-        "fleet.min_agents": rng.randint(1, len(names)),
+        "fleet.min_agents": rng.randint(1, honest),
         "fleet.fraction": rng.choice((0.5, 1.0, 1.0)),
         "fleet.over": rng.choice((0.0, 0.0, 0.5)),
         "fleet.quorum": rng.choice((0.6, 1.0, 1.0)),
@@ -139,8 +152,4 @@ def draw(seed: int) -> Schedule:
         "journal.waiting": rng.choice((1, 3, 64)),
         "wire.slots": rng.choice((1, 2, 8)),
     }
-    paces = {name: rng.choice((0.2, 2.0, 8.0, 25.0)) for name in names}
-    count = rng.choices((0, 1, 2, 3, 4, 5, 6, 8, 10), (1, 1, 2, 4, 5, 4, 3, 2, 1))[0]
-    kinds = list(KINDS)
-    faults = tuple(KINDS[rng.choice(kinds)](rng, names) for _ in range(count))
     return Schedule(seed, paces, settings, faults)

@@ -17,6 +17,7 @@ __all__ = ["Cable", "Network"]
 DELAY = 0.002, 0.05  # seconds that a message takes, drawn
 CHUNK = 4096  # bytes, so that every transfer has several
 LIMIT = 1 << 20  # bytes of a payload
+IDLE = 2.0  # seconds that a process which waits for messages sleeps at least, if none comes: looking more often only costs time
 
 
 class Network:
@@ -72,11 +73,25 @@ class Network:
                 del self.broker.retained[topic]
 
 
-class Cable(MemoryLink):
-    """A link of one process. Messages come in order, each some milliseconds after it was sent, unless the network does something to them."""
+def ignore(topic: str, payload: bytes) -> None:
+    """What was sent is nobody's business."""
 
-    def __init__(self, network: Network, process: Process, will: Will | None = None, wake: Callable[[], None] = lambda: None) -> None:
-        self.world, self.network, self.process, self.wake = network.world, network, process, wake
+
+class Cable(MemoryLink):
+    """A link of one process. Messages come in order, each some milliseconds after it was sent, unless the network does something to them.
+
+    wake: called when something came. sent: called with each message that was sent.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        process: Process,
+        will: Will | None = None,
+        wake: Callable[[], None] = lambda: None,
+        sent: Callable[[str, bytes], None] = ignore,
+    ) -> None:
+        self.world, self.network, self.process, self.wake, self.sent = network.world, network, process, wake, sent
         self._last = 0.0
         self._cuts = 0
         self.forgotten = False
@@ -102,6 +117,7 @@ class Cable(MemoryLink):
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         self.process.pulse()
+        self.sent(topic, bytes(payload))
         if self.drip and "/up/" in topic:  # one chunk at a time, each of them late
             self._dripped = max(self._dripped, self.world.now) + self.drip
             self.world.after(self._dripped - self.world.now, partial(self._send, topic, payload, retain=retain, qos=qos))
@@ -116,7 +132,7 @@ class Cable(MemoryLink):
 
     def receive(self, timeout: float) -> Delivery | None:
         self.process.pulse()
-        until = self.world.now + timeout
+        until = self.world.now + max(timeout, IDLE)
         while not len(self._inbox) and timeout and self.world.step(until):
             pass
         while self.world.now < self.process.paused:

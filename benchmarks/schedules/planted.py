@@ -17,7 +17,7 @@ from coordinator.run import round_events as on
 from coordinator.run import updates
 from coordinator.run.actions import Ask, Fold, Forget
 from coordinator.run.driver import Driver
-from coordinator.run.round import Round
+from coordinator.run.round import Round, put
 from coordinator.run.step import HANDLERS
 
 __all__ = ["DEFECTS", "Defect"]
@@ -88,6 +88,19 @@ def unchecked(self: Inbox, spool: Any, slots: int, *, sync: bool = True) -> None
     INBOX(self, spool, slots, sync=False)
 
 
+def patient(r: Round, e: on.AgentBeat, out: list[Any]) -> Round:
+    """A heartbeat of one agent counts as progress of all."""
+    r = HANDLERS[on.AgentBeat](r, e, out)
+    for state in list(r.tasks.values()):
+        r = put(r, structs.replace(state, moved=r.now)) if state.open else r
+    return r
+
+
+def unexplained(r: Round, e: on.UpdateRefused, out: list[Any]) -> Round:
+    """An update is refused without a word."""
+    return HANDLERS[on.UpdateRefused](r, structs.replace(e, reason=""), out)
+
+
 def uncut(data: bytes) -> list[bytes]:
     """What a power cut left of the last record is read as if it were whole."""
     from coordinator.journal import FRAME, SYNCED
@@ -129,6 +142,9 @@ DEFECTS: dict[str, Defect] = {
     "a replay trusts the spool": Defect(((f"{DRIVER}._update", unlooked),)),
     "lost tasks are not told again": Defect((("coordinator.run.agents.remind", lambda r, state, pause, out: r),)),
     "a late task holds the round": Defect((("coordinator.run.task_state.TaskState.working", property(lambda self: self.open)),)),
+    "a heartbeat extends every lease": Defect((handler(on.AgentBeat, patient),)),
+    "an update is refused without a reason": Defect((handler(on.UpdateRefused, unexplained),)),
+    "old segments of the journal stay": Defect((("coordinator.journal.Journal.sweep", nothing),)),
     "an agent does not offer its update again": Defect((("federated.device.uploads.Uploads.offer", nothing),)),
     "an agent's update does not outlive its process": Defect((("federated.device.spool.Spool.keep", nothing),)),
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +14,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.schedules.lies import about_update
 from benchmarks.schedules.world import World
 from federated.device.trainer import Outcome
+from federated.local import surveyed
 from federated.task import Card, Task, Update
 from federated.wire import tensors
+from federated.wire.messages import Run
 from models.families import statistics
 
-__all__ = ["DATA", "Trainer", "learn"]
+__all__ = ["DATA", "Trainer", "learn", "survey_once"]
 
 DATA = Card("digits", (1, 4, 4), "uint8", 4, 100, 20, (5.0,), (6.0,))
 NEARER = np.float32(0.1)  # share of the way to a point of its own that an agent's weights go in a training
@@ -48,38 +51,56 @@ def learn(task: Task, weights: Mapping[str, NDArray[Any]]) -> Update:
     return replace(said, samples=held, notes={"tallies": {"all": {"count": [held], "loss": [held * value], "right": [math.floor(held * value)]}}})
 
 
-def lie(update: Update, rng: random.Random) -> Update:
-    """An update that must be refused, or that harms nobody."""
-    first = next(iter(update.tensors), "")
-    lies: list[Callable[[], Update]] = [
-        lambda: replace(update, round=update.round + 1),
-        lambda: replace(update, agent="a0"),
-        lambda: replace(update, samples=2**40),
-        lambda: replace(update, steps=0),
-        lambda: replace(update, notes={**update.notes, "loss": math.nan}),
-        lambda: replace(update, notes={**update.notes, "tallies": {"all": {"count": [1e300], "loss": [-1.0], "right": [1e300]}}}),
-        lambda: replace(update, notes={}),
-        lambda: replace(update, tensors={}),
-        lambda: replace(update, tensors={**update.tensors, first: np.full_like(update.tensors[first], np.nan)}) if first else update,
-        lambda: replace(update, tensors={**update.tensors, first: np.full_like(update.tensors[first], 1e30)}) if first else update,
-        lambda: replace(update, tensors={**update.tensors, "other": np.zeros(10, np.float32)}),
-    ]
-    return rng.choice(lies)()
+@dataclass(frozen=True)
+class Surveyed:
+    """The examples that an agent is surveyed on."""
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+    labels: tuple[int, ...]
+
+    @property
+    def x_held(self) -> NDArray[Any]:
+        return self.x
+
+    @property
+    def y_held(self) -> NDArray[Any]:
+        return self.y
+
+
+OWN = Surveyed(np.arange(64 * 16, dtype=np.uint8).reshape(64, 1, 4, 4) % 11, np.arange(64) % 4, (0, 1, 2, 3))
+SURVEYS = dict[tuple[str, tuple[str, ...]], dict[str, Any]]()
+
+
+def survey_once(run: Run) -> dict[str, Any]:
+    """What the method's survey finds in these examples; the same for each run of this method and menu, so it is made once."""
+    key = run.method, tuple(submodel.name for submodel in run.menu)
+    if key not in SURVEYS:
+        SURVEYS[key] = surveyed(run, OWN, 10**9, "cpu")
+    return SURVEYS[key]
 
 
 @dataclass
 class Trainer:
-    """The trainer of one agent. pace: seconds that a task takes, about. character: `mute` never answers, a `liar` answers something else."""
+    """The trainer of one agent.
+
+    pace: seconds that a task takes, about.
+    character: `mute` never answers, a `liar` answers something else.
+    wake: called when a task is done.
+    """
 
     world: World
     pace: float
     character: str = ""
+    wake: Callable[[], None] = lambda: None
     progress: tuple[int, int] = (0, 0)
     present: tuple[Task, Path, Path] | None = None
     due: float = 0.0
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
-        self.present, self.due = (task, weights, result), self.world.now + self.pace * self.world.random.uniform(0.5, 1.5)
+        seconds = self.pace * self.world.random.uniform(0.5, 1.5)
+        self.present, self.due = (task, weights, result), self.world.now + seconds
+        self.world.after(seconds, self.wake)
 
     def poll(self) -> Outcome | None:
         if self.character == "mute":
@@ -91,10 +112,10 @@ class Trainer:
         try:
             made = learn(task, tensors.decode(weights.read_bytes())[1])
             if self.character == "liar":
-                made = lie(made, self.world.random)
+                made = about_update(made, self.world.random)
             result.write_bytes(tensors.encode(msgspec.to_builtins(replace(made, tensors={})), made.tensors))
         except OSError as error:
-            return Outcome(task, None, f"{error}")
+            return Outcome(task, None, f"{error}", full=error.errno == errno.ENOSPC)
         return Outcome(task, result, loss=float(made.notes.get("loss", math.nan)))
 
     def cancel(self) -> None:

@@ -13,22 +13,17 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from msgspec import structs
-
-from benchmarks.replay import replay
 from benchmarks.schedules import disks
 from benchmarks.schedules.device import AGAIN, Device
 from benchmarks.schedules.disks import Disks
 from benchmarks.schedules.faults import CHARACTERS, COORDINATOR, DEATHS, Fault, Schedule
 from benchmarks.schedules.network import Cable, Network
-from benchmarks.schedules.trainer import learn
+from benchmarks.schedules.oracle import Oracle
 from benchmarks.schedules.world import Killed, Process, Stalled, World
 from coordinator.config import Config, load
 from coordinator.fleet import Fleet
-from coordinator.journal import Journal, pack
 from coordinator.preparation import prepare
 from coordinator.run.clock import RunClock
-from coordinator.run.step import step
 from coordinator.start import run as run_coordinator
 from federated.errors import LinkError, StoreError
 
@@ -94,6 +89,7 @@ class Trial:
         self.devices: dict[str, Device] = {}
         self.namesakes: list[Device] = []
         self.fleet: Fleet | None = None
+        self.oracle = Oracle(folder / "runs", RUN, self._fail)
         self._wait = AGAIN
 
     def run(self) -> Outcome:
@@ -106,6 +102,7 @@ class Trial:
             stack.enter_context(self.disks.replaced())
             stack.enter_context(mock.patch("coordinator.start.RunClock", partial(RunClock, clock)))
             stack.enter_context(mock.patch("time.monotonic", clock))
+            stack.enter_context(mock.patch("coordinator.run.driver.step", self.oracle.step))
             try:
                 self._live()
             except Stalled:
@@ -113,7 +110,8 @@ class Trial:
             for device in (*self.devices.values(), *self.namesakes):
                 device.close()
         if self.outcome.finished and not self.outcome.wrong:
-            self._check()
+            honest = {name for name, device in self.devices.items() if not device.character}
+            self.outcome.folded = sum(map(len, self.oracle.check_end(honest, self.outcome.injected).folded.values()))
         self.outcome.seconds = self.world.now
         return self.outcome
 
@@ -139,7 +137,7 @@ class Trial:
         try:
             with self.world.turn_of(self.coordinator):
                 prepared = prepare(self._config(), runs, resume=(runs / RUN / "run.sqlite").exists())
-                link = Cable(self.network, self.coordinator)
+                link = Cable(self.network, self.coordinator, sent=self.oracle.hear)
                 run_coordinator(prepared, link, lambda event: self.tell(self.world.now, event), self._bind)
             return True
         except Killed:
@@ -148,7 +146,7 @@ class Trial:
             self.tell(self.world.now, error)
         finally:
             if self.coordinator.dead and self.fleet is not None:
-                self._check_replay(self.fleet)
+                self.oracle.check_death(self.fleet)
             if prepared is not None:
                 prepared.close()
             if link is not None:
@@ -182,6 +180,9 @@ class Trial:
         except StoreError:
             return
         self._fail("two coordinators had one run")
+
+    def _fail(self, why: str) -> None:
+        self.outcome.wrong = self.outcome.wrong or why
 
     # ---- faults ------------------------------------------------------------------------------------------------------
 
@@ -238,7 +239,10 @@ class Trial:
                 if fault.lasts > KEEPALIVE:
                     self.world.after(KEEPALIVE, partial(self.network.hang_up, [fault.who], fault.lasts - KEEPALIVE))
             case "namesake" if fault.who in self.devices:
-                namesake = Device(self.network, RUN, self.folder / f"{fault.who}-namesake", fault.who, 1.0, "namesake")
+                copied, folder = self.rng.choice(("", *self.devices)), self.folder / f"{fault.who}-namesake"
+                if copied and (self.folder / copied).is_dir() and not folder.exists():  # its disk is a copy of another device's
+                    shutil.copytree(self.folder / copied, folder)
+                namesake = Device(self.network, RUN, folder, fault.who, 1.0, "namesake")
                 self.namesakes.append(namesake)
                 namesake.begin()
                 namesake.tick()
@@ -246,40 +250,6 @@ class Trial:
                 self._start_another()
             case _:
                 self.network.begin(fault)
-
-    # ---- what must hold ----------------------------------------------------------------------------------------------
-
-    def _fail(self, why: str) -> None:
-        self.outcome.wrong = self.outcome.wrong or why
-
-    def _check_replay(self, fleet: Fleet) -> None:
-        """The journal of a coordinator that died gives the value that died, or one that is one event ahead."""
-        if fleet.driver.journal is None or not fleet.driver.journal.recording:
-            return
-        try:
-            found = Journal(self.folder / "runs" / RUN).read(fleet.driver.checkpoint)
-        except StoreError as error:
-            self._fail(f"unreadable: {error}")
-            return
-        if found is None:  # between a checkpoint and its journal
-            return
-        base, events = found
-        value = before = structs.replace(base.round, rules=fleet.round.rules)
-        for event in events:
-            before, (value, _) = value, step(value, event)
-        if pack(fleet.round) not in (pack(value), pack(before)):
-            self._fail("unequal: the journal does not give the value that died")
-
-    def _check(self) -> None:
-        """The state is, bit for bit, what was folded; no update counts twice, and nothing lies in the spool."""
-        found = replay(self.folder / "runs", RUN, make=learn)
-        self.outcome.folded = sum(map(len, found.folded.values()))
-        if found.doubled:
-            self._fail(f"doubled: {found.doubled} updates")
-        if not found.equal:
-            self._fail("unequal: the state is not what was folded")
-        if left := [path for path in (self.folder / "runs" / RUN / "spool").rglob("*") if path.is_file()]:
-            self._fail(f"the spool still holds {left[0].name}")
 
 
 def run_schedule(schedule: Schedule, tell: Tell = lambda at, event: None) -> Outcome:

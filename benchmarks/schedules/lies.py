@@ -1,0 +1,87 @@
+"""What a liar says: of its device, of what it offers, of how far it is, and in its updates."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.schedules.network import Cable
+from federated.errors import WireError
+from federated.task import Profile, Update
+from federated.wire import envelope, messages
+from federated.wire.link import Payload
+
+__all__ = ["LyingCable", "about_device", "about_update"]
+
+SHARE = 0.5  # of its messages in which it lies
+
+
+def about_device(profile: Profile, rng: random.Random) -> Profile:
+    """A profile that must be refused, or that harms nobody else."""
+    factor = rng.choice((1e-9, 1e-6, 1e6, 1e9))
+    lies: list[Callable[[], Profile]] = [
+        lambda: replace(profile, timings=tuple(replace(one, seconds=one.seconds * factor) for one in profile.timings)),
+        lambda: replace(profile, timings=()),
+        lambda: replace(profile, memory=rng.choice((0, 1, 2**62))),
+        lambda: replace(profile, uplink=rng.choice((1e-9, 1e15))),
+        lambda: replace(profile, chunk=rng.choice((1, 2**30))),
+        lambda: replace(profile, cpus=rng.choice((1e-9, 1e9))),
+        lambda: replace(profile, data=replace(profile.data, examples=2**39)),
+        lambda: replace(profile, data=replace(profile.data, held_out=2**39)),
+        lambda: replace(profile, data=replace(profile.data, outputs=5)),
+        lambda: replace(profile, survey={"zico": {"w1": 1e99}}),
+    ]
+    return rng.choice(lies)()
+
+
+def about_update(update: Update, rng: random.Random) -> Update:
+    """An update that must be refused, or that harms nobody."""
+    first = next(iter(update.tensors), "")
+    lies: list[Callable[[], Update]] = [
+        lambda: replace(update, round=update.round + 1),
+        lambda: replace(update, agent="a0"),
+        lambda: replace(update, samples=2**40),
+        lambda: replace(update, steps=0),
+        lambda: replace(update, notes={**update.notes, "loss": math.nan}),
+        lambda: replace(update, notes={**update.notes, "tallies": {"all": {"count": [1e300], "loss": [-1.0], "right": [1e300]}}}),
+        lambda: replace(update, notes={}),
+        lambda: replace(update, tensors={}),
+        lambda: replace(update, tensors={**update.tensors, first: np.full_like(update.tensors[first], np.nan)}) if first else update,
+        lambda: replace(update, tensors={**update.tensors, first: np.full_like(update.tensors[first], 1e30)}) if first else update,
+        lambda: replace(update, tensors={**update.tensors, "other": np.zeros(10, np.float32)}),
+    ]
+    return rng.choice(lies)()
+
+
+def about_message(message: messages.Message, rng: random.Random) -> messages.Message:
+    """An offer of another size, digest or round, or a heartbeat that claims anything."""
+    match message:
+        case messages.Offer(manifest):
+            lies: list[dict[str, Any]] = [
+                {"manifest": replace(manifest, size=rng.choice((1, manifest.size + 1, 2**50)))},
+                {"manifest": replace(manifest, sha256="0" * 64)},
+                {"manifest": replace(manifest, chunk=messages.MIN_CHUNK)},
+                {"round": message.round + 1},
+                {"work": rng.choice(("calibrate", "evaluate", "train"))},
+                {"submodel": "w0.01"},
+            ]
+            return replace(message, **rng.choice(lies))
+        case messages.Heartbeat():
+            return replace(message, step=rng.choice((0, 2**62)), state=rng.choice(("train", "download", "send", "idle")))
+    return message
+
+
+class LyingCable(Cable):
+    """The link of a liar."""
+
+    def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
+        if self.world.random.random() < SHARE and payload:
+            with suppress(WireError):  # weights and other bytes
+                payload = envelope.encode(about_message(envelope.decode(bytes(payload)), self.world.random))
+        super().publish(topic, payload, retain=retain, qos=qos)

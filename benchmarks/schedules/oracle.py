@@ -1,0 +1,172 @@
+"""What must hold in every schedule, watched while it runs and checked when it is over.
+
+An oracle promises no more than the protocol does: an update counts once the coordinator has acknowledged it, damage to a disk may cost a round, and
+agents that lie are owed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container
+from pathlib import Path
+
+from msgspec import structs
+
+from benchmarks.replay import Replayed, replay
+from benchmarks.schedules.trainer import learn
+from coordinator.fleet import Fleet
+from coordinator.journal import Journal, pack
+from coordinator.run import round_events as on
+from coordinator.run import step as steps
+from coordinator.run.actions import Action, Answer, TurnAway
+from coordinator.run.round import Round
+from coordinator.store import Store
+from federated.errors import StoreError
+from federated.wire import envelope, messages
+
+__all__ = ["HARMFUL", "Oracle"]
+
+HARMFUL = frozenset({"bit", "damage", "disk full", "namesake", "power"})
+"""Kinds of faults after which an honest update may be refused, or a round begin anew."""
+
+SEGMENTS = 2  # of the journal, and totals: the present one, and the one before until it is swept
+VALUE = 2**17  # bytes of a round's value as MessagePack; the largest of 10,000 schedules had a quarter of this
+
+
+class Oracle:
+    """Watches one schedule.
+
+    runs, run: the folder of runs, and the name of the run.
+    fail: is called with what does not hold.
+    promised: acknowledged trainings, by agent, round, and attempt.
+    dropped: tasks that the coordinator gave up, with a reason.
+    attempts: round -> the attempt that was planned last.
+    """
+
+    def __init__(self, runs: Path, run: str, fail: Callable[[str], None]) -> None:
+        self.runs, self.run, self.fail = runs, run, fail
+        self.promised = set[tuple[str, int, int]]()
+        self.dropped = set[tuple[str, int]]()
+        self.attempts = dict[int, int]()
+        self.refusals = list[tuple[str, str]]()
+
+    # ---- while it runs -----------------------------------------------------------------------------------------------
+
+    def step(self, value: Round, event: on.RoundEvent) -> tuple[Round, list[Action]]:
+        """Do what `step` does, and look at what it did."""
+        after, actions = steps.step(value, event)
+        match event:
+            case on.RoundPlanned(_, plan):
+                self.attempts[plan.round] = plan.attempt
+            case on.TasksDropped(_, keys, reason) if reason:
+                self.dropped |= {(key.agent, key.round) for key in keys}
+            case on.UpdateRefused(_, key, _, _, reason):
+                self.refusals.append((key.agent, reason))
+        if after is not value and (agent := sender(event)):
+            self._check_limits(value, after, agent)
+        for action in actions:
+            if (isinstance(action, Answer) and not action.accepted and not action.reason) or (isinstance(action, TurnAway) and not action.reason):
+                self.fail(f"unexplained: {action.agent} was refused without a reason")
+        return after, actions
+
+    def _check_limits(self, before: Round, after: Round, agent: str) -> None:
+        """No message of an agent changes when the tasks of others are over, nor when the phase is."""
+        for key, state in after.tasks.items():
+            old = before.tasks.get(key)
+            if old is None or old is state or key.agent == agent or not (old.open and state.open):
+                continue
+            if old.due != state.due:
+                self.fail(f"limited: a message of {agent} changed the limit of {key.agent} from {old.due:.1f} to {state.due:.1f}")
+        phase, now = before.phase, after.phase
+        if phase is not None and now is not None and (phase.work, phase.began) == (now.work, now.began) and phase.limit != now.limit:
+            self.fail(f"limited: a message of {agent} changed the limit of the phase")
+
+    def hear(self, topic: str, payload: bytes) -> None:
+        """Take note of what the coordinator acknowledges."""
+        agent = topic.rpartition("/")[2]
+        if not topic.endswith(f"/cmd/{agent}"):
+            return
+        receipt = envelope.decode(payload)
+        if isinstance(receipt, messages.Receipt) and receipt.accepted:
+            round, attempt, work, _ = receipt.transfer.split("-", 3)
+            if work == "train":
+                self.promised.add((agent, int(round), int(attempt)))
+
+    # ---- after a death -----------------------------------------------------------------------------------------------
+
+    def check_death(self, fleet: Fleet) -> None:
+        """Fail where the journal gives neither the value that died nor the one before its last event."""
+        self.check_bounds(fleet)
+        driver = fleet.driver
+        if driver.journal is None or not driver.journal.recording:
+            return
+        try:
+            found = Journal(self.runs / self.run).read(driver.checkpoint)
+        except StoreError as error:
+            self.fail(f"unreadable: {error}")
+            return
+        if found is None:  # between a checkpoint and its journal
+            return
+        base, events = found
+        value = before = structs.replace(base.round, rules=fleet.round.rules)
+        for event in events:
+            before, (value, _) = value, steps.step(value, event)
+        if pack(fleet.round) not in (pack(value), pack(before)):
+            self.fail("unequal: the journal does not give the value that died")
+
+    def check_bounds(self, fleet: Fleet) -> None:
+        """Fail where memory, journal or spool grow beyond what the tasks under way need."""
+        folder, value = self.runs / self.run, fleet.round
+        for agent in value.agents.values():
+            if len(agent.tasks) > max(value.rules.stale, 0) + 2:
+                self.fail(f"unbounded: {agent.name} has {len(agent.tasks)} tasks")
+        if len(pack(value)) > VALUE:
+            self.fail(f"unbounded: the value of a round has {len(pack(value))} bytes")
+        for pattern in ("journal-*.log", "total-*"):
+            if len(found := list(folder.glob(pattern))) > SEGMENTS:
+                self.fail(f"unbounded: {len(found)} files {pattern}")
+        known = len(value.tasks) + len(value.settled) + len(value.unkept)
+        spooled = [path for path in (folder / "spool").rglob("*.update") if path.is_file()]
+        if len(spooled) > known:
+            self.fail(f"unbounded: {len(spooled)} updates in the spool, {known} tasks are known")
+
+    # ---- at the end --------------------------------------------------------------------------------------------------
+
+    def check_end(self, honest: Container[str], injected: Collection[str]) -> Replayed:
+        """Check a run that is over. honest: agents that do as the protocol says. injected: kinds of faults."""
+        found = replay(self.runs, self.run, make=learn)
+        if found.doubled:
+            self.fail(f"doubled: {found.doubled} updates")
+        if not found.equal:
+            self.fail("unequal: the state is not what was folded")
+        if left := [path for path in (self.runs / self.run / "spool").rglob("*") if path.is_file()]:
+            self.fail(f"unbounded: the spool still holds {left[0].name}")
+        harmed = bool(HARMFUL & set(injected))
+        answered = self._answers() | self.dropped
+        for agent, round, attempt in sorted(self.promised):
+            if (again := self.attempts.get(round, attempt) != attempt) and not harmed:
+                self.fail(f"lost: round {round} began anew, though no disk was damaged")
+            if not again and (agent, round) not in answered:
+                self.fail(f"lost: the update of {agent} in round {round} was acknowledged, and neither folded nor answered for")
+        for agent, reason in self.refusals if not harmed else ():
+            if agent in honest:
+                self.fail(f"refused: {agent} is honest: {reason}")
+        return found
+
+    def _answers(self) -> set[tuple[str, int]]:
+        """Agents and rounds of all tasks of which the record says what became of them."""
+        store = Store.open(self.runs, self.run, read_only=True)
+        try:
+            rounds = range(1, store.rounds_done + 1)
+            return {(entry.agent, entry.task or number) for number in rounds for entry in store.entries(number) if entry.outcome}
+        finally:
+            store.close()
+
+
+def sender(event: on.RoundEvent) -> str:
+    """The agent whose message an event is about; empty where it is about none."""
+    match event:
+        case on.AgentBeat() | on.AgentConnected() | on.AgentLeft() | on.ProfileCame() | on.UpdateOffered():
+            return event.agent
+        case on.ChunkCame() | on.TaskFailed() | on.UpdateCame() | on.UpdateRefused():
+            return event.key.agent
+    return ""
