@@ -85,6 +85,7 @@ def quiet() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore", ResourceWarning)  # a killed process closes nothing
+    gc.freeze()  # the modules of PyTorch are not looked through again and again
 
 
 def batches(first: int, count: int, defect: str = "") -> Iterator[tuple[int, int, str]]:
@@ -190,6 +191,7 @@ def schedules(pool: ProcessPoolExecutor, seed: int, count: int, log: Path | None
             log.write_text(json.dumps(vars(found)))
         if found.schedules % (50 * BATCH) == 0:
             say(f"{found.schedules} of {count}, {len(found.failed)} failed")
+    quiet()
     for failed, why in found.failed.items():
         say(f"seed {failed}: {why}")
         shortest = shrink(draw(failed))

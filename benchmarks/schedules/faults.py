@@ -139,7 +139,8 @@ def draw(seed: int) -> Schedule:
     settings: dict[str, Any] = {
         **rng.choice(METHODS),
         "rounds": rng.choice((3, 3, 4)),
-        "evaluate.every": rng.choice((1, 2)),
+        "evaluate.every": rng.choice((1, 2, 3)),
+        "evaluate.between": rng.random() < 0.3,
         "evaluate.local": rng.random() < 0.5,
         "fleet.mode": "buffered" if buffered else "sync",
         "fleet.min_agents": rng.randint(1, honest),

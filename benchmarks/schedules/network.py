@@ -15,7 +15,7 @@ from federated.wire.memory import MemoryBroker, MemoryLink
 __all__ = ["Cable", "Network"]
 
 DELAY = 0.002, 0.05  # seconds that a message takes, drawn
-CHUNK = 4096  # bytes, so that every transfer has several
+CHUNK = 8192  # bytes, so that every transfer has several
 LIMIT = 1 << 20  # bytes of a payload
 IDLE = 2.0  # seconds that a process which waits for messages sleeps at least, if none comes: looking more often only costs time
 

@@ -49,7 +49,7 @@ BASE = {
     "method.widths": [0.5, 1.0],
     "train.steps": 1,
     "fleet.wait": 0.0,
-    "wire.chunk": 4096,
+    "wire.chunk": 8192,
 }
 
 
