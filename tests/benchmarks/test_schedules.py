@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from benchmarks.schedules.command import attempt, shrink
-from benchmarks.schedules.faults import COORDINATOR, KINDS, Fault, draw
+from benchmarks.schedules.command import attempt, follow, shrink
+from benchmarks.schedules.faults import COORDINATOR, KINDS, Fault, Schedule, draw
 from benchmarks.schedules.planted import DEFECTS
+from benchmarks.schedules.trainer import SURVEYS
 from benchmarks.schedules.trial import REPLACED, run_schedule
+
+FAILED = Path(__file__).with_name("failed_schedules.jsonl")
 
 
 def test_only_disk_and_clock_are_replaced_in_production_code() -> None:
@@ -45,25 +52,34 @@ def test_schedules_hold(seed: int) -> None:
     assert outcome.folded
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault("disk full", COORDINATOR, 0.25, 20.0),  # agents say once who they are, and were not heard
-        Fault("bit", COORDINATOR, 100.0, 1.0),  # an update that was folded is damaged in the spool, and was folded again
-        Fault("retained lost", "", 0.1, 0.0, 1.0),  # nobody could join who had not seen the run's card
-    ],
-)
-def test_what_schedules_found_stays_mended(fault: Fault) -> None:
-    outcome = run_schedule(replace(draw(5), faults=(fault,)))
-    assert outcome.injected == {fault.kind: 1}
+@pytest.mark.parametrize("kept", [pytest.param(one["schedule"], id=one["found"]) for one in map(json.loads, FAILED.read_text().splitlines())])
+def test_what_schedules_found_stays_mended(kept: dict[str, Any]) -> None:
+    """Each was seen to fail while its defect was there. `python -m benchmarks schedules` prints the line that keeps a failing one."""
+    schedule = msgspec.convert(kept, Schedule)
+    outcome = run_schedule(schedule)
+    assert outcome.injected.total() == len(schedule.faults)
     assert outcome.finished
     assert not outcome.wrong
 
 
+def test_following_a_schedule_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = run_schedule(draw(8))
+    assert follow(8) == quiet
+    assert "round 1 of" in capsys.readouterr().out
+
+
+def test_a_method_that_surveys_its_devices_is_among_them() -> None:
+    seed = next(seed for seed in range(100) if draw(seed).settings["method.name"] == "fedfa" and not draw(seed).faults)
+    SURVEYS.clear()
+    assert run_schedule(draw(seed)).finished
+    assert [found for found in SURVEYS.values() if set(found.get("zico", {})) == {"w0.5-d2", "w1-d2"}]
+
+
 def test_a_planted_defect_is_found_and_its_faults_are_few() -> None:
     """A bit flips in the spool while the coordinator is down, and the replay does not look."""
-    faults = Fault("cut", "a0", 5.0, 2.0), Fault("delay", "a1", 9.0, 3.0, 0.5), Fault("bit", COORDINATOR, 300.0, 1.0)
-    schedule = replace(draw(5), faults=faults)
+    faults = Fault("cut", "a0", 5.0, 2.0), Fault("delay", "a1", 9.0, 3.0, 0.5), Fault("bit", COORDINATOR, 100.0, 1.0)
+    base = next(one["schedule"] for one in map(json.loads, FAILED.read_text().splitlines()) if "damaged in the spool" in one["found"])
+    schedule = replace(msgspec.convert(base, Schedule), faults=faults)
     with DEFECTS["a replay trusts the spool"].planted():
         assert attempt(schedule).wrong == "unequal: the state is not what was folded"
         assert [fault.kind for fault in shrink(schedule).faults] == ["bit"]
