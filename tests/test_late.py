@@ -17,10 +17,8 @@ import torch
 from coordinator import broker as brokers
 from coordinator import defences, start
 from coordinator.config import Config
-from coordinator.defences import Defences
 from coordinator.evaluation import Evaluator
 from coordinator.fleet import Fleet
-from coordinator.inbox import Inbox
 from coordinator.journal import Journal
 from coordinator.ledger import Ledger
 from coordinator.preparation import make_weights, prepare
@@ -225,13 +223,9 @@ def test_more_agents_are_asked_than_are_needed_and_the_last_are_not_waited_for(t
 
 
 INSTANTS: dict[str, tuple[Any, str, int]] = {
-    "before the third fold": (defences, "fold", 3),
     "before the sixth fold": (defences, "fold", 6),
     "before a snapshot": (Journal, "write_total", 4),
-    "before the second round closes": (Defences, "settled", 2),
     "in the evaluation of the second round": (Evaluator, "evaluate", 2),
-    "before the third round is stored": (Store, "save", 3),
-    "before the spool is tidied": (Inbox, "forget", 9),
 }
 
 

@@ -23,7 +23,7 @@ SETTINGS = {"model.name": "mlp-small", "method.widths": [0.5, 1.0], "train.steps
 AGENTS = 4
 
 
-@pytest.mark.parametrize("folds", [1, 2, 3, 4])
+@pytest.mark.parametrize("folds", [1, 3])
 def test_a_journal_replays_into_the_value_that_the_coordinator_had(tmp_path: Path, folds: int) -> None:
     """The coordinator dies in its second round, after so many folds, over a real broker. Its journal is all that is read."""
     fleets, seen = list[Fleet](), Counter[str]()

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from coordinator import defences
-from coordinator.defences import Defences
 from coordinator.evaluation import Evaluator
 from coordinator.journal import Journal
 from coordinator.observe.events import Event, StageTook
@@ -49,23 +48,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return federate(tmp_path_factory.mktemp("whole"), members(), SETTINGS).result
 
 
-INSTANTS: dict[str, tuple[Any, str, Fuse]] = {
-    "before the round is written down": (Journal, "append", Fuse(20)),
+INSTANTS: dict[str, tuple[Any, str, Fuse]] = {  # schedules kill between any two actions (tests/benchmarks/test_schedules.py); these really train
     "before anyone hears of it": (Journal, "append", Fuse(40, after=True)),
-    "again and again, between an event and what follows": (Journal, "append", Fuse(15, 32, 51, 73, after=True)),
-    "before the first fold": (defences, "fold", Fuse(1)),
-    "between two folds": (defences, "fold", Fuse(2, after=True)),
     "again and again": (defences, "fold", Fuse(2, 3, 6, 9)),
-    "before a snapshot": (Journal, "write_total", Fuse(1)),
     "between a total and its journal": (Journal, "write_total", Fuse(2, after=True)),
-    "between a snapshot and what it makes superfluous": (Journal, "sweep", Fuse(2)),
-    "after the last fold of the second round": (defences, "fold", Fuse(2 * AGENTS, after=True)),
-    "before the round closes": (Defences, "write", Fuse(4)),
-    "when it has closed": (Defences, "settled", Fuse(2, after=True)),
     "in evaluation": (Evaluator, "evaluate", Fuse(1)),
-    "before it is stored": (Store, "save", Fuse(1)),
     "when it is stored": (Store, "save", Fuse(1, after=True)),
-    "when the last round is stored": (Store, "save", Fuse(2, after=True)),
 }
 
 

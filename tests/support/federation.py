@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from unittest import mock
 
 import msgspec
 import torch
@@ -19,7 +20,7 @@ from coordinator.fleet import Fleet
 from coordinator.observe.events import Publish, publish_to
 from coordinator.observe.terminal import Lines
 from coordinator.patience import PATIENCE
-from coordinator.preparation import prepare
+from coordinator.preparation import make_weights, prepare
 from coordinator.rounds import Result
 from edge_agent.agent import find_run
 from federated.data import catalogue
@@ -33,8 +34,14 @@ from federated.wire import envelope, messages, tensors, topics
 from federated.wire.link import Link, MqttLink
 from federated.wire.memory import MemoryBroker, MemoryLink
 
+Made = TypeVar("Made")
+
 RUN = "test"
-ALONE = threading.Lock()  # torch.get_rng_state in two threads may deadlock: it holds the generator's mutex while a collection gives up the GIL
+ALONE = threading.Lock()
+"""Held by whoever draws from torch's random state, of which there is one for all threads: others would change what is drawn.
+
+In two threads, torch.get_rng_state may even deadlock: it holds the generator's mutex while a garbage collection gives up the GIL.
+"""
 
 
 class Here:
@@ -117,6 +124,16 @@ def configured(settings: Mapping[str, Any], agents: int = 1) -> Config:
     return load(None, {}, list(given.items()))
 
 
+def alone(make: Callable[..., Made]) -> Callable[..., Made]:
+    """The same function, called by one thread at a time."""
+
+    def made(*given: object) -> Made:
+        with ALONE:
+            return make(*given)
+
+    return made
+
+
 @contextmanager
 def living(members: Sequence[Member], broker: MemoryBroker | str, folder: Path) -> Iterator[None]:
     """Agents in threads, which have ten seconds to end when the run is over."""
@@ -125,7 +142,8 @@ def living(members: Sequence[Member], broker: MemoryBroker | str, folder: Path) 
     for thread in threads:
         thread.start()
     try:
-        yield
+        with mock.patch("coordinator.start.make_weights", alone(make_weights)):
+            yield
     except BaseException:
         for member in members:
             member.abandoned = True
