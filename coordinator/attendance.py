@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from coordinator.context import RunContext
@@ -10,8 +11,11 @@ from coordinator.observe.events import AgentsAwaited, Publish, RunPaused
 from coordinator.run.round import Agent
 from coordinator.store import Store
 from federated.errors import FleetError
+from federated.task import Profile
 
-__all__ = ["await_agents", "await_round"]
+__all__ = ["await_agents", "await_others", "await_round"]
+
+log = logging.getLogger(__name__)
 
 TURN = 0.2  # seconds between looks
 AGAIN = 60.0  # seconds after which the run's card is published again, for a broker that lost it
@@ -36,6 +40,30 @@ def await_round(run: RunContext) -> None:
         await_agents(fleet, config.min_agents, config.wait, run.publish)
         if not run.helm.paused:  # nobody asked for a pause while agents were awaited
             return
+
+
+def await_others(run: RunContext, error: FleetError, since: float) -> None:
+    """Return when other agents are ready than those that cannot train. One that says that it has no memory must not end a run of others.
+
+    error: why they cannot; raised again where others do not come within the configured limit, or where nobody else can come.
+    since: when waiting began, in the coordinator's seconds.
+    """
+    fleet, limit = run.fleet, run.config.fleet.wait
+    if not fleet.round.rules.leases:
+        raise error
+    log.warning("waiting for other agents: %s", error)
+    unable, told = measured(fleet), fleet.clock()
+    while measured(fleet) == unable and fleet.clock() - told < AGAIN:  # one that failed may try again after a while
+        if limit and fleet.clock() - since > limit:
+            raise error
+        run.publish(RunPaused())
+        fleet.turn(TURN)
+    await_round(run)
+
+
+def measured(fleet: Fleet) -> dict[str, Profile | None]:
+    """The agents that are ready, with what they measured."""
+    return {agent.name: agent.profile for agent in fleet.ready()}
 
 
 def await_agents(fleet: Fleet, wanted: int, limit: float, publish: Publish) -> list[Agent]:

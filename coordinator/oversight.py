@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,13 +40,16 @@ class Oversight:
 
 
 @contextmanager
-def overseen(folder: Path, config: Config, read: Publish, server: Server | None = None) -> Iterator[Oversight]:
-    """The readers of a run, for as long as the context lasts. read: the caller's own. server: of metrics, if they are wanted. Raises StoreError."""
-    observer, logged = Observer(folder, config.name, config.rounds), Log(config.name)
+def overseen(folder: Path, config: Config, read: Publish, server: Server | None, clock: Callable[[], float]) -> Iterator[Oversight]:
+    """The readers of a run, for as long as the context lasts.
+
+    read: the caller's own. server: of metrics; None: nobody wants them. clock: seconds of any origin. Raises StoreError.
+    """
+    observer, logged = Observer(folder, config.name, config.rounds, clock), Log(config.name)
     with ExitStack() as stack:
         meter = None if server is None else Meter(observer, server.registry)
         stack.enter_context(recording(folder / EVENTS, logged.about))
-        helm = Helm(folder)
+        helm = Helm(folder, clock)
         stack.callback(helm.close)
         if server is not None:
             log.info("metrics at %s", server.address, extra={"event": "metrics", "address": server.address})

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.attendance import await_round
+from coordinator.attendance import await_others, await_round
 from coordinator.context import RunContext
 from coordinator.evaluation import Evaluator, without_statistics
 from coordinator.history import FleetHistory, recall
@@ -192,8 +192,14 @@ def read_usage(link: Link) -> Usage:
 
 
 def begin_training(run: RunContext, progress: Progress) -> Training:
-    """Plan the next round with the agents that are ready."""
-    plan = plan_round(run, progress.state, progress.history)
+    """Plan the next round with the agents that are ready, as soon as one of them can train. Raises FleetError where none comes."""
+    since = run.fleet.clock()
+    while True:
+        try:
+            plan = plan_round(run, progress.state, progress.history)
+            break
+        except FleetError as error:
+            await_others(run, error, since)
     run.fleet.inbox.forget("round-*", keep=[late.key for late in run.fleet.late])  # of rounds that are over, or that were given up
     run.fleet.driver.take(RoundPlanned(run.fleet.clock(), plan))
     return Training(run, progress.state, progress.history, plan)

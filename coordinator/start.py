@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -50,6 +51,7 @@ def run(
     patience: float = PATIENCE,
     device: str = "cpu",
     durable: bool = True,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Result:
     """Run the rounds of a run over a link. `bind` is given the fleet, to show it.
 
@@ -57,11 +59,12 @@ def run(
     patience: times the predicted seconds after which a phase without a deadline closes.
     device: where the coordinator itself computes.
     durable: whether what agents sent survives this process and a power cut; if not, a round that is interrupted begins anew.
+    clock: seconds of any origin.
     Raises Stopped where people asked for that (`coordinator.control`): the run can be resumed.
     """
-    with overseen(prepared.store.folder, prepared.config, read, prepared.metrics) as sight:
+    with overseen(prepared.store.folder, prepared.config, read, prepared.metrics, clock) as sight:
         rules = read_rules(prepared.method, prepared.config, durable=durable, leases=patience < ENDLESS)
-        fleet = assemble_fleet(prepared, link, sight, rules)
+        fleet = assemble_fleet(prepared, link, sight, rules, RunClock(clock))
         fleet.obey(sight.helm, gate)
         bind(fleet)
         sight.follow(fleet)
@@ -77,7 +80,7 @@ def read_rules(method: Method, config: Config, *, durable: bool, leases: bool) -
     return Rules(stale=stale, every=config.journal.every, most=config.journal.waiting, durable=durable, leases=leases)
 
 
-def assemble_fleet(prepared: Prepared, link: Link, sight: Oversight, rules: Rules) -> Fleet:
+def assemble_fleet(prepared: Prepared, link: Link, sight: Oversight, rules: Rules, clock: RunClock) -> Fleet:
     """The coordinator's end of a link, with the run's card."""
     config, method, store = prepared.config, prepared.method, prepared.store
     settings = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
@@ -94,7 +97,7 @@ def assemble_fleet(prepared: Prepared, link: Link, sight: Oversight, rules: Rule
     card = complete_card(card, method, settings)
     intake = Intake(store.next_session(), config.wire.slots, config.wire.chunk, rules)
     journal = store.journal if rules.durable else None
-    return Fleet(link, card, store.spool, intake, publish=sight.publish, clock=RunClock(), journal=journal)
+    return Fleet(link, card, store.spool, intake, publish=sight.publish, clock=clock, journal=journal)
 
 
 def _announce(prepared: Prepared, fleet: Fleet, sight: Oversight, patience: float, device: str) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,13 +13,14 @@ import pytest
 import torch
 
 from coordinator.fleet import Fleet
+from coordinator.observe.events import Event, RunPaused
 from coordinator.run import rules
 from coordinator.store import Store
 from federated.errors import ConfigError, FleetError, StoreError
 from federated.method import Tensors
 from federated.task import Update
 from federated.wire import envelope, messages, topics
-from federated.wire.link import Delivery
+from federated.wire.link import Delivery, Link
 from federated.wire.memory import MemoryBroker, MemoryLink
 from tests.support.federation import RUN, Member, digits, federate
 
@@ -191,7 +193,27 @@ def test_data_of_another_shape_are_refused_at_join(tmp_path: Path) -> None:
 
 def test_no_agent_can_hold_the_smallest_submodel(tmp_path: Path) -> None:
     with pytest.raises(FleetError, match=r"no agent can hold a submodel: the smallest, w0.5-d2"):
-        federate(tmp_path, [Member("a0", digits(0, 2), memory=100_000), Member("a1", digits(1, 2), memory=100_000)])
+        federate(tmp_path, [Member("a0", digits(0, 2), memory=100_000), Member("a1", digits(1, 2), memory=100_000)], {"fleet.wait": 0.5})
+
+
+def test_an_agent_that_can_hold_nothing_and_is_alone_does_not_end_a_run(tmp_path: Path) -> None:
+    """The second one comes when the coordinator has found that the first one cannot train."""
+    found = threading.Event()
+
+    class Later(Member):
+        def live(self, link: Link, folder: Path) -> None:
+            assert found.wait(60)
+            super().live(link, folder)
+
+    def read(event: Event) -> None:
+        if isinstance(event, RunPaused):
+            found.set()
+
+    agents = [Member("a0", digits(0, 2), memory=100_000), Later("a1", digits(1, 2))]
+    federate(tmp_path, agents, {**SMALL, "fleet.min_agents": 1}, read=read)
+    store = Store.open(tmp_path / "runs", RUN, read_only=True)
+    assert [(entry.agent, entry.outcome) for entry in store.entries(1)] == [("a1", "folded")]
+    store.close()
 
 
 def test_a_pinned_submodel_must_exist(tmp_path: Path) -> None:

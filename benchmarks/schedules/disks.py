@@ -25,6 +25,7 @@ __all__ = ["REPLACED", "Disks"]
 
 REPLACED = "io.open", "mmap.mmap", "os.fsync", "os.posix_fallocate", "os.rename", "os.replace", "os.unlink", "shutil.disk_usage"
 DATABASE = ".sqlite"
+EPOCH = 2 * 10**18  # nanoseconds of the wall clock at which a schedule begins
 OPEN, FSYNC, ALLOCATE, RENAME, REPLACE, UNLINK = io.open, os.fsync, os.posix_fallocate, os.rename, os.replace, os.unlink
 USAGE = shutil.disk_usage
 
@@ -34,6 +35,7 @@ class Disks:
 
     def __init__(self, world: World, root: Path) -> None:
         self.world, self.root, self.full = world, str(root), set[str]()
+        self._stamps = 0
         self._synced: dict[int, bytes] = {}  # contents by inode, as they were when they were synced
         self._names: dict[str, tuple[int, bytes]] = {}  # path -> inode and content at the last sync of the folder
 
@@ -135,6 +137,8 @@ class Disks:
         self.act()
         self.check_room()
         if not os.path.isdir(path):
+            self._stamps += 1
+            os.utime(path, ns=(stamp := EPOCH + int(self.world.now * 1e9) + self._stamps, stamp))  # what is older must not depend on this machine
             inode = os.stat(path).st_ino
             self._synced[inode] = content(path)
             if self._names.get(path, (-1, b""))[0] == inode:

@@ -23,13 +23,12 @@ from benchmarks.schedules.world import Killed, Process, Stalled, World
 from coordinator.config import Config, load
 from coordinator.fleet import Fleet
 from coordinator.preparation import prepare
-from coordinator.run.clock import RunClock
 from coordinator.start import run as run_coordinator
 from federated.errors import LinkError, StoreError
 
 __all__ = ["REPLACED", "Outcome", "Tell", "run_schedule"]
 
-REPLACED = *disks.REPLACED, "coordinator.start.RunClock", "time.monotonic"
+REPLACED = *disks.REPLACED, "time.monotonic"
 """What is replaced in production code while a schedule runs. Links, broker and trainer are handed in, as other ones are elsewhere."""
 
 Tell = Callable[[float, object], None]
@@ -97,11 +96,9 @@ class Trial:
             self._plan(fault)
         for index, (name, pace) in enumerate(self.schedule.paces.items()):
             self.world.after(0.1 * index, partial(self._join, name, pace))
-        clock = partial(self.world.clock, self.coordinator)
         with ExitStack() as stack:
             stack.enter_context(self.disks.replaced())
-            stack.enter_context(mock.patch("coordinator.start.RunClock", partial(RunClock, clock)))
-            stack.enter_context(mock.patch("time.monotonic", clock))
+            stack.enter_context(mock.patch("time.monotonic", partial(self.world.clock, self.coordinator)))
             stack.enter_context(mock.patch("coordinator.run.driver.step", self.oracle.step))
             try:
                 self._live()
@@ -138,7 +135,8 @@ class Trial:
             with self.world.turn_of(self.coordinator):
                 prepared = prepare(self._config(), runs, resume=(runs / RUN / "run.sqlite").exists())
                 link = Cable(self.network, self.coordinator, sent=self.oracle.hear)
-                run_coordinator(prepared, link, lambda event: self.tell(self.world.now, event), self._bind)
+                tell = lambda event: self.tell(self.world.now, event)  # noqa: E731
+                run_coordinator(prepared, link, tell, self._bind, clock=partial(self.world.clock, self.coordinator))
             return True
         except Killed:
             pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,6 @@ from coordinator.run.collector import Collector
 from coordinator.run.round import Phase, Round, Rules, carried
 from coordinator.run.step import step
 from coordinator.store import Store
-from federated import disk
 from federated.errors import Malformed, Refused, StoreError, WireError
 from federated.task import Key, Task, Update, Work
 from federated.wire import messages
@@ -278,30 +276,17 @@ class Driver:
             self.clock.go_on(self.round.now)
         self._collectors["train"] = collector
         open = {state.key: state for state in self.round.tasks.values() if state.open and state.key.work == "train"}
-        there = self.inbox.expect({key: collector.limit(state.task) for key, state in open.items()})
-        whole = [state.key for state in self.round.tasks.values() if state.stage in ("whole", "folding")]
+        for path in self.inbox.expect({key: collector.limit(state.task) for key, state in open.items()}).values():
+            path.unlink()  # its digest was not recorded, so damage to it would go unnoticed; its agent was not answered, and sends it again
+        whole = [state.key for state in self.round.tasks.values() if state.stage in ("whole", "folding") and state.key.work == "train"]
         for key in whole:
             if digest_of(self.inbox.path(key)) != self.round.tasks[key].digest:
                 log.error("the update of %s in round %d is gone or damaged in the spool, and asked for again", key.agent, key.round)
                 self.inbox.remove(key)
+                self.inbox.expect_also(key, collector.limit(self.round.tasks[key].task))
                 self.take(on.UpdateLost(self.clock(), key))
         self.inbox.forget("round-*", keep=[*open, *whole, *self.round.unkept])
-        for key in there:
-            if digest := self._find(open[key].task, there[key]):
-                self.take(on.UpdateCame(self.clock(), key, open[key].task.attempt, "", digest, math.nan))
         self.take(on.Resumed(self.clock(), self._rules))
-
-    def _find(self, task: Task, path: Path) -> str:
-        """The sha256 of an update that an earlier process received and did not record; empty where it cannot be taken, and then it is removed."""
-        try:
-            disk.sync(path)  # that process may have died before it was on disk
-            disk.sync(path.parent)
-            self.check(task, path, math.inf)
-        except (WireError, OSError, ValueError) as error:  # no map of an empty file is a ValueError
-            log.info("dropped %s of %s: %s", path.name, task.agent, error)
-            path.unlink(missing_ok=True)
-            return ""
-        return digest_of(path)
 
 
 def digest_of(path: Path) -> str:

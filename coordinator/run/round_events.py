@@ -149,7 +149,7 @@ class ChunkCame(Struct, frozen=True, tag=True):
 class UpdateCame(Struct, frozen=True, tag=True):
     """An update is whole, on disk and checked.
 
-    transfer: empty for one that an earlier process received. loss: of its training; NaN for other work.
+    transfer: its name, which the answer has. digest: its sha256. loss: of its training; NaN for other work.
     """
 
     now: float

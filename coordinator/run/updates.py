@@ -39,8 +39,7 @@ def update(r: Round, e: on.UpdateCame, out: list[Action]) -> Round:
     state = awaited(r, e.key, e.attempt)
     if state is None or not state.open:
         return r
-    if e.transfer:
-        out.append(Answer(e.key.agent, e.transfer, True, ""))
+    out.append(Answer(e.key.agent, e.transfer, True, ""))
     took = state.took(r.now)
     agent = known(r, e.key.agent)
     if e.key.work in agent.wasted:

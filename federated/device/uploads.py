@@ -39,6 +39,10 @@ class Uploads:
     def resume(self, run: messages.Run) -> Iterator[Task]:
         """Takes in what an earlier process left of this run: in the pieces of then, so that what the coordinator has of it counts."""
         for kept in self.spool.left(run):
+            if kept.task.agent != self.agent:
+                log.warning("%s holds an update of %s, which is not this agent: it is dropped", self.spool.folder, kept.task.agent)
+                self.spool.forget(kept.manifest.transfer)
+                continue
             data, manifest = mapped(kept.path), kept.manifest
             if manifest.chunk > self.link.max_chunk:  # the broker takes less than it did
                 manifest = split(data, self.link.max_chunk, manifest.transfer)

@@ -22,7 +22,6 @@ FAILED = Path(__file__).with_name("failed_schedules.jsonl")
 def test_only_disk_and_clock_are_replaced_in_production_code() -> None:
     """Links, broker and trainer are handed in, as other ones are elsewhere."""
     assert set(REPLACED) == {
-        "coordinator.start.RunClock",
         "io.open",
         "mmap.mmap",
         "os.fsync",

@@ -10,10 +10,11 @@ import pytest
 
 from coordinator.fleet import Fleet
 from coordinator.store import Store
+from federated.device.uploads import Uploads
 from federated.task import Profile, Task, Timing, Update
 from federated.wire import envelope, messages, topics
 from federated.wire.inbox import Delivery
-from federated.wire.memory import MemoryBroker
+from federated.wire.memory import MemoryBroker, MemoryLink
 from tests.support.clerk import AGENT, CARD, Agent, Clerk, lasting, task
 from tests.support.clerk import RUN as HAND_RUN
 from tests.support.federation import RUN, Member, digits, federate
@@ -251,6 +252,18 @@ def test_of_two_agents_of_one_name_the_older_leaves_and_keeps_its_update(tmp_pat
     agent.participant.leave()
     agent.spool.close()
     assert [kept.manifest for kept in lasting(tmp_path).left(CARD)] == [offer.manifest]  # type: ignore[union-attr]
+
+
+def test_an_update_of_another_agent_in_a_copied_spool_is_dropped(tmp_path: Path) -> None:
+    agent = Agent(tmp_path)
+    (offer,) = agent.work(task())
+    agent.spool.close()
+    note = tmp_path / f"{offer.manifest.transfer}.task"
+    assert note.exists()
+    broker = MemoryBroker()
+    uploads = Uploads(MemoryLink(broker, "b"), HAND_RUN, "b", lasting(tmp_path))
+    assert list(uploads.resume(CARD)) == []
+    assert not note.exists()
 
 
 def test_a_spool_over_its_limit_gives_up_the_oldest_update(tmp_path: Path) -> None:
