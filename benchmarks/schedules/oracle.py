@@ -14,10 +14,12 @@ from msgspec import structs
 from benchmarks.replay import Replayed, replay
 from benchmarks.schedules.trainer import learn
 from coordinator.fleet import Fleet
+from coordinator.inbox import named
 from coordinator.journal import Journal, pack
 from coordinator.run import round_events as on
 from coordinator.run import step as steps
 from coordinator.run.actions import Action, Answer, TurnAway
+from coordinator.run.driver import digest_of
 from coordinator.run.round import Round
 from coordinator.store import Store
 from federated.errors import StoreError
@@ -112,6 +114,35 @@ class Oracle:
             before, (value, _) = value, steps.step(value, event)
         if pack(fleet.round) not in (pack(value), pack(before)):
             self.fail("unequal: the journal does not give the value that died")
+
+    def check_kept(self, *, damaged: bool) -> None:
+        """Fail where a death, and what it did to the disk, lost what was acknowledged in the round under way.
+
+        damaged: whether bits flipped, so that updates in the spool may be asked for again.
+        """
+        try:
+            store = Store.open(self.runs, self.run, read_only=True)
+        except StoreError:  # it died before there was a run
+            return
+        try:
+            done, found = store.rounds_done, store.journal.read(store.checkpoint_id)
+        except StoreError as error:
+            self.fail(f"unreadable: {error}")
+            return
+        finally:
+            store.close()
+        value = Round() if found is None else found[0].round
+        for event in found[1] if found is not None else ():
+            value, _ = steps.step(value, event)
+        known = {(one.key.agent, one.key.round, one.task.attempt): one for one in (*value.settled, *value.tasks.values()) if one.key.work == "train"}
+        for promise in sorted(self.promised):
+            one = known.get(promise)
+            if promise[1] > done and (one is None or one.open) and not damaged and self.attempts.get(promise[1]) == promise[2]:
+                self.fail(f"lost: the journal does not know that the update of {promise[0]} in round {promise[1]} came")
+        for one in () if damaged else known.values():
+            kept = one.stage in ("whole", "folding") or one.key in value.unkept
+            if kept and digest_of(self.runs / self.run / "spool" / f"round-{one.key.round:06d}" / named(one.key)) != one.digest:
+                self.fail(f"lost: the update of {one.key.agent} in round {one.key.round} is not in the spool, and in no snapshot")
 
     def check_bounds(self, fleet: Fleet) -> None:
         """Fail where memory or journal grow beyond what the tasks under way need. The spool must be empty at the end."""

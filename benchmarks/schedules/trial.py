@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -130,7 +131,7 @@ class Trial:
 
     def _life(self) -> bool:
         """One life; whether the run is over."""
-        prepared, link, runs = None, None, self.folder / "runs"
+        prepared, link, runs, replaying = None, None, self.folder / "runs", False
         try:
             with self.world.turn_of(self.coordinator):
                 prepared = prepare(self._config(), runs, resume=(runs / RUN / "run.sqlite").exists())
@@ -138,12 +139,12 @@ class Trial:
                 tell = lambda event: self.tell(self.world.now, event)  # noqa: E731
                 run_coordinator(prepared, link, tell, self._bind, clock=partial(self.world.clock, self.coordinator))
             return True
-        except Killed:
-            pass
+        except Killed as death:
+            replaying = came_through(death, "replay")
         except (StoreError, LinkError, OSError) as error:  # what a person, or systemd, answers by another start
             self.tell(self.world.now, error)
         finally:
-            if self.coordinator.dead and self.fleet is not None:
+            if self.coordinator.dead and self.fleet is not None and not replaying:  # who dies in a replay is somewhere within it
                 self.oracle.check_death(self.fleet)
             if prepared is not None:
                 prepared.close()
@@ -152,6 +153,7 @@ class Trial:
             self.fleet = None
         if self.coordinator.dead:
             self.coordinator.bury()
+            self.oracle.check_kept(damaged="bit" in self.outcome.injected)
         return False
 
     def _config(self) -> Config:
@@ -248,6 +250,15 @@ class Trial:
                 self._start_another()
             case _:
                 self.network.begin(fault)
+
+
+def came_through(error: BaseException | None, function: str) -> bool:
+    """Whether an error, or the one that was being handled when it was raised, came out of a function of this name."""
+    while error is not None:
+        if any(frame.f_code.co_name == function for frame, _ in traceback.walk_tb(error.__traceback__)):
+            return True
+        error = error.__context__
+    return False
 
 
 def run_schedule(schedule: Schedule, tell: Tell = lambda at, event: None) -> Outcome:
