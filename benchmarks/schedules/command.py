@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 import msgspec
@@ -29,6 +30,14 @@ from federated.errors import Unknown
 __all__ = ["Summary", "command", "follow", "shrink"]
 
 BATCH = 20  # schedules that a worker runs before it says how they ended
+AT_ONCE = 4  # batches with a planted defect that are under way
+ENOUGH = 200  # schedules after which their costs are compared with those without the defect
+COSTLY = 1.02  # times these
+
+Job: TypeAlias = tuple[int, int, str]
+"""The first seed of a batch, the number of its schedules, and a planted defect, or none."""
+Cost: TypeAlias = tuple[float, int]
+"""Seconds of virtual time, and trainings."""
 
 
 @dataclass
@@ -69,7 +78,7 @@ def attempt(schedule: Schedule) -> Outcome:
         return Outcome(schedule.seed, f"crashed: {type(error).__name__}: {error}")
 
 
-def batch(job: tuple[int, int, str]) -> tuple[list[Outcome], float]:
+def batch(job: Job) -> tuple[list[Outcome], float]:
     """So many schedules from a seed on, with a planted defect or without, and the seconds of this processor that they took."""
     first, count, defect = job
     quiet()
@@ -88,7 +97,7 @@ def quiet() -> None:
     gc.freeze()  # the modules of PyTorch are not looked through again and again
 
 
-def batches(first: int, count: int, defect: str = "") -> Iterator[tuple[int, int, str]]:
+def batches(first: int, count: int, defect: str = "") -> Iterator[Job]:
     for start in range(first, first + count, BATCH):
         yield start, min(BATCH, first + count - start), defect
 
@@ -137,15 +146,64 @@ def read_log(log: Path | None) -> Summary:
     return Summary(**{**data, "faults": Counter(data["faults"]), "failed": {int(seed): why for seed, why in data["failed"].items()}})
 
 
-def hunt(pool: ProcessPoolExecutor, name: str, seed: int, count: int) -> int:
-    """Schedules until a planted defect was found; 0 where it was not."""
-    tried = 0
-    for outcomes, _ in pool.map(batch, batches(seed, count, name)):
-        for outcome in outcomes:
-            tried += 1
-            if outcome.wrong:
-                return tried
-    return 0
+@dataclass
+class Hunt:
+    """A search for one planted defect.
+
+    tried: schedules with it. wrong: what one of them showed; empty while none did.
+    costs: seconds of virtual time and trainings that they took, and what the same schedules take without it.
+    """
+
+    name: str
+    tried: int = 0
+    wrong: str = ""
+    costs: tuple[Cost, Cost] = ((0.0, 0), (0.0, 0))
+
+    @property
+    def costly(self) -> str:
+        """Whether the defect costs time or work, though it breaks nothing; in words."""
+        (seconds, trainings), (before, usual) = self.costs
+        if self.tried < ENOUGH:
+            return ""
+        if seconds > COSTLY * before:
+            return f"slow: {seconds / before:.3f} times the time"
+        return f"wasteful: {trainings / usual:.3f} times the trainings" if trainings > COSTLY * usual else ""
+
+
+def hunt(pool: ProcessPoolExecutor, name: str, seed: int, count: int, usual: dict[int, Cost]) -> Hunt:
+    """Try schedules with a planted defect until one shows it, or until it shows in their costs.
+
+    usual: batch by its first seed -> what it costs without defect; those that are missing are added.
+    """
+    found = Hunt(name)
+    for jobs in batched(batches(seed, count, name), AT_ONCE):
+        missing = [(first, many, "") for first, many, _ in jobs if first not in usual]
+        for (first, _, _), (outcomes, _) in zip(missing, pool.map(batch, missing), strict=True):
+            usual[first] = cost_of(outcomes)
+        for (first, _, _), (outcomes, _) in zip(jobs, pool.map(batch, jobs), strict=True):
+            for outcome in outcomes:
+                found.tried += 1
+                if outcome.wrong:
+                    found.wrong = outcome.wrong
+                    return found
+            found.costs = added(found.costs[0], cost_of(outcomes)), added(found.costs[1], usual[first])
+        if found.costly:
+            found.wrong = found.costly
+            return found
+    return found
+
+
+def cost_of(outcomes: Sequence[Outcome]) -> Cost:
+    return sum(outcome.seconds for outcome in outcomes), sum(outcome.trainings for outcome in outcomes)
+
+
+def added(one: Cost, other: Cost) -> Cost:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def batched(jobs: Iterator[Job], count: int) -> Iterator[list[Job]]:
+    while made := list(islice(jobs, count)):
+        yield made
 
 
 @click.command("schedules")
@@ -206,12 +264,11 @@ def schedules(pool: ProcessPoolExecutor, seed: int, count: int, log: Path | None
 
 def defects(pool: ProcessPoolExecutor, names: Sequence[str], seed: int, count: int, say: Say) -> dict[str, Any]:
     """Try each planted defect until a schedule finds it, then the same schedules without any."""
-    found = dict[str, int]()
+    found, usual = list[Hunt](), dict[int, Cost]()
     for name in names or [name for name in DEFECTS if name]:
-        after = hunt(pool, name, seed, count)
-        say(f"{name}: {f'found after {after} schedules' if after else f'not found in {count} schedules'}")
-        found[name] = after
-    unplanted = schedules(pool, seed, max(found.values()) or count, None, say)
-    missed = sum(not after for after in found.values())
-    planted = [{"name": name, "found_after": after} for name, after in found.items()]
-    return {**unplanted, "planted": planted, "wrong": unplanted["wrong"] + missed}
+        one = hunt(pool, name, seed, count, usual)
+        say(f"{name}: {f'found after {one.tried} schedules: {one.wrong}' if one.wrong else f'not found in {one.tried} schedules'}")
+        found.append(one)
+    unplanted = schedules(pool, seed, max(one.tried for one in found), None, say)
+    planted = [{"name": one.name, "found_after": one.tried if one.wrong else 0, "wrong": one.wrong} for one in found]
+    return {**unplanted, "planted": planted, "wrong": unplanted["wrong"] + sum(not one.wrong for one in found)}

@@ -15,10 +15,11 @@ from coordinator.inbox import Inbox
 from coordinator.journal import Journal
 from coordinator.run import round_events as on
 from coordinator.run import updates
-from coordinator.run.actions import Ask, Fold, Forget
+from coordinator.run.actions import Forget, Receive
 from coordinator.run.driver import Driver
 from coordinator.run.round import Round, put
 from coordinator.run.step import HANDLERS
+from federated.task import Key
 
 __all__ = ["DEFECTS", "Defect"]
 
@@ -43,8 +44,9 @@ def nothing(*given: object, **named: object) -> None:
     """In place of a function that does something."""
 
 
-def handler(event: type, handle: Callable[..., Any]) -> Patch:
-    return "coordinator.run.step.HANDLERS", MappingProxyType({**HANDLERS, event: handle})
+def handlers(made: dict[type, Callable[..., Any]]) -> Patch:
+    """Other handlers of some events, in place of the round's own."""
+    return "coordinator.run.step.HANDLERS", MappingProxyType({**HANDLERS, **made})
 
 
 def forget_at_once(r: Round, e: on.UpdateFolded, out: list[Any]) -> Round:
@@ -53,20 +55,21 @@ def forget_at_once(r: Round, e: on.UpdateFolded, out: list[Any]) -> Round:
     return updates.folded(r, e, out)
 
 
+def receive_again(r: Round, e: on.UpdateOffered, out: list[Any]) -> Round:
+    """An update that came is received once more."""
+    state = r.tasks.get(Key(e.agent, e.offer.submodel, e.offer.round, e.offer.work))
+    if state is None or not state.came:
+        return updates.offer(r, e, out)
+    out.append(Receive(e.agent, e.offer))
+    return r
+
+
 def accept_again(r: Round, e: on.UpdateCame, out: list[Any]) -> Round:
     """An update that came, or was folded, counts once more."""
     state = r.tasks.get(e.key)
     if state is not None and state.outcome == "folded":
         r = structs.replace(r, tasks=r.tasks.set(e.key, structs.replace(state, stage="asked", outcome="")))
     return updates.update(r, e, out)
-
-
-def unrepeated(r: Round, e: on.Resumed, out: list[Any]) -> Round:
-    """After a restart, agents are not told their tasks again, nor updates folded."""
-    made: list[Any] = []
-    r = HANDLERS[on.Resumed](r, e, made)
-    out += [action for action in made if not isinstance(action, Ask | Fold)]
-    return r
 
 
 def acted_first(self: Driver, event: on.RoundEvent) -> None:
@@ -132,19 +135,18 @@ DEFECTS: dict[str, Defect] = {
     "": Defect(),
     "the journal is not synced": Defect((("coordinator.journal.Journal.sync", nothing),)),
     "an update is acknowledged before it is on disk": Defect((("coordinator.inbox.Inbox.__init__", unchecked),)),
-    "an update leaves the spool before its snapshot": Defect((handler(on.UpdateFolded, forget_at_once),)),
-    "an update that comes twice counts twice": Defect((handler(on.UpdateCame, accept_again),)),
+    "an update leaves the spool before its snapshot": Defect((handlers({on.UpdateFolded: forget_at_once}),)),
+    "an update that comes twice counts twice": Defect((handlers({on.UpdateOffered: receive_again, on.UpdateCame: accept_again}),)),
     "a lease never ends": Defect((("coordinator.run.task_state.TaskState.due", property(lambda self: float("inf"))),)),
-    "a restart repeats nothing": Defect((handler(on.Resumed, unrepeated),)),
     "actions come before their event is written": Defect(((f"{DRIVER}._take", acted_first),)),
     "a torn record is read": Defect((("coordinator.journal.payloads", uncut),)),
     "a journal continues any checkpoint": Defect((("coordinator.journal.Journal._find", newest),)),
     "a replay trusts the spool": Defect(((f"{DRIVER}._update", unlooked),)),
     "lost tasks are not told again": Defect((("coordinator.run.agents.remind", lambda r, state, pause, out: r),)),
     "a late task holds the round": Defect((("coordinator.run.task_state.TaskState.working", property(lambda self: self.open)),)),
-    "a heartbeat extends every lease": Defect((handler(on.AgentBeat, patient),)),
-    "an update is refused without a reason": Defect((handler(on.UpdateRefused, unexplained),)),
+    "a heartbeat extends every lease": Defect((handlers({on.AgentBeat: patient}),)),
+    "an update is refused without a reason": Defect((handlers({on.UpdateRefused: unexplained}),)),
     "old segments of the journal stay": Defect((("coordinator.journal.Journal.sweep", nothing),)),
-    "an agent does not offer its update again": Defect((("federated.device.uploads.Uploads.offer", nothing),)),
+    "an agent does not offer its update again": Defect((("federated.device.uploads.Uploads.stalled", lambda self, now: []),)),
     "an agent's update does not outlive its process": Defect((("federated.device.spool.Spool.keep", nothing),)),
 }

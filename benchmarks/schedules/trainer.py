@@ -98,6 +98,7 @@ class Trainer:
     due: float = 0.0
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
+        self.world.trainings += task.work == "train"
         seconds = self.pace * self.world.random.uniform(0.5, 1.5)
         self.present, self.due = (task, weights, result), self.world.now + seconds
         self.world.after(seconds, self.wake)

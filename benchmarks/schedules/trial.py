@@ -64,6 +64,7 @@ class Outcome:
     seconds: of virtual time.
     lives: of the coordinator.
     folded: updates.
+    trainings: that agents began.
     """
 
     seed: int
@@ -73,6 +74,7 @@ class Outcome:
     seconds: float = 0.0
     lives: int = 1
     folded: int = 0
+    trainings: int = 0
 
 
 class Trial:
@@ -110,7 +112,7 @@ class Trial:
         if self.outcome.finished and not self.outcome.wrong:
             honest = {name for name, device in self.devices.items() if not device.character}
             self.outcome.folded = sum(map(len, self.oracle.check_end(honest, self.outcome.injected).folded.values()))
-        self.outcome.seconds = self.world.now
+        self.outcome.seconds, self.outcome.trainings = self.world.now, self.world.trainings
         return self.outcome
 
     # ---- the coordinator ---------------------------------------------------------------------------------------------

@@ -99,23 +99,12 @@ class Driver:
                     raise
         self.round = after
         self._hear_again()
-        if self.journal is not None and any(map(self._promises, actions)):
+        if self.journal is not None and any(promises(event, action) for action in actions):
             self.journal.sync()
         if isinstance(event, on.UpdateFolded):
             self._collectors[self.phase.work].fold(self.round.tasks[event.key], self._update(event.key))
         for action in actions:
             self._do(action)
-
-    def _promises(self, action: Action) -> bool:
-        """Whether others act upon an action, or it cannot be taken back. Calibration and evaluation begin anew in another process."""
-        match action:
-            case do.Ask(task) | do.Abort(task):
-                return task.work == "train"
-            case do.Forget(key):
-                return key.work == "train"
-            case do.Answer():
-                return self.round.phase is None or self.round.phase.work == "train"  # else the file in the spool is enough
-        return False
 
     def _hear_nothing(self, error: StoreError) -> None:
         """Stops the clock while the journal has no room, so that agents that cannot be heard do not become late."""
@@ -287,6 +276,18 @@ class Driver:
                 self.take(on.UpdateLost(self.clock(), key))
         self.inbox.forget("round-*", keep=[*open, *whole, *self.round.unkept])
         self.take(on.Resumed(self.clock(), self._rules))
+
+
+def promises(event: on.RoundEvent, action: Action) -> bool:
+    """Whether others act upon an action, or it cannot be taken back. Calibration and evaluation begin anew in another process."""
+    match action:
+        case do.Ask(task) | do.Abort(task):
+            return task.work == "train"
+        case do.Forget(key):
+            return key.work == "train"
+        case do.Answer():
+            return not isinstance(event, on.UpdateCame | on.UpdateRefused) or event.key.work == "train"
+    return False
 
 
 def digest_of(path: Path) -> str:
