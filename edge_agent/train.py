@@ -133,6 +133,8 @@ def check_allowed(job: Job, message: Any) -> None:
 
 
 def _perform(job: Job, data: Any, channel: Channel, gauge: Gauge, message: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
     from federated.local import errand
     from federated.training import Stopped
 
@@ -154,7 +156,7 @@ def _perform(job: Job, data: Any, channel: Channel, gauge: Gauge, message: dict[
     except Stopped:
         channel.receive()  # the request that stopped it
         return {"failed": "cancelled"}
-    except MemoryError:
+    except (MemoryError, torch.OutOfMemoryError):
         return {"failed": f"out of memory with {task.submodel.name} at batch {task.recipe.batch}"}
     except OSError as error:
         log.exception("round %d: %s failed", task.round, task.work)
@@ -162,6 +164,8 @@ def _perform(job: Job, data: Any, channel: Channel, gauge: Gauge, message: dict[
         return {"failed": f"cannot read or write {where}", "full": error.errno in (errno.ENOSPC, errno.EDQUOT)}
     except (EspalierError, RuntimeError, ValueError) as error:
         log.exception("round %d: %s failed", task.round, task.work)
+        if job.device == "cuda":
+            torch.cuda.synchronize()  # after some errors every use of the GPU fails: it raises, this process ends, and the agent starts another
         return {"failed": f"{type(error).__name__}: {error}"}
     return {"result": message["result"], "loss": loss}
 

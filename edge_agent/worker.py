@@ -169,7 +169,8 @@ class Worker:
         except (EOFError, OSError) as error:
             why = self._obituary()
             if self.job.limits.memory and self._process.returncode:
-                raise ConfigError(f"the training process ended: {why}; Python and PyTorch alone take about 400 MB: raise --limit-memory") from error
+                alone = "400 MB" if self.job.device == "cpu" else "1.3 GB with CUDA"
+                raise ConfigError(f"the training process ended: {why}; Python and PyTorch alone take about {alone}: raise --limit-memory") from error
             raise EspalierError(f"the training process ended: {why}") from error
         match answer.get("error"):
             case None:

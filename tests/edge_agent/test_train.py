@@ -1,15 +1,19 @@
-"""What a device builds: of networks that run code of its own, the one that its owner named and no other, wherever a message hides it."""
+"""What a training process refuses, and what it says of a task that failed."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from multiprocessing import Pipe
+from pathlib import Path
+from threading import Thread
 
 import msgspec
 import pytest
+import torch
 
 from edge_agent.limits import Limits
-from edge_agent.train import check_allowed
-from edge_agent.worker import Job
+from edge_agent.train import check_allowed, serve
+from edge_agent.worker import Channel, Job
 from federated.errors import Refused
 from federated.task import Recipe, Task
 from federated.wire.messages import Run
@@ -47,3 +51,21 @@ def test_a_function_that_the_owner_did_not_name_is_refused(message) -> None:
 def test_networks_of_this_package_need_no_permission() -> None:
     check_allowed(job(), run(menu=(PLAIN,), settings={"widths": (0.5, 1.0), "choice": "zico"}))
     check_allowed(job(), task(PLAIN, small=msgspec.to_builtins(PLAIN)))
+
+
+def test_a_gpu_without_memory_is_told_as_briefly_as_a_device_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own words name other processes of the machine."""
+
+    def exhausted(*given: object, **named: object) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory. Process 684 has 78.06 GiB memory in use.")
+
+    monkeypatch.setattr("federated.local.errand", exhausted)
+    ours, theirs = (Channel(end) for end in Pipe())
+    serving = Thread(target=serve, args=(theirs,))
+    serving.start()
+    ours.send(asdict(replace(job(), data="", limits=Limits(cpus=torch.get_num_threads()))))
+    ours.receive()  # the card
+    ours.send({"do": "task", "number": 1, "task": task(PLAIN), "weights": str(tmp_path / "w"), "result": str(tmp_path / "r")})
+    assert ours.receive() == {"number": 1, "failed": "out of memory with w1-d4.4.4 at batch 32"}
+    ours.connection.close()
+    serving.join()
