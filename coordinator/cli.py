@@ -193,7 +193,7 @@ SIMULATED = {"device": "simulate.device", "seeds": "simulate.seeds", "workers": 
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="where devices train  [default: cpu]")
 @click.option("--seeds", callback=whole_numbers, metavar="0,1,2", help="one run each  [default: the experiment's own]")
 @click.option("--init", metavar="CHECKPOINT", help=INIT)
-@click.option("--workers", type=int, metavar="N", help="processes that train  [default: one per processor; with cuda 1]")
+@click.option("--workers", type=int, metavar="N", help="processes that train  [default: one per processor; with cuda 4 at most]")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="where results and pictures go  [default: results/NAME]")
 @click.option("--resume", is_flag=True, help="go on with what is not finished")
 @RUNS

@@ -51,7 +51,8 @@ class Simulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     shared out among them, as `edge-agent join --partition` takes it. held: share of each device's examples that it holds out.
     speeds: relative speeds of the devices, in equal shares of them, in order; assignment follows unless `assign.submodels` pins it.
     delays: least seconds of a device's training, in equal shares of them, in order, as if slow ones took them; none: as long as it takes here.
-    seeds: one run each, of everything that is random; none: the run's own. device: cpu or cuda. workers: processes that train; 0: one per processor.
+    seeds: one run each, of everything that is random; none: the run's own. device: cpu or cuda.
+    workers: processes that train; 0: one per processor, with cuda 4 at most.
     target: accuracy of the largest submodel up to which TMAC counts rounds (see `federated.accounting`). Unlike `target_accuracy`, which
     counts where this is 0, it does not end the run.
     """

@@ -34,14 +34,16 @@ from federated.wire.messages import Run
 __all__ = ["VAST", "Workers", "outcome"]
 
 VAST = 2**40  # bytes: nothing that one machine simulates is too large for a device
+ON_GPU = 4  # each has a context on the GPU, of some 500 MB; of ResNet-18, more than four trained little faster
 BROKEN = "a worker process was ended from outside, perhaps for want of memory: go on with --resume, and fewer --workers"
 
 
 class Workers:
-    """A pool of them. source: of the data that they learn from. several: how many; 0: one per processor, or with a GPU one. device: cpu or cuda."""
+    """A pool of them. source: of the data that they learn from. device: cpu or cuda. several: 0 means one per processor, on a GPU ON_GPU at most."""
 
     def __init__(self, source: Source, several: int, device: str) -> None:
-        several = several or (1 if device == "cuda" else len(os.sched_getaffinity(0)))
+        processors = len(os.sched_getaffinity(0))
+        several = several or (min(ON_GPU, processors) if device == "cuda" else processors)
         context = beginning()
         self.device = device
         self._stopped = context.RawValue(ctypes.c_bool, False)  # no lock in it, which a worker that is killed could keep
