@@ -15,7 +15,7 @@ from coordinator.inbox import Inbox
 from coordinator.journal import Journal
 from coordinator.run import round_events as on
 from coordinator.run import updates
-from coordinator.run.actions import Forget, Receive
+from coordinator.run.actions import Forget
 from coordinator.run.driver import Driver
 from coordinator.run.round import Round, put
 from coordinator.run.step import HANDLERS
@@ -55,21 +55,12 @@ def forget_at_once(r: Round, e: on.UpdateFolded, out: list[Any]) -> Round:
     return updates.folded(r, e, out)
 
 
-def receive_again(r: Round, e: on.UpdateOffered, out: list[Any]) -> Round:
-    """An update that came is received once more."""
+def accept_again(r: Round, e: on.UpdateOffered, out: list[Any]) -> Round:
+    """An update that came is taken for a new one when it is offered again."""
     state = r.tasks.get(Key(e.agent, e.offer.submodel, e.offer.round, e.offer.work))
-    if state is None or not state.came:
-        return updates.offer(r, e, out)
-    out.append(Receive(e.agent, e.offer))
-    return r
-
-
-def accept_again(r: Round, e: on.UpdateCame, out: list[Any]) -> Round:
-    """An update that came, or was folded, counts once more."""
-    state = r.tasks.get(e.key)
-    if state is not None and state.outcome == "folded":
-        r = structs.replace(r, tasks=r.tasks.set(e.key, structs.replace(state, stage="asked", outcome="")))
-    return updates.update(r, e, out)
+    if state is not None and state.came:
+        r = put(r, structs.replace(state, stage="asked", outcome=""))
+    return updates.offer(r, e, out)
 
 
 def acted_first(self: Driver, event: on.RoundEvent) -> None:
@@ -136,7 +127,7 @@ DEFECTS: dict[str, Defect] = {
     "the journal is not synced": Defect((("coordinator.journal.Journal.sync", nothing),)),
     "an update is acknowledged before it is on disk": Defect((("coordinator.inbox.Inbox.__init__", unchecked),)),
     "an update leaves the spool before its snapshot": Defect((handlers({on.UpdateFolded: forget_at_once}),)),
-    "an update that comes twice counts twice": Defect((handlers({on.UpdateOffered: receive_again, on.UpdateCame: accept_again}),)),
+    "an update that comes twice counts twice": Defect((handlers({on.UpdateOffered: accept_again}),)),
     "a lease never ends": Defect((("coordinator.run.task_state.TaskState.due", property(lambda self: float("inf"))),)),
     "actions come before their event is written": Defect(((f"{DRIVER}._take", acted_first),)),
     "a torn record is read": Defect((("coordinator.journal.payloads", uncut),)),
