@@ -41,6 +41,7 @@ class Device:
         self._spool: Spool | None = None
         self._participant: Participant | None = None
         self._lives = 0
+        self._offered = set[str]()
         self._woken = False
 
     @property
@@ -52,7 +53,7 @@ class Device:
         self._lives += 1
         will = topics.status(self.run, self.name), envelope.encode(messages.Status(self.name, self.session, False))
         kind = lies.LyingCable if self.character == "liar" else Cable
-        self._link = kind(self.network, self.process, will, self.wake)
+        self._link = kind(self.network, self.process, will, self.wake, self._note)
         self._link.drip = SLOW if self.character == "drip" else 0.0
         self._guard(partial(self._link.subscribe, topics.run(self.run)))
         self.wake()
@@ -135,11 +136,16 @@ class Device:
 
     def _join(self, link: Cable, run: messages.Run) -> Participant:
         link.unsubscribe(topics.run(self.run))
-        trainer, self._spool = Trainer(self.world, self.pace, self.character, self.wake), Spool(self.folder, lasting=True)
+        trainer, self._spool = Trainer(self.world, self.pace, self.character, self.wake, self._offered), Spool(self.folder, lasting=True)
         equipment = Equipment(self._measure, trainer, self._spool, clock=partial(self.world.clock, self.process))
         participant = self._participant = Participant(link, run, self.name, self.session, equipment)
         participant.join()
         return participant
+
+    def _note(self, topic: str, payload: bytes) -> None:
+        """Remember what is offered: it must not be trained again."""
+        if topic == topics.say(self.run, self.name) and isinstance(message := envelope.decode(payload), messages.Offer):
+            self._offered.add(message.manifest.transfer)
 
     def _measure(self, run: messages.Run) -> Profile:
         timings = tuple(Timing(submodel, run.batch, self.pace / 10) for submodel in run.calibration)

@@ -6,7 +6,7 @@ agents that lie are owed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Sequence, Set
 from pathlib import Path
 
 from msgspec import structs
@@ -158,8 +158,11 @@ class Oracle:
 
     # ---- at the end --------------------------------------------------------------------------------------------------
 
-    def check_end(self, honest: Container[str], injected: Collection[str]) -> Replayed:
-        """Check a run that is over. honest: agents that do as the protocol says. injected: kinds of faults."""
+    def check_end(self, honest: Set[str], injected: Collection[str], repeated: Sequence[str]) -> Replayed:
+        """Check a run that is over.
+
+        honest: agents that do as the protocol says. injected: kinds of faults. repeated: agents that trained again what they had offered.
+        """
         found = replay(self.runs, self.run, make=learn)
         if found.doubled:
             self.fail(f"doubled: {found.doubled} updates")
@@ -174,6 +177,8 @@ class Oracle:
                 self.fail(f"lost: round {round} began anew, though no disk was damaged")
             if not again and (agent, round) not in answered:
                 self.fail(f"lost: the update of {agent} in round {round} was acknowledged, and neither folded nor answered for")
+        for agent in honest & set(repeated) if not harmed else ():
+            self.fail(f"wasted: {agent} trained again what it had offered")
         for agent, reason in self.refusals if not harmed else ():
             if agent in honest:
                 self.fail(f"refused: {agent} is honest: {reason}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,18 +87,22 @@ class Trainer:
     pace: seconds that a task takes, about.
     character: `mute` never answers, a `liar` answers something else.
     wake: called when a task is done.
+    offered: names of transfers that the agent has offered.
     """
 
     world: World
     pace: float
     character: str = ""
     wake: Callable[[], None] = lambda: None
+    offered: Container[str] = ()
     progress: tuple[int, int] = (0, 0)
     present: tuple[Task, Path, Path] | None = None
     due: float = 0.0
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
-        self.world.trainings += task.work == "train"
+        if task.work == "train":
+            self.world.trainings += 1
+            self.world.repeated += [task.agent] if task.transfer in self.offered else []
         seconds = self.pace * self.world.random.uniform(0.5, 1.5)
         self.present, self.due = (task, weights, result), self.world.now + seconds
         self.world.after(seconds, self.wake)

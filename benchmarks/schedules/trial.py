@@ -111,7 +111,7 @@ class Trial:
                 device.close()
         if self.outcome.finished and not self.outcome.wrong:
             honest = {name for name, device in self.devices.items() if not device.character}
-            self.outcome.folded = sum(map(len, self.oracle.check_end(honest, self.outcome.injected).folded.values()))
+            self.outcome.folded = sum(map(len, self.oracle.check_end(honest, self.outcome.injected, self.world.repeated).folded.values()))
         self.outcome.seconds, self.outcome.trainings = self.world.now, self.world.trainings
         return self.outcome
 

@@ -52,11 +52,17 @@ class Stalled(BaseException):
 
 
 class World:
-    """The clock and what is due. running: the process whose turn it is. limit: seconds after which Stalled is raised. trainings: begun so far."""
+    """The clock, and what is due.
+
+    running: the process whose turn it is.
+    limit: seconds after which Stalled is raised.
+    trainings: begun so far.
+    repeated: agents that began one whose update they had offered already.
+    """
 
     def __init__(self, seed: int, limit: float) -> None:
         self.now, self.limit = 0.0, limit
-        self.trainings = 0
+        self.trainings, self.repeated = 0, list[str]()
         self.random = random.Random(seed)  # noqa: S311  # no secret
         self.running: Process | None = None
         self._due: list[tuple[float, int, Happening]] = []
