@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import time
+from collections.abc import Callable
 
 from coordinator.context import RunContext
 from coordinator.fleet import Fleet
-from coordinator.observe.events import AgentsAwaited, Publish, RunPaused
+from coordinator.observe.events import AgentsAwaited, Publish, RoundDelayed, RunPaused
+from coordinator.plan import RoundPlan
 from coordinator.run.round import Agent
 from coordinator.store import Store
 from federated.errors import FleetError
-from federated.task import Profile
 
-__all__ = ["await_agents", "await_others", "await_round"]
-
-log = logging.getLogger(__name__)
+__all__ = ["await_able", "await_agents", "await_round"]
 
 TURN = 0.2  # seconds between looks
 AGAIN = 60.0  # seconds after which the run's card is published again, for a broker that lost it
@@ -31,7 +29,7 @@ def await_round(run: RunContext) -> None:
     empty = count_empty(run.store) if fleet.round.rules.leases else 0
     until = fleet.clock() + (SHORTEST * 2 ** (empty - 1) if empty else 0.0)
     while fleet.clock() < until:
-        run.publish(RunPaused())
+        run.publish(RoundDelayed("the last round brought no update, so the next one begins a little later"))
         fleet.turn(TURN)
     while True:
         while run.helm.paused:  # agents stay, and are heard
@@ -42,28 +40,27 @@ def await_round(run: RunContext) -> None:
             return
 
 
-def await_others(run: RunContext, error: FleetError, since: float) -> None:
-    """Return when other agents are ready than those that cannot train. One that says that it has no memory must not end a run of others.
+def await_able(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
+    """The plan of a round, as soon as one of the agents that are ready can train: one that claims to have no memory must not end a run of others.
 
-    error: why they cannot; raised again where others do not come within the configured limit, or where nobody else can come.
-    since: when waiting began, in the coordinator's seconds.
+    plan: makes it from the agents that are ready, or raises FleetError that says why none can train. It is tried again when another agent comes, and
+    each minute. Raises that error where none comes within the configured limit, or where none can come, as in a simulation.
     """
     fleet, limit = run.fleet, run.config.fleet.wait
-    if not fleet.round.rules.leases:
-        raise error
-    log.warning("waiting for other agents: %s", error)
-    unable, told = measured(fleet), fleet.clock()
-    while measured(fleet) == unable and fleet.clock() - told < AGAIN:  # one that failed may try again after a while
-        if limit and fleet.clock() - since > limit:
-            raise error
-        run.publish(RunPaused())
-        fleet.turn(TURN)
-    await_round(run)
-
-
-def measured(fleet: Fleet) -> dict[str, Profile | None]:
-    """The agents that are ready, with what they measured."""
-    return {agent.name: agent.profile for agent in fleet.ready()}
+    since = fleet.clock()
+    while True:
+        try:
+            return plan()
+        except FleetError as error:
+            if not fleet.round.rules.leases or (limit and fleet.clock() - since > limit):
+                raise
+            why = str(error)
+        unable, again = {agent.name for agent in fleet.ready()}, fleet.clock() + (min(AGAIN, limit) if limit else AGAIN)
+        while run.helm.paused or (fleet.clock() < again and unable.issuperset(agent.name for agent in fleet.ready())):
+            run.publish(RunPaused() if run.helm.paused else RoundDelayed(why))
+            fleet.turn(TURN)
+        fleet.endpoint.publish(fleet.run)  # a broker may have lost the card, so that nobody else can join
+        await_agents(fleet, run.config.fleet.min_agents, limit, run.publish)
 
 
 def await_agents(fleet: Fleet, wanted: int, limit: float, publish: Publish) -> list[Agent]:

@@ -10,8 +10,9 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from coordinator.attendance import await_others, await_round
+from coordinator.attendance import await_able, await_round
 from coordinator.context import RunContext
 from coordinator.evaluation import Evaluator, without_statistics
 from coordinator.history import FleetHistory, recall
@@ -158,8 +159,8 @@ def advance(run: RunContext, evaluator: Evaluator, progress: Progress, training:
     """Run one round, from stored progress to stored progress. training: as an earlier process left it, if one did."""
     if training is None:
         await_round(run)
-    before = read_usage(run.fleet.link)
     training = training or begin_training(run, progress)
+    before = read_usage(run.fleet.link)
     run.helm.within()
     plan = training.plan
     run.publish(RoundBegan(plan.round, run.config.rounds, plan.chosen))
@@ -193,13 +194,7 @@ def read_usage(link: Link) -> Usage:
 
 def begin_training(run: RunContext, progress: Progress) -> Training:
     """Plan the next round with the agents that are ready, as soon as one of them can train. Raises FleetError where none comes."""
-    since = run.fleet.clock()
-    while True:
-        try:
-            plan = plan_round(run, progress.state, progress.history)
-            break
-        except FleetError as error:
-            await_others(run, error, since)
+    plan = await_able(run, partial(plan_round, run, progress.state, progress.history))
     run.fleet.inbox.forget("round-*", keep=[late.key for late in run.fleet.late])  # of rounds that are over, or that were given up
     run.fleet.driver.take(RoundPlanned(run.fleet.clock(), plan))
     return Training(run, progress.state, progress.history, plan)

@@ -73,7 +73,8 @@ class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     quorum: share of the needed whose updates close a round.
     select: which agents take part at all, as `coordinator.constraints` reads it; empty: all.
-    deadline: seconds of a round; 0 lets the fleet's own measurements decide. wait: seconds without enough agents before giving up; 0: never.
+    deadline: seconds of a round; 0 lets the fleet's own measurements decide. wait: seconds without enough
+    agents, or without one that can train, before giving up; 0: never.
     late: what becomes of an update whose round is closed: it is dropped, or folded into a later round by its age (`federated.buffered`).
     mode: sync, in rounds that wait for their agents; buffered, where each trains at its own pace and a round is closed by any `buffer` updates
     (0: half as many as train). staleness: rounds that an update may be late, where late ones count.

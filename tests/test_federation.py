@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from coordinator.fleet import Fleet
-from coordinator.observe.events import Event, RunPaused
+from coordinator.observe.events import Event, RoundDelayed
 from coordinator.run import rules
 from coordinator.store import Store
 from federated.errors import ConfigError, FleetError, StoreError
@@ -206,7 +206,7 @@ def test_an_agent_that_can_hold_nothing_and_is_alone_does_not_end_a_run(tmp_path
             super().live(link, folder)
 
     def read(event: Event) -> None:
-        if isinstance(event, RunPaused):
+        if isinstance(event, RoundDelayed):
             found.set()
 
     agents = [Member("a0", digits(0, 2), memory=100_000), Later("a1", digits(1, 2))]

@@ -26,6 +26,7 @@ __all__ = [
     "Publish",
     "Rejected",
     "RoundBegan",
+    "RoundDelayed",
     "RoundEnded",
     "RunEnded",
     "RunPaused",
@@ -55,6 +56,16 @@ class AgentsAwaited:
 @dataclass(frozen=True)
 class RunPaused:
     """No round begins, because somebody paused the run; published at each look while that lasts."""
+
+
+@dataclass(frozen=True)
+class RoundDelayed:
+    """No round begins for a while, though nobody paused the run; published at each look while that lasts.
+
+    why: in words.
+    """
+
+    why: str
 
 
 @dataclass(frozen=True)
@@ -232,6 +243,7 @@ Event: TypeAlias = (
     | RoundBegan
     | RoundEnded
     | RunEnded
+    | RoundDelayed
     | RunPaused
     | StageTook
     | TaskFailed

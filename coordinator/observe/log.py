@@ -19,10 +19,14 @@ class Log:
 
     def __init__(self, run: str) -> None:
         self.about: dict[str, Any] = {"run": run, "round": 0}
-        self._paused = False
+        self._paused, self._delayed = False, ""
 
     def read(self, event: events.Event) -> None:
         match event:
+            case events.RoundDelayed(why):
+                if why != self._delayed:
+                    log.warning("no round begins: %s", why, extra={"event": "delayed"})
+                self._delayed = why
             case events.RunPaused():
                 if not self._paused:
                     log.info("paused after round %d", self.about["round"], extra={"event": "paused"})

@@ -125,6 +125,8 @@ class Observer:
         match event:
             case events.AgentsAwaited(_, wanted):
                 self.phase, self.wanted = "waiting", wanted
+            case events.RoundDelayed():
+                self.phase = "waiting"
             case events.RunPaused():
                 self.phase = "paused"
             case events.RoundBegan(number, rounds, _):

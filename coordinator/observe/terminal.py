@@ -45,7 +45,7 @@ class Lines:
     def __init__(self, say: Say) -> None:
         self._say = say
         self._waiting = (-1, -math.inf)  # how many agents there were when it was last said, and when that was
-        self._rounds, self._paused = 0, False
+        self._rounds, self._paused, self._delayed = 0, False, ""
         self._ended: list[float] = []  # when rounds ended, by the monotonic clock
 
     def read(self, event: events.Event) -> None:
@@ -54,6 +54,10 @@ class Lines:
                 self._await(ready, wanted)
             case events.RoundBegan(number, rounds, chosen):
                 self._begin(number, rounds, chosen)
+            case events.RoundDelayed(why):
+                if why != self._delayed:
+                    self._say(f"waiting: {why}")
+                self._delayed = why
             case events.RunPaused():
                 if not self._paused:
                     self._say("paused: no round begins until `coordinator pause --off`")
@@ -69,7 +73,7 @@ class Lines:
             self._say(f"waiting: {ready} of {wanted} agents")
 
     def _begin(self, number: int, rounds: int, chosen: Mapping[str, Submodel]) -> None:
-        self._rounds, self._paused = rounds, False
+        self._rounds, self._paused, self._delayed = rounds, False, ""
         self._waiting = (-1, -math.inf)  # the next wait is news again
         self._ended = self._ended or [time.monotonic()]
         names = [f"{agent} {submodel.unowned.name}" for agent, submodel in sorted(chosen.items())]
@@ -130,6 +134,8 @@ class Screen:
                 self._round, self._note = (number, rounds), f"training on {len(chosen)} agents"
             case events.UpdateFolded(entry):
                 self._note = f"folded {entry.agent}"
+            case events.RoundDelayed(why):
+                self._note = f"waiting: {why}"
             case events.RunPaused():
                 self._note = "paused: `coordinator pause --off` resumes it"
             case events.RoundEnded(done):

@@ -9,7 +9,7 @@ import pytest
 from coordinator import attendance
 from coordinator.attendance import SHORTEST, await_agents, count_empty
 from coordinator.fleet import Fleet
-from coordinator.observe.events import Event, RunPaused
+from coordinator.observe.events import Event, RoundDelayed
 from coordinator.store import Store
 from federated.task import Update
 from federated.wire import topics
@@ -42,7 +42,7 @@ def test_a_round_without_an_update_is_followed_by_a_pause(tmp_path: Path, monkey
         return update
 
     settings = {"method.widths": [0.5, 1.0], "model.name": "mlp-small", "train.steps": 1, "rounds": 2, "assign.submodels": {"*": "w1-d2"}}
-    read = lambda event: paused.append(event) if isinstance(event, RunPaused) else None  # noqa: E731
+    read = lambda event: paused.append(event) if isinstance(event, RoundDelayed) else None  # noqa: E731
     federate(tmp_path, [Member("a0", digits(0, 1), change=fail)], settings, read=read)
     assert len(paused) >= 2
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
