@@ -89,10 +89,11 @@ class Inbox:
         self._waiting: dict[Key, messages.Offer] = {}
         spool.mkdir(parents=True, exist_ok=True)
 
-    def expect(self, limits: Mapping[Key, int], hold: Collection[Key] = ()) -> dict[Key, Path]:
+    def expect(self, limits: Mapping[Key, int], hold: Collection[Key] = ()) -> None:
         """From now on, only these with at most so many bytes, and as before those that are held; what else was on its way is dropped.
 
-        What is whole in the spool already, of an earlier process, is given back by key; what is begun goes on.
+        What is begun in the spool, of an earlier process, goes on. What is whole there is removed: nobody recorded its digest, so damage to it would
+        go unnoticed. Its agent was not answered, and sends it again.
         """
         hold = set(hold)
         held = {key: place for key, place in self._expected.items() if key in hold}
@@ -101,7 +102,8 @@ class Inbox:
             self._drop(key)
         self._waiting = {key: offer for key, offer in self._waiting.items() if key in held}
         self._expected, self.full, self._told = held | new, False, False
-        return {key: place.path for key, place in new.items() if place.path.exists()}
+        for place in new.values():
+            place.path.unlink(missing_ok=True)
 
     def expect_also(self, key: Key, limit: int) -> None:
         """From now on, this one with at most so many bytes, beside the others."""

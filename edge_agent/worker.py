@@ -149,10 +149,13 @@ class Worker:
         return self._request({"do": "calibrate", "order": order})
 
     def rehearse(self, task: dict[str, Any], weights: Path, result: Path) -> None:
-        """Does one task and waits for it."""
-        self._channel.send({"do": "task", "number": 0, "task": task, "weights": str(weights), "result": str(result)})
-        while "step" in (answer := self._channel.receive()):
-            pass
+        """Does one task and waits for it. Raises EspalierError where it fails."""
+        try:
+            self._channel.send({"do": "task", "number": 0, "task": task, "weights": str(weights), "result": str(result)})
+            while "step" in (answer := self._channel.receive()):
+                pass
+        except (EOFError, OSError) as error:
+            raise EspalierError(f"the training process ended: {self._obituary()}") from error
         if "failed" in answer:
             raise EspalierError(answer["failed"])
 

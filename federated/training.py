@@ -1,6 +1,7 @@
 """The one training loop: it follows a recipe, and calls a method's hooks where it has some.
 
-On a CPU with one thread count, or on one GPU, the result is the same bits for the same weights, data, recipe and seed.
+On a CPU with one thread count the result is the same bits for the same weights, data, recipe and seed; so it is on one GPU for the networks of
+`models`. A network of one's own may use operations that add up in any order there.
 """
 
 from __future__ import annotations

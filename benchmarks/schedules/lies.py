@@ -19,7 +19,7 @@ from federated.wire.link import Payload
 
 __all__ = ["LyingCable", "about_device", "about_update"]
 
-SHARE = 0.5  # of its messages in which it lies
+SHARE = 0.5  # of its offers and heartbeats in which it lies; its profiles and updates are always lies
 
 
 def about_device(profile: Profile, rng: random.Random) -> Profile:
@@ -82,6 +82,6 @@ class LyingCable(Cable):
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         if self.world.random.random() < SHARE and payload:
-            with suppress(WireError):  # weights and other bytes
+            with suppress(WireError):  # what is no message
                 payload = envelope.encode(about_message(envelope.decode(bytes(payload)), self.world.random))
         super().publish(topic, payload, retain=retain, qos=qos)

@@ -1,17 +1,18 @@
 """What must hold in every schedule, watched while it runs and checked when it is over.
 
-An oracle promises no more than the protocol does: an update counts once the coordinator has acknowledged it, damage to a disk may cost a round, and
-agents that lie are owed nothing.
+An oracle promises no more than the protocol does: an update counts once the coordinator has acknowledged it, and damage to a disk may cost a round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
+from typing import TypeAlias
 
 from msgspec import structs
 
 from benchmarks.replay import Replayed, replay
+from benchmarks.schedules.faults import COORDINATOR
 from benchmarks.schedules.trainer import learn
 from coordinator.fleet import Fleet
 from coordinator.inbox import named
@@ -25,13 +26,17 @@ from coordinator.store import Store
 from federated.errors import StoreError
 from federated.wire import envelope, messages
 
-__all__ = ["HARMFUL", "Oracle"]
+__all__ = ["Oracle", "Struck"]
 
-HARMFUL = frozenset({"bit", "damage", "disk full", "namesake", "power"})
-"""Kinds of faults after which an honest update may be refused, or a round begin anew."""
+Struck: TypeAlias = Set[tuple[str, str]]
+"""Faults that happened: kinds, and the processes that they happened to."""
+
+DISK = "bit", "disk full", "power"  # faults of a disk
+CONFUSING = "damage", "namesake"  # after these, a message may not be what its sender said
+UNORDERED = "delay", "double", "reorder"  # after these, an agent may be asked again after it was told that all is well
 
 SEGMENTS = 2  # of the journal, and totals: the present one, and the one before until it is swept
-VALUE = 2**17  # bytes of a round's value as MessagePack; the largest of 10,000 schedules had a quarter of this
+VALUE = 2**17  # bytes of a round's value as MessagePack; the largest of 150 schedules had 23,029
 
 
 class Oracle:
@@ -42,6 +47,7 @@ class Oracle:
     promised: acknowledged trainings, by agent, round, and attempt.
     dropped: tasks that the coordinator gave up, with a reason.
     attempts: round -> the attempt that was planned last.
+    refusals: of updates: agent, kind and reason.
     """
 
     def __init__(self, runs: Path, run: str, fail: Callable[[str], None]) -> None:
@@ -49,7 +55,7 @@ class Oracle:
         self.promised = set[tuple[str, int, int]]()
         self.dropped = set[tuple[str, int]]()
         self.attempts = dict[int, int]()
-        self.refusals = list[tuple[str, str]]()
+        self.refusals = list[tuple[str, str, str]]()
 
     # ---- while it runs -----------------------------------------------------------------------------------------------
 
@@ -61,8 +67,8 @@ class Oracle:
                 self.attempts[plan.round] = plan.attempt
             case on.TasksDropped(_, keys, reason) if reason:
                 self.dropped |= {(key.agent, key.round) for key in keys}
-            case on.UpdateRefused(_, key, _, _, reason):
-                self.refusals.append((key.agent, reason))
+            case on.UpdateRefused(_, key, _, _, reason, kind):
+                self.refusals.append((key.agent, kind, reason))
         if after is not value and (agent := sender(event)):
             self._check_limits(value, after, agent)
         for action in actions:
@@ -158,10 +164,10 @@ class Oracle:
 
     # ---- at the end --------------------------------------------------------------------------------------------------
 
-    def check_end(self, honest: Set[str], injected: Collection[str], repeated: Sequence[str]) -> Replayed:
+    def check_end(self, honest: Set[str], struck: Struck, repeated: Sequence[str]) -> Replayed:
         """Check a run that is over.
 
-        honest: agents that do as the protocol says. injected: kinds of faults. repeated: agents that trained again what they had offered.
+        honest: agents that do as the protocol says. repeated: agents that trained again what they had offered.
         """
         found = replay(self.runs, self.run, make=learn)
         if found.doubled:
@@ -170,17 +176,19 @@ class Oracle:
             self.fail("unequal: the state is not what was folded")
         if left := [path for path in (self.runs / self.run / "spool").rglob("*") if path.is_file()]:
             self.fail(f"unbounded: the spool still holds {left[0].name}")
-        harmed = bool(HARMFUL & set(injected))
+        confused = any(kind in CONFUSING for kind, _ in struck)
+        harmed = {who for kind, who in struck if kind in DISK}
+        excused = honest if confused or COORDINATOR in harmed else harmed
         answered = self._answers() | self.dropped
         for agent, round, attempt in sorted(self.promised):
-            if (again := self.attempts.get(round, attempt) != attempt) and not harmed:
+            if (again := self.attempts.get(round, attempt) != attempt) and COORDINATOR not in harmed:
                 self.fail(f"lost: round {round} began anew, though no disk was damaged")
             if not again and (agent, round) not in answered:
                 self.fail(f"lost: the update of {agent} in round {round} was acknowledged, and neither folded nor answered for")
-        for agent in honest & set(repeated) if not harmed else ():
+        for agent in (honest & set(repeated)) - excused if not any(kind in UNORDERED for kind, _ in struck) else ():
             self.fail(f"wasted: {agent} trained again what it had offered")
-        for agent, reason in self.refusals if not harmed else ():
-            if agent in honest:
+        for agent, kind, reason in self.refusals:
+            if agent in honest and (agent not in excused or (kind == "size" and not confused)):
                 self.fail(f"refused: {agent} is honest: {reason}")
         return found
 

@@ -65,16 +65,14 @@ def accept_again(r: Round, e: on.UpdateOffered, out: list[Any]) -> Round:
 
 def acted_first(self: Driver, event: on.RoundEvent) -> None:
     """Actions come before the event is written."""
-    from coordinator.run.step import step
-
-    after, actions = step(self.round, event)
-    before, self.round = self.round, after
-    if isinstance(event, on.UpdateFolded):
-        self._collectors[self.phase.work].fold(self.round.tasks[event.key], self._update(event.key))
-    for action in actions:
-        self._do(action)
-    if after is not before and self.journal is not None and self.journal.recording:
-        self.journal.append(event)
+    journal, held = self.journal, list[on.RoundEvent]()
+    if journal is None or not journal.recording:
+        return TAKE(self, event)
+    with mock.patch.object(journal, "append", held.append):
+        TAKE(self, event)
+    for one in held:
+        journal.append(one)
+    return None
 
 
 def unchecked(self: Inbox, spool: Any, slots: int, *, sync: bool = True) -> None:
@@ -119,7 +117,7 @@ def unlooked(self: Driver, key: Any) -> Any:
     return self._updates.pop(key, None) or self.inbox.read(self.inbox.path(key))
 
 
-INBOX = Inbox.__init__
+INBOX, TAKE = Inbox.__init__, Driver._take
 DRIVER = "coordinator.run.driver.Driver"
 
 DEFECTS: dict[str, Defect] = {

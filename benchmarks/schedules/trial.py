@@ -29,7 +29,8 @@ from federated.errors import LinkError, StoreError
 
 __all__ = ["REPLACED", "Outcome", "Tell", "run_schedule"]
 
-REPLACED = *disks.REPLACED, "time.monotonic"
+WATCHED = "coordinator.run.driver.step"  # replaced by one that calls it, and looks at what it did
+REPLACED = *disks.REPLACED, "time.monotonic", WATCHED
 """What is replaced in production code while a schedule runs. Links, broker and trainer are handed in, as other ones are elsewhere."""
 
 Tell = Callable[[float, object], None]
@@ -87,6 +88,7 @@ class Trial:
         self.network = Network(self.world)
         self.disks = Disks(self.world, folder)
         self.outcome = Outcome(schedule.seed)
+        self.struck = set[tuple[str, str]]()
         self.coordinator = Process(COORDINATOR)
         self.devices: dict[str, Device] = {}
         self.namesakes: list[Device] = []
@@ -102,7 +104,7 @@ class Trial:
         with ExitStack() as stack:
             stack.enter_context(self.disks.replaced())
             stack.enter_context(mock.patch("time.monotonic", partial(self.world.clock, self.coordinator)))
-            stack.enter_context(mock.patch("coordinator.run.driver.step", self.oracle.step))
+            stack.enter_context(mock.patch(WATCHED, self.oracle.step))
             try:
                 self._live()
             except Stalled:
@@ -111,7 +113,7 @@ class Trial:
                 device.close()
         if self.outcome.finished and not self.outcome.wrong:
             honest = {name for name, device in self.devices.items() if not device.character}
-            self.outcome.folded = sum(map(len, self.oracle.check_end(honest, self.outcome.injected, self.world.repeated).folded.values()))
+            self.outcome.folded = sum(map(len, self.oracle.check_end(honest, self.struck, self.world.repeated).folded.values()))
         self.outcome.seconds, self.outcome.trainings = self.world.now, self.world.trainings
         return self.outcome
 
@@ -155,7 +157,7 @@ class Trial:
             self.fleet = None
         if self.coordinator.dead:
             self.coordinator.bury()
-            self.oracle.check_kept(damaged="bit" in self.outcome.injected)
+            self.oracle.check_kept(damaged=("bit", COORDINATOR) in self.struck)
         return False
 
     def _config(self) -> Config:
@@ -206,10 +208,15 @@ class Trial:
             if fault.kind in DEATHS and fault.who == process.name:
                 process.fuses[int(fault.at)] = partial(self._kill, fault)
 
+    def _strike(self, fault: Fault) -> None:
+        """Note that a fault happens."""
+        self.outcome.injected[fault.kind] += 1
+        self.struck.add((fault.kind, fault.who))
+        self.tell(self.world.now, fault)
+
     def _kill(self, fault: Fault) -> None:
         """After a process has died: what its disk lost, and when it is started again."""
-        self.outcome.injected[fault.kind] += 1
-        self.tell(self.world.now, fault)
+        self._strike(fault)
         folder = self.folder / ("runs" if fault.who == COORDINATOR else fault.who)
         if fault.kind == "power":
             self.disks.cut_power(folder, self.rng)
@@ -221,8 +228,7 @@ class Trial:
             self.world.after(fault.lasts, self.devices[fault.who].begin)
 
     def _break(self, fault: Fault) -> None:
-        self.outcome.injected[fault.kind] += 1
-        self.tell(self.world.now, fault)
+        self._strike(fault)
         process = self.coordinator if fault.who == COORDINATOR else self.devices[fault.who].process if fault.who in self.devices else None
         match fault.kind:
             case "cut":

@@ -227,8 +227,7 @@ class Driver:
     def begin(self, began: on.PhaseBegan, collector: Collector) -> None:
         self._collectors[began.work] = collector
         limits = {one.task.key: collector.limit(one.task) for one in began.tasks}
-        for path in self.inbox.expect(limits, [state.key for state in carried(self.round)]).values():
-            path.unlink()  # of an earlier attempt
+        self.inbox.expect(limits, [state.key for state in carried(self.round)])
         self.take(began)
 
     def end(self) -> None:
@@ -260,13 +259,12 @@ class Driver:
             collector.fold(self.round.tasks[event.key], self._update(event.key))
 
     def resume(self, collector: Collector) -> None:
-        """After the replay: takes up what lies in the spool, and says again all that is under way."""
+        """After the replay: asks again for updates that the spool lost, and says again all that is under way."""
         if isinstance(self.clock, RunClock):
             self.clock.go_on(self.round.now)
         self._collectors["train"] = collector
         open = {state.key: state for state in self.round.tasks.values() if state.open and state.key.work == "train"}
-        for path in self.inbox.expect({key: collector.limit(state.task) for key, state in open.items()}).values():
-            path.unlink()  # its digest was not recorded, so damage to it would go unnoticed; its agent was not answered, and sends it again
+        self.inbox.expect({key: collector.limit(state.task) for key, state in open.items()})
         whole = [state.key for state in self.round.tasks.values() if state.stage in ("whole", "folding") and state.key.work == "train"]
         for key in whole:
             if digest_of(self.inbox.path(key)) != self.round.tasks[key].digest:
