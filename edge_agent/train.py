@@ -161,7 +161,8 @@ def _perform(job: Job, data: Any, channel: Channel, gauge: Gauge, message: dict[
     except OSError as error:
         log.exception("round %d: %s failed", task.round, task.work)
         where = f"{error.filename or message['result']}: {error.strerror or error}"
-        return {"failed": f"cannot read or write {where}", "full": error.errno in (errno.ENOSPC, errno.EDQUOT)}
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return {"failed": f"no room for its update in {where}" if full else f"cannot read or write {where}", "full": full}
     except (EspalierError, RuntimeError, ValueError) as error:
         log.exception("round %d: %s failed", task.round, task.work)
         if job.device == "cuda":

@@ -208,7 +208,7 @@ class Trial:
         """Tasks that came to nothing because their device could not do them, and said so: no update was made that could be lost."""
         store = Store.open(self.runs, RUN, read_only=True)
         try:
-            return {(n, e.agent) for n in range(1, ROUNDS + 1) for e in store.entries(n) if e.outcome.startswith("failed: no room")}
+            return {(n, e.agent) for n in range(1, ROUNDS + 1) for e in store.entries(n) if e.outcome.startswith("paused: no room")}
         finally:
             store.close()
 
