@@ -82,6 +82,6 @@ class LyingCable(Cable):
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         if self.world.random.random() < SHARE and payload:
-            with suppress(WireError):  # what is no message
+            with suppress(WireError):  # bytes that are not a message
                 payload = envelope.encode(about_message(envelope.decode(bytes(payload)), self.world.random))
         super().publish(topic, payload, retain=retain, qos=qos)

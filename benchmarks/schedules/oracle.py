@@ -193,7 +193,7 @@ class Oracle:
         return found
 
     def _answers(self) -> set[tuple[str, int]]:
-        """Agents and rounds of all tasks of which the record says what became of them."""
+        """Return agent and round of each task that has an outcome in the run's database."""
         store = Store.open(self.runs, self.run, read_only=True)
         try:
             rounds = range(1, store.rounds_done + 1)

@@ -89,7 +89,7 @@ def patient(r: Round, e: on.AgentBeat, out: list[Any]) -> Round:
 
 
 def unexplained(r: Round, e: on.UpdateRefused, out: list[Any]) -> Round:
-    """An update is refused without a word."""
+    """Refuse an update without giving a reason."""
     return HANDLERS[on.UpdateRefused](r, structs.replace(e, reason=""), out)
 
 

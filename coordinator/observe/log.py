@@ -32,7 +32,7 @@ class Log:
                     log.info("paused after round %d", self.about["round"], extra={"event": "paused"})
                 self._paused = True
             case events.RoundBegan(number, rounds, chosen):
-                self.about["round"], self._paused = number, False
+                self.about["round"], self._paused, self._delayed = number, False, ""
                 log.info("round %d of %d began with %d agents", number, rounds, len(chosen), extra={"event": "round began", "asked": len(chosen)})
             case events.UpdateFolded(entry):
                 fields: dict[str, Any] = {"agent": entry.agent, "submodel": entry.submodel, "outcome": "folded"}

@@ -137,7 +137,7 @@ class Phase(Struct, frozen=True):
     spares: agents that may be asked in place of others, in this order.
     exhausted: none of the spares can be asked until an agent becomes ready or free, so a step need not look at them.
     preparing: agents whose tasks are being made.
-    flowing: updates are folded as they come, and carried tasks count like all others (buffered mode).
+    flowing: buffered mode: updates are folded in order of arrival, and tasks carried from earlier rounds count toward the quorum.
     carries: open tasks go on into later rounds, and those carried so far are part of this phase.
     timed: spares are asked only if the time left suffices.
     typical: median of the seconds expected for its tasks.

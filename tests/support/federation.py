@@ -38,7 +38,7 @@ Made = TypeVar("Made")
 
 RUN = "test"
 ALONE = threading.Lock()
-"""Held by whoever draws from torch's random state, of which there is one for all threads: others would change what is drawn.
+"""Hold this lock while drawing random numbers from torch: all threads share one generator, so another thread would change the numbers.
 
 In two threads, torch.get_rng_state may even deadlock: it holds the generator's mutex while a garbage collection gives up the GIL.
 """

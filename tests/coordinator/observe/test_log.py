@@ -55,6 +55,15 @@ def test_records_of_a_round_carry_its_number_and_a_pause_is_logged_once(caplog: 
     assert [record.getMessage() for record in caplog.records][1:] == ["paused after round 4"]
 
 
+def test_a_reason_to_wait_is_logged_once_before_each_round(caplog: pytest.LogCaptureFixture) -> None:
+    reader = Log("r")
+    for _ in range(2):
+        for _ in range(3):
+            reader.read(events.RoundDelayed("no agent has room"))
+        reader.read(events.RoundBegan(4, 9, {}))
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == ["no round begins: no agent has room"] * 2
+
+
 @pytest.mark.parametrize("event", [events.Turned(), events.FleetChanged(), events.StageTook("fold", 0.1), events.PrivacySpent(1.0)])
 def test_what_happens_all_the_time_is_not_logged(event: events.Event, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)

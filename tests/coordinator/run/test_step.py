@@ -262,7 +262,7 @@ def test_a_late_update_is_folded_in_the_next_round_behind_its_own_tasks() -> Non
     made.arrive("a")
     assert made.order == "b", "no phase is under way"
     made.see(on.PhaseBegan(made.now, "train", 2, (Planned(task("b", 2)),), 600.0, 1, carries=True))
-    assert made.order == "b", "nobody waits for it, and it waits for the others"
+    assert made.order == "b", "a late update is folded last, and the phase does not wait for it"
     made.arrive("b", 2)
     assert made.order == "bba"
     made.see(on.PhaseBegan(made.now, "train", 3, (Planned(task("b", 3)),), 600.0, 1, carries=True))
