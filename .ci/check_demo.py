@@ -1,4 +1,6 @@
-"""Check the demo's result, its last line of JSON on standard input, against what the README promises; exit 1 with what is wrong."""
+"""Check the demo's result, its last line of JSON on standard input, against what the README
+promises; exit 1 with what is wrong.
+"""
 
 import json
 import sys
@@ -10,10 +12,22 @@ wrong = [
     for right, what, found in (
         (result["broker"].startswith("rumqttd"), "expected the embedded broker", result["broker"]),
         (result["accuracy"] >= 0.93, "expected an accuracy of at least 0.93", result["accuracy"]),
-        (result["worst_accuracy"] >= 0.88, "expected a worst accuracy of at least 0.88", result["worst_accuracy"]),
+        (
+            result["worst_accuracy"] >= 0.88,
+            "expected a worst accuracy of at least 0.88",
+            result["worst_accuracy"],
+        ),
         (len(sizes) >= 3, "expected at least three sizes", sorted(sizes)),
-        (result["onnx_max_abs_diff"] <= 1e-5, "expected ONNX within 1e-5 of PyTorch", result["onnx_max_abs_diff"]),
-        (result["inference"]["accuracy"] >= 0.88, "expected an inference accuracy of at least 0.88", result["inference"]["accuracy"]),
+        (
+            result["onnx_max_abs_diff"] <= 1e-5,
+            "expected ONNX within 1e-5 of PyTorch",
+            result["onnx_max_abs_diff"],
+        ),
+        (
+            result["inference"]["accuracy"] >= 0.88,
+            "expected an inference accuracy of at least 0.88",
+            result["inference"]["accuracy"],
+        ),
     )
     if not right
 ]

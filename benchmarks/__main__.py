@@ -7,7 +7,19 @@ from collections.abc import Callable
 
 import click
 
-from benchmarks import aggregation, asynchrony, broker, codec, core, fuzz, inference, methods, pacing, predict, scale
+from benchmarks import (
+    aggregation,
+    asynchrony,
+    broker,
+    codec,
+    core,
+    fuzz,
+    inference,
+    methods,
+    pacing,
+    predict,
+    scale,
+)
 from benchmarks.faults import command as faults
 from benchmarks.schedules import command as schedules
 from benchmarks.table import Row, lines
@@ -26,10 +38,16 @@ def timed(name: str, what: str, measure: Callable[[], list[Row]]) -> None:
     @FORMAT
     def command(form: str) -> None:
         rows = measure()
-        click.echo(json.dumps([row.__dict__ for row in rows]) if form == "json" else "\n".join(lines(rows)))
+        click.echo(
+            json.dumps([row.__dict__ for row in rows]) if form == "json" else "\n".join(lines(rows))
+        )
 
 
-timed("aggregation", "Fold ten updates of a ResNet-18, beside reading their bytes once.", aggregation.measure)
+timed(
+    "aggregation",
+    "Fold ten updates of a ResNet-18, beside reading their bytes once.",
+    aggregation.measure,
+)
 timed("codec", "Encode and decode 45 MB of weights, beside one copy of the bytes.", codec.measure)
 main.add_command(asynchrony.command)
 main.add_command(broker.command)

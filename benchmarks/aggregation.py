@@ -1,4 +1,6 @@
-"""Folding the updates of ten agents of a ResNet-18, streaming; the limit is reading all of their bytes once."""
+"""Folding the updates of ten agents of a ResNet-18, streaming; the limit is reading all of their
+bytes once.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from models.submodel import Submodel
 __all__ = ["measure"]
 
 AGENTS = 10
-COMMON = ("fedavg", "heterofl", "fedfa")  # a mean, a mean with a weight per row, and layers scaled by a norm that is taken first
+# a mean, a mean with a weight per row, and layers scaled by a norm that is taken first
+COMMON = ("fedavg", "heterofl", "fedfa")
 
 
 def measure() -> list[Row]:
@@ -31,17 +34,43 @@ def measure() -> list[Row]:
         settings = configure(chosen, {})
         menu = chosen.menu(made, settings)
         state = chosen.start(initial(made, 0), menu, settings)
-        updates = [update(state, chosen.place(state, s).submodel, i, name) for i, s in enumerate((menu * AGENTS)[:AGENTS])]
+        updates = [
+            update(state, chosen.place(state, s).submodel, i, name)
+            for i, s in enumerate((menu * AGENTS)[:AGENTS])
+        ]
         read = [value for u in updates for value in u.tensors.values()]
-        times = interleaved({"ours": partial(round_of, name, state, updates), "limit": partial(touch, read)})
-        rows.append(Row(f"{name}, {AGENTS} agents", times["ours"], times["limit"], times["limit"] / times["ours"]))
+        times = interleaved(
+            {"ours": partial(round_of, name, state, updates), "limit": partial(touch, read)}
+        )
+        rows.append(
+            Row(
+                f"{name}, {AGENTS} agents",
+                times["ours"],
+                times["limit"],
+                times["limit"] / times["ours"],
+            )
+        )
     return rows
 
 
 def update(state: State, submodel: Submodel, index: int, name: str) -> Update:
     chosen = method(name)
-    received = {k: v.clone() for k, v in extract(state.tensors, chosen.place(state, submodel)).items()}
-    return Update("bench", 1, 1, f"a{index}", "train", submodel, "r0", 10, 1, received, {"labels": [0, 1], "loss": 1.0})
+    received = {
+        k: v.clone() for k, v in extract(state.tensors, chosen.place(state, submodel)).items()
+    }
+    return Update(
+        "bench",
+        1,
+        1,
+        f"a{index}",
+        "train",
+        submodel,
+        "r0",
+        10,
+        1,
+        received,
+        {"labels": [0, 1], "loss": 1.0},
+    )
 
 
 def round_of(name: str, state: State, updates: list[Update]) -> State:

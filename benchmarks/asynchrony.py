@@ -1,7 +1,9 @@
-"""`python -m benchmarks async`: rounds that wait for everybody beside buffered ones, on a fleet of three tiers that take 100, 200 and 400 units.
+"""`python -m benchmarks async`: rounds that wait for everybody beside buffered ones, on a fleet of
+three tiers that take 100, 200 and 400 units.
 
-Simulated devices train the handwritten digits for real and hold each update back until their tier's time is over, so that both runs see the same
-fleet, in real seconds. Compared are the seconds until as many updates were folded, and until the network is as good on held-out digits.
+Simulated devices train the handwritten digits for real and hold each update back until their tier's
+time is over, so that both runs see the same fleet, in real seconds. Compared are the seconds until
+as many updates were folded, and until the network is as good on held-out digits.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ partition = "dirichlet:1.0"
 
 @dataclass(frozen=True)
 class Course:
-    """How a run went, after each round: seconds since its start, updates folded so far, and the largest network's accuracy on held-out digits."""
+    """How a run went, after each round: seconds since its start, updates folded so far, and the
+    largest network's accuracy on held-out digits.
+    """
 
     seconds: tuple[float, ...]
     updates: tuple[int, ...]
@@ -58,7 +62,8 @@ class Course:
 
 @dataclass(frozen=True)
 class Row:
-    """One mode. seconds: until `updates` were folded; to_accuracy: until `accuracy` was reached, None where it never was. last: the last accuracy.
+    """One mode. seconds: until `updates` were folded; to_accuracy: until `accuracy` was reached,
+    None where it never was. last: the last accuracy.
 
     late: share of the updates that were made from weights that had changed since.
     """
@@ -74,11 +79,15 @@ class Row:
 
 def when(marks: Sequence[float], seconds: Sequence[float], wanted: float) -> float | None:
     """The first second at which a mark is as high as wanted; None where none is."""
-    return next((second for mark, second in zip(marks, seconds, strict=True) if mark >= wanted), None)
+    return next(
+        (second for mark, second in zip(marks, seconds, strict=True) if mark >= wanted), None
+    )
 
 
 def compared(runs: dict[str, tuple[Course, float]]) -> list[Row]:
-    """Both runs up to the updates that each folded, and to the best accuracy that each reached. Of each also the share of late updates."""
+    """Both runs up to the updates that each folded, and to the best accuracy that each reached. Of
+    each also the share of late updates.
+    """
     updates = min(course.updates[-1] for course, _ in runs.values())
     accuracy = min(max(course.accuracy) for course, _ in runs.values())
     return [
@@ -113,31 +122,62 @@ def course(mode: str, unit: float, seed: int, folder: Path, say: Say) -> tuple[C
     store = Store.open(folder / "runs", f"{mode}-seed{seed}", read_only=True)
     try:
         history = store.history()
-        folded = [[entry for entry in store.entries(number) if entry.outcome == "folded"] for number, *_ in history]
-        scores = {number: score.accuracy for number, score in store.all_scores() if score.view == "central" and score.submodel == "w1-d2"}
+        folded = [
+            [entry for entry in store.entries(number) if entry.outcome == "folded"]
+            for number, *_ in history
+        ]
+        scores = {
+            number: score.accuracy
+            for number, score in store.all_scores()
+            if score.view == "central" and score.submodel == "w1-d2"
+        }
     finally:
         store.close()
     seconds = tuple(accumulate(seconds for _, seconds, *_ in history))
-    late = sum(bool(entry.task) for entries in folded for entry in entries) / max(1, sum(map(len, folded)))
-    return Course(seconds, tuple(accumulate(map(len, folded))), tuple(scores[number] for number, *_ in history)), late
+    late = sum(bool(entry.task) for entries in folded for entry in entries) / max(
+        1, sum(map(len, folded))
+    )
+    return Course(
+        seconds,
+        tuple(accumulate(map(len, folded))),
+        tuple(scores[number] for number, *_ in history),
+    ), late
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
-    told = [f"{'':10}{'updates':>9}{'seconds':>9}{'accuracy':>10}{'seconds':>9}{'last':>8}{'late':>7}"]
+    told = [
+        f"{'':10}{'updates':>9}{'seconds':>9}{'accuracy':>10}{'seconds':>9}{'last':>8}{'late':>7}"
+    ]
     for row in rows:
         reached = f"{row.to_accuracy:.1f}" if row.to_accuracy is not None else "never"
-        told.append(f"{row.mode:10}{row.updates:9}{row.seconds:9.1f}{row.accuracy:10.3f}{reached:>9}{row.last:8.3f}{row.late:7.0%}")
+        told.append(
+            f"{row.mode:10}{row.updates:9}{row.seconds:9.1f}{row.accuracy:10.3f}{reached:>9}{row.last:8.3f}{row.late:7.0%}"
+        )
     return told
 
 
 @click.command("async")
-@click.option("--unit", type=click.FloatRange(min=0), default=0.005, show_default=True, metavar="SECONDS", help="a unit of the tiers' times")
+@click.option(
+    "--unit",
+    type=click.FloatRange(min=0),
+    default=0.005,
+    show_default=True,
+    metavar="SECONDS",
+    help="a unit of the tiers' times",
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @FORMAT
 def command(unit: float, seed: int, form: str) -> None:
-    """Rounds that wait beside buffered ones, on devices of three speeds: time to the same updates, and to the same accuracy."""
+    """Rounds that wait beside buffered ones, on devices of three speeds: time to the same updates,
+    and to the same accuracy.
+    """
     say = speaker(form)
-    with speaking_plainly("benchmarks async", "simulate", "interrupted"), tempfile.TemporaryDirectory() as folder:
+    with (
+        speaking_plainly("benchmarks async", "simulate", "interrupted"),
+        tempfile.TemporaryDirectory() as folder,
+    ):
         runs = {mode: course(mode, unit, seed, Path(folder), say) for mode in ("sync", "buffered")}
     rows = compared(runs)
-    click.echo(json.dumps([asdict(row) for row in rows]) if form == "json" else "\n".join(lines(rows)))
+    click.echo(
+        json.dumps([asdict(row) for row in rows]) if form == "json" else "\n".join(lines(rows))
+    )

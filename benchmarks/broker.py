@@ -1,4 +1,6 @@
-"""What a broker holds: its memory over many versions of weights, and how fast devices download them. No coordinator, no training."""
+"""What a broker holds: its memory over many versions of weights, and how fast devices download
+them. No coordinator, no training.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +29,46 @@ RUN, SUBMODEL = "bench", "w1"
 
 
 @click.command("broker")
-@click.option("--broker", "kind", type=click.Choice(["mosquitto", "embedded"]), default="embedded", show_default=True)
-@click.option("--versions", type=click.IntRange(min=2), default=50, show_default=True, help="published one after the other, each withdrawn")
-@click.option("--size", type=click.IntRange(min=1), default=45, show_default=True, help="of a version, MB")
-@click.option("--agents", type=click.IntRange(min=1), default=1, show_default=True, help="that download each version at the same time")
+@click.option(
+    "--broker",
+    "kind",
+    type=click.Choice(["mosquitto", "embedded"]),
+    default="embedded",
+    show_default=True,
+)
+@click.option(
+    "--versions",
+    type=click.IntRange(min=2),
+    default=50,
+    show_default=True,
+    help="published one after the other, each withdrawn",
+)
+@click.option(
+    "--size", type=click.IntRange(min=1), default=45, show_default=True, help="of a version, MB"
+)
+@click.option(
+    "--agents",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="that download each version at the same time",
+)
 @FORMAT
 def command(kind: str, versions: int, size: int, agents: int, form: str) -> None:
-    """Publish, download and withdraw versions of weights: the broker's memory (MB) and the seconds of a download."""
-    with speaking_plainly("python -m benchmarks broker", "coordinator", "interrupted"), ExitStack() as stack:
+    """Publish, download and withdraw versions of weights: the broker's memory (MB) and the seconds
+    of a download.
+    """
+    with (
+        speaking_plainly("python -m benchmarks broker", "coordinator", "interrupted"),
+        ExitStack() as stack,
+    ):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-broker-")))
         broker = stack.enter_context(brokers.start(port=0, kind=kind, directory=folder / "broker"))
         coordinator = stack.enter_context(closing(MqttLink(broker.address, "coordinator")))
-        links = [stack.enter_context(closing(MqttLink(broker.address, f"a{index}"))) for index in range(agents)]
+        links = [
+            stack.enter_context(closing(MqttLink(broker.address, f"a{index}")))
+            for index in range(agents)
+        ]
         shelf = Shelf(coordinator, RUN, folder / "shelf")
         memory, seconds = [resident(broker)], list[float]()
         for version in range(versions):
@@ -57,31 +87,55 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
             "versions": versions,
             "size_mb": size,
             "agents": agents,
-            "rss_mb": {"idle": memory[0], f"after_{early}": memory[early], "last": memory[-1], "most": max(memory)},
-            "download_s": {"median": round(statistics.median(seconds), 3), "most": round(max(seconds), 3)},
+            "rss_mb": {
+                "idle": memory[0],
+                f"after_{early}": memory[early],
+                "last": memory[-1],
+                "most": max(memory),
+            },
+            "download_s": {
+                "median": round(statistics.median(seconds), 3),
+                "most": round(max(seconds), 3),
+            },
         }
         say = speaker(form)
         say(f"{broker.name}: {versions} versions of {size} MB, downloaded by {agents} at a time")
-        say(f"memory, MB: {memory[0]} idle, {memory[early]} after {early} versions, {memory[-1]} after the last, {max(memory)} at most")
-        say(f"a download takes {statistics.median(seconds):.2f} s (median), {max(seconds):.2f} s (longest)")
+        say(
+            f"memory, MB: {memory[0]} idle, {memory[early]} after {early} versions, "
+            f"{memory[-1]} after the last, {max(memory)} at most"
+        )
+        say(
+            f"a download takes {statistics.median(seconds):.2f} s (median), "
+            f"{max(seconds):.2f} s (longest)"
+        )
         if form == "json":
             click.echo(json.dumps(found))
 
 
 def resident(broker: brokers.Broker) -> int:
     """The broker's resident memory, MB."""
-    return int(sum(child.memory_info().rss for child in psutil.Process(broker.pid).children(recursive=True)) / 1e6)
+    return int(
+        sum(
+            child.memory_info().rss for child in psutil.Process(broker.pid).children(recursive=True)
+        )
+        / 1e6
+    )
 
 
 def download(links: list[MqttLink], base: str, digest: str, size: int, folder: Path) -> None:
     """Download the same weights by all links in turns, one thread for all."""
     paths = [folder / f"{link.client_id}.weights" for link in links]
-    coming = {link: Download(link, base, digest, size, path, time.monotonic(), sync=False) for link, path in zip(links, paths, strict=True)}
+    coming = {
+        link: Download(link, base, digest, size, path, time.monotonic(), sync=False)
+        for link, path in zip(links, paths, strict=True)
+    }
     while coming:
         for link, one in list(coming.items()):
             delivery = link.receive(0.002)
             if delivery is not None and delivery.payload and not delivery.topic.startswith("$"):
                 message = envelope.decode(delivery.payload)
-                if isinstance(message, messages.Manifest | messages.Chunk) and one.hear(message, time.monotonic()):
+                if isinstance(message, messages.Manifest | messages.Chunk) and one.hear(
+                    message, time.monotonic()
+                ):
                     del coming[link]
             one.tick(time.monotonic())

@@ -1,4 +1,6 @@
-"""Encoding and decoding the weights of a ResNet-18 (45 MB); the limit is one copy of the bytes into a buffer that is used again."""
+"""Encoding and decoding the weights of a ResNet-18 (45 MB); the limit is one copy of the bytes into
+a buffer that is used again.
+"""
 
 from __future__ import annotations
 
@@ -24,4 +26,12 @@ def measure() -> list[Row]:
             "limit": lambda: np.copyto(target, source),
         }
     )
-    return [Row(f"{name} {len(blob) / 1e6:.0f} MB", times[name], times["limit"], times["limit"] / times[name]) for name in ("encode", "decode")]
+    return [
+        Row(
+            f"{name} {len(blob) / 1e6:.0f} MB",
+            times[name],
+            times["limit"],
+            times["limit"] / times[name],
+        )
+        for name in ("encode", "decode")
+    ]

@@ -1,6 +1,8 @@
-"""`python -m benchmarks fuzz`: every decoder under a coverage-guided fuzzer, until it has had its share of the inputs.
+"""`python -m benchmarks fuzz`: every decoder under a coverage-guided fuzzer, until it has had its
+share of the inputs.
 
-Each runs in a process of its own with a hard limit of memory, so that a decoder that takes more than it may shows as a crash.
+Each runs in a process of its own with a hard limit of memory, so that a decoder that takes more
+than it may shows as a crash.
 """
 
 from __future__ import annotations
@@ -34,10 +36,11 @@ LIMIT = 3600.0  # seconds of one decoder
 
 @dataclass(frozen=True)
 class Fuzzed:
-    """How one decoder stood it. crashes: anything but its declared errors; found: their kinds, each with an input (hexadecimal).
+    """How one decoder stood it. crashes: anything but its declared errors; found: their kinds, each
+    with an input (hexadecimal).
 
-    edges: of the decoder's code that were reached. peak: bytes that the worst input of the corpus took; limit: that any may take.
-    longest: milliseconds of the slowest input.
+    edges: of the decoder's code that were reached. peak: bytes that the worst input of the corpus
+    took; limit: that any may take. longest: milliseconds of the slowest input.
     """
 
     decoder: str
@@ -59,13 +62,17 @@ def shares(inputs: int, known: dict[str, Decoder]) -> dict[str, int]:
 
 
 def fuzz(name: str, decoder: Decoder, inputs: int, seed: int, folder: Path) -> Fuzzed:
-    """Fuzzes one decoder. Raises FleetError where the fuzzer itself fell, with the end of what it said."""
+    """Fuzzes one decoder. Raises FleetError where the fuzzer itself fell, with the end of what it
+    said.
+    """
     corpus, out = folder / name, folder / f"{name}.json"
     corpus.mkdir(parents=True)
     start = time.monotonic()
     said = run([name, str(out), str(corpus), str(inputs), str(seed)])
     if not out.exists():
-        raise FleetError(f"the fuzzer of {name} ended early; the end of what it said:\n{said[-1500:]}")
+        raise FleetError(
+            f"the fuzzer of {name} ended early; the end of what it said:\n{said[-1500:]}"
+        )
     told = json.loads(out.read_text())
     edges = [int(number) for number in re.findall(r"cov: (\d+)", said)]
     return Fuzzed(
@@ -92,27 +99,56 @@ def run(arguments: list[str]) -> str:
 
 def lines(rows: list[Fuzzed]) -> list[str]:
     """What a person reads."""
-    head = f"{'decoder':14}{'inputs':>10}{'crashes':>9}{'edges':>7}{'peak':>10}{'limit':>10}{'slowest':>10}{'seconds':>9}"
+    head = (
+        f"{'decoder':14}{'inputs':>10}{'crashes':>9}{'edges':>7}"
+        f"{'peak':>10}{'limit':>10}{'slowest':>10}{'seconds':>9}"
+    )
     told = [
-        f"{r.decoder:14}{r.inputs:10,}{r.crashes:9}{r.edges:7}{r.peak / 2**20:7.1f} MB{r.limit / 2**20:7.0f} MB{r.longest:7.0f} ms{r.seconds:9.0f}"
+        f"{r.decoder:14}{r.inputs:10,}{r.crashes:9}{r.edges:7}{r.peak / 2**20:7.1f} "
+        f"MB{r.limit / 2**20:7.0f} MB{r.longest:7.0f} ms{r.seconds:9.0f}"
         for r in rows
     ]
-    faults = [f"{r.decoder}: {kind}\n    input {shown[:200]}" for r in rows for kind, shown in r.found.items()]
-    return [head, *told, f"{sum(r.inputs for r in rows):,} inputs, {sum(r.crashes for r in rows)} crashes", *faults]
+    faults = [
+        f"{r.decoder}: {kind}\n    input {shown[:200]}"
+        for r in rows
+        for kind, shown in r.found.items()
+    ]
+    return [
+        head,
+        *told,
+        f"{sum(r.inputs for r in rows):,} inputs, {sum(r.crashes for r in rows)} crashes",
+        *faults,
+    ]
 
 
 @click.command("fuzz")
-@click.option("--inputs", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="of all decoders together")
+@click.option(
+    "--inputs",
+    type=click.IntRange(min=1),
+    default=1_000_000,
+    show_default=True,
+    help="of all decoders together",
+)
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--decoder", "names", multiple=True, metavar="NAME", help="only this one; may be repeated")
-@click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the corpora here")
+@click.option(
+    "--decoder", "names", multiple=True, metavar="NAME", help="only this one; may be repeated"
+)
+@click.option(
+    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the corpora here"
+)
 @FORMAT
 def command(inputs: int, seed: int, names: tuple[str, ...], keep: Path | None, form: str) -> None:
-    """Feed every decoder with inputs that a coverage-guided fuzzer makes of real ones: no crash, and no memory beyond what is declared."""
-    with speaking_plainly("python -m benchmarks fuzz", "fuzz", "interrupted"), tempfile.TemporaryDirectory(prefix="espalier-fuzz-") as folder:
+    """Feed every decoder with inputs that a coverage-guided fuzzer makes of real ones: no crash,
+    and no memory beyond what is declared.
+    """
+    with (
+        speaking_plainly("python -m benchmarks fuzz", "fuzz", "interrupted"),
+        tempfile.TemporaryDirectory(prefix="espalier-fuzz-") as folder,
+    ):
         if util.find_spec("atheris") is None:
             raise MissingExtra("python -m benchmarks fuzz", "fuzz", "atheris")
-        from benchmarks.fuzzing.decoders import NAMES, decoders  # which needs all extras whose inputs it knows
+        # which needs all extras whose inputs it knows
+        from benchmarks.fuzzing.decoders import NAMES, decoders
 
         if unknown := [name for name in names if name not in NAMES]:
             raise Unknown("decoder", unknown[0], NAMES)
@@ -120,10 +156,25 @@ def command(inputs: int, seed: int, names: tuple[str, ...], keep: Path | None, f
         known = {name: decoder for name, decoder in decoders().items() if name in (names or NAMES)}
         given = shares(inputs, known)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            rows = list(pool.map(lambda name: fuzz(name, known[name], given[name], seed, (keep or Path(folder)) / "corpus"), known))
+            rows = list(
+                pool.map(
+                    lambda name: fuzz(
+                        name, known[name], given[name], seed, (keep or Path(folder)) / "corpus"
+                    ),
+                    known,
+                )
+            )
         for line in lines(rows):
             say(line)
         if form == "json":
-            click.echo(json.dumps({"seed": seed, "inputs": sum(r.inputs for r in rows), "decoders": [asdict(row) for row in rows]}))
+            click.echo(
+                json.dumps(
+                    {
+                        "seed": seed,
+                        "inputs": sum(r.inputs for r in rows),
+                        "decoders": [asdict(row) for row in rows],
+                    }
+                )
+            )
         if any(row.crashes or row.peak > row.limit for row in rows):
             sys.exit(1)

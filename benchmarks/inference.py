@@ -1,6 +1,8 @@
-"""`python -m benchmarks inference`: one answer of one thread, by PyTorch, by the exported graph, by the same in int8; and what int8 loses.
+"""`python -m benchmarks inference`: one answer of one thread, by PyTorch, by the exported graph, by
+the same in int8; and what int8 loses.
 
-The networks that are timed are not trained: time does not depend on what weights hold. The one whose accuracy is measured is, here and now.
+The networks that are timed are not trained: time does not depend on what weights hold. The one
+whose accuracy is measured is, here and now.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ EXAMPLES = 128 + 2048
 
 @dataclass(frozen=True)
 class Goal:
-    """At least so many times as fast as PyTorch's eager mode in float32, and in int8 (0: no goal); size: at most so much of the float32 file."""
+    """At least so many times as fast as PyTorch's eager mode in float32, and in int8 (0: no goal);
+    size: at most so much of the float32 file.
+    """
 
     fp32: float
     int8: float = 0.0
@@ -58,7 +62,8 @@ NETWORKS: Mapping[tuple[str, int], Goal] = {
 
 @dataclass(frozen=True)
 class Speed:
-    """Milliseconds of the processor, medians of turns that all take in one run; int8: of the faster kind. Ratios: eager's time over theirs.
+    """Milliseconds of the processor, medians of turns that all take in one run; int8: of the faster
+    kind. Ratios: eager's time over theirs.
 
     size_ratio: of the int8 file (the larger of both kinds) to the float32 one.
     """
@@ -78,7 +83,9 @@ class Speed:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of a trained network in float32, and of the kind of int8 that loses more. examples: not used to train, nor to calibrate."""
+    """Of a trained network in float32, and of the kind of int8 that loses more. examples: not used
+    to train, nor to calibrate.
+    """
 
     name: str
     examples: int
@@ -95,33 +102,75 @@ def timed(model: str, side: int, goal: Goal, folder: Path) -> Speed:
     submodel = full(made)
     net = unlike(submodel)
     x = np.random.default_rng(0).integers(0, 256, (CALIBRATED, 3, side, side)).astype(np.uint8)
-    path = graph.export(net, made, x[:2], folder / f"{model}.onnx", {"run": "benchmark", "round": 0, "submodel": submodel.name})
-    paths = {"fp32": path, **{kind: quantize(path, kind, x, folder / f"{model}.{kind}.onnx") for kind in ("int8-u8s8", "int8-s8s8")}}
+    path = graph.export(
+        net,
+        made,
+        x[:2],
+        folder / f"{model}.onnx",
+        {"run": "benchmark", "round": 0, "submodel": submodel.name},
+    )
+    paths = {
+        "fp32": path,
+        **{
+            kind: quantize(path, kind, x, folder / f"{model}.{kind}.onnx")
+            for kind in ("int8-u8s8", "int8-s8s8")
+        },
+    }
     sessions = {name: verify.load(file, threads=1) for name, file in paths.items()}
     one = torch.from_numpy(x[:1])
     with torch.inference_mode(), alone():
         eager: dict[str, Callable[[], object]] = {"eager": lambda: net(one)}
-        ms = medians(eager | {name: lambda session=session: session.predict(x[:1]) for name, session in sessions.items()})
+        ms = medians(
+            eager
+            | {
+                name: lambda session=session: session.predict(x[:1])
+                for name, session in sessions.items()
+            }
+        )
     kind = min(("int8-u8s8", "int8-s8s8"), key=lambda name: ms[name])
     size = path.stat().st_size
-    ratios = ms["eager"] / ms["fp32"], ms["eager"] / ms[kind], max(file.stat().st_size for name, file in paths.items() if name != "fp32") / size
+    ratios = (
+        ms["eager"] / ms["fp32"],
+        ms["eager"] / ms[kind],
+        max(file.stat().st_size for name, file in paths.items() if name != "fp32") / size,
+    )
     met = ratios[0] >= goal.fp32 and ratios[1] >= goal.int8 and ratios[2] <= goal.size
-    return Speed(f"{model} {side}x{side}", ms["eager"], ms["fp32"], ms[kind], kind, ratios[0], ratios[1], size, ratios[2], goal, met)
+    return Speed(
+        f"{model} {side}x{side}",
+        ms["eager"],
+        ms["fp32"],
+        ms[kind],
+        kind,
+        ratios[0],
+        ratios[1],
+        size,
+        ratios[2],
+        goal,
+        met,
+    )
 
 
 def unlike(submodel: Submodel) -> nn.Module:
-    """A network whose numbers all differ, as those of a trained one do: the exporter drops zeros, and stores equal tensors once."""
+    """A network whose numbers all differ, as those of a trained one do: the exporter drops zeros,
+    and stores equal tensors once.
+    """
     torch.manual_seed(0)
     net = build(submodel)
     with torch.no_grad():
         for name, value in net.state_dict().items():
             if value.dim() == 1 and value.is_floating_point():
-                value.copy_(torch.empty_like(value).uniform_(0.5, 1.5) if name.endswith(("weight", "var")) else torch.randn_like(value) / 10)
+                value.copy_(
+                    torch.empty_like(value).uniform_(0.5, 1.5)
+                    if name.endswith(("weight", "var"))
+                    else torch.randn_like(value) / 10
+                )
     return net.eval()
 
 
 def medians(tasks: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Milliseconds that this thread's processor worked on each: run in turns, and not counting while others had the processor."""
+    """Milliseconds that this thread's processor worked on each: run in turns, and not counting
+    while others had the processor.
+    """
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for turn in range(WARM_UP + TURNS):
         for name, task in tasks.items():
@@ -144,7 +193,9 @@ def alone() -> Iterator[None]:
 
 
 def learned(model: str, data: str, root: Path | None, steps: int, folder: Path) -> Accuracy:
-    """Trains a network and measures both kinds of int8 beside float32: the one that loses more is told."""
+    """Trains a network and measures both kinds of int8 beside float32: the one that loses more is
+    told.
+    """
     whole = central(data, root)
     card = whole.card()
     made = network(model, card.inputs, card.outputs, card.mean, card.std, card.target)
@@ -158,9 +209,19 @@ def learned(model: str, data: str, root: Path | None, steps: int, folder: Path) 
     graphs, absent = variants.made(folder, submodel, net, origin, examples, int8=True)
     scores = {variant.kind: variant.accuracy for variant in graphs if variant.accuracy is not None}
     if len(scores) < 2:
-        raise ExportError(f"{model} on {data} has no graph of int8: {'; '.join(absent) or 'no labels'}")
+        raise ExportError(
+            f"{model} on {data} has no graph of int8: {'; '.join(absent) or 'no labels'}"
+        )
     fp32, kind = scores.pop("fp32"), min(scores, key=lambda name: scores[name])
-    return Accuracy(f"{model} on {data}", len(examples.x), fp32, scores[kind], kind, LOST, not absent and fp32 - scores[kind] <= LOST + 1e-9)
+    return Accuracy(
+        f"{model} on {data}",
+        len(examples.x),
+        fp32,
+        scores[kind],
+        kind,
+        LOST,
+        not absent and fp32 - scores[kind] <= LOST + 1e-9,
+    )
 
 
 def drawn(x: Array, y: Array) -> tuple[Array, Array]:
@@ -169,28 +230,65 @@ def drawn(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def lines(speeds: list[Speed], accuracy: Accuracy) -> list[str]:
-    shown = [f"{'':26}{'eager ms':>9}{'fp32 ms':>9}{'int8 ms':>9}{'fp32':>8}{'int8':>8}{'size':>7}   goal"]
+    shown = [
+        f"{'':26}{'eager ms':>9}{'fp32 ms':>9}{'int8 ms':>9}{'fp32':>8}{'int8':>8}{'size':>7} "
+        "  goal"
+    ]
     for row in speeds:
-        goal = f"{row.goal.fp32:g}x, {f'{row.goal.int8:g}x, ' if row.goal.int8 else ''}{row.goal.size:g}: {'met' if row.met else 'missed'}"
-        times = f"{row.eager_ms:9.2f}{row.fp32_ms:9.2f}{row.int8_ms:9.2f}{row.fp32_ratio:7.2f}x{row.int8_ratio:7.2f}x{row.size_ratio:7.3f}"
+        goal = (
+            f"{row.goal.fp32:g}x, "
+            f"{f'{row.goal.int8:g}x, ' if row.goal.int8 else ''}{row.goal.size:g}: "
+            f"{'met' if row.met else 'missed'}"
+        )
+        times = (
+            f"{row.eager_ms:9.2f}{row.fp32_ms:9.2f}{row.int8_ms:9.2f}"
+            f"{row.fp32_ratio:7.2f}x{row.int8_ratio:7.2f}x{row.size_ratio:7.3f}"
+        )
         shown.append(f"{row.name:26}{times}   {goal}")
-    scores = f"accuracy {accuracy.accuracy_fp32:.4f} in float32, {accuracy.accuracy_int8:.4f} in {accuracy.int8_kind}"
+    scores = (
+        f"accuracy {accuracy.accuracy_fp32:.4f} in float32, {accuracy.accuracy_int8:.4f} in "
+        f"{accuracy.int8_kind}"
+    )
     goal = f"within {accuracy.goal:g}: {'met' if accuracy.met else 'missed'}"
     return [*shown, f"{accuracy.name}: {scores}, on {accuracy.examples} examples; {goal}"]
 
 
 @click.command("inference")
-@click.option("--model", default="resnet-small", show_default=True, metavar="NAME", help="the network that is trained for its accuracy")
-@click.option("--data", default="digits", show_default=True, metavar="NAME|PATH", help="what it learns")
-@click.option("--data-root", type=click.Path(path_type=Path), metavar="DIR", help="where named data sets lie")
+@click.option(
+    "--model",
+    default="resnet-small",
+    show_default=True,
+    metavar="NAME",
+    help="the network that is trained for its accuracy",
+)
+@click.option(
+    "--data", default="digits", show_default=True, metavar="NAME|PATH", help="what it learns"
+)
+@click.option(
+    "--data-root", type=click.Path(path_type=Path), metavar="DIR", help="where named data sets lie"
+)
 @click.option("--steps", default=300, show_default=True, metavar="N", help="how long it learns")
 @FORMAT
 def command(model: str, data: str, data_root: Path | None, steps: int, form: str) -> None:
-    """Time one answer of exported networks beside PyTorch's, one thread; and measure what int8 loses of accuracy."""
-    with speaking_plainly("benchmarks inference", "export", "interrupted"), tempfile.TemporaryDirectory(prefix="espalier-") as folder:
+    """Time one answer of exported networks beside PyTorch's, one thread; and measure what int8
+    loses of accuracy.
+    """
+    with (
+        speaking_plainly("benchmarks inference", "export", "interrupted"),
+        tempfile.TemporaryDirectory(prefix="espalier-") as folder,
+    ):
         speeds = [timed(name, side, goal, Path(folder)) for (name, side), goal in NETWORKS.items()]
         accuracy = learned(model, data, data_root, steps, Path(folder))
         if form == "json":
-            click.echo(json.dumps({"batch": 1, "threads": 1, "speed": [asdict(row) for row in speeds], "accuracy": asdict(accuracy)}))
+            click.echo(
+                json.dumps(
+                    {
+                        "batch": 1,
+                        "threads": 1,
+                        "speed": [asdict(row) for row in speeds],
+                        "accuracy": asdict(accuracy),
+                    }
+                )
+            )
         else:
             click.echo("\n".join(lines(speeds, accuracy)))

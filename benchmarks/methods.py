@@ -1,4 +1,6 @@
-"""`python -m benchmarks methods`: a table of every method on one small experiment, one seed: does each learn, and what does a round cost."""
+"""`python -m benchmarks methods`: a table of every method on one small experiment, one seed: does
+each learn, and what does a round cost.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ TOLD = ("global", "worst", "mean", "before", "after")
 
 @dataclass(frozen=True)
 class Result:
-    """submodels: how many sizes were in use. scores: accuracies as `coordinator simulate` sums them up (see the README). seconds: in all.
+    """submodels: how many sizes were in use. scores: accuracies as `coordinator simulate` sums them
+    up (see the README). seconds: in all.
 
     error: why there is nothing else.
     """
@@ -46,12 +49,16 @@ class Result:
 
 
 def pairs(menu: Sequence[Submodel], devices: int) -> dict[str, str]:
-    """As many devices for each of five submodels, from the smallest of a menu to its largest, evenly; as patterns of device names."""
+    """As many devices for each of five submodels, from the smallest of a menu to its largest,
+    evenly; as patterns of device names.
+    """
     places = [round(i * (len(menu) - 1) / (SIZES - 1)) for i in range(SIZES)]
     return {f"d{index}": menu[places[index * SIZES // devices]].name for index in range(devices)}
 
 
-def compare(names: Sequence[str], settings: Sequence[tuple[str, Any]], folder: Path) -> Iterator[Result]:
+def compare(
+    names: Sequence[str], settings: Sequence[tuple[str, Any]], folder: Path
+) -> Iterator[Result]:
     """One result per method as it comes; what a method can't do is a result too."""
     for name in names:
         start = time.perf_counter()
@@ -62,15 +69,28 @@ def compare(names: Sequence[str], settings: Sequence[tuple[str, Any]], folder: P
             yield Result(name, 0, {}, round(time.perf_counter() - start, 1), str(error))
 
 
-def run(name: str, settings: Sequence[tuple[str, Any]], folder: Path) -> tuple[int, dict[str, float]]:
+def run(
+    name: str, settings: Sequence[tuple[str, Any]], folder: Path
+) -> tuple[int, dict[str, float]]:
     """The experiment by one method: how many submodels were in use, and the scores."""
     extra = [*settings, ("method.name", name)]
     if len(menu := proposed(name, extra)) == 1:
         menu = proposed(name, extra := [*extra, ("method.widths", WIDTHS)])
     pins = pairs(menu, load(EXPERIMENT, os.environ, extra).simulate.agents)
     given = [*extra, ("assign.submodels", pins)]
-    made = simulate(EXPERIMENT, os.environ, [], given, folder / "runs", folder / "results", resume=False, say=lambda text: None)
-    return len(set(pins.values())), {key: made["summary"][key]["mean"] for key in TOLD if key in made["summary"]}
+    made = simulate(
+        EXPERIMENT,
+        os.environ,
+        [],
+        given,
+        folder / "runs",
+        folder / "results",
+        resume=False,
+        say=lambda text: None,
+    )
+    return len(set(pins.values())), {
+        key: made["summary"][key]["mean"] for key in TOLD if key in made["summary"]
+    }
 
 
 def proposed(name: str, settings: Sequence[tuple[str, Any]]) -> tuple[Submodel, ...]:
@@ -81,21 +101,39 @@ def proposed(name: str, settings: Sequence[tuple[str, Any]]) -> tuple[Submodel, 
 
 
 def lines(results: Sequence[Result]) -> list[str]:
-    return [f"{'method':14}{'sizes':>6}" + "".join(f"{name:>8}" for name in TOLD) + f"{'seconds':>9}", *map(line, results)]
+    return [
+        f"{'method':14}{'sizes':>6}" + "".join(f"{name:>8}" for name in TOLD) + f"{'seconds':>9}",
+        *map(line, results),
+    ]
 
 
 def line(one: Result) -> str:
-    scores = "".join(f"{one.scores[name]:8.3f}" if name in one.scores else f"{'-':>8}" for name in TOLD)
-    return f"{one.method:14}{one.submodels:6}{scores}{one.seconds:9.1f}" + (f"  {one.error}" if one.error else "")
+    scores = "".join(
+        f"{one.scores[name]:8.3f}" if name in one.scores else f"{'-':>8}" for name in TOLD
+    )
+    return f"{one.method:14}{one.submodels:6}{scores}{one.seconds:9.1f}" + (
+        f"  {one.error}" if one.error else ""
+    )
 
 
 @click.command("methods")
 @click.option("--only", metavar="NAME,...", help="these methods  [default: all]")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="any key of the experiment, such as rounds=20 or data.root=DIR")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="any key of the experiment, such as rounds=20 or data.root=DIR",
+)
 @FORMAT
 def command(only: str | None, settings: tuple[str, ...], form: str) -> None:
-    """Run benchmarks/experiments/methods.toml by every method: accuracy of the largest, worst and mean submodel, before and after local training."""
-    with speaking_plainly("python -m benchmarks methods", "simulate", "interrupted"), tempfile.TemporaryDirectory() as folder:
+    """Run benchmarks/experiments/methods.toml by every method: accuracy of the largest, worst and
+    mean submodel, before and after local training.
+    """
+    with (
+        speaking_plainly("python -m benchmarks methods", "simulate", "interrupted"),
+        tempfile.TemporaryDirectory() as folder,
+    ):
         names = sorted(METHODS) if only is None else only.split(",")
         for name in names:
             method(name)

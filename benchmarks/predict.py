@@ -1,7 +1,9 @@
-"""`python -m benchmarks predict`: how well three small submodels tell the time and the memory of a training step of all others.
+"""`python -m benchmarks predict`: how well three small submodels tell the time and the memory of a
+training step of all others.
 
-Submodels are drawn by a seed that is printed, and predicted from others alone. Each is measured in a fresh process of one thread. What they are
-predicted from is timed before, between and after, so that a machine whose speed changes meanwhile is seen, and hits both alike.
+Submodels are drawn by a seed that is printed, and predicted from others alone. Each is measured in
+a fresh process of one thread. What they are predicted from is timed before, between and after, so
+that a machine whose speed changes meanwhile is seen, and hits both alike.
 """
 
 from __future__ import annotations
@@ -29,17 +31,19 @@ __all__ = ["FAMILIES", "Row", "Summary", "command", "drawn", "measure", "summary
 FAMILIES = ("preresnet-18", "mobilenet-v2-cifar", "vit-tiny-32")
 PICTURE, CLASSES = (3, 32, 32), 10
 NARROWEST = 0.1
-BETWEEN = 8  # submodels between two looks at what they are predicted from; the median of all looks counts
+# submodels between two looks at what they are predicted from; the median of all looks counts
+BETWEEN = 8
 DRIFT = 0.15  # by which looks may differ on a machine that counts as quiet
 MEAN, WORST, MEMORY = 0.10, 0.30, 1.4  # the goals
 
 
 @dataclass(frozen=True)
 class Row:
-    """A submodel. predicted, measured: milliseconds of a step; error: predicted over measured, less 1; rival_error: by multiply-adds alone.
+    """A submodel. predicted, measured: milliseconds of a step; error: predicted over measured, less
+    1; rival_error: by multiply-adds alone.
 
-    base: bytes of the process before. predicted_bytes, measured_bytes: beyond that. memory_ratio: of the whole peak, base included, the larger
-    over the smaller; beyond_ratio: without the base.
+    base: bytes of the process before. predicted_bytes, measured_bytes: beyond that. memory_ratio:
+    of the whole peak, base included, the larger over the smaller; beyond_ratio: without the base.
     """
 
     family: str
@@ -57,10 +61,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of a family. mape, worst: mean and largest error of the time, as shares; rival_*: by multiply-adds alone. memory_*_worst: as in Row.
+    """Of a family. mape, worst: mean and largest error of the time, as shares; rival_*: by
+    multiply-adds alone. memory_*_worst: as in Row.
 
-    probes: from what it was predicted. drift: the largest difference between looks at these. busy: share of the processors that others used.
-    loaded: whether times of this machine, at that time, are not to be trusted. met: all goals.
+    probes: from what it was predicted. drift: the largest difference between looks at these. busy:
+    share of the processors that others used. loaded: whether times of this machine, at that time,
+    are not to be trusted. met: all goals.
     """
 
     family: str
@@ -79,11 +85,19 @@ class Summary:
 
 
 def drawn(made: Network, seed: int, count: int) -> list[Submodel]:
-    """So many submodels, each of a width of its own and so many blocks in each section, none of them a probe."""
-    rng, sizes = np.random.default_rng([seed, *made.family.encode()]), [len(section) for section in full(made).mask]
+    """So many submodels, each of a width of its own and so many blocks in each section, none of
+    them a probe.
+    """
+    rng, sizes = (
+        np.random.default_rng([seed, *made.family.encode()]),
+        [len(section) for section in full(made).mask],
+    )
     chosen, known = list[Submodel](), {*timed(made)}
     while len(chosen) < count:
-        width, depth = round(float(rng.uniform(NARROWEST, 1)), 3), tuple(int(rng.integers(1, size + 1)) for size in sizes)
+        width, depth = (
+            round(float(rng.uniform(NARROWEST, 1)), 3),
+            tuple(int(rng.integers(1, size + 1)) for size in sizes),
+        )
         (submodel,) = menu(made, (width,), (depth,))
         if submodel not in known:
             known.add(submodel)
@@ -96,7 +110,9 @@ def timed(made: Network) -> tuple[Submodel, ...]:
     return probes(made, (1, max(len(section) for section in full(made).mask)))
 
 
-def measure(made: Network, submodels: Sequence[Submodel], batch: int, say: Callable[[Row], None]) -> tuple[list[Row], Summary]:
+def measure(
+    made: Network, submodels: Sequence[Submodel], batch: int, say: Callable[[Row], None]
+) -> tuple[list[Row], Summary]:
     """A row for each submodel, and their summary."""
     small, load, taken = timed(made), Load(), list[step.Taken]()
     looks = [[found.seconds for found in step.ask(small, batch)]]
@@ -106,16 +122,28 @@ def measure(made: Network, submodels: Sequence[Submodel], batch: int, say: Calla
             looks.append([found.seconds for found in step.ask(small, batch)])
     busy, times = load.share(), list(zip(*looks, strict=True))
     drift = max(max(known) / min(known) - 1 for known in times)
-    timings = [Timing(submodel, batch, statistics.median(known)) for submodel, known in zip(small, times, strict=True)]
-    rows = [row(made, submodel, batch, timings, found) for submodel, found in zip(submodels, taken, strict=True)]
+    timings = [
+        Timing(submodel, batch, statistics.median(known))
+        for submodel, known in zip(small, times, strict=True)
+    ]
+    rows = [
+        row(made, submodel, batch, timings, found)
+        for submodel, found in zip(submodels, taken, strict=True)
+    ]
     for one in rows:
         say(one)
     return rows, summary(rows, tuple(submodel.name for submodel in small), drift, busy)
 
 
-def row(made: Network, submodel: Submodel, batch: int, timings: Sequence[Timing], taken: step.Taken) -> Row:
+def row(
+    made: Network, submodel: Submodel, batch: int, timings: Sequence[Timing], taken: step.Taken
+) -> Row:
     """A submodel predicted beside what it took."""
-    seconds, memory, beyond = step_seconds(timings, submodel, batch), cost(submodel, batch).memory, taken.peak - taken.base
+    seconds, memory, beyond = (
+        step_seconds(timings, submodel, batch),
+        cost(submodel, batch).memory,
+        taken.peak - taken.base,
+    )
     price = statistics.mean(t.seconds / cost(t.submodel).training_macs for t in timings)
     return Row(
         family=title(made),
@@ -139,7 +167,11 @@ def apart(a: float, b: float) -> float:
 
 def summary(rows: Sequence[Row], small: tuple[str, ...], drift: float, busy: float) -> Summary:
     errors, rival = [abs(row.error) for row in rows], [abs(row.rival_error) for row in rows]
-    mean, worst, memory = statistics.mean(errors), max(errors), max(row.memory_ratio for row in rows)
+    mean, worst, memory = (
+        statistics.mean(errors),
+        max(errors),
+        max(row.memory_ratio for row in rows),
+    )
     return Summary(
         family=rows[0].family,
         submodels=len(rows),
@@ -162,31 +194,65 @@ def title(made: Network) -> str:
 
 
 def line(one: Row) -> str:
-    time = f"{one.predicted_ms:10.1f}{one.measured_ms:10.1f}{one.error:+8.1%}{one.rival_error:+9.1%}"
+    time = (
+        f"{one.predicted_ms:10.1f}{one.measured_ms:10.1f}{one.error:+8.1%}{one.rival_error:+9.1%}"
+    )
     beyond = f"{one.predicted_bytes / 1e6:10.0f}{one.measured_bytes / 1e6:10.0f}"
     return f"{one.submodel:28}{time}{beyond}{one.memory_ratio:8.2f}{one.beyond_ratio:8.2f}"
 
 
-HEAD = f"{'':28}{'pred. ms':>10}{'took ms':>10}{'error':>8}{'by MACs':>9}{'pred. MB':>10}{'took MB':>10}{'whole':>8}{'beyond':>8}"
+HEAD = (
+    f"{'':28}{'pred. ms':>10}{'took ms':>10}{'error':>8}{'by MACs':>9}"
+    f"{'pred. MB':>10}{'took MB':>10}{'whole':>8}{'beyond':>8}"
+)
 
 
 def conclusion(one: Summary) -> str:
-    loaded = f"; others used {one.busy:.0%} of the processors, and the speed changed by {one.drift:.0%}: measure again" if one.loaded else ""
+    loaded = (
+        f"; others used {one.busy:.0%} of the processors, and the speed changed by "
+        f"{one.drift:.0%}: measure again"
+        if one.loaded
+        else ""
+    )
     return (
-        f"{one.family}, {one.submodels} submodels from {', '.join(one.probes)}: time {one.mape:.1%} off on average, {one.worst:.1%} at worst "
-        f"(by multiply-adds alone {one.rival_mape:.1%} and {one.rival_worst:.1%}); memory of the process {one.memory_ratio_worst:.2f}x at worst, "
-        f"{one.memory_beyond_worst:.2f}x beyond what it was before; {'met' if one.met else 'missed'}{loaded}"
+        f"{one.family}, {one.submodels} submodels from {', '.join(one.probes)}: time "
+        f"{one.mape:.1%} off on average, {one.worst:.1%} at worst "
+        f"(by multiply-adds alone {one.rival_mape:.1%} and {one.rival_worst:.1%}); "
+        f"memory of the process {one.memory_ratio_worst:.2f}x at worst, "
+        f"{one.memory_beyond_worst:.2f}x beyond what it was before; "
+        f"{'met' if one.met else 'missed'}{loaded}"
     )
 
 
 @click.command("predict")
 @click.option("--seed", default=7, show_default=True, help="draws the submodels")
-@click.option("--count", default=24, show_default=True, type=click.IntRange(min=1), metavar="N", help="submodels of each family")
-@click.option("--families", default=",".join(FAMILIES), show_default=True, metavar="NAME,...", help="families or presets, of pictures")
-@click.option("--batch", default=32, show_default=True, type=click.IntRange(min=2), help="examples of a training step")
+@click.option(
+    "--count",
+    default=24,
+    show_default=True,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="submodels of each family",
+)
+@click.option(
+    "--families",
+    default=",".join(FAMILIES),
+    show_default=True,
+    metavar="NAME,...",
+    help="families or presets, of pictures",
+)
+@click.option(
+    "--batch",
+    default=32,
+    show_default=True,
+    type=click.IntRange(min=2),
+    help="examples of a training step",
+)
 @FORMAT
 def command(seed: int, count: int, families: str, batch: int, form: str) -> None:
-    """Predict the time and the memory of training steps of submodels drawn by a seed from three small ones, and measure them."""
+    """Predict the time and the memory of training steps of submodels drawn by a seed from three
+    small ones, and measure them.
+    """
     with speaking_plainly("python -m benchmarks predict", "train", "interrupted"):
         say, rows, found = speaker(form), list[Row](), list[Summary]()
         networks = [named(name) for name in families.split(",")]
@@ -197,7 +263,16 @@ def command(seed: int, count: int, families: str, batch: int, form: str) -> None
             rows, found = [*rows, *some], [*found, one]
             say(conclusion(one))
         if form == "json":
-            click.echo(json.dumps({"seed": seed, "batch": batch, "families": [asdict(s) for s in found], "rows": [asdict(r) for r in rows]}))
+            click.echo(
+                json.dumps(
+                    {
+                        "seed": seed,
+                        "batch": batch,
+                        "families": [asdict(s) for s in found],
+                        "rows": [asdict(r) for r in rows],
+                    }
+                )
+            )
 
 
 def named(name: str) -> Network:

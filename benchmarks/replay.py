@@ -1,4 +1,6 @@
-"""The model that must come of a run: what its record says was folded, folded again in one process, from the first round on."""
+"""The model that must come of a run: what its record says was folded, folded again in one process,
+from the first round on.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,9 @@ Make = Callable[[Task, Mapping[str, Array]], Update]
 class Replayed:
     """What a run's record says, against what must come of it.
 
-    folded: agents by round, in the order in which they were folded. doubled: agents or places that occur twice in a round. foreign: updates that are
-    not what the agent must have sent. equal: whether the last model is, bit for bit, that of an undisturbed run that folds the same.
+    folded: agents by round, in the order in which they were folded. doubled: agents or places that
+    occur twice in a round. foreign: updates that are not what the agent must have sent. equal:
+    whether the last model is, bit for bit, that of an undisturbed run that folds the same.
     """
 
     folded: dict[int, list[str]]
@@ -52,8 +55,8 @@ class Replayed:
 def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -> Replayed:
     """Folds again what a run folded, by a method that asks nothing of the fleet.
 
-    attempts: coordinators that the run had, to look at every digest; 0: nobody looks. make: what an agent makes of its task; None: a raw one's.
-    Raises StoreError where there is no such run.
+    attempts: coordinators that the run had, to look at every digest; 0: nobody looks. make: what an
+    agent makes of its task; None: a raw one's. Raises StoreError where there is no such run.
     """
     torch.set_num_threads(1)
     store = Store.open(runs, name, read_only=True)
@@ -68,38 +71,82 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
         menu = {submodel.name: submodel for submodel in facts.menu}
         folded, doubled, foreign = dict[int, list[str]](), 0, 0
         states, moved = [state], list[Touched]()
-        late = buffered(method, lambda number, now: Base(states[number], tuple(moved[number:now]))) if "buffered" in method.allows else method
+        late = (
+            buffered(method, lambda number, now: Base(states[number], tuple(moved[number:now])))
+            if "buffered" in method.allows
+            else method
+        )
         method = late if config.fleet.mode == "buffered" or config.fleet.late == "take" else method
         for number in range(1, last.round + 1):
-            entries = sorted((entry for entry in store.entries(number) if entry.outcome == "folded"), key=lambda entry: entry.position)
+            entries = sorted(
+                (entry for entry in store.entries(number) if entry.outcome == "folded"),
+                key=lambda entry: entry.position,
+            )
             folded[number] = [entry.agent for entry in entries]
             updates = {(entry.agent, entry.task) for entry in entries}
             doubled += 2 * len(entries) - len(updates) - len({entry.position for entry in entries})
             total, odd = refolded(method, states, entries, menu, config, attempts, make or raw)
             foreign += odd
-            after = method.finish(state, total, generator(config.seed, 3, number)) if total.seen else state
+            after = (
+                method.finish(state, total, generator(config.seed, 3, number))
+                if total.seen
+                else state
+            )
             state = replace(after, round=number)
             states.append(state)
             moved.append(touched(total, state.tensors))
-        return Replayed(folded, doubled, foreign, all(torch.equal(value, last.tensors[home]) for home, value in state.tensors.items()))
+        return Replayed(
+            folded,
+            doubled,
+            foreign,
+            all(torch.equal(value, last.tensors[home]) for home, value in state.tensors.items()),
+        )
     finally:
         store.close()
 
 
 def refolded(
-    method: Method, states: Sequence[State], entries: Sequence[Entry], menu: dict[str, Submodel], config: Config, attempts: int, make: Make
+    method: Method,
+    states: Sequence[State],
+    entries: Sequence[Entry],
+    menu: dict[str, Submodel],
+    config: Config,
+    attempts: int,
+    make: Make,
 ) -> tuple[Total, int]:
-    """The total of a round, and how many of its updates are foreign: of none of so many attempts. states: after each round so far."""
+    """The total of a round, and how many of its updates are foreign: of none of so many attempts.
+    states: after each round so far.
+    """
     total, foreign = Total(), 0
     for entry in entries:
         submodel, number = menu[entry.submodel], entry.task or len(states)
         sent = states[number - 1]
-        plan, recipe = method.place(sent, submodel), complete_recipe(method.recipe(sent, submodel), config)
+        plan, recipe = (
+            method.place(sent, submodel),
+            complete_recipe(method.recipe(sent, submodel), config),
+        )
         weights = {name: np.asarray(value) for name, value in method.dispatch(sent, plan).items()}
-        task = Task(config.name, number, 1, entry.agent, "train", submodel, f"r{number - 1}", "", 0, recipe, 60.0)
+        task = Task(
+            config.name,
+            number,
+            1,
+            entry.agent,
+            "train",
+            submodel,
+            f"r{number - 1}",
+            "",
+            0,
+            recipe,
+            60.0,
+        )
         update = make(task, weights)
-        made = [encoded(replace(update, attempt=attempt, tensors={}), update.tensors) for attempt in range(1, attempts + 1)]
-        foreign += attempts > 0 and entry.digest not in {hashlib.sha256(data).hexdigest() for data in made}
+        made = [
+            encoded(replace(update, attempt=attempt, tensors={}), update.tensors)
+            for attempt in range(1, attempts + 1)
+        ]
+        foreign += attempts > 0 and entry.digest not in {
+            hashlib.sha256(data).hexdigest() for data in made
+        }
         plan = method.place(states[-1], submodel)
         fold(total, method.parts(states[-1], plan, received(update)), (entry.agent, number))
     return total, foreign

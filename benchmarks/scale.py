@@ -1,6 +1,8 @@
-"""`python -m benchmarks scale`: a thousand connected agents, through twenty rounds, with one coordinator and one broker.
+"""`python -m benchmarks scale`: a thousand connected agents, through twenty rounds, with one
+coordinator and one broker.
 
-The agents are raw clients in this process, each with a socket of its own; coordinator and broker are real processes.
+The agents are raw clients in this process, each with a socket of its own; coordinator and broker
+are real processes.
 """
 
 from __future__ import annotations
@@ -28,7 +30,17 @@ from coordinator.store import Store
 from federated.console import FORMAT, Say, speaker, speaking_plainly
 from federated.errors import ConfigError, FleetError, StoreError
 
-__all__ = ["Course", "Scale", "Turn", "command", "course", "flat", "measure", "settings_of", "spelled"]
+__all__ = [
+    "Course",
+    "Scale",
+    "Turn",
+    "command",
+    "course",
+    "flat",
+    "measure",
+    "settings_of",
+    "spelled",
+]
 
 RUN = "scale"
 SILENCE = 300.0  # seconds without a round after which it is given up
@@ -54,7 +66,8 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Turn:
-    """One round. folded: updates in the model; seconds: as the run's record says; rss: most bytes that the coordinator held meanwhile.
+    """One round. folded: updates in the model; seconds: as the run's record says; rss: most bytes
+    that the coordinator held meanwhile.
 
     coordinator, broker: seconds of processor time that each took.
     """
@@ -69,10 +82,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Scale:
-    """lost: updates that were asked for and not folded; doubled, foreign, equal: as `benchmarks.replay` finds. model: bytes of the weights.
+    """lost: updates that were asked for and not folded; doubled, foreign, equal: as
+    `benchmarks.replay` finds. model: bytes of the weights.
 
-    before: bytes that the coordinator held when all had joined and no round had begun; base: the most that one with few agents held in any round,
-    peak: this one. flat: whether peak is within base and three models. joined: seconds until all were there. connected: agents then.
+    before: bytes that the coordinator held when all had joined and no round had begun; base: the
+    most that one with few agents held in any round, peak: this one. flat: whether peak is within
+    base and three models. joined: seconds until all were there. connected: agents then.
     """
 
     agents: int
@@ -99,13 +114,21 @@ def flat(base: int, peaks: list[int], model: int) -> bool:
 
 def settings_of(extra: dict[str, object]) -> list[str]:
     """The flags that set a run's configuration."""
-    return [part for key, value in {**SETTINGS, **extra}.items() for part in ("--set", f"{key}={spelled(value)}")]
+    return [
+        part
+        for key, value in {**SETTINGS, **extra}.items()
+        for part in ("--set", f"{key}={spelled(value)}")
+    ]
 
 
 def spelled(value: object) -> str:
     """A value as TOML has it."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {spelled(one)}" for key, one in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(key)} = {spelled(one)}" for key, one in value.items())
+            + "}"
+        )
     return json.dumps(value)
 
 
@@ -127,7 +150,9 @@ class Usage:
 
 @dataclass(frozen=True)
 class Course:
-    """How a run went. joined: seconds until all were there; connected: agents then; before: bytes that the coordinator held then."""
+    """How a run went. joined: seconds until all were there; connected: agents then; before: bytes
+    that the coordinator held then.
+    """
 
     turns: tuple[Turn, ...]
     joined: float
@@ -136,7 +161,9 @@ class Course:
 
 
 def measure(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosquitto") -> Scale:
-    """Run it, after one with few agents to compare with. Raises ConfigError where this machine does not allow so many sockets, FleetError."""
+    """Run it, after one with few agents to compare with. Raises ConfigError where this machine does
+    not allow so many sockets, FleetError.
+    """
     allow(agents + SPARE)
     start = time.monotonic()
     few = course(folder / "few", FEW, FEW_ROUNDS, say, kind)
@@ -169,9 +196,22 @@ def course(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosqui
     names = [f"a{i:04d}" for i in range(agents)]
     with ExitStack() as stack:
         broker = stack.enter_context(brokers.start("127.0.0.1", 0, kind, folder / "broker"))
-        run = ["--name", RUN, "--data", "digits", "--min-agents", str(agents), "--rounds", str(rounds), "--model", MODEL]
+        run = [
+            "--name",
+            RUN,
+            "--data",
+            "digits",
+            "--min-agents",
+            str(agents),
+            "--rounds",
+            str(rounds),
+            "--model",
+            MODEL,
+        ]
         what = ["start", "--broker", broker.address, "--runs", str(folder), *run, *settings_of({})]
-        coordinator = stack.enter_context(process("coordinator", module("coordinator.cli", *what, "--format", "json"), folder))
+        coordinator = stack.enter_context(
+            process("coordinator", module("coordinator.cli", *what, "--format", "json"), folder)
+        )
         host, port = broker.address.rsplit(":", 1)
         fleet = RawFleet(RUN, names, (host, int(port)), Raw())
         stack.callback(fleet.close)
@@ -186,29 +226,47 @@ def allow(files: int) -> None:
     """Lets this process open so many files. Raises ConfigError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < files:
-        raise ConfigError(f"this machine lets a process open {hard} files, {files} are needed: raise it (ulimit -Hn), or ask for fewer --agents")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, files)) if hard != resource.RLIM_INFINITY else files, hard))
+        raise ConfigError(
+            f"this machine lets a process open {hard} files, {files} are needed: raise "
+            "it (ulimit -Hn), or ask for fewer --agents"
+        )
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE,
+        (max(soft, min(hard, files)) if hard != resource.RLIM_INFINITY else files, hard),
+    )
 
 
 def program(broker: brokers.Broker) -> psutil.Process:
     """The broker's own process, below the shell that guards it."""
-    return max(psutil.Process(broker.pid).children(recursive=True), key=lambda child: child.memory_info().rss)
+    return max(
+        psutil.Process(broker.pid).children(recursive=True),
+        key=lambda child: child.memory_info().rss,
+    )
 
 
 def join(fleet: RawFleet, coordinator: Running, usage: Usage) -> tuple[float, int, int]:
-    """Turns until the first task comes: seconds, agents that are connected, and what the coordinator held just before."""
+    """Turns until the first task comes: seconds, agents that are connected, and what the
+    coordinator held just before.
+    """
     start, base, sampled = time.monotonic(), 0, 0.0
     while not any(agent.task for agent in fleet.agents):
         fleet.turn(0.05)
         if time.monotonic() - sampled > SAMPLE:
             sampled, base = time.monotonic(), usage.coordinator.memory_info().rss
         if coordinator.popen.poll() is not None or time.monotonic() - start > SILENCE:
-            raise FleetError(f"no round after {time.monotonic() - start:.0f} s; the end of the coordinator's log:\n{coordinator.tail()}")
+            raise FleetError(
+                f"no round after {time.monotonic() - start:.0f} s; the end of the "
+                f"coordinator's log:\n{coordinator.tail()}"
+            )
     return time.monotonic() - start, fleet.connected, base
 
 
-def follow(fleet: RawFleet, coordinator: Running, usage: Usage, folder: Path, rounds: int, say: Say) -> list[tuple[int, float, float]]:
-    """What each round took of the coordinator and of the broker: bytes, and seconds of processors since the start."""
+def follow(
+    fleet: RawFleet, coordinator: Running, usage: Usage, folder: Path, rounds: int, say: Say
+) -> list[tuple[int, float, float]]:
+    """What each round took of the coordinator and of the broker: bytes, and seconds of processors
+    since the start.
+    """
     peaks, heard, sampled = list[tuple[int, float, float]](), time.monotonic(), 0.0
     while coordinator.popen.poll() is None:
         fleet.turn(0.05)
@@ -220,11 +278,17 @@ def follow(fleet: RawFleet, coordinator: Running, usage: Usage, folder: Path, ro
             if len(done := history(folder)) > len(peaks):
                 heard = time.monotonic()
                 peaks += [usage.taken()] * (len(done) - len(peaks))
-                say(f"round {len(done):3} of {rounds}: {done[-1]:6.2f} s, {peaks[-1][0] / 1e6:.0f} MB")
+                say(
+                    f"round {len(done):3} of {rounds}: {done[-1]:6.2f} s, "
+                    f"{peaks[-1][0] / 1e6:.0f} MB"
+                )
         except psutil.NoSuchProcess:
             break
         if time.monotonic() - heard > SILENCE:
-            raise FleetError(f"no round for {SILENCE:.0f} s; the end of the coordinator's log:\n{coordinator.tail()}")
+            raise FleetError(
+                f"no round for {SILENCE:.0f} s; the end of the coordinator's "
+                f"log:\n{coordinator.tail()}"
+            )
     if coordinator.popen.wait() != 0:
         raise FleetError(f"the coordinator failed; the end of its log:\n{coordinator.tail()}")
     return peaks
@@ -243,14 +307,25 @@ def history(folder: Path) -> list[float]:
 
 
 def finished(folder: Path, rounds: int, peaks: list[tuple[int, float, float]]) -> tuple[Turn, ...]:
-    """Every round as its record has it, beside what it took; of the last, the coordinator may have ended before anybody looked."""
+    """Every round as its record has it, beside what it took; of the last, the coordinator may have
+    ended before anybody looked.
+    """
     store = Store.open(folder, RUN, read_only=True)
     try:
         told = [*peaks, *[peaks[-1]] * (rounds - len(peaks))]
         before = [(0, 0.0, 0.0), *told]
         return tuple(
-            Turn(number, sum(e.outcome == "folded" for e in store.entries(number)), round(seconds, 2), rss, round(own - was, 2), round(his - had, 2))
-            for (number, seconds, *_), (rss, own, his), (_, was, had) in zip(store.history(), told, before, strict=False)
+            Turn(
+                number,
+                sum(e.outcome == "folded" for e in store.entries(number)),
+                round(seconds, 2),
+                rss,
+                round(own - was, 2),
+                round(his - had, 2),
+            )
+            for (number, seconds, *_), (rss, own, his), (_, was, had) in zip(
+                store.history(), told, before, strict=False
+            )
         )
     finally:
         store.close()
@@ -260,26 +335,47 @@ def lines(made: Scale) -> list[str]:
     """What a person reads at the end."""
     seconds = [turn.seconds for turn in made.turns]
     return [
-        f"{made.agents} agents, {made.connected} connected after {made.joined:.1f} s; {made.rounds} rounds, a model of {made.model / 1e6:.2f} MB",
-        f"lost {made.lost}, doubled {made.doubled}, foreign {made.foreign}, the model {'equals' if made.equal else 'IS NOT'} that of a replay",
-        f"coordinator: {made.before / 1e6:.1f} MB before the first round, at most {made.peak / 1e6:.1f} MB in one "
+        f"{made.agents} agents, {made.connected} connected after {made.joined:.1f} s; "
+        f"{made.rounds} rounds, a model of {made.model / 1e6:.2f} MB",
+        f"lost {made.lost}, doubled {made.doubled}, foreign {made.foreign}, the model "
+        f"{'equals' if made.equal else 'IS NOT'} that of a replay",
+        f"coordinator: {made.before / 1e6:.1f} MB before the first round, at most "
+        f"{made.peak / 1e6:.1f} MB in one "
         f"({made.base / 1e6:.1f} MB with {FEW} agents): "
-        f"{'flat' if made.flat else 'NOT flat'} ({(made.peak - made.base) / made.model:.1f} models more)",
-        f"a round took {statistics.median(seconds):.2f} s (median), {max(seconds):.2f} s at most; processor seconds of a round: coordinator "
-        f"{statistics.median(t.coordinator for t in made.turns):.2f}, broker {statistics.median(t.broker for t in made.turns):.2f}",
+        f"{'flat' if made.flat else 'NOT flat'} "
+        f"({(made.peak - made.base) / made.model:.1f} models more)",
+        f"a round took {statistics.median(seconds):.2f} s (median), {max(seconds):.2f} "
+        "s at most; processor seconds of a round: coordinator "
+        f"{statistics.median(t.coordinator for t in made.turns):.2f}, broker "
+        f"{statistics.median(t.broker for t in made.turns):.2f}",
     ]
 
 
 @click.command("scale")
 @click.option("--agents", type=click.IntRange(min=2), default=1000, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=20, show_default=True)
-@click.option("--broker", "kind", type=click.Choice(["mosquitto", "embedded"]), default="mosquitto", show_default=True)
-@click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the run and the logs here")
+@click.option(
+    "--broker",
+    "kind",
+    type=click.Choice(["mosquitto", "embedded"]),
+    default="mosquitto",
+    show_default=True,
+)
+@click.option(
+    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the run and the logs here"
+)
 @FORMAT
 def command(agents: int, rounds: int, kind: str, keep: Path | None, form: str) -> None:
-    """Many connected agents with one coordinator: what is lost, what a round takes, and whether memory grows."""
-    with speaking_plainly("python -m benchmarks scale", "coordinator", "interrupted"), ExitStack() as stack:
-        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-scale-")))
+    """Many connected agents with one coordinator: what is lost, what a round takes, and whether
+    memory grows.
+    """
+    with (
+        speaking_plainly("python -m benchmarks scale", "coordinator", "interrupted"),
+        ExitStack() as stack,
+    ):
+        folder = keep or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-scale-"))
+        )
         folder.mkdir(parents=True, exist_ok=True)
         say = speaker(form)
         made = measure(folder, agents, rounds, say, kind)

@@ -1,7 +1,9 @@
-"""A fresh process that takes training steps, as a device does, and says how long one takes and how much memory: `python -m benchmarks.step`.
+"""A fresh process that takes training steps, as a device does, and says how long one takes and how
+much memory: `python -m benchmarks.step`.
 
-It reads one JSON line on standard input (`Order`) and prints one per submodel (`Taken`). One thread; the process is as it is once it has trained
-anything, since libraries load what they need at a first step.
+It reads one JSON line on standard input (`Order`) and prints one per submodel (`Taken`). One
+thread; the process is as it is once it has trained anything, since libraries load what they need at
+a first step.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Order:
 
 @dataclass(frozen=True)
 class Taken:
-    """seconds: of a step, as a device measures it. base, peak: resident bytes of the process before the network was built, and at the most."""
+    """seconds: of a step, as a device measures it. base, peak: resident bytes of the process before
+    the network was built, and at the most.
+    """
 
     seconds: float
     base: int
@@ -48,7 +52,13 @@ def ask(submodels: Sequence[Submodel], batch: int) -> list[Taken]:
     """What steps take, in one fresh process. Raises CalledProcessError where it dies."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     order = msgspec.json.encode(Order(tuple(submodels), batch))
-    done = subprocess.run([sys.executable, "-m", "benchmarks.step"], env=environment, input=order, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.step"],
+        env=environment,
+        input=order,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
     return [msgspec.json.decode(line, type=Taken) for line in done.stdout.splitlines()]
 
 
@@ -56,7 +66,12 @@ def main() -> None:
     """Follows an order."""
     order = msgspec.json.decode(sys.stdin.readline(), type=Order)
     torch.set_num_threads(1)
-    time_step(menu(network("mlp", (8,), 10), (0.1,), (1,))[0], order.batch, examples((8,), 10, order.batch), "cpu")
+    time_step(
+        menu(network("mlp", (8,), 10), (0.1,), (1,))[0],
+        order.batch,
+        examples((8,), 10, order.batch),
+        "cpu",
+    )
     for submodel in order.submodels:
         data = examples(submodel.network.inputs, submodel.network.outputs, order.batch)
         base = resident()[0]
@@ -69,7 +84,9 @@ def main() -> None:
 def examples(inputs: tuple[int, ...], outputs: int, count: int) -> Dataset:
     """Random pictures, or whatever has raw examples of bytes."""
     x = np.random.default_rng(0).integers(0, 256, (count, *inputs), np.uint8)
-    return Dataset("random examples", x, np.arange(count) % outputs, x[:0], np.arange(0), outputs, "class")
+    return Dataset(
+        "random examples", x, np.arange(count) % outputs, x[:0], np.arange(0), outputs, "class"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Rows of a benchmark, and how they are timed: medians of interleaved runs, so that a machine's moods hit all alike."""
+"""Rows of a benchmark, and how they are timed: medians of interleaved runs, so that a machine's
+moods hit all alike.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ RUNS = 7
 
 @dataclass(frozen=True)
 class Row:
-    """ours, limit: milliseconds, medians; the limit is what the memory alone allows. ratio: limit / ours, 1 at best."""
+    """ours, limit: milliseconds, medians; the limit is what the memory alone allows. ratio: limit /
+    ours, 1 at best.
+    """
 
     name: str
     ours: float
@@ -35,4 +39,7 @@ def interleaved(tasks: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
-    return [f"{'':28}{'ours ms':>10}{'limit ms':>10}{'ratio':>8}", *(f"{r.name:28}{r.ours:10.2f}{r.limit:10.2f}{r.ratio:8.2f}" for r in rows)]
+    return [
+        f"{'':28}{'ours ms':>10}{'limit ms':>10}{'ratio':>8}",
+        *(f"{r.name:28}{r.ours:10.2f}{r.limit:10.2f}{r.ratio:8.2f}" for r in rows),
+    ]

@@ -1,4 +1,6 @@
-"""The network of a run whose coordinator has no data: what more than half of the agents that are ready agree on."""
+"""The network of a run whose coordinator has no data: what more than half of the agents that are
+ready agree on.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,27 @@ log = logging.getLogger(__name__)
 
 
 def await_network(fleet: Fleet, config: Config, publish: Publish) -> Network:
-    """The network for the data of the majority, as soon as that has `fleet.min_agents` agents. The others are judged by it like any latecomer.
+    """The network for the data of the majority, as soon as that has `fleet.min_agents` agents. The
+    others are judged by it like any latecomer.
 
-    Without a majority it waits for more agents, since any choice between as many as many would believe a liar as readily as the others.
-    Raises FleetError where none is found within `fleet.wait` seconds, ConfigError for data that the model cannot take.
+    Without a majority it waits for more agents, since any choice between as many as many would
+    believe a liar as readily as the others. Raises FleetError where none is found within
+    `fleet.wait` seconds, ConfigError for data that the model cannot take.
     """
     start, wanted = time.monotonic(), config.fleet.min_agents
     cards, agreed = dict[str, Card](), dict[str, Card]()
     while len(agreed) < wanted:
         ready = await_agents(fleet, wanted, config.fleet.wait, publish)
-        before, cards = cards, {agent.name: agent.profile.data for agent in ready if agent.profile is not None}
+        before, cards = (
+            cards,
+            {agent.name: agent.profile.data for agent in ready if agent.profile is not None},
+        )
         if cards == before:
             if config.fleet.wait and time.monotonic() - start > config.fleet.wait:
-                raise FleetError(f"{disagreement(cards, agreed, wanted)}; name data at the coordinator (--data) to settle it")
+                raise FleetError(
+                    f"{disagreement(cards, agreed, wanted)}; name data at the "
+                    "coordinator (--data) to settle it"
+                )
             publish(AgentsAwaited(len(agreed), wanted))
             fleet.turn(0.2)
             continue
@@ -43,20 +53,33 @@ def await_network(fleet: Fleet, config: Config, publish: Publish) -> Network:
             log.warning("%s; the run waits for more agents", disagreement(cards, agreed, wanted))
     if left_out := sorted(cards.keys() - agreed.keys()):
         log.warning(
-            "the data of %s do not fit those of the other %d agents and do not count: %s", ", ".join(left_out), len(agreed), described(cards, agreed)
+            "the data of %s do not fit those of the other %d agents and do not count: %s",
+            ", ".join(left_out),
+            len(agreed),
+            described(cards, agreed),
         )
     return network_for(config, list(agreed.values()))
 
 
 def disagreement(cards: Mapping[str, Card], agreed: Mapping[str, Card], wanted: int) -> str:
-    return f"{len(agreed)} of {len(cards)} agents have data that fit together, {wanted} are needed: {described(cards, agreed)}"
+    return (
+        f"{len(agreed)} of {len(cards)} agents have data that fit together, {wanted} are needed: "
+        f"{described(cards, agreed)}"
+    )
 
 
 def described(cards: Mapping[str, Card], agreed: Mapping[str, Card]) -> str:
-    """Which forms of data there are, how many agents have each, and the moments of those that count for nothing."""
+    """Which forms of data there are, how many agents have each, and the moments of those that count
+    for nothing.
+    """
     forms = Counter(form(card) for card in cards.values())
     counts = [
-        f"{count} x {target} of {inputs}" + (f" with {outputs} outputs" if outputs else "") for (target, inputs, outputs), count in forms.items()
+        f"{count} x {target} of {inputs}" + (f" with {outputs} outputs" if outputs else "")
+        for (target, inputs, outputs), count in forms.items()
     ]
-    odd = [f"{agent}: {card.outputs} outputs, mean {card.mean[:3]}, std {card.std[:3]}" for agent, card in cards.items() if agent not in agreed]
+    odd = [
+        f"{agent}: {card.outputs} outputs, mean {card.mean[:3]}, std {card.std[:3]}"
+        for agent, card in cards.items()
+        if agent not in agreed
+    ]
     return brief("; ".join(counts + odd))

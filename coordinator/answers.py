@@ -1,4 +1,6 @@
-"""Collectors of evaluation and calibration: they sum the scores and batch norm statistics that devices send (see `Collector`)."""
+"""Collectors of evaluation and calibration: they sum the scores and batch norm statistics that
+devices send (see `Collector`).
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Answers:
 
 
 class Calibration(Answers):
-    """Batch norm statistics. robust: of every entry the median over the devices counts, not the mean."""
+    """Batch norm statistics. robust: of every entry the median over the devices counts, not the
+    mean.
+    """
 
     def __init__(self, robust: bool) -> None:
         self._robust = robust
@@ -55,7 +59,11 @@ class Calibration(Answers):
         if self._robust:
             self._updates.append(received(update))
         else:
-            fold(self._total, statistics_parts(received(update)), (update.agent, update.submodel.name))
+            fold(
+                self._total,
+                statistics_parts(received(update)),
+                (update.agent, update.submodel.name),
+            )
 
     def statistics(self) -> dict[str, torch.Tensor]:
         """By home."""
@@ -81,12 +89,20 @@ def statistics_parts(update: Update) -> list[Part]:
     """What one agent's statistics contribute: their values, weighted by its batches."""
     prefix = f"{STATS}{update.submodel.name}/"
     weight = float(update.notes["batches"])
-    return [Part(prefix + name, corner(value.shape), tuple(value.shape), value, weight) for name, value in update.tensors.items()]
+    return [
+        Part(prefix + name, corner(value.shape), tuple(value.shape), value, weight)
+        for name, value in update.tensors.items()
+    ]
 
 
 def middle(updates: Iterable[Update]) -> dict[str, torch.Tensor]:
-    """By home, of every entry the median over the devices: under a robust rule, where a count of batches is a claim that may outweigh all."""
+    """By home, of every entry the median over the devices: under a robust rule, where a count of
+    batches is a claim that may outweigh all.
+    """
     found: dict[str, list[torch.Tensor]] = {}
     for part in (part for update in updates for part in statistics_parts(update)):
         found.setdefault(part.home, []).append(part.value)
-    return {home: torch.from_numpy(np.median([value.numpy() for value in values], axis=0)) for home, values in found.items()}
+    return {
+        home: torch.from_numpy(np.median([value.numpy() for value in values], axis=0))
+        for home, values in found.items()
+    }

@@ -2,12 +2,14 @@
 
     PKI/root.pem            the authority's certificate and key
         ca.pem              its certificate alone: what everybody trusts
-        server.pem          of the broker and of enrolment, for all names of this machine, and its key
+        server.pem          of the broker and of enrolment, for all names of this machine, and its
+        key
         coordinator.pem     of the coordinator, and its key
         crl.pem             what was revoked
         registry.sqlite     who was let in (coordinator.registry)
 
-X.509 by the library `cryptography`: ECDSA over P-256 with SHA-256. Validity begins some minutes ago, for devices whose clocks are slow.
+X.509 by the library `cryptography`: ECDSA over P-256 with SHA-256. Validity begins some minutes
+ago, for devices whose clocks are slow.
 """
 
 from __future__ import annotations
@@ -60,10 +62,13 @@ MOST = 100  # good certificates of one name: answers get lost, but nobody is to 
 
 
 class Authority:
-    """The folder, opened; made where it is not there. Raises ConfigError for one that others may read, or that holds something else."""
+    """The folder, opened; made where it is not there. Raises ConfigError for one that others may
+    read, or that holds something else.
+    """
 
     def __init__(self, folder: Path, hosts: Iterable[str] = ()) -> None:
-        """hosts: names and addresses that the broker's certificate is to hold beside this machine's own; they are remembered.
+        """hosts: names and addresses that the broker's certificate is to hold beside this machine's
+        own; they are remembered.
 
         `renewed` says whether anything that a broker reads was made (again) just now.
         """
@@ -71,9 +76,14 @@ class Authority:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            raise ConfigError(f"the authority's folder {folder} cannot be made: {error.strerror}; name another by --pki") from error
+            raise ConfigError(
+                f"the authority's folder {folder} cannot be made: {error.strerror}; "
+                "name another by --pki"
+            ) from error
         check_private(folder)
-        self.ca, self.server, self.coordinator, self.crl = (folder / f"{name}.pem" for name in ("ca", "server", "coordinator", "crl"))
+        self.ca, self.server, self.coordinator, self.crl = (
+            folder / f"{name}.pem" for name in ("ca", "server", "coordinator", "crl")
+        )
         self.registry = Registry(folder / "registry.sqlite")
         with self.registry.alone():  # two commands may be the first at the same time
             if not (folder / "root.pem").exists():
@@ -97,10 +107,12 @@ class Authority:
         """What a broker needs of the folder."""
         return Secured(self.ca, self.server, self.crl)
 
-    # ---- what is the coordinator's ---------------------------------------------------------------------------------
+    # ---- what is the coordinator's ---------------------------------------------------------------
 
     def tend(self, now: datetime | None = None) -> bool:
-        """Makes again what is missing, is soon over, or lacks a name of this machine; whether anything was."""
+        """Makes again what is missing, is soon over, or lacks a name of this machine; whether
+        anything was.
+        """
         now = datetime.now(UTC) if now is None else now
         with self.registry.alone():
             names = spelled([*own_names(), *self._hosts()])
@@ -117,7 +129,9 @@ class Authority:
         return made
 
     def add_hosts(self, hosts: Iterable[str]) -> None:
-        """Puts more names into the broker's certificate. Raises ConfigError for one that is no host's."""
+        """Puts more names into the broker's certificate. Raises ConfigError for one that is no
+        host's.
+        """
         with self.registry.alone():
             self._remember(hosts)
         self.tend()
@@ -133,10 +147,14 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         return Pair(self._certify(name, key.public_key(), purpose, OWN_LIFE, hosts), key)
 
-    # ---- agents ----------------------------------------------------------------------------------------------------
+    # ---- agents ----------------------------------------------------------------------------------
 
-    def invite(self, name: str, host: str, port: int, valid: float, now: float | None = None) -> Token:
-        """A token by which a device can enrol as `name` once, within `valid` seconds, at host:port. Raises UsageError, ConfigError."""
+    def invite(
+        self, name: str, host: str, port: int, valid: float, now: float | None = None
+    ) -> Token:
+        """A token by which a device can enrol as `name` once, within `valid` seconds, at host:port.
+        Raises UsageError, ConfigError.
+        """
         topics.command("any", name)
         now = time.time() if now is None else now
         self.add_hosts([host])
@@ -144,7 +162,9 @@ class Authority:
         with self.registry.alone():
             if (known := self.registry.good(name, now)) is not None:
                 raise ConfigError(
-                    f"'{name}' has a certificate until {time.strftime('%Y-%m-%d', time.gmtime(known.ends))}, and renews it itself; if the device is "
+                    f"'{name}' has a certificate until "
+                    f"{time.strftime('%Y-%m-%d', time.gmtime(known.ends))}, and renews "
+                    "it itself; if the device is "
                     f"lost or was set up anew, revoke that first: coordinator revoke {name}"
                 )
             self.registry.promise(token.secret, name, now + valid)
@@ -165,8 +185,12 @@ class Authority:
             self.registry.fulfil(secret, made.serial)
         return made.pem
 
-    def renew(self, shown: bytes, request: str, now: float | None = None, life: timedelta = LIFE) -> str:
-        """Another certificate (PEM) for who showed one (DER) that TLS found to be ours. Raises Refused."""
+    def renew(
+        self, shown: bytes, request: str, now: float | None = None, life: timedelta = LIFE
+    ) -> str:
+        """Another certificate (PEM) for who showed one (DER) that TLS found to be ours. Raises
+        Refused.
+        """
         asked, now = read_request(request), time.time() if now is None else now
         with self.registry.alone():
             known = self.registry.find(f"{x509.load_der_x509_certificate(shown).serial_number:x}")
@@ -175,30 +199,49 @@ class Authority:
             if known.revoked is not None:
                 raise Refused(f"the certificate of '{known.name}' was revoked: it is not renewed")
             if name_of(asked) != known.name:
-                raise Refused(f"the certificate is of '{known.name}', the new one is asked for '{name_of(asked)}'")
+                raise Refused(
+                    f"the certificate is of '{known.name}', the new one is asked for "
+                    f"'{name_of(asked)}'"
+                )
             if self.registry.count(known.name, now) >= MOST:
                 raise Refused(
-                    f"'{known.name}' has {MOST} certificates that are good: no more before one of them ends, or coordinator revoke {known.name}"
+                    f"'{known.name}' has {MOST} certificates that are good: no more "
+                    f"before one of them ends, or coordinator revoke {known.name}"
                 )
             return self._admit(known.name, asked, life).pem
 
     def revoke(self, name: str, now: float | None = None) -> int:
-        """Revokes every certificate of an agent, and publishes the list anew; how many they were."""
+        """Revokes every certificate of an agent, and publishes the list anew; how many they
+        were.
+        """
         with self.registry.alone():
             count = self.registry.revoke(name, time.time() if now is None else now)
             self._write_list(datetime.now(UTC))
         return count
 
-    def _admit(self, name: str, asked: x509.CertificateSigningRequest, life: timedelta = LIFE) -> Certificate:
+    def _admit(
+        self, name: str, asked: x509.CertificateSigningRequest, life: timedelta = LIFE
+    ) -> Certificate:
         public = asked.public_key()
         assert isinstance(public, ec.EllipticCurvePublicKey)
         made = self._certify(name, public, ExtendedKeyUsageOID.CLIENT_AUTH, life)
-        kept = Certificate(f"{made.serial_number:x}", name, made.not_valid_after_utc.timestamp(), None, pem(made).decode())
+        kept = Certificate(
+            f"{made.serial_number:x}",
+            name,
+            made.not_valid_after_utc.timestamp(),
+            None,
+            pem(made).decode(),
+        )
         self.registry.add(kept)
         return kept
 
     def _certify(
-        self, name: str, key: ec.EllipticCurvePublicKey, purpose: x509.ObjectIdentifier, life: timedelta, hosts: Sequence[str] = ()
+        self,
+        name: str,
+        key: ec.EllipticCurvePublicKey,
+        purpose: x509.ObjectIdentifier,
+        life: timedelta,
+        hosts: Sequence[str] = (),
     ) -> x509.Certificate:
         now, issuer = datetime.now(UTC), self._root.certificate
         builder = (
@@ -213,18 +256,33 @@ class Authority:
             .add_extension(usage("digital_signature"), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._root.key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._root.key.public_key()),
+                critical=False,
+            )
         )
         if hosts:
-            builder = builder.add_extension(x509.SubjectAlternativeName([general(host) for host in hosts]), critical=False)
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([general(host) for host in hosts]), critical=False
+            )
         return builder.sign(self._root.key, hashes.SHA256())
 
     def _write_list(self, now: datetime) -> None:
-        builder = x509.CertificateRevocationListBuilder().issuer_name(self._root.certificate.subject)
+        builder = x509.CertificateRevocationListBuilder().issuer_name(
+            self._root.certificate.subject
+        )
         builder = builder.last_update(now - BACKDATED).next_update(now + LIST_LIFE)
         builder = builder.add_extension(x509.CRLNumber(time.time_ns()), critical=False)
-        builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._root.key.public_key()), critical=False)
+        builder = builder.add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(self._root.key.public_key()),
+            critical=False,
+        )
         for one in self.registry.revoked(now.timestamp()):
             row = x509.RevokedCertificateBuilder().serial_number(int(one.serial, 16))
-            builder = builder.add_revoked_certificate(row.revocation_date(datetime.fromtimestamp(one.revoked or 0, UTC)).build())
-        disk.write(self.crl, builder.sign(self._root.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+            builder = builder.add_revoked_certificate(
+                row.revocation_date(datetime.fromtimestamp(one.revoked or 0, UTC)).build()
+            )
+        disk.write(
+            self.crl,
+            builder.sign(self._root.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
+        )

@@ -1,7 +1,8 @@
-"""A broker that runs for as long as its starter: mosquitto where it is installed, else the embedded one.
+"""A broker that runs for as long as its starter: mosquitto where it is installed, else the embedded
+one.
 
-The broker ends with the process that started it, even after `kill -9`: a shell between the two holds a pipe to the starter, and ends the
-broker when the pipe closes.
+The broker ends with the process that started it, even after `kill -9`: a shell between the two
+holds a pipe to the starter, and ends the broker when the pipe closes.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ MQTT_3_1_1 = 4  # the protocol's number on the wire
 RIGHTS = "rights.acl"
 TAIL = 20  # lines of its log to show
 
-# Runs the command, and ends it when standard input ends; SIGHUP, by which a broker reads its files again, is passed on. The pipe is read beside
-# it so that the broker's own end is noticed, too; a signal interrupts waiting, and is no end.
+# Runs the command, and ends it when standard input ends; SIGHUP, by which a broker reads its files
+# again, is passed on. The pipe is read beside it so that the broker's own end is noticed, too; a
+# signal interrupts waiting, and is no end.
 GUARD = """exec 3<&0; "$@" </dev/null 3<&- & broker=$!
 trap 'kill -HUP "$broker"' HUP
 { trap - HUP; cat <&3 >/dev/null; kill "$broker" 2>/dev/null; } &
@@ -50,10 +52,13 @@ while wait "$broker"; status=$?; kill -0 "$broker" 2>/dev/null; do :; done; exit
 class Broker:
     """A running broker.
 
-    kind: mosquitto or embedded. name: with its version, for people. address: for agents. url: for the coordinator, with its credentials.
+    kind: mosquitto or embedded. name: with its version, for people. address: for agents. url: for
+    the coordinator, with its credentials.
     """
 
-    def __init__(self, kind: str, name: str, address: str, url: str, log: Path, command: list[str]) -> None:
+    def __init__(
+        self, kind: str, name: str, address: str, url: str, log: Path, command: list[str]
+    ) -> None:
         """Start it and wait until it answers. Raises LinkError with the end of its log."""
         self.kind, self.name, self.address, self.url, self.log = kind, name, address, url, log
         self._command = command
@@ -62,7 +67,12 @@ class Broker:
     def __enter__(self) -> Broker:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     @property
@@ -71,23 +81,34 @@ class Broker:
         return self._process.pid
 
     def reload(self, barred: Iterable[str] = ()) -> None:
-        """Has mosquitto read its certificates, the list of revoked ones and the rights again; who is `barred` may do nothing any more.
+        """Has mosquitto read its certificates, the list of revoked ones and the rights again; who
+        is `barred` may do nothing any more.
 
-        Connections stay, those of revoked certificates too: they may only do nothing. `restart` cuts them.
+        Connections stay, those of revoked certificates too: they may only do nothing. `restart`
+        cuts them.
         """
         disk.write(self.log.parent / RIGHTS, mosquitto.rights(COORDINATOR, barred).encode())
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGHUP)
 
     def restart(self) -> None:
-        """Ends the broker and starts it again, with all that it keeps. Everybody is cut, and comes back who may."""
+        """Ends the broker and starts it again, with all that it keeps. Everybody is cut, and comes
+        back who may.
+        """
         self.stop(SAVING)
         self._process = self._started()
 
     def mend(self) -> None:
-        """Starts it again where it ended by itself, or was ended by another. Raises LinkError where it does not start."""
+        """Starts it again where it ended by itself, or was ended by another. Raises LinkError where
+        it does not start.
+        """
         if (status := self._process.poll()) is not None:
-            log.error("%s ended with status %d; starting it again. Its log ended: %s", self.name, status, self._said(1) or "(empty)")
+            log.error(
+                "%s ended with status %d; starting it again. Its log ended: %s",
+                self.name,
+                status,
+                self._said(1) or "(empty)",
+            )
             self.restart()
 
     def stop(self, patience: float = ENDING) -> None:
@@ -119,20 +140,30 @@ class Broker:
         return self._process
 
     def _await(self) -> None:
-        """Returns once a client could connect. Raises LinkError with the end of the broker's log where none can."""
+        """Returns once a client could connect. Raises LinkError with the end of the broker's log
+        where none can.
+        """
         version = MQTT_3_1_1 if self.kind == "embedded" else None
         until = time.monotonic() + STARTING
         why = ""
         while time.monotonic() < until and self._process.poll() is None:
             try:
-                MqttLink(self.url, f"waiting-{secrets.token_hex(4)}", timeout=5.0, version=version).close()
+                MqttLink(
+                    self.url, f"waiting-{secrets.token_hex(4)}", timeout=5.0, version=version
+                ).close()
                 return
             except LinkError as error:
                 why = str(error)
                 time.sleep(0.05)
         ended = self._process.poll()
-        how = f"ended with status {ended}" if ended is not None else f"did not answer within {STARTING:.0f} s ({why})"
-        raise LinkError(f"{self.name} {how}; its log ({self.log}) ends:\n{self._said(TAIL) or '(empty)'}")
+        how = (
+            f"ended with status {ended}"
+            if ended is not None
+            else f"did not answer within {STARTING:.0f} s ({why})"
+        )
+        raise LinkError(
+            f"{self.name} {how}; its log ({self.log}) ends:\n{self._said(TAIL) or '(empty)'}"
+        )
 
     def _said(self, lines: int) -> str:
         """The end of its log."""
@@ -152,42 +183,74 @@ def start(
 ) -> Broker:
     """Start a broker and wait until it answers.
 
-    listen: an IP address or `localhost`; any but loopback needs `tls`, or `passwords`, a file of lines user:password. port: 0 for any free one.
-    kind: mosquitto, embedded, or auto (mosquitto where it is installed). directory: for configuration, log and data; a temporary one by default.
-    tls: the files of a broker that identifies clients by certificates; own: the coordinator's. max_packet: bytes of the largest packet.
-    Raises ConfigError for an unsafe combination or a foreign address, LinkError if the broker does not start, MissingExtra.
+    listen: an IP address or `localhost`; any but loopback needs `tls`, or `passwords`, a file of
+    lines user:password. port: 0 for any free one. kind: mosquitto, embedded, or auto (mosquitto
+    where it is installed). directory: for configuration, log and data; a temporary one by default.
+    tls: the files of a broker that identifies clients by certificates; own: the coordinator's.
+    max_packet: bytes of the largest packet. Raises ConfigError for an unsafe combination or a
+    foreign address, LinkError if the broker does not start, MissingExtra.
     """
     if tls is not None and passwords is not None:
-        raise ConfigError("--tls knows devices by their certificates, --passwords by users: choose one of them")
-    check_exposure(listen, known=passwords is not None or tls is not None, embedded=kind == "embedded")
+        raise ConfigError(
+            "--tls knows devices by their certificates, --passwords by users: choose one of them"
+        )
+    check_exposure(
+        listen, known=passwords is not None or tls is not None, embedded=kind == "embedded"
+    )
     program = find_mosquitto() if kind in ("auto", "mosquitto") else None
     if program is None and (kind == "mosquitto" or tls is not None or passwords is not None):
-        raise LinkError(_without_mosquitto(kind, "--tls" if tls is not None else "--passwords" if passwords is not None else ""))
+        raise LinkError(
+            _without_mosquitto(
+                kind, "--tls" if tls is not None else "--passwords" if passwords is not None else ""
+            )
+        )
     port = free_port(listen, port)
     folder = Path(tempfile.mkdtemp(prefix="espalier-broker-")) if directory is None else directory
     disk.make(folder, "updates on their way, and passwords")
     secret, file = _users(folder, passwords)
     near, far = reachable(listen)
-    entry = Address(near.strip("[]"), port, tls is not None, COORDINATOR if secret else None, secret or None)
+    entry = Address(
+        near.strip("[]"), port, tls is not None, COORDINATOR if secret else None, secret or None
+    )
     if tls is not None:
         entry = replace(entry, ca=str(tls.ca), cert=str(own))
     address = f"{'mqtts://' if tls else ''}{far}:{port}"
     if program is not None:
         command = _mosquitto(program, listen, port, folder, file, tls, max_packet)
-        return Broker("mosquitto", f"mosquitto {mosquitto.version_of(program)}", address, url(entry), folder / "mosquitto.log", command)
+        return Broker(
+            "mosquitto",
+            f"mosquitto {mosquitto.version_of(program)}",
+            address,
+            url(entry),
+            folder / "mosquitto.log",
+            command,
+        )
     command = embedded.command(near.strip("[]"), port, folder, max_packet)
-    return Broker("embedded", embedded.name(), address, url(entry), folder / "embedded.log", command)
+    return Broker(
+        "embedded", embedded.name(), address, url(entry), folder / "embedded.log", command
+    )
 
 
 def _without_mosquitto(kind: str, flag: str) -> str:
     """Why a broker cannot be started, and how to get mosquitto."""
-    why = f"{flag} needs mosquitto, because the embedded broker cannot restrict clients to topics of their own" if flag else "mosquitto was not found"
-    remedy = "install it (apt install mosquitto, brew install mosquitto)" + (" and set broker.kind = 'auto'" if kind == "embedded" else "")
-    return f"{why}: {remedy}" + ("" if flag else ", or use the embedded broker (broker.kind = 'embedded')")
+    why = (
+        f"{flag} needs mosquitto, because the embedded broker cannot restrict clients "
+        "to topics of their own"
+        if flag
+        else "mosquitto was not found"
+    )
+    remedy = "install it (apt install mosquitto, brew install mosquitto)" + (
+        " and set broker.kind = 'auto'" if kind == "embedded" else ""
+    )
+    return f"{why}: {remedy}" + (
+        "" if flag else ", or use the embedded broker (broker.kind = 'embedded')"
+    )
 
 
 def _users(folder: Path, passwords: Path | None) -> tuple[str, Path | None]:
-    """The coordinator's own password, made up for it, and the file of hashes: those given, and its own."""
+    """The coordinator's own password, made up for it, and the file of hashes: those given, and its
+    own.
+    """
     if passwords is None:
         return "", None
     secret, file = secrets.token_urlsafe(24), folder / "passwords"
@@ -196,7 +259,15 @@ def _users(folder: Path, passwords: Path | None) -> tuple[str, Path | None]:
     return secret, file
 
 
-def _mosquitto(program: str, listen: str, port: int, folder: Path, file: Path | None, tls: Secured | None, max_packet: int) -> list[str]:
+def _mosquitto(
+    program: str,
+    listen: str,
+    port: int,
+    folder: Path,
+    file: Path | None,
+    tls: Secured | None,
+    max_packet: int,
+) -> list[str]:
     """Writes what it reads; the command that starts it."""
     known = file is not None or tls is not None
     if known:

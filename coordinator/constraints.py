@@ -4,8 +4,8 @@
     all   := one ("and" one)*
     one   := "not" one | "(" any ")" | KEY ("=" | "!=" | "<" | "<=" | ">" | ">=") VALUE
 
-A value is a word or in quotes. Words are compared without regard to case, and may be patterns as a shell has them; amounts may have
-units (512MB, 2GiB, 5MB/s).
+A value is a word or in quotes. Words are compared without regard to case, and may be patterns as a
+shell has them; amounts may have units (512MB, 2GiB, 5MB/s).
 """
 
 from __future__ import annotations
@@ -21,7 +21,18 @@ from typing import TypeAlias
 from federated.errors import ConfigError, Unknown
 from federated.task import Profile
 
-__all__ = ["AMOUNTS", "WORDS", "Both", "Comparison", "Constraint", "Either", "Not", "parse", "spelled", "unmet"]
+__all__ = [
+    "AMOUNTS",
+    "WORDS",
+    "Both",
+    "Comparison",
+    "Constraint",
+    "Either",
+    "Not",
+    "parse",
+    "spelled",
+    "unmet",
+]
 
 AMOUNTS: Mapping[str, Callable[[Profile], float]] = MappingProxyType(
     {
@@ -48,10 +59,20 @@ WORDS: Mapping[str, Callable[[Profile], tuple[str, ...]]] = MappingProxyType(
 )
 """What is compared as text; of several labels one is enough."""
 
-COMPARISONS = {"=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+COMPARISONS = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-EXAMPLES = MappingProxyType({"cpus": "4", "examples": "100", "memory": "512MB", "uplink": "5MB/s"})  # of amounts, as a person writes them
-TOKEN = re.compile(r"""\s*(?:(?P<sign><=|>=|!=|=|<|>|\(|\))|"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[^\s()<>=!"']+))""")
+# of amounts, as a person writes them
+EXAMPLES = MappingProxyType({"cpus": "4", "examples": "100", "memory": "512MB", "uplink": "5MB/s"})
+TOKEN = re.compile(
+    r"""\s*(?:(?P<sign><=|>=|!=|=|<|>|\(|\))|"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[^\s()<>=!"']+))"""
+)
 DEEPEST = 50  # brackets and nots within each other
 
 
@@ -98,30 +119,50 @@ def unmet(constraint: Constraint, profile: Profile) -> str:
         case Comparison(key, sign, value, amount):
             if key in AMOUNTS:
                 found = AMOUNTS[key](profile)
-                return "" if COMPARISONS[sign](found, amount) else f"{key}{sign}{value} not met: it has {told(key, found)}"
+                return (
+                    ""
+                    if COMPARISONS[sign](found, amount)
+                    else f"{key}{sign}{value} not met: it has {told(key, found)}"
+                )
             words = WORDS[key](profile)
             there = any(fnmatchcase(word.lower(), value.lower()) for word in words)
-            return "" if there == (sign == "=") else f"{key}{sign}{value} not met: it has {', '.join(words) or 'none'}"
+            return (
+                ""
+                if there == (sign == "=")
+                else f"{key}{sign}{value} not met: it has {', '.join(words) or 'none'}"
+            )
 
 
 def told(key: str, found: float) -> str:
-    return f"{found / 1e6:,.0f} MB{'/s' if key == 'uplink' else ''}" if key in ("memory", "uplink") else f"{found:g}"
+    return (
+        f"{found / 1e6:,.0f} MB{'/s' if key == 'uplink' else ''}"
+        if key in ("memory", "uplink")
+        else f"{found:g}"
+    )
 
 
 def spelled(constraint: Constraint) -> str:
     """As one may write it."""
     match constraint:
         case Comparison(key, sign, value):
-            return f"{key}{sign}{value}" if re.fullmatch(r"[^\s()<>=!\"']+", value) else f'{key}{sign}"{value}"'
+            return (
+                f"{key}{sign}{value}"
+                if re.fullmatch(r"[^\s()<>=!\"']+", value)
+                else f'{key}{sign}"{value}"'
+            )
         case Not(one):
-            return f"not {spelled(one)}" if isinstance(one, Comparison | Not) else f"not ({spelled(one)})"
+            return (
+                f"not {spelled(one)}"
+                if isinstance(one, Comparison | Not)
+                else f"not ({spelled(one)})"
+            )
         case Both(left, right):
             return f"({spelled(left)} and {spelled(right)})"
         case Either(left, right):
             return f"({spelled(left)} or {spelled(right)})"
 
 
-# ---- reading -----------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def parse(text: str) -> Constraint:
@@ -131,7 +172,9 @@ def parse(text: str) -> Constraint:
 
 @dataclass(frozen=True)
 class Token:
-    """at: the place of its first character, from 1. plain: whether it is a word without quotes, which may mean something."""
+    """at: the place of its first character, from 1. plain: whether it is a word without quotes,
+    which may mean something.
+    """
 
     text: str
     at: int
@@ -177,18 +220,30 @@ class Reader:
     def test(self) -> Comparison:
         key = self.word("a key such as memory, 'not' or '('")
         if key.text not in {**AMOUNTS, **WORDS}:
-            raise ConfigError(f"{self.where(key.at)}: {Unknown('key', key.text, [*AMOUNTS, *WORDS])}")
+            raise ConfigError(
+                f"{self.where(key.at)}: {Unknown('key', key.text, [*AMOUNTS, *WORDS])}"
+            )
         signs = list(COMPARISONS) if key.text in AMOUNTS else ["=", "!="]
-        if self.next >= len(self.tokens) or self.tokens[self.next].text not in signs or not self.tokens[self.next].plain:
+        if (
+            self.next >= len(self.tokens)
+            or self.tokens[self.next].text not in signs
+            or not self.tokens[self.next].plain
+        ):
             raise self.wrong(f"one of {' '.join(signs)} after {key.text}")
         sign = self.tokens[self.next].text
         self.next += 1
         value = self.word("a value", quoted=True)
-        return Comparison(key.text, sign, value.text, self.amount(key.text, value) if key.text in AMOUNTS else 0.0)
+        return Comparison(
+            key.text, sign, value.text, self.amount(key.text, value) if key.text in AMOUNTS else 0.0
+        )
 
     def word(self, wanted: str, *, quoted: bool = False) -> Token:
         there = self.tokens[self.next] if self.next < len(self.tokens) else None
-        if there is None or (there.plain and there.text in {*COMPARISONS, "(", ")", "and", "or", "not"}) or not (there.plain or quoted):
+        if (
+            there is None
+            or (there.plain and there.text in {*COMPARISONS, "(", ")", "and", "or", "not"})
+            or not (there.plain or quoted)
+        ):
             raise self.wrong(wanted)
         self.next += 1
         return there
@@ -196,8 +251,15 @@ class Reader:
     def amount(self, key: str, value: Token) -> float:
         match = re.fullmatch(r"(\d+\.?\d*|\.\d+)([a-z]*)(/s)?", value.text.lower())
         units = {"": 1, **UNITS} if key in ("memory", "uplink") else {"": 1}
-        if match is None or match[2] not in units or (match[3] and (key != "uplink" or not match[2])):
-            raise ConfigError(f"{self.where(value.at)}: expected an amount such as {EXAMPLES[key]}, found '{value.text}'")
+        if (
+            match is None
+            or match[2] not in units
+            or (match[3] and (key != "uplink" or not match[2]))
+        ):
+            raise ConfigError(
+                f"{self.where(value.at)}: expected an amount such as {EXAMPLES[key]}, "
+                f"found '{value.text}'"
+            )
         return float(match[1]) * units[match[2]]
 
     def took(self, text: str) -> bool:
@@ -211,7 +273,10 @@ class Reader:
     def wrong(self, wanted: str) -> ConfigError:
         there = self.tokens[self.next] if self.next < len(self.tokens) else None
         at = there.at if there is not None else len(self.text) + 1
-        return ConfigError(f"{self.where(at)}: expected {wanted}, found {'the end' if there is None else repr(there.text)}")
+        return ConfigError(
+            f"{self.where(at)}: expected {wanted}, found "
+            f"{'the end' if there is None else repr(there.text)}"
+        )
 
     def where(self, at: int) -> str:
         return f"select '{self.text}', character {at}"
@@ -224,8 +289,17 @@ def tokens(text: str) -> list[Token]:
         match = TOKEN.match(text, place)
         if match is None:
             at = place + len(text[place:]) - len(text[place:].lstrip()) + 1
-            raise ConfigError(f"select '{text}', character {at}: expected a word or a quote that is closed, found '{text[at - 1 :][:20]}'")
+            raise ConfigError(
+                f"select '{text}', character {at}: expected a word or a quote that is "
+                f"closed, found '{text[at - 1 :][:20]}'"
+            )
         kind = match.lastgroup or "word"
-        found.append(Token(match[kind], match.start(kind) + (1 if kind in ("sign", "word") else 0), kind in ("sign", "word")))
+        found.append(
+            Token(
+                match[kind],
+                match.start(kind) + (1 if kind in ("sign", "word") else 0),
+                kind in ("sign", "word"),
+            )
+        )
         place = match.end()
     return found

@@ -21,10 +21,12 @@ __all__ = ["RunContext"]
 
 @dataclass(frozen=True)
 class RunContext:
-    """What stays the same from the first round of a run to its last. `coordinator.start` makes all of it before the first round.
+    """What stays the same from the first round of a run to its last. `coordinator.start` makes all
+    of it before the first round.
 
     config: the run's settings.
-    method: the run's method; where late updates count, it takes them too (see `federated.buffered`).
+    method: the run's method; where late updates count, it takes them too (see
+    `federated.buffered`).
     menu: the submodels that agents train, smallest first.
     fleet: the agents, and the phase that is under way.
     store: the run's folder.
@@ -50,5 +52,7 @@ class RunContext:
 
     @property
     def measures_time(self) -> bool:
-        """Whether seconds that pass here say something of the devices. Simulated devices claim their speeds."""
+        """Whether seconds that pass here say something of the devices. Simulated devices claim
+        their speeds.
+        """
         return self.patience < ENDLESS

@@ -1,7 +1,9 @@
-"""What people ask of a coordinator that runs: to pause, to go on, to stop. Wishes go through the run's database, so no port is opened.
+"""What people ask of a coordinator that runs: to pause, to go on, to stop. Wishes go through the
+run's database, so no port is opened.
 
-Whoever may write the run's folder may steer it. The coordinator looks once a second; it takes a wish to stop away as it heeds it, while a pause
-stays until it is taken back, whoever starts the coordinator again in between.
+Whoever may write the run's folder may steer it. The coordinator looks once a second; it takes a
+wish to stop away as it heeds it, while a pause stays until it is taken back, whoever starts the
+coordinator again in between.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from federated.errors import StoreError
 
 __all__ = ["Helm", "Stopped", "Wish", "Wishes", "wish", "wishes"]
 
-SCHEMA = "CREATE TABLE IF NOT EXISTS wishes (about TEXT PRIMARY KEY, wanted TEXT NOT NULL, at TEXT NOT NULL, heard INTEGER NOT NULL)"
+SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS wishes (about TEXT PRIMARY KEY, wanted TEXT NOT NULL, at TEXT "
+    "NOT NULL, heard INTEGER NOT NULL)"
+)
 LOOK = 1.0  # seconds between looks
 LOCKED = 5.0  # seconds that a wish waits for a coordinator that writes
 
@@ -35,7 +40,9 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Wishes:
-    """paused: no round is to begin. stop: empty, `stop` (after the present round) or `stop now`. heard: whether the coordinator knows."""
+    """paused: no round is to begin. stop: empty, `stop` (after the present round) or `stop now`.
+    heard: whether the coordinator knows.
+    """
 
     paused: bool = False
     stop: str = ""
@@ -50,34 +57,55 @@ def wish(folder: Path, wanted: Wish) -> Wishes:
     if not (folder / DATABASE).exists():
         raise absent(folder)
     if not disk.held(folder):
-        raise StoreError(f"run '{folder.name}' has no coordinator at the moment: there is nothing to {wanted.split()[0]}")
+        raise StoreError(
+            f"run '{folder.name}' has no coordinator at the moment: there is nothing to "
+            f"{wanted.split()[0]}"
+        )
     before = wishes(folder)
     about = "stop" if wanted.startswith("stop") else "pause"
     try:
         with _opened(folder) as database, database:
-            database.execute("INSERT OR REPLACE INTO wishes VALUES (?, ?, ?, 0)", (about, wanted, datetime.now(UTC).isoformat()))
+            database.execute(
+                "INSERT OR REPLACE INTO wishes VALUES (?, ?, ?, 0)",
+                (about, wanted, datetime.now(UTC).isoformat()),
+            )
     except sqlite3.Error as error:
         raise StoreError(f"run '{folder.name}' could not be asked to {wanted}: {error}") from error
     return before
 
 
 def wishes(folder: Path) -> Wishes:
-    """What is asked of a run's coordinator; nothing where no coordinator ever listened. Raises StoreError."""
+    """What is asked of a run's coordinator; nothing where no coordinator ever listened. Raises
+    StoreError.
+    """
     try:
         with _opened(folder) as database:
-            rows = {about: (wanted, heard) for about, wanted, heard in database.execute("SELECT about, wanted, heard FROM wishes")}
+            rows = {
+                about: (wanted, heard)
+                for about, wanted, heard in database.execute(
+                    "SELECT about, wanted, heard FROM wishes"
+                )
+            }
     except sqlite3.OperationalError as error:
         if "no such table" in str(error):
             return Wishes()
         raise StoreError(f"{folder / DATABASE}: {error}") from error
-    return Wishes(rows.get("pause", ("", 1))[0] == "pause", rows.get("stop", ("", 1))[0], all(heard for _, heard in rows.values()))
+    return Wishes(
+        rows.get("pause", ("", 1))[0] == "pause",
+        rows.get("stop", ("", 1))[0],
+        all(heard for _, heard in rows.values()),
+    )
 
 
 class Helm:
-    """The coordinator's side: looks for wishes, and heeds them. paused: whether no round is to begin."""
+    """The coordinator's side: looks for wishes, and heeds them. paused: whether no round is to
+    begin.
+    """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes away a stop that was meant for an earlier coordinator. Raises StoreError where the run's database is not to be written."""
+        """Takes away a stop that was meant for an earlier coordinator. Raises StoreError where the
+        run's database is not to be written.
+        """
         self._clock = clock
         self._database = sqlite3.connect(folder / DATABASE, timeout=LOCKED)
         try:
@@ -86,7 +114,8 @@ class Helm:
                 self._database.execute("DELETE FROM wishes WHERE about = 'stop'")
         except sqlite3.Error as error:
             raise StoreError(f"{folder / DATABASE}: {error}") from error
-        self._database.execute("PRAGMA busy_timeout = 0")  # whoever writes at the moment, the next look is a second away
+        # whoever writes at the moment, the next look is a second away
+        self._database.execute("PRAGMA busy_timeout = 0")
         self._looked = -LOOK
         self._stop = ""
         self._within = False
@@ -102,11 +131,14 @@ class Helm:
         return bool(self._stop)
 
     def look(self) -> None:
-        """Called often, looks once a second. Raises Stopped where the wish is to stop now, or to stop and no round is under way."""
+        """Called often, looks once a second. Raises Stopped where the wish is to stop now, or to
+        stop and no round is under way.
+        """
         now = self._clock()
         if now - self._looked >= LOOK:
             self._looked = now
-            with contextlib.suppress(sqlite3.Error):  # a disk in trouble is said by those who must write
+            # a disk in trouble is said by those who must write
+            with contextlib.suppress(sqlite3.Error):
                 self._read()
         if self._stop == "stop now" or (self._stop and not self._within):
             self._obey()
@@ -126,7 +158,9 @@ class Helm:
         self.paused, self._stop = wanted.get("pause") == "pause", wanted.get("stop", "")
         if not all(heard for *_, heard in rows):
             with self._database:
-                self._database.executemany("UPDATE wishes SET heard = 1 WHERE about = ? AND wanted = ?", wanted.items())
+                self._database.executemany(
+                    "UPDATE wishes SET heard = 1 WHERE about = ? AND wanted = ?", wanted.items()
+                )
 
     def _obey(self) -> None:
         with contextlib.suppress(sqlite3.Error), self._database:

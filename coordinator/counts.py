@@ -1,4 +1,6 @@
-"""How often each submodel of a run was trained, counted from the updates that its store records: a resumed run and a finished one know it too."""
+"""How often each submodel of a run was trained, counted from the updates that its store records: a
+resumed run and a finished one know it too.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ __all__ = ["Counts", "Trained", "answering", "at", "by_round", "of_run", "stored
 
 @dataclass(frozen=True)
 class Trained:
-    """How often a submodel was trained. updates: folded updates that trained it (see `Method.trains`); rounds: rounds with at least one of these."""
+    """How often a submodel was trained. updates: folded updates that trained it (see
+    `Method.trains`); rounds: rounds with at least one of these.
+    """
 
     updates: int = 0
     rounds: int = 0
@@ -29,8 +33,10 @@ class Trained:
 class Counts:
     """How often each submodel of a menu was trained.
 
-    reach: name of a submodel as the menu lists it -> names of the submodels that its updates train, without branches.
-    trained: by name without branches, as scores and releases have it, smallest first; empty where nothing is known.
+    reach: name of a submodel as the menu lists it -> names of the submodels that its updates train,
+    without branches.
+    trained: by name without branches, as scores and releases have it, smallest first; empty where
+    nothing is known.
     """
 
     reach: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -47,25 +53,45 @@ class Counts:
         return [name for name, found in self.trained.items() if not found.updates]
 
     def after(self, folded: Mapping[str, int]) -> Counts:
-        """The counts one round later. folded: how many updates of each submodel that round folded, by name as the menu lists it."""
+        """The counts one round later. folded: how many updates of each submodel that round folded,
+        by name as the menu lists it.
+        """
         found = dict(self.trained)
         for name, before in self.trained.items():
-            updates = sum(count for made_with, count in folded.items() if name in self.reach.get(made_with, ()))
+            updates = sum(
+                count
+                for made_with, count in folded.items()
+                if name in self.reach.get(made_with, ())
+            )
             if updates:
                 found[name] = Trained(before.updates + updates, before.rounds + 1)
         return replace(self, trained=found)
 
     def mark(self, scores: Iterable[Score]) -> tuple[Score, ...]:
         """Scores that say how many updates trained their submodel."""
-        return tuple(replace(one, trained_updates=self.trained[one.submodel].updates) if one.submodel in self.trained else one for one in scores)
+        return tuple(
+            replace(one, trained_updates=self.trained[one.submodel].updates)
+            if one.submodel in self.trained
+            else one
+            for one in scores
+        )
 
 
-def by_round(store: Store, method: Method, settings: Settings, menu: Sequence[Submodel]) -> dict[int, Counts]:
-    """The counts of a run after each round that has updates, in their order, and before the first one (0); no counts where nothing is recorded."""
+def by_round(
+    store: Store, method: Method, settings: Settings, menu: Sequence[Submodel]
+) -> dict[int, Counts]:
+    """The counts of a run after each round that has updates, in their order, and before the first
+    one (0); no counts where nothing is recorded.
+    """
     records = store.updates_by_submodel()
     if records is None:
         return {0: Counts()}
-    reach = {one.unowned.name: frozenset(other.plain.name for other in method.trains(settings, menu, one)) for one in menu}
+    reach = {
+        one.unowned.name: frozenset(
+            other.plain.name for other in method.trains(settings, menu, one)
+        )
+        for one in menu
+    }
     found = {0: Counts(reach, {one.plain.name: Trained() for one in menu})}
     for round, several in groupby(records, key=lambda record: record[0]):
         found[round] = found[max(found)].after({submodel: count for _, submodel, count in several})
@@ -73,12 +99,19 @@ def by_round(store: Store, method: Method, settings: Settings, menu: Sequence[Su
 
 
 def stored(store: Store) -> dict[int, Counts]:
-    """The same with the method, settings and menu of the store; no counts where this program does not know these."""
+    """The same with the method, settings and menu of the store; no counts where this program does
+    not know these.
+    """
     try:
         facts = store.read_facts()
         config = load(None, {}, (), base=facts.config)
         method = method_named(config.method_name)
-        return by_round(store, method, configure(method, config.settings, seed=config.seed, rounds=config.rounds), facts.menu)
+        return by_round(
+            store,
+            method,
+            configure(method, config.settings, seed=config.seed, rounds=config.rounds),
+            facts.menu,
+        )
     except EspalierError:
         return {0: Counts()}
 
@@ -95,9 +128,11 @@ def of_run(store: Store, round: int | None = None) -> Counts:
 
 
 def answering(store: Store) -> dict[str, str]:
-    """Which submodel each agent is to answer with, by name without branches: the one that it had last.
+    """Which submodel each agent is to answer with, by name without branches: the one that it had
+    last.
 
-    Where no update trained that one, the largest trained one among the smaller ones, which fits the device too; without any, it stays.
+    Where no update trained that one, the largest trained one among the smaller ones, which fits the
+    device too; without any, it stays.
     """
     plain = {submodel.unowned.name: submodel.plain.name for submodel in store.read_facts().menu}
     order, untrained = list(dict.fromkeys(plain.values())), set(of_run(store).untrained)

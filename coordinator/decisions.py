@@ -1,4 +1,6 @@
-"""Which submodel each agent gets, whether it is asked, and why: one record for each, in words that a person can check."""
+"""Which submodel each agent gets, whether it is asked, and why: one record for each, in words that
+a person can check.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,31 @@ from coordinator.tables import Assign
 from federated.task import Profile, Recipe
 from models.submodel import Submodel
 
-__all__ = ["Candidate", "Choice", "Decision", "Verdict", "absent", "decide", "human_seconds", "megabytes", "undrawn"]
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Decision",
+    "Verdict",
+    "absent",
+    "decide",
+    "human_seconds",
+    "megabytes",
+    "undrawn",
+]
 
 OFF = 0.2  # share by which steps must have been off for the reason to say so
 
 Choice = Callable[[int, "Candidate", Sequence[Submodel]], Submodel]
-"""A method's choice for the candidate at this place, of the submodels that it can afford (at least one)."""
+"""A method's choice for the candidate at this place, of the submodels that it can afford (at least
+one).
+"""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An agent that is there. previous: the submodel that it had last, as a menu lists it. pinned: the one that the configuration fixes for it."""
+    """An agent that is there. previous: the submodel that it had last, as a menu lists it. pinned:
+    the one that the configuration fixes for it.
+    """
 
     name: str
     profile: Profile
@@ -33,9 +49,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided of an agent. submodel: by name, empty for none. asked: whether it trains in this round.
+    """What was decided of an agent. submodel: by name, empty for none. asked: whether it trains in
+    this round.
 
-    step, seconds, memory: predicted seconds of a step and of the round, and bytes; 0 without a submodel.
+    step, seconds, memory: predicted seconds of a step and of the round, and bytes; 0 without a
+    submodel.
     """
 
     agent: str
@@ -49,7 +67,9 @@ class Decision:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A decision with what it was made from. submodel: as the agent gets it, None where it gets none."""
+    """A decision with what it was made from. submodel: as the agent gets it, None where it gets
+    none.
+    """
 
     submodel: Submodel | None
     decision: Decision
@@ -58,26 +78,70 @@ class Verdict:
 
 
 def decide(
-    menu: Sequence[Submodel], recipe: Recipe, candidates: Sequence[Candidate], settings: Assign, deadline: float, choose: Choice
+    menu: Sequence[Submodel],
+    recipe: Recipe,
+    candidates: Sequence[Candidate],
+    settings: Assign,
+    deadline: float,
+    choose: Choice,
 ) -> list[Verdict]:
-    """A verdict for each candidate, in their order; whoever has a submodel counts as asked. deadline: seconds of a round, 0: none."""
+    """A verdict for each candidate, in their order; whoever has a submodel counts as asked.
+    deadline: seconds of a round, 0: none.
+    """
     made = [tuple(offers(c.profile, menu, recipe, settings.memory, c.standing)) for c in candidates]
-    pacing = [calm(c, menu_of, menu, recipe, settings.memory) for c, menu_of in zip(candidates, made, strict=True)]
+    pacing = [
+        calm(c, menu_of, menu, recipe, settings.memory)
+        for c, menu_of in zip(candidates, made, strict=True)
+    ]
     allowed = bounds(pacing, recipe, settings.slack, deadline)
-    return [verdict(index, c, menu_of, allowed, settings.memory, choose) for index, (c, menu_of) in enumerate(zip(candidates, made, strict=True))]
+    return [
+        verdict(index, c, menu_of, allowed, settings.memory, choose)
+        for index, (c, menu_of) in enumerate(zip(candidates, made, strict=True))
+    ]
 
 
-def calm(candidate: Candidate, made: Sequence[Offer], menu: Sequence[Submodel], recipe: Recipe, share: float) -> Sequence[Offer]:
-    """A candidate's offers at its usual speed: by its latest, one slow round of the quickest agent would move all the others up."""
+def calm(
+    candidate: Candidate,
+    made: Sequence[Offer],
+    menu: Sequence[Submodel],
+    recipe: Recipe,
+    share: float,
+) -> Sequence[Offer]:
+    """A candidate's offers at its usual speed: by its latest, one slow round of the quickest agent
+    would move all the others up.
+    """
     standing = replace(candidate.standing, step=candidate.standing.usual)
-    return made if standing == candidate.standing else offers(candidate.profile, menu, recipe, share, standing)
+    return (
+        made
+        if standing == candidate.standing
+        else offers(candidate.profile, menu, recipe, share, standing)
+    )
 
 
-def verdict(index: int, candidate: Candidate, menu: tuple[Offer, ...], allowed: Bounds, share: float, choose: Choice) -> Verdict:
-    before = next((o for o in menu if candidate.previous is not None and o.submodel == candidate.previous.unowned), None)
+def verdict(
+    index: int,
+    candidate: Candidate,
+    menu: tuple[Offer, ...],
+    allowed: Bounds,
+    share: float,
+    choose: Choice,
+) -> Verdict:
+    before = next(
+        (
+            o
+            for o in menu
+            if candidate.previous is not None and o.submodel == candidate.previous.unowned
+        ),
+        None,
+    )
     can = (candidate.pinned,) if candidate.pinned is not None else affordable(menu, allowed, before)
     if not can:
-        return Verdict(None, Decision(candidate.name, reason=unfit(menu, candidate.profile, share)), menu, allowed)
+        return Verdict(
+            None,
+            Decision(candidate.name, reason=unfit(menu, candidate.profile, share)),
+            menu,
+            allowed,
+        )
     chosen = choose(index, candidate, can)
     offer = next(o for o in menu if o.submodel == chosen.unowned)
     if candidate.pinned is not None:
@@ -88,7 +152,14 @@ def verdict(index: int, candidate: Candidate, menu: tuple[Offer, ...], allowed: 
         why = moved(before, offer) + because(offer, menu, allowed, before)
     if abs(candidate.standing.step - 1) > OFF and candidate.pinned is None:
         why += f"; its steps take {candidate.standing.step:.2g} times what its profile says"
-    return Verdict(chosen, Decision(candidate.name, offer.submodel.name, True, why, offer.step, offer.seconds, offer.memory), menu, allowed)
+    return Verdict(
+        chosen,
+        Decision(
+            candidate.name, offer.submodel.name, True, why, offer.step, offer.seconds, offer.memory
+        ),
+        menu,
+        allowed,
+    )
 
 
 def unfit(menu: Sequence[Offer], profile: Profile, share: float) -> str:
@@ -96,8 +167,14 @@ def unfit(menu: Sequence[Offer], profile: Profile, share: float) -> str:
     fitting = [o for o in menu if o.fits]
     if fitting:
         return f"left out for now: {fitting[0].barred}, and none is smaller"
-    may = f"{megabytes(share * profile.memory)} ({share:.0%} of {megabytes(profile.memory)}) may be filled"
-    return f"cannot hold any submodel: {menu[0].submodel.name} would take {megabytes(menu[0].memory)}, {may}"
+    may = (
+        f"{megabytes(share * profile.memory)} ({share:.0%} of {megabytes(profile.memory)}) may be "
+        "filled"
+    )
+    return (
+        f"cannot hold any submodel: {menu[0].submodel.name} would take "
+        f"{megabytes(menu[0].memory)}, {may}"
+    )
 
 
 def moved(before: Offer | None, now: Offer) -> str:
@@ -119,24 +196,41 @@ def because(chosen: Offer, menu: Sequence[Offer], allowed: Bounds, before: Offer
     if following.barred:
         return f"{following.barred}; it is tried again after rounds in time"
     if not following.fits:
-        return f"the largest that fits memory: {following.submodel.name} would take {megabytes(following.memory)}"
+        return (
+            f"the largest that fits memory: {following.submodel.name} would take "
+            f"{megabytes(following.memory)}"
+        )
     what = "keeps the pace" if allowed.paced else "ends before the deadline"
     near = ", too near to move" if quick(following, allowed) else ""
-    return f"the largest that {what}: {spelled(chosen, allowed)}; {following.submodel.name} would take {amount(following, allowed)}{near}"
+    return (
+        f"the largest that {what}: {spelled(chosen, allowed)}; {following.submodel.name} would "
+        f"take {amount(following, allowed)}{near}"
+    )
 
 
 def spelled(offer: Offer, allowed: Bounds) -> str:
     limit = allowed.step if math.isfinite(allowed.step) else allowed.seconds
-    return f"{amount(offer, allowed)}{f' of {human_seconds(limit)} allowed' if math.isfinite(limit) else ''}"
+    limited = f" of {human_seconds(limit)} allowed" if math.isfinite(limit) else ""
+    return f"{amount(offer, allowed)}{limited}"
 
 
 def amount(offer: Offer, allowed: Bounds) -> str:
     """What is bounded: a step, or the whole round."""
-    return f"{human_seconds(offer.step)} a step" if math.isfinite(allowed.step) else f"{human_seconds(offer.seconds)} a round"
+    return (
+        f"{human_seconds(offer.step)} a step"
+        if math.isfinite(allowed.step)
+        else f"{human_seconds(offer.seconds)} a round"
+    )
 
 
 def human_seconds(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
+    return (
+        f"{seconds * 1000:.3g} ms"
+        if seconds < 1
+        else f"{seconds:.3g} s"
+        if seconds < 1000
+        else f"{seconds:.0f} s"
+    )
 
 
 def megabytes(count: float) -> str:
@@ -145,7 +239,9 @@ def megabytes(count: float) -> str:
 
 def undrawn(decision: Decision, why: str) -> Decision:
     """The same for an agent that is not asked in this round."""
-    return replace(decision, asked=False, reason=f"{why}; it would get {decision.submodel}: {decision.reason}")
+    return replace(
+        decision, asked=False, reason=f"{why}; it would get {decision.submodel}: {decision.reason}"
+    )
 
 
 def absent(agents: Mapping[str, str]) -> dict[str, Decision]:

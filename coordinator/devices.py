@@ -1,7 +1,9 @@
-"""Simulated devices: participants of the real protocol on links in memory, their tasks done by worker processes.
+"""Simulated devices: participants of the real protocol on links in memory, their tasks done by
+worker processes.
 
-A device holds its part of a partition, exactly as `edge-agent join --shard I/N --partition RULE --seed S` would, trains with one thread, and
-claims a speed instead of measuring one. One thread speaks for all devices; as many processes train as there are processors.
+A device holds its part of a partition, exactly as `edge-agent join --shard I/N --partition RULE
+--seed S` would, trains with one thread, and claims a speed instead of measuring one. One thread
+speaks for all devices; as many processes train as there are processors.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ NOBODY = -1
 
 @dataclass
 class Pooled:
-    """One device's trainer: its tasks wait for a worker. call: told when one is done. delay: least seconds of a training."""
+    """One device's trainer: its tasks wait for a worker. call: told when one is done. delay: least
+    seconds of a training.
+    """
 
     workers: Workers
     index: int
@@ -57,7 +61,10 @@ class Pooled:
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
         future = self.workers.begin(self.index, task, weights, result)
-        self.present, self.until = (task, result, future), time.monotonic() + (self.delay if task.work == "train" else 0.0)
+        self.present, self.until = (
+            (task, result, future),
+            time.monotonic() + (self.delay if task.work == "train" else 0.0),
+        )
         future.add_done_callback(lambda _: self._done())
 
     def _done(self) -> None:
@@ -75,7 +82,11 @@ class Pooled:
             return None
         (task, result, future), self.present = self.present, None
         found = outcome(future)
-        return Outcome(task, None, found) if isinstance(found, str) else Outcome(task, result, loss=found)
+        return (
+            Outcome(task, None, found)
+            if isinstance(found, str)
+            else Outcome(task, result, loss=found)
+        )
 
     def cancel(self) -> None:
         if self.present is not None:
@@ -84,7 +95,9 @@ class Pooled:
 
 
 class Devices:
-    """All devices of a simulation: `begin` when the run is known, `close` when it is over. error: what stopped them, if something did."""
+    """All devices of a simulation: `begin` when the run is known, `close` when it is over. error:
+    what stopped them, if something did.
+    """
 
     def __init__(self, broker: MemoryBroker, config: Config, source: Source, folder: Path) -> None:
         self.source, self.config, self.folder = source, config, folder
@@ -97,10 +110,13 @@ class Devices:
         self._weights: OrderedDict[str, Path] = OrderedDict()
 
     def begin(self, fleet: Fleet) -> None:
-        """Joins the fleet's run, in a thread of its own; whatever stops it also ends the coordinator's link."""
+        """Joins the fleet's run, in a thread of its own; whatever stops it also ends the
+        coordinator's link.
+        """
 
         def live() -> None:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the workers inherit it: ctrl-C is not for them
+            # the workers inherit it: ctrl-C is not for them
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 self._live(fleet.run)
             except BaseException as error:
@@ -123,7 +139,10 @@ class Devices:
         """Until each has left the run, or nobody wants them any more."""
         agents = names(self.source.agents)
         surveys = self._workers.survey(len(agents), run) if run.menu else repeat(dict[str, Any]())
-        present = {index: self._member(run, index, name, survey) for index, (name, survey) in enumerate(zip(agents, surveys, strict=False))}
+        present = {
+            index: self._member(run, index, name, survey)
+            for index, (name, survey) in enumerate(zip(agents, surveys, strict=False))
+        }
         for participant, _ in present.values():
             participant.join()
         due = time.monotonic() + SWEEP
@@ -136,32 +155,63 @@ class Devices:
                     del present[index]
 
     def _called(self, due: float) -> Sequence[int]:
-        """The device to which something happened next; none when it is time to look at all of them."""
+        """The device to which something happened next; none when it is time to look at all of
+        them.
+        """
         try:
             left = due - time.monotonic()
             return (self._calls.get(timeout=left),) if left > 0 else ()
         except queue.Empty:
             return ()
 
-    def _member(self, run: messages.Run, index: int, name: str, survey: dict[str, Any]) -> tuple[Participant, MemoryLink]:
+    def _member(
+        self, run: messages.Run, index: int, name: str, survey: dict[str, Any]
+    ) -> tuple[Participant, MemoryLink]:
         will = topics.status(run.run, name), envelope.encode(messages.Status(name, SESSION, False))
         call = partial(self._calls.put, index)
         trainer = Pooled(
-            self._workers, index, call, share(self.config.simulate.delays, index, self.source.agents) if self.config.simulate.delays else 0.0
+            self._workers,
+            index,
+            call,
+            share(self.config.simulate.delays, index, self.source.agents)
+            if self.config.simulate.delays
+            else 0.0,
         )
         link = MemoryLink(self._broker, name, will, arrived=call)
         link.subscribe(topics.run(run.run))
         data = self.source.device(index).card()
         measure = partial(self._claim, index, name, data, survey)
         spool = Spool(self.folder / name)
-        return Participant(link, run, name, SESSION, Equipment(measure, trainer, spool, weights=self._weights, cached=CACHED)), link
+        return Participant(
+            link,
+            run,
+            name,
+            SESSION,
+            Equipment(measure, trainer, spool, weights=self._weights, cached=CACHED),
+        ), link
 
-    def _claim(self, index: int, name: str, data: Card, survey: dict[str, Any], run: messages.Run) -> Profile:
+    def _claim(
+        self, index: int, name: str, data: Card, survey: dict[str, Any], run: messages.Run
+    ) -> Profile:
         """What a device of this speed would have measured."""
         speed = share(self.config.simulate.speeds, index, self.source.agents)
-        timings = tuple(Timing(s, run.batch, cost(s).macs * run.batch / (speed * RATE)) for s in run.calibration)
+        timings = tuple(
+            Timing(s, run.batch, cost(s).macs * run.batch / (speed * RATE)) for s in run.calibration
+        )
         runtime = f"torch {torch.__version__} {self.config.simulate.device}"
-        return Profile(name, "simulation", f"speed {speed:g}", speed, VAST, 1e12, CHUNK, runtime, data, timings, survey)
+        return Profile(
+            name,
+            "simulation",
+            f"speed {speed:g}",
+            speed,
+            VAST,
+            1e12,
+            CHUNK,
+            runtime,
+            data,
+            timings,
+            survey,
+        )
 
 
 def share(values: Sequence[float], index: int, agents: int) -> float:

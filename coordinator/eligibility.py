@@ -1,4 +1,6 @@
-"""Who may take part in a run: devices whose data and runtime fit, and that the configuration selects."""
+"""Who may take part in a run: devices whose data and runtime fit, and that the configuration
+selects.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ __all__ = ["Eligibility", "unable"]
 
 @dataclass(frozen=True)
 class Eligibility:
-    """Judges devices by their profiles. network: None until it is known, and then nobody is refused."""
+    """Judges devices by their profiles. network: None until it is known, and then nobody is
+    refused.
+    """
 
     config: Config
     method: Method
@@ -33,7 +37,9 @@ class Eligibility:
         return brief(why)
 
     def exclusion(self, profile: Profile) -> str:
-        """Why the configuration does not select a device that could take part; empty where it does. Raises ConfigError."""
+        """Why the configuration does not select a device that could take part; empty where it does.
+        Raises ConfigError.
+        """
         if not self.config.fleet.select:
             return ""
         return brief(constraints.unmet(constraints.parse(self.config.fleet.select), profile))
@@ -43,4 +49,7 @@ def unable(profile: Profile, method: Method) -> str:
     """Why a device cannot train by a method; empty where it can."""
     if method.hooks is None or not method.hooks.train or profile.runtime.startswith("torch"):
         return ""
-    return f"method {method.name} trains with PyTorch alone, and this device has {profile.runtime}: pip install 'espalier[train]'"
+    return (
+        f"method {method.name} trains with PyTorch alone, and this device has {profile.runtime}: "
+        "pip install 'espalier[train]'"
+    )

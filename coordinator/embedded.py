@@ -1,9 +1,11 @@
-"""The embedded broker, for machines without mosquitto: rumqttd in a process of its own, from the wheels of the package iotcore.
+"""The embedded broker, for machines without mosquitto: rumqttd in a process of its own, from the
+wheels of the package iotcore.
 
-It listens on loopback only, since it has neither rights by topic nor hashed passwords, and keeps nothing on disk. Its limits were
-measured with iotcore 0.4 (docs/broker.md). It keeps the messages of each pattern that anybody subscribed to in a log, and drops them only
-by size, so the sizes below bound the memory of a pattern. The many patterns of weights, releases and commands get small logs: weights and
-releases are retained anyway, and commands are repeated.
+It listens on loopback only, since it has neither rights by topic nor hashed passwords, and keeps
+nothing on disk. Its limits were measured with iotcore 0.4 (docs/broker.md). It keeps the messages
+of each pattern that anybody subscribed to in a log, and drops them only by size, so the sizes below
+bound the memory of a pattern. The many patterns of weights, releases and commands get small logs:
+weights and releases are retained anyway, and commands are repeated.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from federated.wire import topics
 
 __all__ = ["command", "name"]
 
-SEGMENT, SEGMENTS = 4 << 20, 12  # bytes and number: together more than the chunks that all upload slots may have under way
+# bytes and number: together more than the chunks that all upload slots may have under way
+SEGMENT, SEGMENTS = 4 << 20, 12
 SMALL, FEW = 128 << 10, 2
 SMALLEST = 1 << 10  # bytes: the smallest segment that rumqttd takes
 CONNECTIONS = 10_000
@@ -29,22 +32,43 @@ def name() -> str:
 
 
 def command(listen: str, port: int, folder: Path, max_packet: int) -> list[str]:
-    """Write the configuration into `folder`; the command that runs the broker. max_packet: bytes of the largest packet. Raises MissingExtra."""
+    """Write the configuration into `folder`; the command that runs the broker. max_packet: bytes of
+    the largest packet. Raises MissingExtra.
+    """
     if util.find_spec("iotcore") is None:
         raise MissingExtra("the embedded broker", "coordinator", "iotcore")
     host = "127.0.0.1" if listen == "localhost" else f"[{listen}]" if ":" in listen else listen
     file = folder / "embedded.toml"
     file.write_text(configure(f"{host}:{port}", max_packet))
-    # glibc then returns the memory of large messages at once, where it otherwise keeps twice as much. -P: a folder named iotcore where the
-    # coordinator was started is not the package. Below CRITICAL, rumqttd logs every packet.
-    return ["env", "MALLOC_MMAP_THRESHOLD_=65536", sys.executable, "-P", "-m", "iotcore", "--config", str(file), "--log-level", "CRITICAL"]
+    # glibc then returns the memory of large messages at once, where it otherwise keeps twice as
+    # much. -P: a folder named iotcore where the coordinator was started is not the package. Below
+    # CRITICAL, rumqttd logs every packet.
+    return [
+        "env",
+        "MALLOC_MMAP_THRESHOLD_=65536",
+        sys.executable,
+        "-P",
+        "-m",
+        "iotcore",
+        "--config",
+        str(file),
+        "--log-level",
+        "CRITICAL",
+    ]
 
 
 def configure(address: str, max_packet: int) -> str:
-    """The broker's configuration, in TOML. MQTT 3.1.1, since for MQTT 5 it forgets the session of a client whose connection breaks."""
-    sizes = {**dict.fromkeys(topics.retained_patterns(), (SMALLEST, 1)), topics.all_commands(): (SMALL, FEW)}
+    """The broker's configuration, in TOML. MQTT 3.1.1, since for MQTT 5 it forgets the session of a
+    client whose connection breaks.
+    """
+    sizes = {
+        **dict.fromkeys(topics.retained_patterns(), (SMALLEST, 1)),
+        topics.all_commands(): (SMALL, FEW),
+    }
     logs = "".join(
-        f"[router.custom_segment.'{pattern}']\nmax_segment_size = {size}\nmax_segment_count = {count}\n" for pattern, (size, count) in sizes.items()
+        f"[router.custom_segment.'{pattern}']\nmax_segment_size = "
+        f"{size}\nmax_segment_count = {count}\n"
+        for pattern, (size, count) in sizes.items()
     )
     return f"""\
 id = 0

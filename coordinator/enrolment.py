@@ -1,10 +1,13 @@
-"""Where devices are let in: HTTPS by the authority's own certificate, at a port of its own. Starlette and uvicorn (the extra `serve`).
+"""Where devices are let in: HTTPS by the authority's own certificate, at a port of its own.
+Starlette and uvicorn (the extra `serve`).
 
-GET  /authority   the authority's certificate, which a device compares with its token before it says anything
+GET  /authority   the authority's certificate, which a device compares with its token before it says
+anything
 POST /enrol       a token's secret and a request for a certificate: the certificate
 POST /renew       by who shows a certificate of ours that is good: another one for the same name
 
-A connection is one question and lasts some seconds at most, so that nobody can keep others out by being slow.
+A connection is one question and lasts some seconds at most, so that nobody can keep others out by
+being slow.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ Kind = TypeVar("Kind", Ask, Renewal)
 
 
 class Listening(socket.socket):
-    """Gives a connection its seconds from the first moment, before TLS too; where there are too many, the oldest gives way to the newest."""
+    """Gives a connection its seconds from the first moment, before TLS too; where there are too
+    many, the oldest gives way to the newest.
+    """
 
     def __init__(self, family: int) -> None:
         super().__init__(family)
@@ -71,7 +76,8 @@ def _cut(connection: socket.socket) -> None:
 class Brief(H11Protocol):
     """A connection that ends soon, and that knows its client's certificate."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+    # as uvicorn's own
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._end = self.loop.call_later(LASTING, transport.abort)
         secure, app = transport.get_extra_info("ssl_object"), self.app
@@ -91,8 +97,12 @@ class Brief(H11Protocol):
 class Enrolment:
     """Serves an authority from a thread of its own until closed."""
 
-    def __init__(self, authority: Authority, listen: str, port: int, broker: Callable[[], str]) -> None:
-        """broker: what devices are told of the broker (see `Answer`). port: 0 for any. Raises LinkError where it cannot be listened there."""
+    def __init__(
+        self, authority: Authority, listen: str, port: int, broker: Callable[[], str]
+    ) -> None:
+        """broker: what devices are told of the broker (see `Answer`). port: 0 for any. Raises
+        LinkError where it cannot be listened there.
+        """
         self._authority, self.context = authority, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.load_verify_locations(authority.ca)
@@ -106,16 +116,29 @@ class Enrolment:
         except OSError as error:
             self._socket.close()
             raise LinkError(
-                f"enrolment cannot listen at port {port} of {listen}: {error.strerror}; choose another by --set broker.enrol=PORT"
+                f"enrolment cannot listen at port {port} of {listen}: {error.strerror}; "
+                "choose another by --set broker.enrol=PORT"
             ) from error
         self.port = int(self._socket.getsockname()[1])
-        plain: dict[str, Any] = {"loop": "asyncio", "http": Brief, "ws": "none", "lifespan": "off", "server_header": False}
+        plain: dict[str, Any] = {
+            "loop": "asyncio",
+            "http": Brief,
+            "ws": "none",
+            "lifespan": "off",
+            "server_header": False,
+        }
         quiet: dict[str, Any] = {"log_config": None, "access_log": False}
         config = uvicorn.Config(
-            application(authority, broker), **plain, **quiet, ssl_context_factory=lambda c, d: self.context, timeout_graceful_shutdown=int(FAREWELL)
+            application(authority, broker),
+            **plain,
+            **quiet,
+            ssl_context_factory=lambda c, d: self.context,
+            timeout_graceful_shutdown=int(FAREWELL),
         )
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="enrolment", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name="enrolment", daemon=True
+        )
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
             time.sleep(0.01)
@@ -135,16 +158,26 @@ def application(authority: Authority, broker: Callable[[], str]) -> Starlette:
     """The application. broker: what devices are told of the broker."""
 
     async def show(request: Request) -> Response:
-        return Response(authority.ca.read_bytes(), media_type="application/x-pem-file", headers={"connection": "close"})
+        return Response(
+            authority.ca.read_bytes(),
+            media_type="application/x-pem-file",
+            headers={"connection": "close"},
+        )
 
     async def enrol(request: Request) -> Response:
         asked = await _read(request, Ask)
-        return await _signed("enrolled", lambda: authority.enrol(bytes.fromhex(asked.secret), asked.request))
+        return await _signed(
+            "enrolled", lambda: authority.enrol(bytes.fromhex(asked.secret), asked.request)
+        )
 
     async def renew(request: Request) -> Response:
         shown = request.scope.get(SHOWN)
         if not shown:
-            raise HTTPException(401, "expected a certificate of this authority, to be followed by another; without one, enrol by a token")
+            raise HTTPException(
+                401,
+                "expected a certificate of this authority, to be followed by another; "
+                "without one, enrol by a token",
+            )
         asked = await _read(request, Renewal)
         return await _signed("renewed", lambda: authority.renew(shown, asked.request))
 
@@ -156,7 +189,11 @@ def application(authority: Authority, broker: Callable[[], str]) -> Starlette:
             raise HTTPException(403, str(error)) from error
         return _json(Answer(certificate, broker()))
 
-    routes = [Route(AUTHORITY, show, methods=["GET"]), Route(ENROL, enrol, methods=["POST"]), Route(RENEW, renew, methods=["POST"])]
+    routes = [
+        Route(AUTHORITY, show, methods=["GET"]),
+        Route(ENROL, enrol, methods=["POST"]),
+        Route(RENEW, renew, methods=["POST"]),
+    ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _told, Exception: _broken})
 
 

@@ -1,4 +1,6 @@
-"""What `coordinator log` prints: the events of a run, from the JSON lines that its coordinators left in its folder."""
+"""What `coordinator log` prints: the events of a run, from the JSON lines that its coordinators
+left in its folder.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ Only = Callable[[dict[str, Any]], bool]
 
 
 def past(folder: Path, only: Only = lambda event: True) -> Iterator[dict[str, Any]]:
-    """The events that are kept, oldest first. Lines that are no event, such as one that a full disk cut, are passed over.
+    """The events that are kept, oldest first. Lines that are no event, such as one that a full disk
+    cut, are passed over.
 
     Raises StoreError where the run left none.
     """
@@ -33,9 +36,14 @@ def past(folder: Path, only: Only = lambda event: True) -> Iterator[dict[str, An
 
 
 def follow(
-    folder: Path, only: Only, wait: Callable[[float], None] = time.sleep, until: Callable[[], bool] = lambda: False
+    folder: Path,
+    only: Only,
+    wait: Callable[[float], None] = time.sleep,
+    until: Callable[[], bool] = lambda: False,
 ) -> Iterator[dict[str, Any]]:
-    """The events that are kept, then those that come, through rotations, until `until`. Raises StoreError where there are none."""
+    """The events that are kept, then those that come, through rotations, until `until`. Raises
+    StoreError where there are none.
+    """
     if not (folder / EVENTS).exists():
         raise StoreError(f"run '{folder.name}' has no log in {folder}")
     for file in sorted(folder.glob(f"{EVENTS}.*"), key=lambda path: path.suffix, reverse=True):
@@ -44,7 +52,8 @@ def follow(
     file, stream = folder / EVENTS, opened(folder / EVENTS)
     try:
         while True:
-            ended, moved = until(), rotated(stream.fileno(), file)  # asked first: then nothing more comes into what is read now
+            # asked first: then nothing more comes into what is read now
+            ended, moved = until(), rotated(stream.fileno(), file)
             yield from filter(only, events(stream))
             if moved and file.exists():
                 stream.close()
@@ -59,11 +68,16 @@ def follow(
 
 def about(agent: str | None = None, number: int | None = None) -> Only:
     """The events of an agent, of a round, of both; None: of any."""
-    return lambda event: (agent is None or event.get("agent") == agent) and (number is None or event.get("round") == number)
+    return lambda event: (
+        (agent is None or event.get("agent") == agent)
+        and (number is None or event.get("round") == number)
+    )
 
 
 def missed(folder: Path, agent: str | None = None, number: int | None = None) -> str:
-    """What is asked for and in no event that is kept, with what there is, nearest first; empty where there are events of each."""
+    """What is asked for and in no event that is kept, with what there is, nearest first; empty
+    where there are events of each.
+    """
     if agent is None and number is None:
         return ""
     agents, rounds = set[str](), set[int]()
@@ -78,7 +92,10 @@ def missed(folder: Path, agent: str | None = None, number: int | None = None) ->
         more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
         return f"no agent '{agent}' {here}; there are: {', '.join(known[:SHOWN]) or 'none'}{more}"
     if number is not None and number not in rounds:
-        return f"no round {number} {here}; there are: {f'{min(rounds)} to {max(rounds)}' if rounds else 'none'}"
+        return (
+            f"no round {number} {here}; there are: "
+            f"{f'{min(rounds)} to {max(rounds)}' if rounds else 'none'}"
+        )
     return ""
 
 
@@ -90,7 +107,11 @@ def lately(folder: Path, count: int) -> list[dict[str, Any]]:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    found = [event for line in lines if (event := parsed(line)) and event.get("level") in ("WARNING", "ERROR", "CRITICAL")]
+    found = [
+        event
+        for line in lines
+        if (event := parsed(line)) and event.get("level") in ("WARNING", "ERROR", "CRITICAL")
+    ]
     return found[-count:]
 
 
@@ -101,8 +122,15 @@ def told(event: dict[str, Any]) -> str:
     except ValueError:
         when = event["time"][:19]
     level = "" if event.get("level") == "INFO" else f"{event.get('level')}: "
-    number = f"round {event['round']}: " if event.get("round") and f"round {event['round']} " not in event["message"] else ""
-    return "".join(c if c.isprintable() else " " for c in f"{when}  {number}{level}{event['message']}")  # others' words: nothing moves the cursor
+    number = (
+        f"round {event['round']}: "
+        if event.get("round") and f"round {event['round']} " not in event["message"]
+        else ""
+    )
+    # others' words: nothing moves the cursor
+    return "".join(
+        c if c.isprintable() else " " for c in f"{when}  {number}{level}{event['message']}"
+    )
 
 
 def events(stream: BinaryIO) -> Iterator[dict[str, Any]]:
@@ -121,7 +149,13 @@ def parsed(line: str | bytes) -> dict[str, Any] | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("message"), str) and isinstance(event.get("time"), str) else None
+    return (
+        event
+        if isinstance(event, dict)
+        and isinstance(event.get("message"), str)
+        and isinstance(event.get("time"), str)
+        else None
+    )
 
 
 def opened(file: Path) -> BinaryIO:

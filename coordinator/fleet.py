@@ -1,4 +1,6 @@
-"""The agents as the coordinator hears them: turns what the link delivers into events of the round. It is the only place that waits."""
+"""The agents as the coordinator hears them: turns what the link delivers into events of the round.
+It is the only place that waits.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,8 @@ class Fleet:
         self._eligibility: Eligibility | None = None
         self._barred: frozenset[str] = frozenset()
         self._ticked = self._filled = -math.inf
-        self._ahead: int | None = None  # deliveries that came before a tick was due, and are heard before it
+        # deliveries that came before a tick was due, and are heard before it
+        self._ahead: int | None = None
 
     @property
     def run(self) -> messages.Run:
@@ -109,10 +112,14 @@ class Fleet:
 
     def ready(self) -> list[Agent]:
         """The agents that can be asked, by name."""
-        return sorted((agent for agent in self.agents.values() if agent.ready), key=lambda agent: agent.name)
+        return sorted(
+            (agent for agent in self.agents.values() if agent.ready), key=lambda agent: agent.name
+        )
 
     def candidates(self, work: Work, round: int) -> list[Agent]:
-        """The ready agents that do not sit out this round; all of them if nobody is left otherwise."""
+        """The ready agents that do not sit out this round; all of them if nobody is left
+        otherwise.
+        """
         ready = self.ready()
         return [agent for agent in ready if not agent.resting(work, round)] or ready
 
@@ -121,7 +128,7 @@ class Fleet:
         busy = {state.task.agent for state in self.late if state.open}
         return [agent for agent in self.ready() if agent.name not in busy]
 
-    # ---- who takes part ----------------------------------------------------------------------------------------------
+    # ---- who takes part --------------------------------------------------------------------------
 
     def reannounce(self, card: messages.Run) -> None:
         """Publishes a card that says more than the last: agents measure themselves anew by it."""
@@ -145,9 +152,14 @@ class Fleet:
 
     def dismiss(self, reason: str, patience: float = 0.0) -> None:
         """Ends the run for all agents; those that are online have so many seconds to sign off."""
-        self.endpoint.dismiss(reason, list(self.agents), [agent.name for agent in self.agents.values() if agent.online], patience)
+        self.endpoint.dismiss(
+            reason,
+            list(self.agents),
+            [agent.name for agent in self.agents.values() if agent.online],
+            patience,
+        )
 
-    # ---- turns -------------------------------------------------------------------------------------------------------
+    # ---- turns -----------------------------------------------------------------------------------
 
     def run_phase(self, began: on.PhaseBegan, collector: Collector) -> None:
         """Runs a phase from its beginning to its end."""
@@ -189,7 +201,8 @@ class Fleet:
     def _may_tick(self, now: float, delivery: Delivery | None) -> bool:
         """Whether a tick is due and all is heard that had come by the time it was due.
 
-        So nobody is late because the coordinator computed, and no stream of messages delays a tick for long.
+        So nobody is late because the coordinator computed, and no stream of messages delays a tick
+        for long.
         """
         if now - self._ticked < LOOK and not self._over(now):
             return False
@@ -207,7 +220,7 @@ class Fleet:
         phase = self.round.phase
         return phase is not None and not phase.closed and now >= phase.began + phase.limit
 
-    # ---- hearing -----------------------------------------------------------------------------------------------------
+    # ---- hearing ---------------------------------------------------------------------------------
 
     def _hear(self, delivery: Delivery) -> None:
         if delivery.topic == LINK_UP:  # a broker that restarted may have forgotten what it retained
@@ -230,21 +243,36 @@ class Fleet:
                 check_profile(profile, self.run)
                 self.driver.take(self._judged(name, profile))
             case messages.Heartbeat() as beat:
-                self.driver.take(on.AgentBeat(now, name, beat.session, beat.state, beat.loss, beat.step, beat.round, beat.work))
+                self.driver.take(
+                    on.AgentBeat(
+                        now,
+                        name,
+                        beat.session,
+                        beat.state,
+                        beat.loss,
+                        beat.step,
+                        beat.round,
+                        beat.work,
+                    )
+                )
             case messages.Offer() as offer:
                 self.driver.take(on.UpdateOffered(now, name, offer))
             case messages.Chunk() as chunk:
                 self._store(name, chunk)
             case messages.Failure() as failure if failure.run == self.run.run:
                 key = Key(name, failure.submodel, failure.round, failure.work)
-                self.driver.take(on.TaskFailed(now, key, failure.attempt, failure.reason, failure.paused))
+                self.driver.take(
+                    on.TaskFailed(now, key, failure.attempt, failure.reason, failure.paused)
+                )
             case _:
                 raise Refused(f"agents do not send {type(message).__name__}")
         self.publish(FleetChanged())
 
     def _judged(self, name: str, profile: Profile) -> on.ProfileCame:
         rules = self._eligibility
-        refusal, exclusion = (rules.refusal(profile), rules.exclusion(profile)) if rules is not None else ("", "")
+        refusal, exclusion = (
+            (rules.refusal(profile), rules.exclusion(profile)) if rules is not None else ("", "")
+        )
         return on.ProfileCame(self.clock(), name, profile, refusal, exclusion)
 
     def _store(self, name: str, chunk: messages.Chunk) -> None:
@@ -270,16 +298,28 @@ class Fleet:
         except WireError as error:
             if path is not None:
                 path.unlink(missing_ok=True)
-            self.driver.take(on.UpdateRefused(self.clock(), key, offer.attempt, chunk.transfer, str(error)))
+            self.driver.take(
+                on.UpdateRefused(self.clock(), key, offer.attempt, chunk.transfer, str(error))
+            )
             return
         loss = float(update.notes["loss"]) if update.work == "train" else math.nan
-        self.driver.take(on.UpdateCame(self.clock(), key, offer.attempt, chunk.transfer, offer.manifest.sha256, loss))
+        self.driver.take(
+            on.UpdateCame(
+                self.clock(), key, offer.attempt, chunk.transfer, offer.manifest.sha256, loss
+            )
+        )
 
     def _elapsed(self, state: TaskState) -> float:
-        """Seconds that may have passed since a task was sent; infinite where an earlier process sent it."""
+        """Seconds that may have passed since a task was sent; infinite where an earlier process
+        sent it.
+        """
         if state.resumed or state.carried:
             return math.inf
-        return self.clock() - state.asked + (self.clock.lost if isinstance(self.clock, RunClock) else 0.0)
+        return (
+            self.clock()
+            - state.asked
+            + (self.clock.lost if isinstance(self.clock, RunClock) else 0.0)
+        )
 
     def _reject(self, topic: str, error: WireError) -> None:
         where = topics.parse(topic)

@@ -1,4 +1,6 @@
-"""What the rounds of a run have shown of its fleet: one frozen value, and the functions that give the next one."""
+"""What the rounds of a run have shown of its fleet: one frozen value, and the functions that give
+the next one.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,24 @@ from federated.method import Method, Settings
 from federated.task import Task
 from models.submodel import Submodel
 
-__all__ = ["FleetHistory", "recall", "record_counts", "record_fold", "record_standings", "record_tasks"]
+__all__ = [
+    "FleetHistory",
+    "recall",
+    "record_counts",
+    "record_fold",
+    "record_standings",
+    "record_tasks",
+]
 
 
 @dataclass(frozen=True)
 class FleetHistory:
-    """What the rounds so far have shown. Maps are persistent: a changed copy shares all but a few nodes with the original.
+    """What the rounds so far have shown. Maps are persistent: a changed copy shares all but a few
+    nodes with the original.
 
     assigned: agent -> the submodel that it was asked to train last, as the menu lists it.
-    trained: agent -> all submodels of which an update of it was folded, without owners and branches.
+    trained: agent -> all submodels of which an update of it was folded, without owners and
+    branches.
     folded: agent -> the last round of whose tasks its update was folded.
     standings: agent -> how it stands.
     counts: how often each submodel was trained.
@@ -37,13 +48,22 @@ class FleetHistory:
     counts: Counts = field(default_factory=Counts)
 
 
-def recall(store: Store, method: Method, settings: Settings, menu: Sequence[Submodel]) -> FleetHistory:
-    """Read what the stored rounds have shown; nothing where none is stored. Tasks that are still open are not in the store."""
+def recall(
+    store: Store, method: Method, settings: Settings, menu: Sequence[Submodel]
+) -> FleetHistory:
+    """Read what the stored rounds have shown; nothing where none is stored. Tasks that are still
+    open are not in the store.
+    """
     known = {submodel.name: submodel for submodel in menu}
     counts = by_round(store, method, settings, menu)
     return FleetHistory(
         Map({agent: known[name] for agent, name in store.assigned().items() if name in known}),
-        Map({agent: frozenset(known[name].plain for name in names if name in known) for agent, names in store.trained().items()}),
+        Map(
+            {
+                agent: frozenset(known[name].plain for name in names if name in known)
+                for agent, names in store.trained().items()
+            }
+        ),
         Map(store.folded()),
         Map(store.ledger.standings()),
         counts[max(counts)],
@@ -56,17 +76,25 @@ def record_standings(history: FleetHistory, standings: Mapping[str, Standing]) -
 
 
 def record_tasks(history: FleetHistory, tasks: Iterable[Task]) -> FleetHistory:
-    """Record which submodels agents were asked to train. Of several tasks of one agent the latest counts."""
-    asked = {task.agent: task.submodel.unowned for task in sorted(tasks, key=lambda task: task.round)}
+    """Record which submodels agents were asked to train. Of several tasks of one agent the latest
+    counts.
+    """
+    asked = {
+        task.agent: task.submodel.unowned for task in sorted(tasks, key=lambda task: task.round)
+    }
     return replace(history, assigned=history.assigned.update(asked))
 
 
 def record_fold(history: FleetHistory, one: Folded, round: int) -> FleetHistory:
-    """Record an update that was folded. round: of its task, which a late update may bring after that of a newer one."""
+    """Record an update that was folded. round: of its task, which a late update may bring after
+    that of a newer one.
+    """
     agent = one.entry.agent
     return replace(
         history,
-        trained=history.trained.set(agent, history.trained.get(agent, frozenset()) | {one.submodel}),
+        trained=history.trained.set(
+            agent, history.trained.get(agent, frozenset()) | {one.submodel}
+        ),
         folded=history.folded.set(agent, max(round, history.folded.get(agent, 0))),
         standings=history.standings.set(agent, one.standing),
     )

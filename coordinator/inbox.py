@@ -1,4 +1,6 @@
-"""Updates on their way in: each transfer into a file of the spool, a few at a time, acknowledged by bitmap; a file outlives the process."""
+"""Updates on their way in: each transfer into a file of the spool, a few at a time, acknowledged by
+bitmap; a file outlives the process.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ log = logging.getLogger(__name__)
 TEMPORARY = "now"  # folder of the spool for updates that are not kept once they are folded
 IDLE = 30.0  # seconds by which a transfer is judged while others wait for its slot
 PACE = 32_768  # bytes a second that keep it its slot: less than a poor mobile link brings
-SPOILT = 3  # times that a transfer may be whole and not what was promised: a power cut spoils it once, a damaged file each time
+# times that a transfer may be whole and not what was promised: a power cut spoils it once, a
+# damaged file each time
+SPOILT = 3
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class Place:
 
 @dataclass
 class Transfer:
-    """One update's chunks. progressed: when the last new chunk came, in the coordinator's seconds. spoilt: times that its digest was wrong.
+    """One update's chunks. progressed: when the last new chunk came, in the coordinator's seconds.
+    spoilt: times that its digest was wrong.
 
     since, got: when it got its slot or was last judged, and how many chunks were here then.
     """
@@ -60,22 +65,29 @@ class Transfer:
         self.since, self.got = now, self.partial.receiver.got
 
     def pace(self, now: float) -> float:
-        """Bytes a second since it began; 0 where it is silent, endless where it is too early to tell."""
+        """Bytes a second since it began; 0 where it is silent, endless where it is too early to
+        tell.
+        """
         if now - self.progressed > IDLE:
             return 0.0
         if now - self.since <= IDLE:
             return math.inf
-        return (self.partial.receiver.got - self.got) * self.offer.manifest.chunk / (now - self.since)
+        return (
+            (self.partial.receiver.got - self.got) * self.offer.manifest.chunk / (now - self.since)
+        )
 
 
 class Inbox:
-    """Receives what is expected, of the size that is expected, and nothing else; at most `slots` transfers flow at a time.
+    """Receives what is expected, of the size that is expected, and nothing else; at most `slots`
+    transfers flow at a time.
 
-    While others wait, a transfer keeps its slot as long as it is not slower than PACE. A slower one goes to the end of the line and goes on from
-    where it was, and a silent one leaves: so nobody waits for each of those before it longer than IDLE, or than its bytes take at PACE.
+    While others wait, a transfer keeps its slot as long as it is not slower than PACE. A slower one
+    goes to the end of the line and goes on from where it was, and a silent one leaves: so nobody
+    waits for each of those before it longer than IDLE, or than its bytes take at PACE.
 
-    What finds no room on the disk waits as for a slot. reserve: bytes that are left free, for what removes updates from the spool. full: something
-    waits for room, until who makes some says so (`relieved`).
+    What finds no room on the disk waits as for a slot. reserve: bytes that are left free, for what
+    removes updates from the spool. full: something waits for room, until who makes some says so
+    (`relieved`).
     sync: whether a received update is on disk, not only with the system, before it is acknowledged.
     """
 
@@ -90,14 +102,18 @@ class Inbox:
         spool.mkdir(parents=True, exist_ok=True)
 
     def expect(self, limits: Mapping[Key, int], hold: Collection[Key] = ()) -> None:
-        """From now on, only these with at most so many bytes, and as before those that are held; what else was on its way is dropped.
+        """From now on, only these with at most so many bytes, and as before those that are held;
+        what else was on its way is dropped.
 
-        What is begun in the spool, of an earlier process, goes on. What is whole there is removed: nobody recorded its digest, so damage to it would
-        go unnoticed. Its agent was not answered, and sends it again.
+        What is begun in the spool, of an earlier process, goes on. What is whole there is removed:
+        nobody recorded its digest, so damage to it would go unnoticed. Its agent was not answered,
+        and sends it again.
         """
         hold = set(hold)
         held = {key: place for key, place in self._expected.items() if key in hold}
-        new = {key: Place(limit, self.path(key)) for key, limit in limits.items() if key not in held}
+        new = {
+            key: Place(limit, self.path(key)) for key, limit in limits.items() if key not in held
+        }
         for key in {*self._flowing, *self._parked} - held.keys():
             self._drop(key)
         self._waiting = {key: offer for key, offer in self._waiting.items() if key in held}
@@ -110,12 +126,16 @@ class Inbox:
         self._expected[key] = Place(limit, self.path(key))
 
     def path(self, key: Key) -> Path:
-        """Where an update lies once it is whole: those of a training by round, all others together."""
+        """Where an update lies once it is whole: those of a training by round, all others
+        together.
+        """
         folder = f"round-{key.round:06d}" if key.work == "train" else TEMPORARY
         return self.spool / folder / named(key)
 
     def forget(self, folder: str, keep: Collection[Key] = ()) -> None:
-        """Removes a folder of the spool, or all that fit a pattern such as `round-*`, and what is in them, but for what belongs to these."""
+        """Removes a folder of the spool, or all that fit a pattern such as `round-*`, and what is
+        in them, but for what belongs to these.
+        """
         kept = {named(key).partition(".")[0] for key in keep}
         for path in self.spool.glob(folder):
             if not kept:
@@ -127,7 +147,8 @@ class Inbox:
                 path.rmdir()
 
     def open(self, agent: str, offer: messages.Offer, now: float) -> messages.Grant:
-        """Answers an offer: with a slot and the bitmap of what is there already, or with the word to wait, also for room on the disk.
+        """Answers an offer: with a slot and the bitmap of what is there already, or with the word
+        to wait, also for room on the disk.
 
         Raises Refused when it is too large.
         """
@@ -135,21 +156,32 @@ class Inbox:
         key = Key(agent, offer.submodel, offer.round, offer.work)
         limit = self._expected[key].limit if key in self._expected else 0
         if not 0 < manifest.size <= limit:
-            raise Refused(f"update of {agent} for {offer.submodel}: at most {limit} bytes expected, {manifest.size} offered")
+            raise Refused(
+                f"update of {agent} for {offer.submodel}: at most {limit} bytes "
+                f"expected, {manifest.size} offered"
+            )
         known = self._flowing.get(key) or self._parked.get(key)
         if known is not None and known.offer.manifest != manifest:
             self._drop(key)
         if key in self._flowing:
             return self._grant(self._flowing[key])
         self._waiting[key] = offer
-        if len(self._flowing) >= self.slots or len(self._waiting) > 1 or (self.full and key not in self._parked):
+        if (
+            len(self._flowing) >= self.slots
+            or len(self._waiting) > 1
+            or (self.full and key not in self._parked)
+        ):
             return messages.Grant(manifest.transfer, b"", False)
         return self._admit(key, now)
 
-    def take(self, agent: str, chunk: messages.Chunk, now: float) -> tuple[messages.Offer, Path | None] | None:
-        """Stores a chunk; the offer and the file once the transfer is whole, without the file where it was spoilt too often and is given up.
+    def take(
+        self, agent: str, chunk: messages.Chunk, now: float
+    ) -> tuple[messages.Offer, Path | None] | None:
+        """Stores a chunk; the offer and the file once the transfer is whole, without the file where
+        it was spoilt too often and is given up.
 
-        What was under way when a transfer lost its slot is stored too: thrown away, it would be sent again and again.
+        What was under way when a transfer lost its slot is stored too: thrown away, it would be
+        sent again and again.
         Raises Refused for a corrupt chunk or a wrong digest: the transfer goes on, or starts over.
         """
         key = self.key_of(agent, chunk.transfer)
@@ -179,7 +211,12 @@ class Inbox:
     def key_of(self, agent: str, transfer: str) -> Key | None:
         """The update that a transfer brings; None where it is not expected."""
         return next(
-            (key for key in (*self._flowing, *self._parked) if key.agent == agent and self._transfer(key).offer.manifest.transfer == transfer), None
+            (
+                key
+                for key in (*self._flowing, *self._parked)
+                if key.agent == agent and self._transfer(key).offer.manifest.transfer == transfer
+            ),
+            None,
         )
 
     def _transfer(self, key: Key) -> Transfer:
@@ -200,7 +237,9 @@ class Inbox:
         self.path(key).unlink(missing_ok=True)
 
     def grants(self, now: float, *, quiet: bool = True) -> Iterator[tuple[str, messages.Grant]]:
-        """The acknowledgements that are due, and slots for those who wait. quiet: all was heard that was sent, so that transfers can be judged."""
+        """The acknowledgements that are due, and slots for those who wait. quiet: all was heard
+        that was sent, so that transfers can be judged.
+        """
         for key in self._slow(now) if quiet else []:
             transfer = self._parked[key] = self._flowing.pop(key)
             if transfer.pace(now):
@@ -209,13 +248,17 @@ class Inbox:
         for transfer in list(self._flowing.values()):
             if transfer.partial.receiver.wants_grant(now):
                 yield transfer.agent, self._grant(transfer)
-        while len(self._flowing) < self.slots and (first := next((k for k in self._waiting if not self.full or k in self._parked), None)):
+        while len(self._flowing) < self.slots and (
+            first := next((k for k in self._waiting if not self.full or k in self._parked), None)
+        ):
             yield first[0], self._admit(first, now)
 
     def _slow(self, now: float) -> list[Key]:
         """Whose slots go to those who wait: no more than these, the slowest first."""
         paces = {key: transfer.pace(now) for key, transfer in self._flowing.items()}
-        slow = sorted((key for key, pace in paces.items() if pace < PACE), key=paces.__getitem__)[: len(self._waiting)]
+        slow = sorted((key for key, pace in paces.items() if pace < PACE), key=paces.__getitem__)[
+            : len(self._waiting)
+        ]
         for key, transfer in self._flowing.items():
             if key not in slow and now - transfer.since > IDLE:
                 transfer.begin(now)
@@ -224,7 +267,9 @@ class Inbox:
     def read(self, path: Path) -> Update:
         """The update in a file, its tensors as views of the mapped file. Raises Malformed."""
         with path.open("rb") as file:
-            meta, values = tensors.decode(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+            meta, values = tensors.decode(
+                memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            )
         try:
             return replace(msgspec.convert(meta, Update), tensors=values)
         except msgspec.ValidationError as error:
@@ -240,19 +285,28 @@ class Inbox:
     def relieved(self, made: bool) -> None:
         """Tries again those who wait for room. made: whether there is more of it.
 
-        Else, where nothing flows that will be whole and go, what came of the transfer that lost its slot first is removed, or what an earlier process
-        had of one: its agent sends it anew.
+        Else, where nothing flows that will be whole and go, what came of the transfer that lost its
+        slot first is removed, or what an earlier process had of one: its agent sends it anew.
         """
         if not made and not self._flowing:
             if self._parked:
                 self._drop(next(iter(self._parked)))
-            elif left := next((part for place in self._expected.values() if (part := beside(place.path, PART)).exists()), None):
+            elif left := next(
+                (
+                    part
+                    for place in self._expected.values()
+                    if (part := beside(place.path, PART)).exists()
+                ),
+                None,
+            ):
                 left.unlink()
                 left.with_suffix(HAVE).unlink(missing_ok=True)
         self.full = False
 
     def _admit(self, key: Key, now: float) -> messages.Grant:
-        """A slot for one that waits; where there is no room for it, it waits on, behind the others."""
+        """A slot for one that waits; where there is no room for it, it waits on, behind the
+        others.
+        """
         offer = self._waiting.pop(key)
         transfer = self._parked.pop(key, None)
         if transfer is None:
@@ -260,7 +314,14 @@ class Inbox:
                 partial = self._begin(offer.manifest, self._expected[key].path)
             except OSError as error:
                 if not self._told:
-                    log.error("no room for the %d bytes of %s by %s in %s: %s", offer.manifest.size, key[1], key[0], self.spool, error.strerror)
+                    log.error(
+                        "no room for the %d bytes of %s by %s in %s: %s",
+                        offer.manifest.size,
+                        key[1],
+                        key[0],
+                        self.spool,
+                        error.strerror,
+                    )
                 self._told = self.full = True
                 self._waiting[key] = offer
                 return messages.Grant(offer.manifest.transfer, b"", False)
@@ -271,7 +332,9 @@ class Inbox:
         return self._grant(transfer)
 
     def _begin(self, manifest: messages.Manifest, path: Path) -> Partial:
-        """A transfer with all of its room, or what an earlier process had of it. Raises OSError where more would take what is reserved."""
+        """A transfer with all of its room, or what an earlier process had of it. Raises OSError
+        where more would take what is reserved.
+        """
         self._make(path.parent)
         part = beside(path, PART)
         more = manifest.size - (part.stat().st_size if part.exists() else 0)
@@ -294,5 +357,7 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 def named(key: Key) -> str:
-    """A name of our own: no two transfers share a file, whatever they call themselves, and a later process finds it."""
+    """A name of our own: no two transfers share a file, whatever they call themselves, and a later
+    process finds it.
+    """
     return f"{hashlib.sha256('/'.join(map(str, key)).encode()).hexdigest()[:32]}.update"

@@ -1,12 +1,15 @@
-"""The journal of a run: the events of its rounds in order, so that a coordinator that died goes on by replaying them.
+"""The journal of a run: the events of its rounds in order, so that a coordinator that died goes on
+by replaying them.
 
-It lies in segments, journal-000001.log and so on. A segment begins with a base: the round's value, and the file of the total, if updates were folded
-since the last checkpoint. Events follow. A snapshot or a checkpoint begins a new segment, and the old one is removed. Each base names the
+It lies in segments, journal-000001.log and so on. A segment begins with a base: the round's value,
+and the file of the total, if updates were folded since the last checkpoint. Events follow. A
+snapshot or a checkpoint begins a new segment, and the old one is removed. Each base names the
 checkpoint that it continues by the checkpoint's sha256, so a lost journal is noticed.
 
-A record is its length and its CRC-32 (four bytes each, little-endian), then MessagePack. The highest bit of the length says that all records before
-this one were on disk when it was written. Only what came after the last such record may be damaged by a power cut, and is cut off. Damage before
-it would lose what others were promised, so it is an error.
+A record is its length and its CRC-32 (four bytes each, little-endian), then MessagePack. The
+highest bit of the length says that all records before this one were on disk when it was written.
+Only what came after the last such record may be damaged by a power cut, and is cut off. Damage
+before it would lose what others were promised, so it is an error.
 """
 
 from __future__ import annotations
@@ -34,7 +37,10 @@ from federated.errors import StoreError
 
 __all__ = ["REMEDY", "Base", "Journal", "pack"]
 
-REMEDY = "restore the run's folder from a backup, or start a new run from its last checkpoint (coordinator start --init FILE)"
+REMEDY = (
+    "restore the run's folder from a backup, or start a new run from its last checkpoint "
+    "(coordinator start --init FILE)"
+)
 FRAME = struct.Struct("<II")
 SYNCED = 1 << 31  # flag in the length of a record
 
@@ -42,9 +48,11 @@ SYNCED = 1 << 31  # flag in the length of a record
 class Base(Struct, frozen=True):
     """What a segment begins with.
 
-    checkpoint: round and sha256 of the checkpoint that it continues (`Store.checkpoint_id`); empty before the first one.
+    checkpoint: round and sha256 of the checkpoint that it continues (`Store.checkpoint_id`); empty
+    before the first one.
     round: the value that the events start from.
-    total: name of the file that holds the total; empty while nothing was folded since the checkpoint.
+    total: name of the file that holds the total; empty while nothing was folded since the
+    checkpoint.
     folded: the updates in that total.
     """
 
@@ -55,7 +63,9 @@ class Base(Struct, frozen=True):
 
 
 class Journal:
-    """The journal in a run's folder. Every method raises StoreError when the disk does not take it, or lost it."""
+    """The journal in a run's folder. Every method raises StoreError when the disk does not take it,
+    or lost it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -71,8 +81,13 @@ class Journal:
 
     @property
     def size(self) -> int:
-        """Bytes on the disk of the total, the segments, and what SQLite has not put in its place yet. Of two totals one is about to go."""
-        sizes = {pattern: [path.stat().st_size for path in self._folder.glob(pattern)] for pattern in ("total-*", "journal-*", "*-wal")}
+        """Bytes on the disk of the total, the segments, and what SQLite has not put in its place
+        yet. Of two totals one is about to go.
+        """
+        sizes = {
+            pattern: [path.stat().st_size for path in self._folder.glob(pattern)]
+            for pattern in ("total-*", "journal-*", "*-wal")
+        }
         return max(sizes.pop("total-*"), default=0) + sum(map(sum, sizes.values()))
 
     @property
@@ -82,9 +97,12 @@ class Journal:
             found = [self._read(path) for path in self._segments()]
         except StoreError:
             return False
-        return not any(base.round.plan or any(isinstance(e, RoundPlanned) for e in events) for base, events in found)
+        return not any(
+            base.round.plan or any(isinstance(e, RoundPlanned) for e in events)
+            for base, events in found
+        )
 
-    # ---- writing -----------------------------------------------------------------------------------------------------
+    # ---- writing ---------------------------------------------------------------------------------
 
     def begin(self, base: Base) -> None:
         """Begins a segment. The one before stays until `sweep`."""
@@ -99,17 +117,21 @@ class Journal:
             self._open(path)
         except OSError as error:
             part.unlink(missing_ok=True)
-            path.unlink(missing_ok=True)  # a resume would take it for the newest, while events go on into the old one
+            # a resume would take it for the newest, while events go on into the old one
+            path.unlink(missing_ok=True)
             raise self._failed(error) from error
         self._base, self.records, self.written = base, 0, 0
 
     def append(self, event: RoundEvent) -> None:
-        """Writes an event, which is on disk only after `sync`. What could be written in part is cut off again."""
+        """Writes an event, which is on disk only after `sync`. What could be written in part is cut
+        off again.
+        """
         assert self._file is not None, "no segment was begun"
         end, left = self._file.tell(), memoryview(framed(pack(event), synced=not self._unsynced))
         try:
             while left:
-                left = left[self._file.write(left) :]  # unbuffered: the rest of a failed write must not follow later
+                # unbuffered: the rest of a failed write must not follow later
+                left = left[self._file.write(left) :]
         except OSError as error:
             self._file.seek(end)
             self._file.truncate(end)
@@ -133,7 +155,11 @@ class Journal:
         path = self._folder / name
         part, (tensors, text) = path.with_suffix(".part"), dump(total)
         try:
-            save_file({home: tensor.contiguous() for home, tensor in tensors.items()}, part, {"total": text})
+            save_file(
+                {home: tensor.contiguous() for home, tensor in tensors.items()},
+                part,
+                {"total": text},
+            )
             disk.sync(part)
             part.replace(path)
             disk.sync(self._folder)
@@ -151,10 +177,12 @@ class Journal:
                 if path.name not in present:
                     path.unlink()
 
-    # ---- reading -----------------------------------------------------------------------------------------------------
+    # ---- reading ---------------------------------------------------------------------------------
 
     def read(self, checkpoint: str) -> tuple[Base, list[RoundEvent]] | None:
-        """The base that continues a checkpoint, and what happened since; None where there is none."""
+        """The base that continues a checkpoint, and what happened since; None where there is
+        none.
+        """
         found = self._find(checkpoint)
         return None if found is None else found[1:]
 
@@ -177,9 +205,12 @@ class Journal:
         try:
             with safe_open(self._folder / name, framework="pt") as file:
                 metadata = file.metadata() or {}
-                return load({home: file.get_tensor(home) for home in file.keys()}, metadata["total"])  # noqa: SIM118  # it is no mapping
+                homes = file.keys()
+                return load({home: file.get_tensor(home) for home in homes}, metadata["total"])
         except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise StoreError(f"{self._folder / name}, which the journal needs, cannot be read: {error}; {REMEDY}") from error
+            raise StoreError(
+                f"{self._folder / name}, which the journal needs, cannot be read: {error}; {REMEDY}"
+            ) from error
 
     def close(self) -> None:
         if self._file is not None:
@@ -223,20 +254,28 @@ def framed(payload: bytes, *, synced: bool = True) -> bytes:
 
 
 def payloads(data: bytes) -> list[bytes]:
-    """The records, without what a power cut left of the last ones. Raises ValueError for damage before them."""
+    """The records, without what a power cut left of the last ones. Raises ValueError for damage
+    before them.
+    """
     found, start = list[bytes](), 0
     while (record := record_at(data, start)) is not None:
         found.append(record)
         start += FRAME.size + len(record)
-    for mark in re.finditer(b"\x80", data[start + FRAME.size :]):  # the last byte of a length with the flag; records are smaller than 16 MB
+    # the last byte of a length with the flag; records are smaller than 16 MB
+    for mark in re.finditer(b"\x80", data[start + FRAME.size :]):
         at = start + FRAME.size + mark.start() - 3
         if is_event(record_at(data, at)):
-            raise ValueError(f"the record at byte {start} is damaged, though it was on disk before the one at byte {at}")
+            raise ValueError(
+                f"the record at byte {start} is damaged, though it was on disk before "
+                f"the one at byte {at}"
+            )
     return found
 
 
 def is_event(payload: bytes | None) -> bool:
-    """Whether it is an event: a number that an agent chose may look like a record of a few bytes."""
+    """Whether it is an event: a number that an agent chose may look like a record of a few
+    bytes.
+    """
     try:
         return payload is not None and unpack(payload, RoundEvent) is not None
     except (msgspec.DecodeError, ValueError):

@@ -1,4 +1,6 @@
-"""Late updates, from tasks of earlier rounds. They are checked when they arrive, and the next training folds them."""
+"""Late updates, from tasks of earlier rounds. They are checked when they arrive, and the next
+training folds them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ AT_HAND = 2  # earlier rounds whose shipments stay in memory
 
 
 class LateUpdates:
-    """Checks late updates between trainings (see `Collector`). The states that they were made from stay on the disk, however many there are."""
+    """Checks late updates between trainings (see `Collector`). The states that they were made from
+    stay on the disk, however many there are.
+    """
 
     def __init__(self, run: RunContext) -> None:
         self.run = run
@@ -46,12 +50,16 @@ def ship_again(run: RunContext, number: int) -> Shipment:
     return Shipment(run.fleet, run.past.state(number - 1), run.method)
 
 
-def check_update(run: RunContext, shipment: Shipment, task: Task, update: Update, elapsed: float) -> None:
+def check_update(
+    run: RunContext, shipment: Shipment, task: Task, update: Update, elapsed: float
+) -> None:
     """Raise Refused for an update that must not be folded.
 
     shipment: what the agent was sent. elapsed: see `Collector.check`.
     """
     agent, sent = run.fleet.agents.get(task.agent), shipment.parcel(task.submodel)
     examples = agent.profile.data.examples if agent is not None and agent.profile is not None else 0
-    check_training(update, sent.shapes, sent.norms, examples, count_steps(task.recipe, examples), elapsed)
+    check_training(
+        update, sent.shapes, sent.norms, examples, count_steps(task.recipe, examples), elapsed
+    )
     run.defences.check(update, shipment.cut(task.submodel))

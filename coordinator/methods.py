@@ -1,4 +1,6 @@
-"""What `coordinator methods` prints: every method in a line, or one of them with its settings, defaults and laws; as plain values or as text."""
+"""What `coordinator methods` prints: every method in a line, or one of them with its settings,
+defaults and laws; as plain values or as text.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ WIDTH = 110
 
 def listed() -> list[dict[str, str]]:
     """Name, summary and paper of every method."""
-    return [{"name": name, "summary": made.summary, "paper": made.paper} for name in sorted(METHODS) for made in [method(name)]]
+    return [
+        {"name": name, "summary": made.summary, "paper": made.paper}
+        for name in sorted(METHODS)
+        for made in [method(name)]
+    ]
 
 
 def described(name: str) -> dict[str, Any]:
@@ -27,7 +33,9 @@ def described(name: str) -> dict[str, Any]:
         "summary": made.summary,
         "paper": made.paper,
         "network": list(made.features),
-        "trains": "with PyTorch alone" if made.hooks is not None and made.hooks.train else "by a recipe",
+        "trains": "with PyTorch alone"
+        if made.hooks is not None and made.hooks.train
+        else "by a recipe",
         "settings": {key: told(known) for key, known in made.settings.items()},
         "laws": {law: broken(made, law) for law in LAWS},
         "modes": {mode: made.forbids.get(mode, "") for mode in MODES},
@@ -36,8 +44,16 @@ def described(name: str) -> dict[str, Any]:
 
 def told(known: Setting) -> dict[str, Any]:
     """One setting: its default, its help, what bounds it, and how a schedule is read."""
-    bounds = {"choices": list(known.choices), "range": known.range, "schedule": SCHEDULE if known.schedule else ""}
-    return {"default": known.default, "help": known.help, **{key: value for key, value in bounds.items() if value}}
+    bounds = {
+        "choices": list(known.choices),
+        "range": known.range,
+        "schedule": SCHEDULE if known.schedule else "",
+    }
+    return {
+        "default": known.default,
+        "help": known.help,
+        **{key: value for key, value in bounds.items() if value},
+    }
 
 
 def broken(made: Method, law: str) -> str:
@@ -50,20 +66,30 @@ def table_text(methods: Sequence[Mapping[str, str]]) -> str:
     wide = max(len(one["name"]) for one in methods)
     lines = []
     for one in methods:
-        lines += [f"{one['name']:<{wide}}  {one['summary']}", *(f"{'':<{wide}}  {line}" for line in textwrap.wrap(one["paper"], WIDTH))]
+        lines += [
+            f"{one['name']:<{wide}}  {one['summary']}",
+            *(f"{'':<{wide}}  {line}" for line in textwrap.wrap(one["paper"], WIDTH)),
+        ]
     return "\n".join(lines)
 
 
 def one_text(one: Mapping[str, Any]) -> str:
     """A method explained to a person."""
-    lines = [f"{one['name']}: {one['summary']}", *textwrap.wrap(one["paper"], WIDTH), "", f"Devices train {one['trains']}."]
+    lines = [
+        f"{one['name']}: {one['summary']}",
+        *textwrap.wrap(one["paper"], WIDTH),
+        "",
+        f"Devices train {one['trains']}.",
+    ]
     if one["network"]:
         lines.append(f"The network is asked for: {', '.join(one['network'])}.")
     lines += ["", "Settings (--set method.KEY=VALUE):"]
     for key, known in one["settings"].items():
         choices = f" ({', '.join(map(str, known['choices']))})" if "choices" in known else ""
         bounds = "".join(f" ({known[bound]})" for bound in ("range", "schedule") if bound in known)
-        lines += folded(f"{key} = {spelled(known['default'])}", known["help"] + choices + bounds, 30)
+        lines += folded(
+            f"{key} = {spelled(known['default'])}", known["help"] + choices + bounds, 30
+        )
     lines += ["", "Laws of the combination:"]
     for law, why in one["laws"].items():
         lines += folded(law, LAWS[law] if not why else f"does not hold: {why}", 13)
@@ -87,4 +113,6 @@ def spelled(value: Any) -> str:
 def folded(head: str, text: str, column: int) -> list[str]:
     """A term and its explanation, folded beside it."""
     start = f"  {head:<{column - 4}}  "
-    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * column) or [start.rstrip()]
+    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=" " * column) or [
+        start.rstrip()
+    ]

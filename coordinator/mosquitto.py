@@ -1,4 +1,6 @@
-"""Mosquitto: where it is, and what is written for it: its configuration and who may do what (access control list)."""
+"""Mosquitto: where it is, and what is written for it: its configuration and who may do what (access
+control list).
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,38 @@ from pathlib import Path
 from federated.wire import topics
 from federated.wire.link import OVERHEAD
 
-__all__ = ["COORDINATOR", "MAX_PACKET", "Secured", "find_mosquitto", "limits", "rights", "secured", "version_of"]
+__all__ = [
+    "COORDINATOR",
+    "MAX_PACKET",
+    "Secured",
+    "find_mosquitto",
+    "limits",
+    "rights",
+    "secured",
+    "version_of",
+]
 
-COORDINATOR = "coordinator@espalier"  # its user, and the name in its certificate; no agent can be called so
+# its user, and the name in its certificate; no agent can be called so
+COORDINATOR = "coordinator@espalier"
 PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # where it often is and PATH is not
 MAX_PACKET = (16 << 20) + OVERHEAD  # bytes: the largest chunk that can be configured
-QUEUE = 20_000  # messages per link that is down or slow: twice the chunks of 2.6 GB; mosquitto drops at 1000 by default, and says nothing
+# messages per link that is down or slow: twice the chunks of 2.6 GB; mosquitto drops at 1000 by
+# default, and says nothing
+QUEUE = 20_000
 QUEUE_BYTES = 1 << 30
 CONNECTIONS = 10_000
 KEEPALIVE = 600  # seconds: who asks for more is told to make do with this
 HEAD = """\
-# What agents may do, each under the name that it has shown to be its own (%u: the name in its certificate, or its user), and nothing else.
-# A client's id (%c) proves nothing: anyone may choose any."""
+# What agents may do, each under the name that it has shown to be its own (%u: the name in its
+# certificate, or its user), and nothing else. A client's id (%c) proves nothing: anyone
+# may choose any."""
 
 
 @dataclass(frozen=True)
 class Secured:
-    """The files of a broker that knows clients by their certificates. server: certificate and key in one file."""
+    """The files of a broker that knows clients by their certificates. server: certificate and key
+    in one file.
+    """
 
     ca: Path
     server: Path
@@ -42,7 +59,9 @@ def find_mosquitto() -> str | None:
 
 
 def version_of(program: str) -> str:
-    shown = subprocess.run([program, "-h"], capture_output=True, text=True, check=False, timeout=10).stdout  # noqa: S603
+    shown = subprocess.run(  # noqa: S603
+        [program, "-h"], capture_output=True, text=True, check=False, timeout=10
+    ).stdout
     found = re.search(r"mosquitto version (\S+)", shown)
     return found[1] if found else "of unknown version"
 
@@ -66,12 +85,15 @@ def limits(folder: Path, max_packet: int) -> list[str]:
         "log_type warning",
         "log_type notice",
         "connection_messages false",
-        *(["user root"] if os.geteuid() == 0 else []),  # else it becomes a user that may not write here, and keeps nothing
+        # else it becomes a user that may not write here, and keeps nothing
+        *(["user root"] if os.geteuid() == 0 else []),
     ]
 
 
 def secured(files: Secured) -> list[str]:
-    """A listener that takes only clients of the authority, and takes the names in their certificates for theirs."""
+    """A listener that takes only clients of the authority, and takes the names in their
+    certificates for theirs.
+    """
     return [
         f"cafile {files.ca.resolve()}",
         f"certfile {files.server.resolve()}",
@@ -84,7 +106,9 @@ def secured(files: Secured) -> list[str]:
 
 
 def rights(coordinator: str, barred: Iterable[str] = ()) -> str:
-    """The access control list. coordinator: its user or the name in its certificate; barred: who may do nothing at all, whatever else is said."""
+    """The access control list. coordinator: its user or the name in its certificate; barred: who
+    may do nothing at all, whatever else is said.
+    """
     lines: Sequence[str] = [
         HEAD,
         *(f"pattern {access} {pattern}" for access, pattern in topics.agent_rights()),

@@ -11,11 +11,24 @@ from federated.console import speaking_plainly
 
 __all__ = ["RUNS", "plainly"]
 
-RUNS = click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, metavar="DIR", help="where runs are kept")
+RUNS = click.option(
+    "--runs",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    metavar="DIR",
+    help="where runs are kept",
+)
 
-RESUMABLE = {"simulate": "; go on later with --resume", "start": "; go on later with --resume, if a round had begun"}  # else nothing is kept
+# else nothing is kept
+RESUMABLE = {
+    "simulate": "; go on later with --resume",
+    "start": "; go on later with --resume, if a round had begun",
+}
 
 
 def plainly(command: str) -> AbstractContextManager[None]:
     """Errors of a command in plain words; see `federated.console.speaking_plainly`."""
-    return speaking_plainly(f"coordinator {command}", "coordinator,export", "interrupted" + RESUMABLE.get(command, ""))
+    return speaking_plainly(
+        f"coordinator {command}", "coordinator,export", "interrupted" + RESUMABLE.get(command, "")
+    )

@@ -1,4 +1,6 @@
-"""What became of a training's tasks: the entry that is stored of each, and what it shows of its agent."""
+"""What became of a training's tasks: the entry that is stored of each, and what it shows of its
+agent.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ __all__ = ["describe_fold", "describe_miss", "learn_from_miss", "learn_from_upda
 
 
 def describe_fold(state: TaskState, update: Update, position: int) -> Entry:
-    """The entry of an update that was folded. position: how many updates of the round were folded before it."""
+    """The entry of an update that was folded. position: how many updates of the round were folded
+    before it.
+    """
     return Entry(
         update.agent,
         update.submodel.unowned.name,
@@ -38,13 +42,22 @@ def describe_fold(state: TaskState, update: Update, position: int) -> Entry:
 def describe_miss(state: TaskState, round: int) -> Entry:
     """The entry of a task without an update. round: the one whose record it belongs to."""
     task = state.task
-    return Entry(task.agent, task.submodel.unowned.name, state.outcome, task=task.round if task.round != round else 0)
+    return Entry(
+        task.agent,
+        task.submodel.unowned.name,
+        state.outcome,
+        task=task.round if task.round != round else 0,
+    )
 
 
-def learn_from_update(standing: Standing, verdict: Verdict, profile: Profile, state: TaskState, update: Update) -> Standing:
-    """The standing after an update that was folded. `coordinator.acceptance` has checked what the device says of its effort.
+def learn_from_update(
+    standing: Standing, verdict: Verdict, profile: Profile, state: TaskState, update: Update
+) -> Standing:
+    """The standing after an update that was folded. `coordinator.acceptance` has checked what the
+    device says of its effort.
 
-    Where an earlier process sent the task, nobody knows how long it took; the update counts as in time all the same.
+    Where an earlier process sent the task, nobody knows how long it took; the update counts as in
+    time all the same.
     """
     submodel, batch = update.submodel.unowned, state.task.recipe.batch
     if not state.resumed:
@@ -64,18 +77,26 @@ def learn_from_update(standing: Standing, verdict: Verdict, profile: Profile, st
 
 
 def list_smaller(verdict: Verdict, name: str) -> list[str]:
-    """The submodels of the menu that take no more time and memory than this one, which is among them."""
+    """The submodels of the menu that take no more time and memory than this one, which is among
+    them.
+    """
     done = next((o for o in verdict.offers if o.submodel.name == name), None)
     if done is None:
         return [name]
-    return [o.submodel.name for o in verdict.offers if o.seconds <= done.seconds and o.memory <= done.memory]
+    return [
+        o.submodel.name
+        for o in verdict.offers
+        if o.seconds <= done.seconds and o.memory <= done.memory
+    ]
 
 
-def learn_from_miss(standing: Standing, verdict: Verdict, state: TaskState, outcome: str, elapsed: float) -> Standing:
+def learn_from_miss(
+    standing: Standing, verdict: Verdict, state: TaskState, outcome: str, elapsed: float
+) -> Standing:
     """The standing after a task without an update.
 
-    elapsed: seconds that the round gave the task; 0 where nobody knows. An agent whose update was not due yet when the round closed missed nothing,
-    unless its lease had expired.
+    elapsed: seconds that the round gave the task; 0 where nobody knows. An agent whose update was
+    not due yet when the round closed missed nothing, unless its lease had expired.
     """
     task, predicted = state.task, verdict.decision.seconds
     submodel = task.submodel.unowned.name

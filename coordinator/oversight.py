@@ -40,10 +40,13 @@ class Oversight:
 
 
 @contextmanager
-def overseen(folder: Path, config: Config, read: Publish, server: Server | None, clock: Callable[[], float]) -> Iterator[Oversight]:
+def overseen(
+    folder: Path, config: Config, read: Publish, server: Server | None, clock: Callable[[], float]
+) -> Iterator[Oversight]:
     """The readers of a run, for as long as the context lasts.
 
-    read: the caller's own. server: of metrics; None: nobody wants them. clock: seconds of any origin. Raises StoreError.
+    read: the caller's own. server: of metrics; None: nobody wants them. clock: seconds of any
+    origin. Raises StoreError.
     """
     observer, logged = Observer(folder, config.name, config.rounds, clock), Log(config.name)
     with ExitStack() as stack:
@@ -52,8 +55,18 @@ def overseen(folder: Path, config: Config, read: Publish, server: Server | None,
         helm = Helm(folder, clock)
         stack.callback(helm.close)
         if server is not None:
-            log.info("metrics at %s", server.address, extra={"event": "metrics", "address": server.address})
-        readers = [read, logged.read, observer.read, clock_reader(), *([] if meter is None else [meter.read])]
+            log.info(
+                "metrics at %s",
+                server.address,
+                extra={"event": "metrics", "address": server.address},
+            )
+        readers = [
+            read,
+            logged.read,
+            observer.read,
+            clock_reader(),
+            *([] if meter is None else [meter.read]),
+        ]
         publish = publish_to(*readers)
         try:
             yield Oversight(publish, helm, observer, meter)

@@ -1,4 +1,6 @@
-"""What `coordinator devices` prints: every agent of a run, what it has and does, and why; from the run's folder, while it goes on or afterwards."""
+"""What `coordinator devices` prints: every agent of a run, what it has and does, and why; from the
+run's folder, while it goes on or afterwards.
+"""
 
 from __future__ import annotations
 
@@ -48,19 +50,42 @@ def overview(name: str | None, runs: Path) -> dict[str, Any]:
         profiles, standings, decisions = ledger.profiles(), ledger.standings(), ledger.decisions()
         done = store.rounds_done
         rows = [
-            row(agent, done, decisions.get(agent), profiles.get(agent), standings.get(agent, Standing()), lately.get(agent))
+            row(
+                agent,
+                done,
+                decisions.get(agent),
+                profiles.get(agent),
+                standings.get(agent, Standing()),
+                lately.get(agent),
+            )
             for agent in sorted({*profiles, *decisions})
         ]
-        number, missing = max((r["round"] for r in rows), default=done), of_run(store).untrained if done else []
-        return {"run": store.folder.name, "rounds_done": done, "round": number, "agents": rows, "untrained": missing}
+        number, missing = (
+            max((r["round"] for r in rows), default=done),
+            of_run(store).untrained if done else [],
+        )
+        return {
+            "run": store.folder.name,
+            "rounds_done": done,
+            "round": number,
+            "agents": rows,
+            "untrained": missing,
+        }
     finally:
         store.close()
 
 
 def row(
-    agent: str, done: int, decided: tuple[int, Decision] | None, profile: Profile | None, standing: Standing, last: tuple[int, Entry] | None
+    agent: str,
+    done: int,
+    decided: tuple[int, Decision] | None,
+    profile: Profile | None,
+    standing: Standing,
+    last: tuple[int, Entry] | None,
 ) -> dict[str, Any]:
-    """One agent. predicted: of the present submodel, corrected; measured: the last time that it trained."""
+    """One agent. predicted: of the present submodel, corrected; measured: the last time that it
+    trained.
+    """
     number, decision = decided or (0, Decision(agent, reason="no round has begun since it joined"))
     entry = last[1] if last else None
     return {
@@ -70,7 +95,11 @@ def row(
         "submodel": decision.submodel,
         "asked": decision.asked,
         "reason": decision.reason,
-        "predicted": {"step": decision.step, "seconds": decision.seconds, "memory": decision.memory},
+        "predicted": {
+            "step": decision.step,
+            "seconds": decision.seconds,
+            "memory": decision.memory,
+        },
         "measured": {"round": last[0], **measured(entry)} if last and entry else None,
         "standing": msgspec.to_builtins(standing),
         "profile": None if profile is None else {"labels": list(profile.labels), **has(profile)},
@@ -79,13 +108,20 @@ def row(
 
 def measured(entry: Entry) -> dict[str, Any]:
     taken = {"step": entry.step, "seconds": entry.seconds, "memory": entry.peak}
-    return {"submodel": entry.submodel, "outcome": entry.outcome, **{name: value or None for name, value in taken.items()}}
+    return {
+        "submodel": entry.submodel,
+        "outcome": entry.outcome,
+        **{name: value or None for name, value in taken.items()},
+    }
 
 
 def has(profile: Profile) -> dict[str, Any]:
     """What a device is, as plain values: no data, no survey."""
     kept = ("host", "system", "cpus", "memory", "uplink", "runtime")
-    plain: dict[str, Any] = {**{name: getattr(profile, name) for name in kept}, "examples": profile.data.examples}
+    plain: dict[str, Any] = {
+        **{name: getattr(profile, name) for name in kept},
+        "examples": profile.data.examples,
+    }
     return {**plain, "board": msgspec.to_builtins(profile.board)}
 
 
@@ -98,12 +134,14 @@ def state(number: int, done: int, decision: Decision, last: tuple[int, Entry] | 
     return f"{last[1].outcome.partition(':')[0]} in round {last[0]}"
 
 
-# ---- as text -----------------------------------------------------------------------------------------------------------
+# ---- as text -------------------------------------------------------------------------------------
 
 
 def text(made: dict[str, Any]) -> str:
     """The same for a person: a table, and below it why."""
-    head = f"run '{made['run']}', {made['rounds_done']} rounds done" + (f", in round {made['round']}" if made["round"] > made["rounds_done"] else "")
+    head = f"run '{made['run']}', {made['rounds_done']} rounds done" + (
+        f", in round {made['round']}" if made["round"] > made["rounds_done"] else ""
+    )
     if not made["agents"]:
         return f"{head}; no agent has been asked yet"
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -115,19 +153,41 @@ def text(made: dict[str, Any]) -> str:
     with console.capture() as capture:
         console.print(table)
     marks = [f"{UNTRAINED} so far: {', '.join(made['untrained'])}"] if made["untrained"] else []
-    return "\n".join([head, capture.get().rstrip(), "", *(f"{one['agent']}: {one['reason']}" for one in made["agents"]), *marks])
+    return "\n".join(
+        [
+            head,
+            capture.get().rstrip(),
+            "",
+            *(f"{one['agent']}: {one['reason']}" for one in made["agents"]),
+            *marks,
+        ]
+    )
 
 
 def cells(one: dict[str, Any]) -> list[str]:
-    profile, expected, took, standing = one["profile"], one["predicted"], one["measured"] or {}, one["standing"]
+    profile, expected, took, standing = (
+        one["profile"],
+        one["predicted"],
+        one["measured"] or {},
+        one["standing"],
+    )
     device = ["-"] * 4
     if profile is not None:
         board = profile["board"]
-        kind = board["model"] or (board["kind"] if board["kind"] != "generic" else profile["system"])
-        device = [kind, f"{profile['cpus']:g}", megabytes(profile["memory"]), f"{profile['uplink'] / 1e6:.3g} MB/s" if profile["uplink"] else "-"]
+        kind = board["model"] or (
+            board["kind"] if board["kind"] != "generic" else profile["system"]
+        )
+        device = [
+            kind,
+            f"{profile['cpus']:g}",
+            megabytes(profile["memory"]),
+            f"{profile['uplink'] / 1e6:.3g} MB/s" if profile["uplink"] else "-",
+        ]
     times = [expected["step"], took.get("step"), expected["seconds"], took.get("seconds")]
     shown = [human_seconds(value) if value else "-" for value in times]
     if took and took["submodel"] != one["submodel"]:  # of what it had before: not to be compared
-        shown[1], shown[3] = (f"{cell} ({took['submodel']})" if cell != "-" else cell for cell in (shown[1], shown[3]))
+        shown[1], shown[3] = (
+            f"{cell} ({took['submodel']})" if cell != "-" else cell for cell in (shown[1], shown[3])
+        )
     corrected = f"x{standing['step']:.2f}" if standing["trained"] or standing["step"] != 1 else "-"
     return [*device, one["state"], one["submodel"] or "-", *shown, corrected]

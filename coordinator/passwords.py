@@ -1,7 +1,8 @@
-"""Users of a broker that is started here: a file of lines `user:password`, plain or as mosquitto_passwd hashes them.
+"""Users of a broker that is started here: a file of lines `user:password`, plain or as
+mosquitto_passwd hashes them.
 
-The hash is mosquitto's own, `$7$iterations$salt$hash` of PBKDF2 over SHA-512 (mosquitto_passwd(1)), so that the broker never sees a
-plain password.
+The hash is mosquitto's own, `$7$iterations$salt$hash` of PBKDF2 over SHA-512 (mosquitto_passwd(1)),
+so that the broker never sees a plain password.
 """
 
 from __future__ import annotations
@@ -17,22 +18,30 @@ from federated.errors import ConfigError
 
 __all__ = ["hashed", "read", "write"]
 
-ITERATIONS = 20_000  # mosquitto reads the number from the file; its own default of 101 is from another age
+# mosquitto reads the number from the file; its own default of 101 is from another age
+ITERATIONS = 20_000
 
 
 def read(path: Path) -> dict[str, str]:
-    """user -> hash. Raises ConfigError for a file that is missing, empty, or has a line that is none."""
+    """user -> hash. Raises ConfigError for a file that is missing, empty, or has a line that is
+    none.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"password file {path}: {(error.strerror if isinstance(error, OSError) else '') or error}") from None
+        raise ConfigError(
+            f"password file {path}: "
+            f"{(error.strerror if isinstance(error, OSError) else '') or error}"
+        ) from None
     users: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
         user, colon, password = line.partition(":")
         if not colon or not user or not password or user in users:
-            raise ConfigError(f"password file {path}, line {number}: expected user:password, each user once")
+            raise ConfigError(
+                f"password file {path}, line {number}: expected user:password, each user once"
+            )
         users[user] = password if _is_hash(password) else hashed(password)
     if not users:
         raise ConfigError(f"password file {path}: expected lines of user:password, found none")
@@ -43,7 +52,9 @@ def write(path: Path, users: Mapping[str, str]) -> None:
     """Writes hashes for a broker to read, for the eyes of this user only."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
-    path.write_text("".join(f"{user}:{password}\n" for user, password in users.items()), encoding="utf-8")
+    path.write_text(
+        "".join(f"{user}:{password}\n" for user, password in users.items()), encoding="utf-8"
+    )
 
 
 def hashed(password: str) -> str:

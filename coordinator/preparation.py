@@ -1,4 +1,6 @@
-"""What happens before the first agent is asked for anything: names, settings and data are checked, and the run's folder is opened."""
+"""What happens before the first agent is asked for anything: names, settings and data are checked,
+and the run's folder is opened.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +63,11 @@ class Prepared:
 
 
 def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
-    """Check names, settings and data, bind the metrics' address, and open the run's folder. What fails leaves nothing behind.
+    """Check names, settings and data, bind the metrics' address, and open the run's folder. What
+    fails leaves nothing behind.
 
-    A new run's folder is made last. One that exists is held first, because another coordinator of it also has its addresses.
+    A new run's folder is made last. One that exists is held first, because another coordinator of
+    it also has its addresses.
     Raises UsageError, ConfigError, LinkError or StoreError.
     """
     with ExitStack() as undo:
@@ -80,20 +84,31 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
 
 
 def check_config(config: Config) -> tuple[Method, Dataset | None]:
-    """Check what is configured; return the method and the coordinator's own data. Raises UsageError, ConfigError."""
+    """Check what is configured; return the method and the coordinator's own data. Raises
+    UsageError, ConfigError.
+    """
     topics.run(config.name)  # a run's name is a level of topics, and a folder
     if config.broker.url and config.broker.passwords:
-        raise ConfigError("--passwords is for a broker that is started here; for one that runs, put them into --broker mqtt://user:password@host")
+        raise ConfigError(
+            "--passwords is for a broker that is started here; for one that runs, put "
+            "them into --broker mqtt://user:password@host"
+        )
     method = defended(method_named(config.method_name), config)
     check_settings(method, config)
     if config.fleet.mode == "buffered" and (why := method.forbids.get("buffered")):
         able = sorted(name for name, made in METHODS.items() if "buffered" in made().allows)
-        raise ConfigError(f"fleet.mode = 'buffered': method {method.name} takes no late updates: {why}; methods that do: {', '.join(able)}")
+        raise ConfigError(
+            f"fleet.mode = 'buffered': method {method.name} takes no late updates: "
+            f"{why}; methods that do: {', '.join(able)}"
+        )
     if config.fleet.select:
         constraints.parse(config.fleet.select)  # raises ConfigError for a wrong one
     held = None if config.data.name == AGENTS else data.central(config.data.name, config.data.root)
     if config.evaluate.calibrate == "coordinator" and held is None:
-        raise ConfigError("evaluate.calibrate = 'coordinator' needs data at the coordinator: name some by --data, or let the fleet calibrate")
+        raise ConfigError(
+            "evaluate.calibrate = 'coordinator' needs data at the coordinator: name "
+            "some by --data, or let the fleet calibrate"
+        )
     if held is not None:
         network = network_for(config, [held.card()])
         settings = configure(method, config.settings)
@@ -106,7 +121,9 @@ def check_config(config: Config) -> tuple[Method, Dataset | None]:
 
 
 def check_settings(method: Method, config: Config) -> None:
-    """Check that the method knows the settings. Raises ConfigError, or UsageError that says where else a key belongs."""
+    """Check that the method knows the settings. Raises ConfigError, or UsageError that says where
+    else a key belongs.
+    """
     try:
         configure(method, config.settings)
     except Unknown as error:
@@ -115,8 +132,12 @@ def check_settings(method: Method, config: Config) -> None:
         raise UsageError(f"{error}{where}") from error
 
 
-def propose_menu(method: Method, network: Network, settings: Mapping[str, object]) -> tuple[Submodel, ...]:
-    """The submodels that the method proposes. Raises Unknown, or ConfigError that names the method or the submodel whose name is too long."""
+def propose_menu(
+    method: Method, network: Network, settings: Mapping[str, object]
+) -> tuple[Submodel, ...]:
+    """The submodels that the method proposes. Raises Unknown, or ConfigError that names the method
+    or the submodel whose name is too long.
+    """
     try:
         menu = method.menu(network, settings)
     except ConfigError as error:
@@ -126,7 +147,8 @@ def propose_menu(method: Method, network: Network, settings: Mapping[str, object
     for name in (submodel.unowned.name for submodel in menu):
         if len(name) > topics.UNOWNED:
             raise ConfigError(
-                f"method {method.name}: expected names of submodels of at most {topics.UNOWNED} characters, found {len(name)}: {name}; "
+                f"method {method.name}: expected names of submodels of at most "
+                f"{topics.UNOWNED} characters, found {len(name)}: {name}; "
                 "take a model of a shorter name, or of fewer blocks"
             )
     return menu
@@ -134,13 +156,20 @@ def propose_menu(method: Method, network: Network, settings: Mapping[str, object
 
 def find_name(config: Config, runs: Path) -> str:
     """A free name for a run: method and data, numbered where that is taken."""
-    base = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{config.method_name}-{Path(config.data.name).stem}")[:48].rstrip("-")  # a path may hold anything
+    # a path may hold anything
+    base = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{config.method_name}-{Path(config.data.name).stem}")[
+        :48
+    ].rstrip("-")
     taken = set(run_names(runs))
-    return next(name for name in (base, *(f"{base}-{i}" for i in range(2, 10_000))) if name not in taken)
+    return next(
+        name for name in (base, *(f"{base}-{i}" for i in range(2, 10_000))) if name not in taken
+    )
 
 
 def make_weights(config: Config, network: Network, method: Method) -> dict[str, Tensor]:
-    """The whole network before the first round: from its seed, and from a checkpoint if one is named. Raises ConfigError where that does not fit."""
+    """The whole network before the first round: from its seed, and from a checkpoint if one is
+    named. Raises ConfigError where that does not fit.
+    """
     drawn = initial(network, config.seed, method.features)
     if not config.model.init:
         return drawn

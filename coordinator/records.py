@@ -17,11 +17,14 @@ __all__ = ["Entry", "Folded", "RoundRecord", "Score"]
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of one agent's task in a round. outcome: `folded`, or why not; seconds: from task to acceptance.
+    """What became of one agent's task in a round. outcome: `folded`, or why not; seconds: from task
+    to acceptance.
 
-    step, peak: mean seconds of a step and bytes at the peak, as the device says; 0 where it does not.
-    position: how many updates of the round were folded before it; digest: sha256 of the update as it came. Of one that was folded.
-    task: the round of its task, where that was an earlier one; else 0.
+    step, peak: mean seconds of a step and bytes at the peak, as the device says; 0 where it does
+    not.
+    position: how many updates of the round were folded before it; digest: sha256 of the update as
+    it came. Of one that was folded. task: the round of its task, where that was an earlier one;
+    else 0.
     """
 
     agent: str
@@ -40,7 +43,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Folded:
-    """An update that is in the total, and what it taught. submodel: that it was of; tallies: the device's own scores, where it took any."""
+    """An update that is in the total, and what it taught. submodel: that it was of; tallies: the
+    device's own scores, where it took any.
+    """
 
     entry: Entry
     submodel: Submodel
@@ -50,14 +55,18 @@ class Folded:
 
 @dataclass(frozen=True)
 class Score:
-    """How a submodel did in one view of it; see `federated.scores.metrics` for what the numbers mean.
+    """How a submodel did in one view of it; see `federated.scores.metrics` for what the numbers
+    mean.
 
-    view: `central` (the coordinator's held-out data), `devices` (theirs, all together), `labels` (the same, absent classes masked), `before`
-    and `after` (the devices' own, before and after local training); of several exits also each, `central/exit0` or
+    view: `central` (the coordinator's held-out data), `devices` (theirs, all together), `labels`
+    (the same, absent classes masked), `before` and `after` (the devices' own, before and after
+    local training); of several exits also each, `central/exit0` or
     `devices/exit0`, and the mean of their logits, `central/ensemble` (DepthFL).
-    agent: whose data, where the score is of one device. metrics: all numbers by name, accuracy and loss included.
-    trained_updates: how many updates of the run so far trained this submodel (see `coordinator.counts`); None where that is not known. It is
-    counted when scores are read, not stored with them.
+    agent: whose data, where the score is of one device. metrics: all numbers by name, accuracy and
+    loss included.
+    trained_updates: how many updates of the run so far trained this submodel (see
+    `coordinator.counts`); None where that is not known. It is counted when scores are read, not
+    stored with them.
     """
 
     submodel: str

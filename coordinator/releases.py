@@ -1,4 +1,6 @@
-"""The history of what a run released: which version is stable, which a canary, which was taken back and why. Pure functions over one record."""
+"""The history of what a run released: which version is stable, which a canary, which was taken back
+and why. Pure functions over one record.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Item:
-    """One version. before: what agents answered with as it was released; reports: what they last said of it."""
+    """One version. before: what agents answered with as it was released; reports: what they last
+    said of it.
+    """
 
     version: Version
     before: Mapping[str, Serving] = field(default_factory=dict)
@@ -40,7 +44,9 @@ class Item:
 
 @dataclass(frozen=True)
 class Event:
-    """What became of a version, and when (UTC, ISO 8601). reasons: why it was taken back, or what spoke against a promotion that was forced."""
+    """What became of a version, and when (UTC, ISO 8601). reasons: why it was taken back, or what
+    spoke against a promotion that was forced.
+    """
 
     time: str
     version: str
@@ -51,7 +57,9 @@ class Event:
 
 @dataclass(frozen=True)
 class History:
-    """stable, previous, canary: names of versions, empty where there is none; agents: who has the canary. items: by name of the version."""
+    """stable, previous, canary: names of versions, empty where there is none; agents: who has the
+    canary. items: by name of the version.
+    """
 
     run: str
     stable: str = ""
@@ -65,7 +73,9 @@ class History:
 
 def card_of(history: History) -> Release:
     """What agents are told."""
-    stable, canary = (history.items[name].version if name else None for name in (history.stable, history.canary))
+    stable, canary = (
+        history.items[name].version if name else None for name in (history.stable, history.canary)
+    )
     return Release(history.run, stable, canary, history.agents)
 
 
@@ -75,34 +85,52 @@ def kept(history: History) -> tuple[str, ...]:
 
 
 def released(history: History, item: Item, time: str) -> History:
-    """To all agents at once. The same version again changes nothing; a canary of another one is replaced."""
+    """To all agents at once. The same version again changes nothing; a canary of another one is
+    replaced.
+    """
     name = item.version.name
     if name == history.stable:
         return history
     history = _added(_without_canary(history, name, time), item)
-    return _noted(replace(history, stable=name, previous=history.stable), Event(time, name, "released"))
+    return _noted(
+        replace(history, stable=name, previous=history.stable), Event(time, name, "released")
+    )
 
 
 def canaried(history: History, item: Item, agents: Sequence[str], time: str) -> History:
-    """To some agents first; another canary is replaced. Raises ExportError for the version that all have already."""
+    """To some agents first; another canary is replaced. Raises ExportError for the version that all
+    have already.
+    """
     name = item.version.name
     if name == history.stable:
-        raise ExportError(f"version {name} (round {item.version.round}) is what all agents have already: there is nothing to try")
+        raise ExportError(
+            f"version {name} (round {item.version.round}) is what all agents have "
+            "already: there is nothing to try"
+        )
     history = _added(_without_canary(history, name, time), item)
-    return _noted(replace(history, canary=name, agents=tuple(agents)), Event(time, name, "canary", agents=tuple(agents)))
+    return _noted(
+        replace(history, canary=name, agents=tuple(agents)),
+        Event(time, name, "canary", agents=tuple(agents)),
+    )
 
 
 def promoted(history: History, time: str, reasons: Sequence[str] = ()) -> History:
-    """The canary becomes stable. reasons: what spoke against it. Raises ExportError where none is on."""
+    """The canary becomes stable. reasons: what spoke against it. Raises ExportError where none is
+    on.
+    """
     name = history.canary
     if not name:
-        raise ExportError(f"run '{history.run}' has no canary to promote: start one by --canary 10%")
+        raise ExportError(
+            f"run '{history.run}' has no canary to promote: start one by --canary 10%"
+        )
     changed = replace(history, stable=name, previous=history.stable, canary="", agents=())
     return _noted(changed, Event(time, name, "promoted", tuple(reasons)))
 
 
 def roll_target(history: History) -> tuple[str, str]:
-    """What a rollback takes back, and what agents have then, perhaps nothing. Raises ExportError where there is nothing to go back to."""
+    """What a rollback takes back, and what agents have then, perhaps nothing. Raises ExportError
+    where there is nothing to go back to.
+    """
     if history.canary:
         return history.canary, history.stable
     if history.previous:
@@ -112,9 +140,15 @@ def roll_target(history: History) -> tuple[str, str]:
 
 
 def rolled_back(history: History, time: str, reasons: Sequence[str] = ()) -> History:
-    """The canary is withdrawn; without one, the stable version before this one is stable again. Raises ExportError as `roll_target` does."""
+    """The canary is withdrawn; without one, the stable version before this one is stable again.
+    Raises ExportError as `roll_target` does.
+    """
     name, then = roll_target(history)
-    changed = replace(history, canary="", agents=()) if history.canary else replace(history, stable=then, previous="")
+    changed = (
+        replace(history, canary="", agents=())
+        if history.canary
+        else replace(history, stable=then, previous="")
+    )
     return _noted(changed, Event(time, name, "rolled back", tuple(reasons)))
 
 
@@ -136,7 +170,12 @@ def reported(history: History, servings: Mapping[str, Serving]) -> History:
 def latest(history: History) -> dict[str, Serving]:
     """What each agent last said, as far as it was noted."""
     names = (history.previous, history.stable, history.canary)
-    return {agent: serving for name in names if name for agent, serving in history.items[name].reports.items()}
+    return {
+        agent: serving
+        for name in names
+        if name
+        for agent, serving in history.items[name].reports.items()
+    }
 
 
 def _added(history: History, item: Item) -> History:

@@ -1,4 +1,6 @@
-"""The command `coordinator release`: brings what a run learned to the agents that answer with it; to some first, to all, or back."""
+"""The command `coordinator release`: brings what a run learned to the agents that answer with it;
+to some first, to all, or back.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ LOOK = 0.2  # seconds between looks at what came
 
 @dataclass(frozen=True)
 class Wish:
-    """What a person asks of `coordinator release`. wait: seconds, None for what fits; share: of the canary, as `canary.drawn` takes it."""
+    """What a person asks of `coordinator release`. wait: seconds, None for what fits; share: of the
+    canary, as `canary.drawn` takes it.
+    """
 
     run: str
     broker: str | None = None
@@ -68,7 +72,9 @@ def release_run(wish: Wish, runs: Path, say: Say) -> dict[str, Any]:
 
 
 class Rollout:
-    """One run's releases at one broker. trained: the submodel that each agent is to answer with; rounds: that the run has finished."""
+    """One run's releases at one broker. trained: the submodel that each agent is to answer with;
+    rounds: that the run has finished.
+    """
 
     def __init__(
         self,
@@ -80,7 +86,13 @@ class Rollout:
         say: Say,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._link, self._archive, self._runs, self._trained, self._rounds = link, archive, runs, trained, rounds
+        self._link, self._archive, self._runs, self._trained, self._rounds = (
+            link,
+            archive,
+            runs,
+            trained,
+            rounds,
+        )
         self._say, self._clock = say, clock
         self.run = archive.run
         self.seen = published(link, self.run, clock)
@@ -88,8 +100,13 @@ class Rollout:
     def follow(self, wish: Wish) -> dict[str, Any]:
         """Does what is asked."""
         if wish.status:
-            if self.seen.card != (releases.card_of(self._archive.read()) if self._archive.read().items else None):
-                self._say(f"the broker shows something else than what follows: coordinator release {self.run} publishes it again")
+            if self.seen.card != (
+                releases.card_of(self._archive.read()) if self._archive.read().items else None
+            ):
+                self._say(
+                    "the broker shows something else than what follows: coordinator "
+                    f"release {self.run} publishes it again"
+                )
             return told(self._noted(), self.seen, self._say)
         if wish.rollback:
             return self._roll_back()
@@ -97,17 +114,21 @@ class Rollout:
             return self._promote(wish.force)
         self._release(wish)
         if wish.share is not None:
-            self._await(self._archive.read().agents, CANARY_WAIT if wish.wait is None else wish.wait)
+            self._await(
+                self._archive.read().agents, CANARY_WAIT if wish.wait is None else wish.wait
+            )
             if wish.promote:
                 return self._decide(wish.force)
         elif wish.wait:
             self._await(tuple(sorted({*self.seen.servings, *self._trained})), wish.wait)
         return told(self._noted(), self.seen, self._say)
 
-    # ---- what is asked ---------------------------------------------------------------------------------------------
+    # ---- what is asked ---------------------------------------------------------------------------
 
     def _release(self, wish: Wish) -> None:
-        """A version to all, or to some; where the run has nothing new, what is released already is published again."""
+        """A version to all, or to some; where the run has nothing new, what is released already is
+        published again.
+        """
         if wish.share is not None:
             self._drawn(wish.share, "")  # before an export, which may take minutes
         with self._archive.changing():
@@ -116,13 +137,20 @@ class Rollout:
             name = known or self._take(wish)
             gone = releases.taken_back(old, name)
             if gone is not None and not wish.force:
-                why = f"version {name} was rolled back at {gone.time}" + (f": {'; '.join(gone.reasons)}" if gone.reasons else "")
+                why = f"version {name} was rolled back at {gone.time}" + (
+                    f": {'; '.join(gone.reasons)}" if gone.reasons else ""
+                )
                 if not known or wish.share is not None:
                     raise ExportError(f"{why}; --force releases it all the same")
-                self._say(f"round {self._rounds}, {why}: it stays so (--force releases it all the same)")
+                self._say(
+                    f"round {self._rounds}, {why}: it stays so (--force releases it all the same)"
+                )
                 new = old
             elif known and wish.share is None and name in (old.stable, old.canary):
-                self._say(f"nothing new: round {self._rounds} is version {name}, {'stable' if name == old.stable else 'a canary'}; published again")
+                self._say(
+                    f"nothing new: round {self._rounds} is version {name}, "
+                    f"{'stable' if name == old.stable else 'a canary'}; published again"
+                )
                 new = old
             else:
                 new = self._changed(old, name, wish)
@@ -131,18 +159,31 @@ class Rollout:
     def _changed(self, old: History, name: str, wish: Wish) -> History:
         version = version_of(self._archive.path(name), self.run, self._trained)
         past = old.items[name].before if name in old.items else {}
-        now = {agent: serving for agent, serving in self.seen.servings.items() if serving.version != name}
+        now = {
+            agent: serving
+            for agent, serving in self.seen.servings.items()
+            if serving.version != name
+        }
         item = Item(version, before={**past, **now})
         missing = sorted(set(self._trained) - version.assignment.keys())
         if missing:
-            self._say(f"version {name} holds no submodel of {', '.join(missing)}; held: {', '.join(version.submodels)}")
+            self._say(
+                f"version {name} holds no submodel of {', '.join(missing)}; held: "
+                f"{', '.join(version.submodels)}"
+            )
         if version.untrained:
-            self._say(f"version {name} holds submodels that no update of the run trained: {', '.join(version.untrained)}")
+            self._say(
+                f"version {name} holds submodels that no update of the run trained: "
+                f"{', '.join(version.untrained)}"
+            )
         if wish.share is None:
             self._say(f"version {name} (round {version.round}) goes to all agents")
             return releases.released(old, item, _now())
         known, agents = self._drawn(wish.share, name)
-        self._say(f"version {name} (round {version.round}) goes to {len(agents)} of {len(known)} agents first: {', '.join(agents)}")
+        self._say(
+            f"version {name} (round {version.round}) goes to {len(agents)} of "
+            f"{len(known)} agents first: {', '.join(agents)}"
+        )
         return releases.canaried(old, item, agents, _now())
 
     def _drawn(self, share: str, version: str) -> tuple[list[str], tuple[str, ...]]:
@@ -156,7 +197,10 @@ class Rollout:
         verdict = self._judge(history)
         if not verdict.good and not force:
             listed = "".join(f"\n  - {reason}" for reason in verdict.reasons)
-            raise ExportError(f"version {history.canary} is not promoted (--force does it all the same, --rollback takes it back):{listed}")
+            raise ExportError(
+                f"version {history.canary} is not promoted (--force does it all the "
+                f"same, --rollback takes it back):{listed}"
+            )
         return self._settle(history.canary, verdict, promote=True)
 
     def _decide(self, force: bool) -> dict[str, Any]:
@@ -177,33 +221,52 @@ class Rollout:
         with self._archive.changing():
             history = self._archive.read()
             if history.canary != name:
-                raise ExportError(f"version {name} is no canary any more: another command changed what is released")
+                raise ExportError(
+                    f"version {name} is no canary any more: another command changed "
+                    "what is released"
+                )
             change = releases.promoted if promote else releases.rolled_back
             self._write(change(history, _now(), verdict.reasons))
-        self._say(f"version {name} is {'promoted: it goes to all agents' if promote else 'rolled back'}")
+        self._say(
+            f"version {name} is {'promoted: it goes to all agents' if promote else 'rolled back'}"
+        )
         for reason in verdict.reasons if promote else ():
             self._say(f"in spite of this: {reason}")
         result = told(self._archive.read(), self.seen, self._say)
         result["verdict"] = msgspec.to_builtins(verdict)
-        return result if promote else {**result, "error": f"version {name} was rolled back: {'; '.join(verdict.reasons)}"}
+        return (
+            result
+            if promote
+            else {
+                **result,
+                "error": f"version {name} was rolled back: {'; '.join(verdict.reasons)}",
+            }
+        )
 
     def _judge(self, history: History) -> canary.Verdict:
         item, stable = history.items[history.canary], history.stable
         made = bundle.manifest(self._archive.path(history.canary))
         old = (stable, bundle.manifest(self._archive.path(stable))) if stable else None
-        verdict = canary.judged(history.canary, history.agents, item.reports, item.before, made, old)
+        verdict = canary.judged(
+            history.canary, history.agents, item.reports, item.before, made, old
+        )
         for note in verdict.notes:
             self._say(note)
         return verdict
 
-    # ---- what is done ----------------------------------------------------------------------------------------------
+    # ---- what is done ----------------------------------------------------------------------------
 
     def _take(self, wish: Wish) -> str:
-        """Puts the release that is meant into the archive: a folder, or the run's last round, exported. Its version."""
+        """Puts the release that is meant into the archive: a folder, or the run's last round,
+        exported. Its version.
+        """
         if wish.bundle is not None:
             found = bundle.manifest(wish.bundle)
             if found.run != self.run:
-                raise ExportError(f"{wish.bundle}: expected a release of run '{self.run}', found one of '{found.run}'")
+                raise ExportError(
+                    f"{wish.bundle}: expected a release of run '{self.run}', found one "
+                    f"of '{found.run}'"
+                )
             return self._archive.take(wish.bundle)
         partial = self._archive.folder / f"export.{secrets.token_hex(3)}.part"
         self._say(f"exporting round {self._rounds} of run '{self.run}', compared with PyTorch")
@@ -214,24 +277,34 @@ class Rollout:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _exported(self, entry: bundle.Entry) -> None:
-        kinds = ", ".join(f"{variant.kind} {variant.file.size / 1e3:.0f} kB" for variant in entry.variants)
+        kinds = ", ".join(
+            f"{variant.kind} {variant.file.size / 1e3:.0f} kB" for variant in entry.variants
+        )
         self._say(f"  {entry.label}: {entry.parameters:,} parameters, {kinds}")
 
     def _write(self, history: History) -> None:
-        """Brings the broker to a history: its files, then the card; what nobody wants any more goes.
+        """Brings the broker to a history: its files, then the card; what nobody wants any more
+        goes.
 
-        The history is written between the two: who interrupts this before may ask for the same once more.
+        The history is written between the two: who interrupts this before may ask for the same once
+        more.
         """
         if not history.items:
             return
         wanted, there = releases.kept(history), self.seen.manifests
-        sent = {key: one for name in wanted for key, one in publish(self._link, self.run, self._archive.path(name), there).items()}
+        sent = {
+            key: one
+            for name in wanted
+            for key, one in publish(self._link, self.run, self._archive.path(name), there).items()
+        }
         self._archive.write(history)
         self._archive.prune(history)
         card, self.seen.card = releases.card_of(history), None  # until the broker shows it
         announce(self._link, card)
         withdraw(self._link, self.run, wanted, there)
-        self.seen.manifests = {key: one for key, one in {**there, **sent}.items() if key[0] in wanted}
+        self.seen.manifests = {
+            key: one for key, one in {**there, **sent}.items() if key[0] in wanted
+        }
         if sent:
             self._say(f"published {sum(one.size for one in sent.values()) / 1e6:.2f} MB")
         confirm(self._link, self.seen, card, self._clock)
@@ -241,7 +314,10 @@ class Rollout:
         history = self._archive.read()
         name, until = history.canary or history.stable, self._clock() + seconds
         self._say(f"waiting up to {seconds:g} s for {', '.join(agents) or 'agents'}")
-        while len(canary.said(agents, name, self.seen.servings)) < len(agents) and self._clock() < until:
+        while (
+            len(canary.said(agents, name, self.seen.servings)) < len(agents)
+            and self._clock() < until
+        ):
             delivery = self._link.receive(LOOK)
             if delivery is not None:
                 self.seen.hear(delivery)
@@ -258,20 +334,32 @@ class Rollout:
 def _check(wish: Wish) -> None:
     """Raises UsageError for flags that contradict each other."""
     making = wish.bundle is not None or wish.share is not None or wish.inputs is not None
-    if (wish.rollback and (making or wish.promote)) or (wish.status and (making or wish.promote or wish.rollback)):
+    if (wish.rollback and (making or wish.promote)) or (
+        wish.status and (making or wish.promote or wish.rollback)
+    ):
         raise UsageError("--rollback and --status stand alone: the others release something")
     if wish.promote and wish.share is None and making:
-        raise UsageError("--promote promotes the canary that is on; with --canary, it tries a new version and decides at once")
+        raise UsageError(
+            "--promote promotes the canary that is on; with --canary, it tries a new "
+            "version and decides at once"
+        )
     if wish.bundle is not None and wish.inputs is not None:
-        raise UsageError("--inputs is for exporting the run's last round: --bundle is exported already")
+        raise UsageError(
+            "--inputs is for exporting the run's last round: --bundle is exported already"
+        )
     if wish.broker is None and not wish.status:
-        raise UsageError("--broker is missing: name the broker that agents hear, such as --broker 192.168.1.5 (--status goes without)")
+        raise UsageError(
+            "--broker is missing: name the broker that agents hear, such as --broker "
+            "192.168.1.5 (--status goes without)"
+        )
     if wish.wait is not None and not 0 <= wish.wait < float("inf"):
         raise UsageError(f"--wait: expected seconds, found {wish.wait:g}")
 
 
 def _trained(runs: Path, run: str) -> tuple[dict[str, str], int]:
-    """Which submodel each agent is to answer with, and how many rounds were finished. Raises StoreError."""
+    """Which submodel each agent is to answer with, and how many rounds were finished. Raises
+    StoreError.
+    """
     store = Store.open(runs, run, read_only=True)
     try:
         return answering(store), store.rounds_done
@@ -284,7 +372,14 @@ def _trained(runs: Path, run: str) -> tuple[dict[str, str], int]:
 def _of_round(history: History, number: int) -> str:
     """The version of this round that is here, or was rolled back; empty where there is none."""
     made = [name for name, item in history.items.items() if item.version.round == number]
-    return next((name for name in reversed(made) if name in releases.kept(history) or releases.taken_back(history, name)), "")
+    return next(
+        (
+            name
+            for name in reversed(made)
+            if name in releases.kept(history) or releases.taken_back(history, name)
+        ),
+        "",
+    )
 
 
 def _now() -> str:

@@ -80,7 +80,9 @@ class Result:
 
 
 def conduct(run: RunContext, evaluator: Evaluator, first: State) -> Result:
-    """Run rounds until the run is over; resume an interrupted run where it was. first: the state before the first round."""
+    """Run rounds until the run is over; resume an interrupted run where it was. first: the state
+    before the first round.
+    """
     start = time.monotonic()
     publish_privacy(run)  # spent by earlier processes
     progress = recall_progress(run, first)
@@ -112,7 +114,9 @@ def publish_privacy(run: RunContext) -> None:
 
 
 def is_over(run: RunContext, progress: Progress) -> bool:
-    """Whether no round is to follow: all are done, the target is reached, or another one would spend more privacy than allowed."""
+    """Whether no round is to follow: all are done, the target is reached, or another one would
+    spend more privacy than allowed.
+    """
     done = progress.state.round
     if done >= run.config.rounds or reached(progress.scores, run.menu, run.config.target_accuracy):
         return True
@@ -136,10 +140,12 @@ def sum_up(run: RunContext, progress: Progress, seconds: float) -> Result:
     rounds = run.store.history()
     up, down = sum(up for *_, up, _ in rounds), sum(down for *_, down in rounds)
     hit = reached(scores, run.menu, run.config.target_accuracy)
-    return Result(state, scores, progress.history, state.round, seconds, up, down, hit, run.defences.epsilon)
+    return Result(
+        state, scores, progress.history, state.round, seconds, up, down, hit, run.defences.epsilon
+    )
 
 
-# ---- one round ---------------------------------------------------------------------------------------------------------
+# ---- one round -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -155,8 +161,12 @@ class Usage:
     down: int
 
 
-def advance(run: RunContext, evaluator: Evaluator, progress: Progress, training: Training | None = None) -> Progress:
-    """Run one round, from stored progress to stored progress. training: as an earlier process left it, if one did."""
+def advance(
+    run: RunContext, evaluator: Evaluator, progress: Progress, training: Training | None = None
+) -> Progress:
+    """Run one round, from stored progress to stored progress. training: as an earlier process left
+    it, if one did.
+    """
     if training is None:
         await_round(run)
     training = training or begin_training(run, progress)
@@ -193,28 +203,40 @@ def read_usage(link: Link) -> Usage:
 
 
 def begin_training(run: RunContext, progress: Progress) -> Training:
-    """Plan the next round with the agents that are ready, as soon as one of them can train. Raises FleetError where none comes."""
+    """Plan the next round with the agents that are ready, as soon as one of them can train. Raises
+    FleetError where none comes.
+    """
     plan = await_able(run, partial(plan_round, run, progress.state, progress.history))
-    run.fleet.inbox.forget("round-*", keep=[late.key for late in run.fleet.late])  # of rounds that are over, or that were given up
+    # of rounds that are over, or that were given up
+    run.fleet.inbox.forget("round-*", keep=[late.key for late in run.fleet.late])
     run.fleet.driver.take(RoundPlanned(run.fleet.clock(), plan))
     return Training(run, progress.state, progress.history, plan)
 
 
 def check_hope(run: RunContext, entries: Sequence[Entry]) -> None:
-    """Warn of a round without an update. Raises FleetError where every agent failed to train even the smallest submodel."""
+    """Warn of a round without an update. Raises FleetError where every agent failed to train even
+    the smallest submodel.
+    """
     reasons = "; ".join(f"{e.agent}: {e.outcome}" for e in entries)
     log.warning("no update in this round: %s", reasons)
-    if entries and all(e.outcome.startswith("failed") and e.submodel == run.menu[0].unowned.name for e in entries):
+    if entries and all(
+        e.outcome.startswith("failed") and e.submodel == run.menu[0].unowned.name for e in entries
+    ):
         hopeless = "no agent can train even the smallest submodel"
-        run.fleet.driver.take(TasksDropped(run.fleet.clock(), (), hopeless, round=True))  # a resumed run plans the round again
+        # a resumed run plans the round again
+        run.fleet.driver.take(TasksDropped(run.fleet.clock(), (), hopeless, round=True))
         raise FleetError(f"{hopeless}: {reasons}")
 
 
 def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, Touched]:
-    """The state after the round, and what the round folded into, where late updates count. The old weights stay where new ones are not finite."""
+    """The state after the round, and what the round folded into, where late updates count. The old
+    weights stay where new ones are not finite.
+    """
     number = state.round + 1
     with timing(run.publish, "finish"):
-        after = without_statistics(run.method.finish(state, total, generator(run.config.seed, 3, number)))
+        after = without_statistics(
+            run.method.finish(state, total, generator(run.config.seed, 3, number))
+        )
     changed = touched(total, after.tensors) if run.past is not None else {}
     if not all(bool(value.isfinite().all()) for value in after.tensors.values()):
         log.error("round %d made weights that are not finite; the weights of before stay", number)
@@ -224,9 +246,16 @@ def finish_round(run: RunContext, state: State, total: Total) -> tuple[State, To
     return after, changed
 
 
-def evaluate_round(run: RunContext, evaluator: Evaluator, state: State, trained: Trained, plan: RoundPlan) -> tuple[State, Sequence[Score]]:
-    """Score what the round is to score; return the state with batch norm statistics, and all scores of the round."""
-    worked = {**plan.chosen, **{one.task.agent: one.task.submodel for one in run.fleet.round.settled}}
+def evaluate_round(
+    run: RunContext, evaluator: Evaluator, state: State, trained: Trained, plan: RoundPlan
+) -> tuple[State, Sequence[Score]]:
+    """Score what the round is to score; return the state with batch norm statistics, and all scores
+    of the round.
+    """
+    worked = {
+        **plan.chosen,
+        **{one.task.agent: one.task.submodel for one in run.fleet.round.settled},
+    }
     with timing(run.publish, "evaluate"):
         state, scores = evaluator.evaluate(state, worked, trained.history)
     return state, trained.history.counts.mark((*scores, *trained.scores))
@@ -234,7 +263,9 @@ def evaluate_round(run: RunContext, evaluator: Evaluator, state: State, trained:
 
 def withdraw_weights(run: RunContext, state: State) -> None:
     """Take back published weights that no open task needs."""
-    run.fleet.endpoint.shelf.clear(keep={Shipment.version(state), *(late.task.version for late in run.fleet.late)})
+    run.fleet.endpoint.shelf.clear(
+        keep={Shipment.version(state), *(late.task.version for late in run.fleet.late)}
+    )
 
 
 def store_round(run: RunContext, record: RoundRecord, changed: Touched) -> None:

@@ -13,7 +13,10 @@ DATABASE = "run.sqlite"
 
 def run_names(root: Path) -> list[str]:
     """The runs below `root`, the latest last."""
-    return [path.parent.name for path in sorted(root.glob(f"*/{DATABASE}"), key=lambda p: p.stat().st_mtime)]
+    return [
+        path.parent.name
+        for path in sorted(root.glob(f"*/{DATABASE}"), key=lambda p: p.stat().st_mtime)
+    ]
 
 
 def latest_run(root: Path) -> str:
@@ -25,12 +28,20 @@ def latest_run(root: Path) -> str:
 
 
 def no_run(root: Path, name: str = "") -> str:
-    """That no run, or none of a name, is below `root`, in words; whoever is in another folder than yesterday sees that."""
+    """That no run, or none of a name, is below `root`, in words; whoever is in another folder than
+    yesterday sees that.
+    """
     said = f"no run '{name}' in {root}" if name else f"no run in {root}"
-    return said if root.is_dir() else f"{said} ({root.absolute()} is no folder): --runs DIR says where runs are kept"
+    return (
+        said
+        if root.is_dir()
+        else f"{said} ({root.absolute()} is no folder): --runs DIR says where runs are kept"
+    )
 
 
 def absent(folder: Path) -> StoreError:
     """That there is no such run, and which there are."""
     said, root = no_run(folder.parent, folder.name), folder.parent
-    return StoreError(f"{said}; there are: {', '.join(run_names(root)) or 'none'}" if root.is_dir() else said)
+    return StoreError(
+        f"{said}; there are: {', '.join(run_names(root)) or 'none'}" if root.is_dir() else said
+    )

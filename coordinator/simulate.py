@@ -1,7 +1,9 @@
-"""What `coordinator simulate` does: the rounds of a fleet, with simulated devices on links in memory, once per seed.
+"""What `coordinator simulate` does: the rounds of a fleet, with simulated devices on links in
+memory, once per seed.
 
-It is the code of `coordinator start` (rounds, methods, evaluation, store) and the agents' half of the protocol; only the devices and the
-broker are simulated. A fleet whose agents are started as `edge-agent join --name d0 --shard 0/N --partition RULE --seed S` learns the same.
+It is the code of `coordinator start` (rounds, methods, evaluation, store) and the agents' half of
+the protocol; only the devices and the broker are simulated. A fleet whose agents are started as
+`edge-agent join --name d0 --shard 0/N --partition RULE --seed S` learns the same.
 """
 
 from __future__ import annotations
@@ -49,28 +51,39 @@ def simulate(
     resume: bool,
     say: Say,
 ) -> dict[str, Any]:
-    """Runs the experiment of a file once per seed, and writes results and pictures below `out`; the results of all seeds as plain values.
+    """Runs the experiment of a file once per seed, and writes results and pictures below `out`; the
+    results of all seeds as plain values.
 
-    Raises ConfigError, DataError and Unknown before the first round; StoreError for a run that is there already and not to be resumed.
+    Raises ConfigError, DataError and Unknown before the first round; StoreError for a run that is
+    there already and not to be resumed.
     """
     config = load(file, environment, [*map(parse_setting, settings), *flags])
     name = config.name or file.stem
     folder = out or Path("results") / name
     chosen = config.simulate
     if config.data.name == AGENTS:
-        raise ConfigError(f"data.name = '{AGENTS}' is for a fleet whose devices bring data; a simulation shares out data that it has")
+        raise ConfigError(
+            f"data.name = '{AGENTS}' is for a fleet whose devices bring data; a "
+            "simulation shares out data that it has"
+        )
     if chosen.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: this PyTorch sees no CUDA device")
     seeds, found = chosen.seeds or (config.seed,), []
     check_free(name, seeds, () if resume else run_names(runs))
     check_enough(config, chosen.agents, "simulate.agents")
     for pattern in unused(config):
-        say(f"assign.submodels: '{pattern}' fits none of the {chosen.agents} devices, which are called {devices(chosen.agents)[0]} and so on")
+        say(
+            f"assign.submodels: '{pattern}' fits none of the {chosen.agents} devices, "
+            f"which are called {devices(chosen.agents)[0]} and so on"
+        )
     for index, seed in enumerate(seeds):
         if len(seeds) > 1:
             say(f"seed {seed}, {index + 1} of {len(seeds)}")
         one = msgspec.structs.replace(
-            config, name=run_name(name, seed), seed=seed, fleet=msgspec.structs.replace(config.fleet, min_agents=chosen.agents)
+            config,
+            name=run_name(name, seed),
+            seed=seed,
+            fleet=msgspec.structs.replace(config.fleet, min_agents=chosen.agents),
         )
         found.append(simulate_once(one, runs, folder, resume=resume, say=say))
     with writing(folder):
@@ -82,19 +95,32 @@ def run_name(name: str, seed: int) -> str:
 
 
 def check_free(name: str, seeds: Sequence[int], taken: Collection[str]) -> None:
-    """That no seed would meet a run that is there, found before the first one starts. Raises ConfigError, StoreError."""
+    """That no seed would meet a run that is there, found before the first one starts. Raises
+    ConfigError, StoreError.
+    """
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"simulate.seeds: expected each seed once, found {', '.join(map(str, seeds))}")
+        raise ConfigError(
+            f"simulate.seeds: expected each seed once, found {', '.join(map(str, seeds))}"
+        )
     if there := [run for run in (run_name(name, seed) for seed in seeds) if run in taken]:
-        raise StoreError(f"{', '.join(there)} ran before: go on with --resume, or take another name with --set name=NAME, or another --runs")
+        raise StoreError(
+            f"{', '.join(there)} ran before: go on with --resume, or take another name "
+            "with --set name=NAME, or another --runs"
+        )
 
 
 def unused(config: Config) -> list[str]:
     """The pins that fit no simulated device: a slip, or meant for the fleet of the same file."""
-    return [pattern for pattern in config.assign.submodels if not filter_names(devices(config.simulate.agents), pattern)]
+    return [
+        pattern
+        for pattern in config.assign.submodels
+        if not filter_names(devices(config.simulate.agents), pattern)
+    ]
 
 
-def simulate_once(config: Config, runs: Path, folder: Path, *, resume: bool, say: Say) -> dict[str, Any]:
+def simulate_once(
+    config: Config, runs: Path, folder: Path, *, resume: bool, say: Say
+) -> dict[str, Any]:
     """One seed, from its partition to its results, which it gives as plain values."""
     source = Source.of(config)
     parts = source.parts
@@ -105,9 +131,16 @@ def simulate_once(config: Config, runs: Path, folder: Path, *, resume: bool, say
     try:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            partitions.save(folder / f"seed{config.seed}-partition.json", source.whole, parts, config.simulate.partition, config.seed)
+            partitions.save(
+                folder / f"seed{config.seed}-partition.json",
+                source.whole,
+                parts,
+                config.simulate.partition,
+                config.seed,
+            )
         say(
-            f"run '{config.name}': {config.method_name} on {config.data.name}, {source.agents} devices ({config.simulate.partition}), "
+            f"run '{config.name}': {config.method_name} on {config.data.name}, "
+            f"{source.agents} devices ({config.simulate.partition}), "
             f"{config.rounds} rounds, kept in {runs / config.name}"
         )
         if prepared.store.rounds_done < config.rounds:
@@ -143,7 +176,15 @@ def carry_out(prepared: Prepared, source: Source, say: Say) -> None:
         devices = Devices(broker, prepared.config, source, spool)
         link = MemoryLink(broker, "coordinator")
         try:
-            run(prepared, link, Lines(say).read, devices.begin, patience=ENDLESS, device=prepared.config.simulate.device, durable=False)
+            run(
+                prepared,
+                link,
+                Lines(say).read,
+                devices.begin,
+                patience=ENDLESS,
+                device=prepared.config.simulate.device,
+                durable=False,
+            )
         except LinkError:
             if devices.error is None:
                 raise
@@ -154,7 +195,9 @@ def carry_out(prepared: Prepared, source: Source, say: Say) -> None:
 
 @contextmanager
 def emptied(folder: Path, store: Store) -> Iterator[Path]:
-    """A folder for what devices hold, below the run's own. Their memories stay, for when the simulation is resumed, with more rounds perhaps."""
+    """A folder for what devices hold, below the run's own. Their memories stay, for when the
+    simulation is resumed, with more rounds perhaps.
+    """
     for path in folder.glob("*/*"):
         if path.name != memory.FOLDER:
             path.unlink()

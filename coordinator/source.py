@@ -1,4 +1,6 @@
-"""Whose data simulated devices hold: the names of the devices, and each one's part of a data set."""
+"""Whose data simulated devices hold: the names of the devices, and each one's part of a data
+set.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,14 @@ class Source:
     @classmethod
     def of(cls, config: Config) -> Source:
         chosen = config.simulate
-        return cls(config.data.name, config.data.root, chosen.agents, chosen.partition, config.seed, chosen.held)
+        return cls(
+            config.data.name,
+            config.data.root,
+            chosen.agents,
+            chosen.partition,
+            config.seed,
+            chosen.held,
+        )
 
     @cached_property
     def whole(self) -> Dataset:
@@ -44,9 +53,13 @@ class Source:
 
     @cached_property
     def parts(self) -> list[Indices]:
-        """Each device's examples, its own held-out ones included. Raises DataError where one would be left without."""
+        """Each device's examples, its own held-out ones included. Raises DataError where one would
+        be left without.
+        """
         return parse(self.partition)(self.whole, self.agents, np.random.default_rng(self.seed))
 
     def device(self, index: int) -> Dataset:
         """What one device holds."""
-        return catalogue.part(self.whole, self.parts[index], name=names(self.agents)[index], held=self.held)
+        return catalogue.part(
+            self.whole, self.parts[index], name=names(self.agents)[index], held=self.held
+        )

@@ -1,7 +1,9 @@
-"""What real rounds have shown of an agent: how far its predictions were off, and what it could not do. Frozen records, folded by pure functions.
+"""What real rounds have shown of an agent: how far its predictions were off, and what it could not
+do. Frozen records, folded by pure functions.
 
-A setback (an update that came too late, memory that ran out) keeps the agent below the submodel it happened at until it has ended `PROOF` rounds
-in time; each further one at the same submodel doubles that.
+A setback (an update that came too late, memory that ran out) keeps the agent below the submodel it
+happened at until it has ended `PROOF` rounds in time; each further one at the same submodel doubles
+that.
 """
 
 from __future__ import annotations
@@ -33,13 +35,21 @@ __all__ = [
     "waited",
 ]
 
-FIRST, LATER = 0.5, 0.3  # weight of a measurement in the moving average: of the first, beside the prediction, and of later ones
-CALM = 0.1  # weight of a later measurement in what sets the fleet's pace: one slow round of its quickest device must not move all the others
-JUMP = 1.5  # times off: so far from the average, a measurement takes its place, since the device is not what it was
+# weight of a measurement in the moving average: of the first, beside the prediction, and of later
+# ones
+FIRST, LATER = 0.5, 0.3
+# weight of a later measurement in what sets the fleet's pace: one slow round of its quickest device
+# must not move all the others
+CALM = 0.1
+# times off: so far from the average, a measurement takes its place, since the device is not what it
+# was
+JUMP = 1.5
 PROOF = 3  # rounds in time after a setback until the submodel is tried again
 DOUBLINGS = 5  # at most, of the proof
-BRIEF = 1.0  # seconds in which an answer says nothing of the link's rate: most of them are turns of loops
-LARGE = 64e6  # predicted bytes below which a peak says little: allocators and libraries take as much
+# seconds in which an answer says nothing of the link's rate: most of them are turns of loops
+BRIEF = 1.0
+# predicted bytes below which a peak says little: allocators and libraries take as much
+LARGE = 64e6
 MEMORY = (0.5, 4.0)  # what measured over predicted memory may come to
 
 Kind = Literal["late", "memory", "failed"]
@@ -47,10 +57,11 @@ Kind = Literal["late", "memory", "failed"]
 
 @dataclass(frozen=True)
 class Observed:
-    """One training as it was. predicted_step, predicted_memory: by the profile alone, seconds and bytes.
+    """One training as it was. predicted_step, predicted_memory: by the profile alone, seconds and
+    bytes.
 
-    step, seconds, peak: as the device said, 0 where it did not. steps: taken. settled: seconds from task to acceptance, by the coordinator's clock.
-    bytes: down and up together.
+    step, seconds, peak: as the device said, 0 where it did not. steps: taken. settled: seconds from
+    task to acceptance, by the coordinator's clock. bytes: down and up together.
     """
 
     predicted_step: float
@@ -65,9 +76,11 @@ class Observed:
 
 @dataclass(frozen=True)
 class Setback:
-    """What an agent could not do. submodel: by name. round: when last. times: in all. proofs: rounds in time that are still to come.
+    """What an agent could not do. submodel: by name. round: when last. times: in all. proofs:
+    rounds in time that are still to come.
 
-    share: of the submodel's predicted seconds, what the agent must stay below after several late rounds in a row. words: for people.
+    share: of the submodel's predicted seconds, what the agent must stay below after several late
+    rounds in a row. words: for people.
     """
 
     submodel: str
@@ -83,10 +96,12 @@ class Setback:
 class Standing:
     """How an agent stands.
 
-    basis: digest of the timings that its predictions start from; with others, all but what memory and failures have shown starts anew.
-    trained: measured trainings. step, memory: measured over predicted, moving averages. rate: bytes per second of its transfers, 0: as its
-    profile says. extra: seconds of a training besides its steps, at the speed that the profile says. misses: late rounds in a row.
-    setbacks: the latest last. usual: as step, but slow to rise: what sets the pace of others.
+    basis: digest of the timings that its predictions start from; with others, all but what memory
+    and failures have shown starts anew. trained: measured trainings. step, memory: measured over
+    predicted, moving averages. rate: bytes per second of its transfers, 0: as its profile says.
+    extra: seconds of a training besides its steps, at the speed that the profile says. misses: late
+    rounds in a row. setbacks: the latest last. usual: as step, but slow to rise: what sets the pace
+    of others.
     """
 
     basis: str = ""
@@ -101,15 +116,23 @@ class Standing:
 
 
 def measured_anew(standing: Standing, profile: Profile) -> Standing:
-    """The same while the agent's timings are; else one without what times have shown: they are measured now, memory is not."""
+    """The same while the agent's timings are; else one without what times have shown: they are
+    measured now, memory is not.
+    """
     basis = sha256(msgspec.json.encode(profile.timings)).hexdigest()[:16]
     if standing.basis == basis:
         return standing
-    return Standing(basis, memory=standing.memory, setbacks=tuple(one for one in standing.setbacks if one.kind != "late"))
+    return Standing(
+        basis,
+        memory=standing.memory,
+        setbacks=tuple(one for one in standing.setbacks if one.kind != "late"),
+    )
 
 
 def learned(standing: Standing, seen: Observed) -> Standing:
-    """After a training whose device said what it took; unchanged where it did not, as simulated ones do not."""
+    """After a training whose device said what it took; unchanged where it did not, as simulated
+    ones do not.
+    """
     if not seen.seconds:
         return standing
     weight = LATER if standing.trained else FIRST
@@ -120,22 +143,31 @@ def learned(standing: Standing, seen: Observed) -> Standing:
         standing,
         trained=standing.trained + 1,
         step=step,
-        usual=min(step, standing.usual + (CALM if standing.trained else FIRST) * (off - standing.usual)),
+        usual=min(
+            step, standing.usual + (CALM if standing.trained else FIRST) * (off - standing.usual)
+        ),
         memory=memory_after(standing.memory, seen),
         rate=rate_after(standing.rate, seen),
-        extra=min(extra, standing.extra + LATER * (extra - standing.extra)) if standing.trained else extra,  # a first training warms up
+        # a first training warms up
+        extra=min(extra, standing.extra + LATER * (extra - standing.extra))
+        if standing.trained
+        else extra,
     )
 
 
 def averaged(before: float, found: float, weight: float) -> float:
     """The moving average; what is far off replaces it."""
-    return found if not before / JUMP <= found <= before * JUMP else before + weight * (found - before)
+    return (
+        found if not before / JUMP <= found <= before * JUMP else before + weight * (found - before)
+    )
 
 
 def memory_after(before: float, seen: Observed) -> float:
     if not seen.peak or seen.predicted_memory < LARGE:
         return before
-    return min(max(before + LATER * (seen.peak / seen.predicted_memory - before), MEMORY[0]), MEMORY[1])
+    return min(
+        max(before + LATER * (seen.peak / seen.predicted_memory - before), MEMORY[0]), MEMORY[1]
+    )
 
 
 def rate_after(before: float, seen: Observed) -> float:
@@ -147,7 +179,7 @@ def rate_after(before: float, seen: Observed) -> float:
     return averaged(before, found, LATER) if before else found
 
 
-# ---- what went well or not ---------------------------------------------------------------------------------------------
+# ---- what went well or not -----------------------------------------------------------------------
 
 
 def active(standing: Standing) -> list[Setback]:
@@ -156,7 +188,8 @@ def active(standing: Standing) -> list[Setback]:
 
 
 def in_time(standing: Standing, above: Sequence[str] = ()) -> Standing:
-    """After a round ended in time: nearer to the submodel of its latest setback; those are forgotten at which, or above which, it did well.
+    """After a round ended in time: nearer to the submodel of its latest setback; those are
+    forgotten at which, or above which, it did well.
 
     above: the names of the submodels that are no larger than the one it did.
     """
@@ -165,31 +198,60 @@ def in_time(standing: Standing, above: Sequence[str] = ()) -> Standing:
 
 
 def waited(standing: Standing) -> Standing:
-    """A round nearer to being tried again with what it failed at last; one setback after the other."""
+    """A round nearer to being tried again with what it failed at last; one setback after the
+    other.
+    """
     going = active(standing)
     if not going:
         return standing
     latest = going[-1]
     nearer = replace(latest, proofs=latest.proofs - 1)
-    return replace(standing, setbacks=tuple(nearer if one is latest else one for one in standing.setbacks))
+    return replace(
+        standing, setbacks=tuple(nearer if one is latest else one for one in standing.setbacks)
+    )
 
 
-def late(standing: Standing, submodel: str, round: int, elapsed: float, predicted: float) -> Standing:
-    """After an update that had not come in `elapsed` seconds, where `predicted` were expected. Several in a row halve what the next may take."""
+def late(
+    standing: Standing, submodel: str, round: int, elapsed: float, predicted: float
+) -> Standing:
+    """After an update that had not come in `elapsed` seconds, where `predicted` were expected.
+    Several in a row halve what the next may take.
+    """
     times_off = max(1.0, elapsed / predicted) if predicted > 0 else 1.0
-    made = Setback(submodel, "late", round, f"was late in round {round} with {submodel}", share=0.5**standing.misses)
-    return replace(with_setback(standing, made), misses=standing.misses + 1, step=standing.step * times_off)
+    made = Setback(
+        submodel,
+        "late",
+        round,
+        f"was late in round {round} with {submodel}",
+        share=0.5**standing.misses,
+    )
+    return replace(
+        with_setback(standing, made), misses=standing.misses + 1, step=standing.step * times_off
+    )
 
 
 def failed(standing: Standing, submodel: str, round: int, reason: str) -> Standing:
     """After a training that came to nothing."""
     if "out of memory" in reason or "MemoryError" in reason:
-        return with_setback(standing, Setback(submodel, "memory", round, f"ran out of memory in round {round} with {submodel}"))
-    return with_setback(standing, Setback(submodel, "failed", round, f"failed in round {round} with {submodel}: {reason[:120]}"))
+        return with_setback(
+            standing,
+            Setback(
+                submodel, "memory", round, f"ran out of memory in round {round} with {submodel}"
+            ),
+        )
+    return with_setback(
+        standing,
+        Setback(
+            submodel, "failed", round, f"failed in round {round} with {submodel}: {reason[:120]}"
+        ),
+    )
 
 
 def with_setback(standing: Standing, made: Setback) -> Standing:
     """One more at its submodel: the wait doubles."""
     before = next((one.times for one in standing.setbacks if one.submodel == made.submodel), 0)
     made = replace(made, times=before + 1, proofs=PROOF * 2 ** min(before, DOUBLINGS))
-    return replace(standing, setbacks=(*(one for one in standing.setbacks if one.submodel != made.submodel), made))
+    return replace(
+        standing,
+        setbacks=(*(one for one in standing.setbacks if one.submodel != made.submodel), made),
+    )

@@ -1,4 +1,6 @@
-"""From what was prepared to a finished run, over any link: announce the run, settle the network, conduct the rounds."""
+"""From what was prepared to a finished run, over any link: announce the run, settle the network,
+conduct the rounds.
+"""
 
 from __future__ import annotations
 
@@ -58,12 +60,15 @@ def run(
     gate: knows whose certificates are revoked.
     patience: times the predicted seconds after which a phase without a deadline closes.
     device: where the coordinator itself computes.
-    durable: whether what agents sent survives this process and a power cut; if not, a round that is interrupted begins anew.
+    durable: whether what agents sent survives this process and a power cut; if not, a round that is
+    interrupted begins anew.
     clock: seconds of any origin.
     Raises Stopped where people asked for that (`coordinator.control`): the run can be resumed.
     """
     with overseen(prepared.store.folder, prepared.config, read, prepared.metrics, clock) as sight:
-        rules = read_rules(prepared.method, prepared.config, durable=durable, leases=patience < ENDLESS)
+        rules = read_rules(
+            prepared.method, prepared.config, durable=durable, leases=patience < ENDLESS
+        )
         fleet = assemble_fleet(prepared, link, sight, rules, RunClock(clock))
         fleet.obey(sight.helm, gate)
         bind(fleet)
@@ -75,16 +80,30 @@ def read_rules(method: Method, config: Config, *, durable: bool, leases: bool) -
     """The run's rules, by its configuration. durable, leases: see `Rules`."""
     fleet, late = config.fleet, "buffered" in method.allows
     if fleet.late == "take" and fleet.mode == "sync" and not late:
-        log.warning("late updates are dropped, though late = 'take': method %s takes none: %s", method.name, method.forbids["buffered"])
+        log.warning(
+            "late updates are dropped, though late = 'take': method %s takes none: %s",
+            method.name,
+            method.forbids["buffered"],
+        )
     stale = fleet.staleness if late and (fleet.late == "take" or fleet.mode == "buffered") else -1
-    return Rules(stale=stale, every=config.journal.every, most=config.journal.waiting, durable=durable, leases=leases)
+    return Rules(
+        stale=stale,
+        every=config.journal.every,
+        most=config.journal.waiting,
+        durable=durable,
+        leases=leases,
+    )
 
 
-def assemble_fleet(prepared: Prepared, link: Link, sight: Oversight, rules: Rules, clock: RunClock) -> Fleet:
+def assemble_fleet(
+    prepared: Prepared, link: Link, sight: Oversight, rules: Rules, clock: RunClock
+) -> Fleet:
     """The coordinator's end of a link, with the run's card."""
     config, method, store = prepared.config, prepared.method, prepared.store
     settings = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
-    known = store.read_facts().network or (network_for(config, [prepared.held.card()]) if prepared.held is not None else None)
+    known = store.read_facts().network or (
+        network_for(config, [prepared.held.card()]) if prepared.held is not None else None
+    )
     card = messages.Run(
         run=config.name,
         method=method.name,
@@ -97,18 +116,25 @@ def assemble_fleet(prepared: Prepared, link: Link, sight: Oversight, rules: Rule
     card = complete_card(card, method, settings)
     intake = Intake(store.next_session(), config.wire.slots, config.wire.chunk, rules)
     journal = store.journal if rules.durable else None
-    return Fleet(link, card, store.spool, intake, publish=sight.publish, clock=clock, journal=journal)
+    return Fleet(
+        link, card, store.spool, intake, publish=sight.publish, clock=clock, journal=journal
+    )
 
 
-def _announce(prepared: Prepared, fleet: Fleet, sight: Oversight, patience: float, device: str) -> Result:
-    """Announce the run and conduct it. However it ends, agents hear whether to wait for another coordinator."""
+def _announce(
+    prepared: Prepared, fleet: Fleet, sight: Oversight, patience: float, device: str
+) -> Result:
+    """Announce the run and conduct it. However it ends, agents hear whether to wait for another
+    coordinator.
+    """
     try:
         fleet.admit(Eligibility(prepared.config, prepared.method))
         fleet.endpoint.announce()
         return _conduct(prepared, fleet, sight, patience, device)
     except LinkError:
         raise
-    except StoreError:  # a disk that is full is no end: the agents wait for a coordinator that resumes
+    except StoreError:
+        # a disk that is full is no end: the agents wait for a coordinator that resumes
         fleet.endpoint.withdraw()
         raise
     except EspalierError as error:
@@ -119,7 +145,9 @@ def _announce(prepared: Prepared, fleet: Fleet, sight: Oversight, patience: floa
         raise
 
 
-def _conduct(prepared: Prepared, fleet: Fleet, sight: Oversight, patience: float, device: str) -> Result:
+def _conduct(
+    prepared: Prepared, fleet: Fleet, sight: Oversight, patience: float, device: str
+) -> Result:
     """Make all that the rounds need, and run them."""
     config, method, store = prepared.config, prepared.method, prepared.store
     settings = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
@@ -148,8 +176,12 @@ def _conduct(prepared: Prepared, fleet: Fleet, sight: Oversight, patience: float
     return conduct(run, Evaluator(run, prepared.held, device), first)
 
 
-def learn_network(prepared: Prepared, fleet: Fleet, publish: Publish, settings: Settings) -> Network:
-    """The largest network: as the run's card says, or of the data of the first agents that come. Then the card says it from now on."""
+def learn_network(
+    prepared: Prepared, fleet: Fleet, publish: Publish, settings: Settings
+) -> Network:
+    """The largest network: as the run's card says, or of the data of the first agents that come.
+    Then the card says it from now on.
+    """
     config, method = prepared.config, prepared.method
     if fleet.run.network is not None:
         return fleet.run.network
@@ -159,15 +191,32 @@ def learn_network(prepared: Prepared, fleet: Fleet, publish: Publish, settings: 
     return network
 
 
-def choose_probes(network: Network | None, method: Method, settings: Mapping[str, object]) -> tuple[Submodel, ...]:
-    """The small submodels that agents time, so that none needs to run a large one, at the least and the greatest depth."""
+def choose_probes(
+    network: Network | None, method: Method, settings: Mapping[str, object]
+) -> tuple[Submodel, ...]:
+    """The small submodels that agents time, so that none needs to run a large one, at the least and
+    the greatest depth.
+    """
     if network is None:
         return ()
-    depths = [max((sum(section) for section in submodel.mask), default=1) for submodel in propose_menu(method, network, settings)]
+    depths = [
+        max((sum(section) for section in submodel.mask), default=1)
+        for submodel in propose_menu(method, network, settings)
+    ]
     return probes(network, sorted({min(depths), max(depths)}), method.features)
 
 
-def complete_card(card: messages.Run, method: Method, settings: Mapping[str, object]) -> messages.Run:
-    """The card with the method's settings, and with its menu where it surveys devices and the network is known."""
-    surveys = card.network is not None and method.hooks is not None and method.hooks.survey is not None
-    return replace(card, settings=settings, menu=method.menu(card.network, settings) if surveys and card.network is not None else ())
+def complete_card(
+    card: messages.Run, method: Method, settings: Mapping[str, object]
+) -> messages.Run:
+    """The card with the method's settings, and with its menu where it surveys devices and the
+    network is known.
+    """
+    surveys = (
+        card.network is not None and method.hooks is not None and method.hooks.survey is not None
+    )
+    return replace(
+        card,
+        settings=settings,
+        menu=method.menu(card.network, settings) if surveys and card.network is not None else (),
+    )

@@ -1,4 +1,6 @@
-"""The commands that look at runs and steer them: `coordinator status`, `runs`, `log`, `pause`, `stop`. They read and write the run's folder alone."""
+"""The commands that look at runs and steer them: `coordinator status`, `runs`, `log`, `pause`,
+`stop`. They read and write the run's folder alone.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ def as_json(found: Any) -> str:
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--watch", is_flag=True, help="look again every two seconds, until ctrl-C or the end of the run")
+@click.option(
+    "--watch", is_flag=True, help="look again every two seconds, until ctrl-C or the end of the run"
+)
 @RUNS
 @FORMAT
 def status(run: str | None, watch: bool, runs: Path, form: str) -> None:
-    """Say what RUN does now (default: the one under way, else the latest): round, tasks, agents, scores, what went wrong; and if anyone runs it."""
+    """Say what RUN does now (default: the one under way, else the latest): round, tasks, agents,
+    scores, what went wrong; and if anyone runs it.
+    """
     with plainly("status"):
         from coordinator import status as found
 
@@ -48,7 +54,9 @@ def status(run: str | None, watch: bool, runs: Path, form: str) -> None:
 @RUNS
 @FORMAT
 def list_runs(runs: Path, form: str) -> None:
-    """List all runs: method, model, rounds, accuracy, and whether they run, are over, or can be resumed."""
+    """List all runs: method, model, rounds, accuracy, and whether they run, are over, or can be
+    resumed.
+    """
     with plainly("runs"):
         from coordinator.status import listed, listing_text
 
@@ -60,11 +68,20 @@ def list_runs(runs: Path, form: str) -> None:
 @click.argument("run", required=False)
 @click.option("--agent", metavar="NAME", help="only what is about this agent")
 @click.option("--round", "number", type=int, metavar="N", help="only of this round")
-@click.option("-f", "--follow", is_flag=True, help="go on with what comes, until ctrl-C or the end of the run's coordinator")
+@click.option(
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="go on with what comes, until ctrl-C or the end of the run's coordinator",
+)
 @RUNS
 @FORMAT
-def log(run: str | None, agent: str | None, number: int | None, follow: bool, runs: Path, form: str) -> None:
-    """Show the events of RUN (default: the one under way, else the latest): rounds, updates, refusals, agents that came and went."""
+def log(
+    run: str | None, agent: str | None, number: int | None, follow: bool, runs: Path, form: str
+) -> None:
+    """Show the events of RUN (default: the one under way, else the latest): rounds, updates,
+    refusals, agents that came and went.
+    """
     with plainly("log"):
         from coordinator import disk, eventlog
         from coordinator.runs import absent
@@ -80,11 +97,19 @@ def log(run: str | None, agent: str | None, number: int | None, follow: bool, ru
                 raise UsageError(missed)
             click.echo(f"{missed}; waiting for one", err=True)
         empty = True
-        for event in eventlog.follow(folder, chosen, until=lambda: not disk.held(folder)) if follow else eventlog.past(folder, chosen):
+        for event in (
+            eventlog.follow(folder, chosen, until=lambda: not disk.held(folder))
+            if follow
+            else eventlog.past(folder, chosen)
+        ):
             empty = False
             click.echo(as_json(event) if form == "json" else eventlog.told(event))
         if empty:
-            both = f" of agent '{agent}' in round {number}" if agent is not None and number is not None else ""
+            both = (
+                f" of agent '{agent}' in round {number}"
+                if agent is not None and number is not None
+                else ""
+            )
             click.echo(f"run '{folder.name}': no event{both}", err=True)
 
 
@@ -94,7 +119,9 @@ def log(run: str | None, agent: str | None, number: int | None, follow: bool, ru
 @RUNS
 @FORMAT
 def pause(run: str | None, off: bool, runs: Path, form: str) -> None:
-    """Let RUN (default: the one under way) finish its present round and begin no other; with --off, let it go on."""
+    """Let RUN (default: the one under way) finish its present round and begin no other; with --off,
+    let it go on.
+    """
     with plainly("pause"):
         from coordinator import control
         from coordinator.status import present
@@ -104,19 +131,31 @@ def pause(run: str | None, off: bool, runs: Path, form: str) -> None:
         if off:
             answer(folder, "goes on" if before else "was not paused, and goes on", form)
         else:
-            answer(folder, "was asked to pause before: it begins no other round" if before else "pauses after the present round", form)
+            answer(
+                folder,
+                "was asked to pause before: it begins no other round"
+                if before
+                else "pauses after the present round",
+                form,
+            )
 
 
 @click.command()
 @click.argument("run", required=False)
 @click.option("--now", is_flag=True, help="inside the round, which is gone on with at --resume")
 @click.option(
-    "--wait", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="until it has stopped, at most so long  [default: do not wait]"
+    "--wait",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="SECONDS",
+    help="until it has stopped, at most so long  [default: do not wait]",
 )
 @RUNS
 @FORMAT
 def stop(run: str | None, now: bool, wait: float, runs: Path, form: str) -> None:
-    """Let the coordinator of RUN (default: the one under way) finish the present round and stop. `coordinator start --resume` goes on."""
+    """Let the coordinator of RUN (default: the one under way) finish the present round and stop.
+    `coordinator start --resume` goes on.
+    """
     with plainly("stop"):
         from coordinator import control, disk
         from coordinator.status import present
@@ -128,11 +167,19 @@ def stop(run: str | None, now: bool, wait: float, runs: Path, form: str) -> None
             time.sleep(0.2)
         if wait and disk.held(folder):
             raise StoreError(f"run '{folder.name}' has not stopped after {wait:g} s; it will")
-        answer(folder, "has stopped" if wait else "stops at once" if now else "stops after the present round", form)
+        answer(
+            folder,
+            "has stopped" if wait else "stops at once" if now else "stops after the present round",
+            form,
+        )
 
 
 def answer(folder: Path, what: str, form: str) -> None:
-    click.echo(as_json({"run": folder.name, "asked": what}) if form == "json" else f"run '{folder.name}' {what}")
+    click.echo(
+        as_json({"run": folder.name, "asked": what})
+        if form == "json"
+        else f"run '{folder.name}' {what}"
+    )
 
 
 COMMANDS = (list_runs, log, pause, status, stop)

@@ -1,4 +1,6 @@
-"""The tables of a run's configuration: each a frozen record, which says what its keys mean, what they may be and what they are unless said."""
+"""The tables of a run's configuration: each a frozen record, which says what its keys mean, what
+they may be and what they are unless said.
+"""
 
 from __future__ import annotations
 
@@ -31,30 +33,38 @@ Seed = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """name: as `--model` takes it. init: a checkpoint to start from, as `models.pretrained.load` takes it; empty: from the seed."""
+    """name: as `--model` takes it. init: a checkpoint to start from, as `models.pretrained.load`
+    takes it; empty: from the seed.
+    """
 
     name: str = "preresnet"
     init: str = ""
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """name: a data set, a file, module:function, or `agents` for a coordinator that holds none. root: where named ones lie."""
+    """name: a data set, a file, module:function, or `agents` for a coordinator that holds none.
+    root: where named ones lie.
+    """
 
     name: str = "digits"
     root: str | None = None
 
 
 class Simulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What only a simulation needs to be told: a fleet in the field brings its own devices and data.
+    """What only a simulation needs to be told: a fleet in the field brings its own devices and
+    data.
 
-    agents: how many devices, called d0, d1, ... (with leading zeros where there are more than ten). partition: how the training examples are
-    shared out among them, as `edge-agent join --partition` takes it. held: share of each device's examples that it holds out.
-    speeds: relative speeds of the devices, in equal shares of them, in order; assignment follows unless `assign.submodels` pins it.
-    delays: least seconds of a device's training, in equal shares of them, in order, as if slow ones took them; none: as long as it takes here.
-    seeds: one run each, of everything that is random; none: the run's own. device: cpu or cuda.
+    agents: how many devices, called d0, d1, ... (with leading zeros where there are more than ten).
+    partition: how the training examples are shared out among them, as `edge-agent join --partition`
+    takes it. held: share of each device's examples that it holds out. speeds: relative speeds of
+    the devices, in equal shares of them, in order; assignment follows unless `assign.submodels`
+    pins it. delays: least seconds of a device's training, in equal shares of them, in order, as if
+    slow ones took them; none: as long as it takes here. seeds: one run each, of everything that is
+    random; none: the run's own. device: cpu or cuda.
     workers: processes that train; 0: one per processor, with cuda 4 at most.
-    target: accuracy of the largest submodel up to which TMAC counts rounds (see `federated.accounting`). Unlike `target_accuracy`, which
-    counts where this is 0, it does not end the run.
+    target: accuracy of the largest submodel up to which TMAC counts rounds (see
+    `federated.accounting`). Unlike `target_accuracy`, which counts where this is 0, it does not end
+    the run.
     """
 
     agents: Positive = 10
@@ -69,15 +79,18 @@ class Simulate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """min_agents: how many to wait for. fraction: of them, needed each round. over: of the needed, how many more are asked, in case some fail.
+    """min_agents: how many to wait for. fraction: of them, needed each round. over: of the needed,
+    how many more are asked, in case some fail.
 
     quorum: share of the needed whose updates close a round.
     select: which agents take part at all, as `coordinator.constraints` reads it; empty: all.
-    deadline: seconds of a round; 0 lets the fleet's own measurements decide. wait: seconds without enough
+    deadline: seconds of a round; 0 lets the fleet's own measurements decide. wait: seconds without
+    enough
     agents, or without one that can train, before giving up; 0: never.
-    late: what becomes of an update whose round is closed: it is dropped, or folded into a later round by its age (`federated.buffered`).
-    mode: sync, in rounds that wait for their agents; buffered, where each trains at its own pace and a round is closed by any `buffer` updates
-    (0: half as many as train). staleness: rounds that an update may be late, where late ones count.
+    late: what becomes of an update whose round is closed: it is dropped, or folded into a later
+    round by its age (`federated.buffered`). mode: sync, in rounds that wait for their agents;
+    buffered, where each trains at its own pace and a round is closed by any `buffer` updates (0:
+    half as many as train). staleness: rounds that an update may be late, where late ones count.
     """
 
     min_agents: Positive = 2
@@ -94,7 +107,8 @@ class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Assign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """submodels: agent -> submodel name, pinned whatever was measured; `*`, `?` and `[0-4]` stand for many agents, and the first that fits counts.
+    """submodels: agent -> submodel name, pinned whatever was measured; `*`, `?` and `[0-4]` stand
+    for many agents, and the first that fits counts.
 
     slack: how much longer than the pace a device may take.
 
@@ -109,10 +123,12 @@ class Assign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class Robust(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What protects the model from devices that send what they like.
 
-    bound: an update that moves further than this many times the median of its submodel's in earlier rounds, or of all submodels' where that is
-    larger, is refused; 0: however far. Far above 1: a device that hardly moved any more moves far when its data change.
-    rule: how updates are combined, as `federated.robust` has it; none: as the method says; clip: so, each shortened to a norm.
-    byzantine: how many liars the rule is to outlive in a round. clip: that norm; 0: the median of the submodel's in earlier rounds.
+    bound: an update that moves further than this many times the median of its submodel's in earlier
+    rounds, or of all submodels' where that is larger, is refused; 0: however far. Far above 1: a
+    device that hardly moved any more moves far when its data change.
+    rule: how updates are combined, as `federated.robust` has it; none: as the method says; clip:
+    so, each shortened to a norm. byzantine: how many liars the rule is to outlive in a round. clip:
+    that norm; 0: the median of the submodel's in earlier rounds.
     """
 
     bound: Annotated[float, msgspec.Meta(ge=0)] = 100.0
@@ -122,12 +138,15 @@ class Robust(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Private(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What protects devices from those who see the model, as `federated.private` has it; none without noise.
+    """What protects devices from those who see the model, as `federated.private` has it; none
+    without noise.
 
-    noise: standard deviation of the noise on a round's sum, times `clip`. clip: L2 norm to which the change of one update is shortened.
-    delta: at which epsilon is told. epsilon: no further round where it would exceed this; 0: it is told alone.
-    uncovered: what may go from devices into what others see without noise all the same: scores (of what devices hold out), statistics (of batch norm,
-    where the fleet measures them), moments (mean and deviation of data at the devices, by which inputs are scaled).
+    noise: standard deviation of the noise on a round's sum, times `clip`. clip: L2 norm to which
+    the change of one update is shortened. delta: at which epsilon is told. epsilon: no further
+    round where it would exceed this; 0: it is told alone.
+    uncovered: what may go from devices into what others see without noise all the same: scores (of
+    what devices hold out), statistics (of batch norm, where the fleet measures them), moments (mean
+    and deviation of data at the devices, by which inputs are scaled).
     """
 
     noise: Annotated[float, msgspec.Meta(ge=0)] = 0.0
@@ -138,12 +157,15 @@ class Private(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """every: rounds between evaluations of all submodels. between: whether in between those in use and the largest are evaluated.
+    """every: rounds between evaluations of all submodels. between: whether in between those in use
+    and the largest are evaluated.
 
-    calibrate: whose data give the batch norm statistics. agents: how many agents calibrate and evaluate one submodel; 0: all that can.
-    examples: at most so many of the coordinator's held-out examples are looked at, spread evenly; 0: all.
-    devices: whether devices evaluate on what they hold out. local: whether they also do so before and after each local training.
-    per_class: whether their scores come with sums per class (macro-F1), which tell how often each class occurs among their examples.
+    calibrate: whose data give the batch norm statistics. agents: how many agents calibrate and
+    evaluate one submodel; 0: all that can. examples: at most so many of the coordinator's held-out
+    examples are looked at, spread evenly; 0: all.
+    devices: whether devices evaluate on what they hold out. local: whether they also do so before
+    and after each local training. per_class: whether their scores come with sums per class
+    (macro-F1), which tell how often each class occurs among their examples.
     """
 
     every: Positive = 5
@@ -157,10 +179,12 @@ class Evaluate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Broker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """url: of an existing broker; without it one is started. listen, port, passwords, kind: of that one; no port: 1883, or 8883 with tls.
+    """url: of an existing broker; without it one is started. listen, port, passwords, kind: of that
+    one; no port: 1883, or 8883 with tls.
 
-    tls: only devices that were enrolled may take part; pki: the folder of the authority that says so, empty for this user's own. hosts: names
-    and addresses by which devices reach the broker, beside this machine's own. enrol: the port where they enrol.
+    tls: only devices that were enrolled may take part; pki: the folder of the authority that says
+    so, empty for this user's own. hosts: names and addresses by which devices reach the broker,
+    beside this machine's own. enrol: the port where they enrol.
     """
 
     url: str | None = None
@@ -175,23 +199,29 @@ class Broker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """chunk: bytes of a chunk; 0: what the broker lets through. slots: updates that are received at the same time."""
+    """chunk: bytes of a chunk; 0: what the broker lets through. slots: updates that are received at
+    the same time.
+    """
 
     chunk: Annotated[int, msgspec.Meta(ge=0, le=2**24)] = 0
     slots: Positive = 8
 
 
 class Log(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """format: of what goes to standard error and to `file`, a file that rotates. The run's own events are in its folder whatever this says."""
+    """format: of what goes to standard error and to `file`, a file that rotates. The run's own
+    events are in its folder whatever this says.
+    """
 
     format: Literal["text", "json"] = "text"
     file: str = ""
 
 
 class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """listen: HOST:PORT where Prometheus may ask; empty: nowhere. Beyond loopback only with all of the rest.
+    """listen: HOST:PORT where Prometheus may ask; empty: nowhere. Beyond loopback only with all of
+    the rest.
 
-    certificate, key: files of this server's; ca: file of the authority whose certificates askers must have.
+    certificate, key: files of this server's; ca: file of the authority whose certificates askers
+    must have.
     """
 
     listen: str = ""
@@ -201,10 +231,12 @@ class Metrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Journal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """every: updates folded between two snapshots of the total; 0: none before the round is over. waiting: updates that wait for those of earlier
-    names, whose order makes a run repeat bit for bit, before they are folded as they came; 0: any number. The spool holds no more than both.
+    """every: updates folded between two snapshots of the total; 0: none before the round is over.
+    waiting: updates that wait for those of earlier names, whose order makes a run repeat bit for
+    bit, before they are folded as they came; 0: any number. The spool holds no more than both.
 
-    Where the disk holds fewer, whatever came is folded and a snapshot made as soon as an update finds no room; some room stays free for that.
+    Where the disk holds fewer, whatever came is folded and a snapshot made as soon as an update
+    finds no room; some room stays free for that.
     """
 
     every: Annotated[int, msgspec.Meta(ge=0)] = 32

@@ -13,7 +13,13 @@ from immutables import Map
 
 from coordinator.config import Config
 from coordinator.context import RunContext
-from coordinator.history import FleetHistory, record_counts, record_fold, record_standings, record_tasks
+from coordinator.history import (
+    FleetHistory,
+    record_counts,
+    record_fold,
+    record_standings,
+    record_tasks,
+)
 from coordinator.late import LateUpdates, check_update
 from coordinator.observe.events import UpdateFolded, timing
 from coordinator.outcomes import describe_fold, describe_miss, learn_from_miss, learn_from_update
@@ -57,7 +63,8 @@ class Trained:
 
 
 class Training:
-    """A training that is under way: makes its tasks, and checks and folds its updates (see `Collector`).
+    """A training that is under way: makes its tasks, and checks and folds its updates (see
+    `Collector`).
 
     plan: who trains what.
     state: the one that the round starts from, with what is known of its fleet.
@@ -67,15 +74,26 @@ class Training:
     folded: (agent, round of its task) -> its update that was folded.
     """
 
-    def __init__(self, run: RunContext, state: State, history: FleetHistory, plan: RoundPlan) -> None:
-        run.defences.write()  # of late updates that came since the last round, so that bounds do not depend on when this process started
+    def __init__(
+        self, run: RunContext, state: State, history: FleetHistory, plan: RoundPlan
+    ) -> None:
+        # of late updates that came since the last round, so that bounds do not depend on when this
+        # process started
+        run.defences.write()
         self.run, self.plan = run, plan
-        self.state = replace(state, agents=plan.surveys, fleet=dict(plan.fleet), holders=count_holders(history.trained, plan))
+        self.state = replace(
+            state,
+            agents=plan.surveys,
+            fleet=dict(plan.fleet),
+            holders=count_holders(history.trained, plan),
+        )
         self.shipment = Shipment(run.fleet, self.state, run.method)
         self.history = record_standings(history, plan.standings)
         self.total: Total | Kept = run.defences.begin(plan.round, plan.chosen.values()) or Total()
         self.folded: dict[tuple[str, int], Folded] = {}
-        self._recipe = cache(lambda submodel: complete_recipe(run.method.recipe(self.state, submodel), run.config))
+        self._recipe = cache(
+            lambda submodel: complete_recipe(run.method.recipe(self.state, submodel), run.config)
+        )
         self._late = LateUpdates(run)
 
     def restore(self, total: Total, folded: Sequence[Folded]) -> None:
@@ -88,7 +106,9 @@ class Training:
         """The task of an agent. Publishes its weights if no other agent got them yet."""
         run, plan = self.run, self.plan
         rounds = 1 if run.past is None else 1 + run.past.staleness  # in which an update may come
-        task = self.shipment.task(agent, submodel, self._recipe(submodel), rounds * plan.limit, round=plan.round)
+        task = self.shipment.task(
+            agent, submodel, self._recipe(submodel), rounds * plan.limit, round=plan.round
+        )
         task = replace(task, attempt=plan.attempt, since=self.history.folded.get(agent, 0))
         return Planned(task, plan.verdicts[agent].decision.seconds)
 
@@ -110,16 +130,24 @@ class Training:
         )
 
     def reserve_room(self) -> None:
-        """Keep room on the disk that no update may take, for what the coordinator itself is going to write."""
+        """Keep room on the disk that no update may take, for what the coordinator itself is going
+        to write.
+        """
         self.run.fleet.inbox.reserve = measure_reserve(self.run, self.state)
 
     def _spares(self) -> tuple[Spare, ...]:
         """The agents that can train and were not asked, in an order that is drawn."""
-        seconds = {agent: verdict.decision.seconds for agent, verdict in sorted(self.plan.verdicts.items())}
-        drawn = generator(self.run.config.seed, 4, self.plan.round).permutation(list(seconds)).tolist()
-        return tuple(Spare(agent, seconds[agent]) for agent in drawn if agent not in self.plan.chosen)
+        seconds = {
+            agent: verdict.decision.seconds for agent, verdict in sorted(self.plan.verdicts.items())
+        }
+        drawn = (
+            generator(self.run.config.seed, 4, self.plan.round).permutation(list(seconds)).tolist()
+        )
+        return tuple(
+            Spare(agent, seconds[agent]) for agent in drawn if agent not in self.plan.chosen
+        )
 
-    # ---- as a collector ----------------------------------------------------------------------------------------------
+    # ---- as a collector --------------------------------------------------------------------------
 
     def limit(self, task: Task) -> int:
         return self.shipment.limit(task)
@@ -133,17 +161,36 @@ class Training:
     def fold(self, state: TaskState, update: Update) -> None:
         run, agent = self.run, update.agent
         with timing(run.publish, "fold"):
-            parts = run.method.parts(self.state, self.shipment.parcel(update.submodel).plan, received(update))
+            parts = run.method.parts(
+                self.state, self.shipment.parcel(update.submodel).plan, received(update)
+            )
             run.defences.fold(self.total, self.state, update.submodel, parts, (agent, update.round))
         entry = describe_fold(state, update, len(self.folded))
-        self._record(Folded(entry, update.submodel.plain, self._learn(state, update), dict(update.notes.get("tallies", {}))), update.round)
+        self._record(
+            Folded(
+                entry,
+                update.submodel.plain,
+                self._learn(state, update),
+                dict(update.notes.get("tallies", {})),
+            ),
+            update.round,
+        )
         run.publish(UpdateFolded(entry))
 
     def prepare(self, agent: str) -> Planned:
         verdict = self.plan.verdicts[agent]
         assert verdict.submodel is not None
-        self.run.store.ledger.asked(self.plan.round, agent, f"asked while the round was under way: {verdict.decision.reason}")
-        log.info("%s is asked in round %d, which is under way: %s", agent, self.plan.round, verdict.submodel.unowned.name)
+        self.run.store.ledger.asked(
+            self.plan.round,
+            agent,
+            f"asked while the round was under way: {verdict.decision.reason}",
+        )
+        log.info(
+            "%s is asked in round %d, which is under way: %s",
+            agent,
+            self.plan.round,
+            verdict.submodel.unowned.name,
+        )
         return self.make_task(agent, verdict.submodel)
 
     def snapshot(self) -> Snapshot | None:
@@ -163,20 +210,25 @@ class Training:
     def _learn(self, state: TaskState, update: Update) -> Standing:
         """The standing of an agent after its update."""
         standing = self.history.standings.get(update.agent, Standing())
-        agent, verdict = self.run.fleet.agents.get(update.agent), self.plan.verdicts.get(update.agent)
-        counted = state.carried and self.run.config.fleet.mode == "sync"  # as late, when its round closed
+        agent, verdict = (
+            self.run.fleet.agents.get(update.agent),
+            self.plan.verdicts.get(update.agent),
+        )
+        # as late, when its round closed
+        counted = state.carried and self.run.config.fleet.mode == "sync"
         if agent is None or agent.profile is None or verdict is None or counted:
             return standing
         return learn_from_update(standing, verdict, agent.profile, state, update)
 
 
-# ---- from the first task to the last update ----------------------------------------------------------------------------
+# ---- from the first task to the last update ------------------------------------------------------
 
 
 def train(training: Training) -> Trained:
     """Send the tasks, fold the updates until the phase closes, and sum up what they brought.
 
-    What was folded leaves the spool with every snapshot: each `journal.every` folds, and as soon as an update finds no room there.
+    What was folded leaves the spool with every snapshot: each `journal.every` folds, and as soon as
+    an update finds no room there.
     """
     collect_updates(training)
     run, number, fleet = training.run, training.plan.round, training.run.fleet
@@ -185,19 +237,31 @@ def train(training: Training) -> Trained:
     folded, settled = training.folded, fleet.round.settled
     missing = [state for state in settled if (state.task.agent, state.task.round) not in folded]
     late = [state for state in fleet.late if state.task.round == number]
-    entries = [*(one.entry for one in folded.values()), *(describe_miss(state, number) for state in missing)]
+    entries = [
+        *(one.entry for one in folded.values()),
+        *(describe_miss(state, number) for state in missing),
+    ]
     misses = [(state, state.outcome) for state in missing]
     if run.config.fleet.mode == "sync":
         misses += [(state, "late") for state in late]
     history = record_standings(training.history, learn_from_misses(training, misses))
-    history = record_tasks(history, [state.task for state in (*settled, *late) if state.task.round == number])
+    history = record_tasks(
+        history, [state.task for state in (*settled, *late) if state.task.round == number]
+    )
     history = record_counts(history, entries)
     scores = of_training([(one.submodel, one.entry.agent, one.tallies) for one in folded.values()])
-    return Trained(run.defences.settled(training.total, training.state), sorted(entries, key=lambda entry: entry.agent), scores, history)
+    return Trained(
+        run.defences.settled(training.total, training.state),
+        sorted(entries, key=lambda entry: entry.agent),
+        scores,
+        history,
+    )
 
 
 def collect_updates(training: Training) -> None:
-    """Run the phase to its end, unless an earlier process did; from then on, late updates are only checked."""
+    """Run the phase to its end, unless an earlier process did; from then on, late updates are only
+    checked.
+    """
     run, number, fleet = training.run, training.plan.round, training.run.fleet
     if fleet.round.trained < number:
         phase = fleet.round.phase
@@ -210,19 +274,33 @@ def collect_updates(training: Training) -> None:
         fleet.driver.collect("train", LateUpdates(run))
 
 
-def learn_from_misses(training: Training, misses: Sequence[tuple[TaskState, str]]) -> dict[str, Standing]:
-    """The standings of agents after tasks without an update. misses: each task with what became of it."""
+def learn_from_misses(
+    training: Training, misses: Sequence[tuple[TaskState, str]]
+) -> dict[str, Standing]:
+    """The standings of agents after tasks without an update. misses: each task with what became of
+    it.
+    """
     run, found = training.run, dict[str, Standing]()
     for state, outcome in misses:
         agent = state.task.agent
         verdict = training.plan.verdicts.get(agent)
         if verdict is not None:
-            elapsed = run.fleet.round.ended - state.asked if run.measures_time and not state.resumed else 0.0
-            found[agent] = learn_from_miss(found.get(agent, training.history.standings[agent]), verdict, state, outcome, elapsed)
+            elapsed = (
+                run.fleet.round.ended - state.asked
+                if run.measures_time and not state.resumed
+                else 0.0
+            )
+            found[agent] = learn_from_miss(
+                found.get(agent, training.history.standings[agent]),
+                verdict,
+                state,
+                outcome,
+                elapsed,
+            )
     return found
 
 
-# ---- what a training needs ---------------------------------------------------------------------------------------------
+# ---- what a training needs -----------------------------------------------------------------------
 
 
 def complete_recipe(recipe: Recipe, config: Config) -> Recipe:
@@ -230,21 +308,43 @@ def complete_recipe(recipe: Recipe, config: Config) -> Recipe:
     return replace(recipe, scores=config.evaluate.local, per_class=config.evaluate.per_class)
 
 
-def count_holders(trained: Map[str, frozenset[Submodel]], plan: RoundPlan) -> Counter[tuple[Submodel, ...]]:
-    """How many agents have each set of submodels (see `State.holders`). trained: by agent, in earlier rounds."""
-    given = {agent: {verdict.submodel.plain} for agent, verdict in plan.verdicts.items() if verdict.submodel is not None}
-    held = (trained.get(agent, frozenset()) | given.get(agent, set()) for agent in sorted({*trained, *given}))
-    return Counter(tuple(sorted(submodels, key=lambda submodel: submodel.name)) for submodels in held)
+def count_holders(
+    trained: Map[str, frozenset[Submodel]], plan: RoundPlan
+) -> Counter[tuple[Submodel, ...]]:
+    """How many agents have each set of submodels (see `State.holders`). trained: by agent, in
+    earlier rounds.
+    """
+    given = {
+        agent: {verdict.submodel.plain}
+        for agent, verdict in plan.verdicts.items()
+        if verdict.submodel is not None
+    }
+    held = (
+        trained.get(agent, frozenset()) | given.get(agent, set())
+        for agent in sorted({*trained, *given})
+    )
+    return Counter(
+        tuple(sorted(submodels, key=lambda submodel: submodel.name)) for submodels in held
+    )
 
 
 def measure_reserve(run: RunContext, state: State) -> int:
-    """Bytes that no update may take: for a snapshot of the total beside the one before, for weights that are evaluated, and for rows."""
-    menu = {submodel.plain: sum(math.prod(shape) for shape in shapes(submodel).values()) for submodel in run.menu}
-    return max(0, 2 * measure_growth(run, state) + 4 * sum(menu.values()) + MARGIN - run.store.journal.size)
+    """Bytes that no update may take: for a snapshot of the total beside the one before, for weights
+    that are evaluated, and for rows.
+    """
+    menu = {
+        submodel.plain: sum(math.prod(shape) for shape in shapes(submodel).values())
+        for submodel in run.menu
+    }
+    return max(
+        0, 2 * measure_growth(run, state) + 4 * sum(menu.values()) + MARGIN - run.store.journal.size
+    )
 
 
 def measure_growth(run: RunContext, state: State) -> int:
-    """Bytes of a state's tensors, and of those that a round may add to them in homes that nothing was folded into yet."""
+    """Bytes of a state's tensors, and of those that a round may add to them in homes that nothing
+    was folded into yet.
+    """
     rows = (row for submodel in run.menu for row in run.method.place(state, submodel).rows)
     new = {row.home: 4 * math.prod(row.shape) for row in rows if row.home not in state.tensors}
     return sum(tensor.nbytes for tensor in state.tensors.values()) + sum(new.values())

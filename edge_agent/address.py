@@ -1,4 +1,6 @@
-"""Where an agent listens for questions, and the secret that askers beyond this machine must know. Needs nothing but Python."""
+"""Where an agent listens for questions, and the secret that askers beyond this machine must know.
+Needs nothing but Python.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,18 @@ def listening(text: str) -> Address:
     if not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"--serve: expected HOST:PORT, such as 127.0.0.1:8080, found '{text}'")
     try:
-        found = {info[4][0] for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
+        found = {
+            info[4][0] for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        }
     except OSError as error:
-        raise UsageError(f"--serve: expected an address of this machine, found '{host}': {error}") from error
-    return Address(host, int(port), all(ipaddress.ip_address(str(one).split("%")[0]).is_loopback for one in found))
+        raise UsageError(
+            f"--serve: expected an address of this machine, found '{host}': {error}"
+        ) from error
+    return Address(
+        host,
+        int(port),
+        all(ipaddress.ip_address(str(one).split("%")[0]).is_loopback for one in found),
+    )
 
 
 def token_of(path: Path) -> str:
@@ -44,6 +54,9 @@ def token_of(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--token-file {path}: expected a secret in ASCII: {error}") from error
     if len(token) < LEAST_TOKEN or not token.isprintable() or " " in token:
-        raise ConfigError(f"--token-file {path}: expected a secret of at least {LEAST_TOKEN} letters or digits, found {len(token)} characters")
+        raise ConfigError(
+            f"--token-file {path}: expected a secret of at least {LEAST_TOKEN} letters "
+            f"or digits, found {len(token)} characters"
+        )
     conceal(token)
     return token

@@ -1,7 +1,9 @@
-"""`edge-agent bench`: how fast this device runs and trains each submodel, or any ONNX file, with each runtime; each row by a fresh process.
+"""`edge-agent bench`: how fast this device runs and trains each submodel, or any ONNX file, with
+each runtime; each row by a fresh process.
 
-Method: batch 1, one request after the other, 10 warm-ups, then at least 100 runs and 3 s (sustained: 60 s); p90 is the headline. Training steps are
-whole ones (forward, backward, update). Files and predictions are made before anything is measured, and never in the process that measures.
+Method: batch 1, one request after the other, 10 warm-ups, then at least 100 runs and 3 s
+(sustained: 60 s); p90 is the headline. Training steps are whole ones (forward, backward, update).
+Files and predictions are made before anything is measured, and never in the process that measures.
 """
 
 from __future__ import annotations
@@ -22,7 +24,16 @@ from edge_agent.bench_prediction import Prediction
 from edge_agent.bench_process import ask
 from edge_agent.bench_report import Report, Row, fingerprint
 from edge_agent.bench_row import STEP_SECONDS, Measured, Plan
-from edge_agent.bench_target import INT8, Target, check_provider, chosen, files, made_ready, named, runtimes
+from edge_agent.bench_target import (
+    INT8,
+    Target,
+    check_provider,
+    chosen,
+    files,
+    made_ready,
+    named,
+    runtimes,
+)
 from edge_agent.limits import Limits
 from edge_agent.load import BUSY
 from export.latency import SECONDS
@@ -42,9 +53,11 @@ QUICK, QUICK_RUNS = 0.5, 30  # seconds and runs of a probe
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. files: ONNX files, or none: submodels of `model`, of `widths` and `depths` (none: full), whose names fit `patterns`.
+    """What is asked for. files: ONNX files, or none: submodels of `model`, of `widths` and `depths`
+    (none: full), whose names fit `patterns`.
 
-    batch: examples of a training step, 0: no training. predict: times are predicted from small probes too. fail_above: largest ratio to `compare`.
+    batch: examples of a training step, 0: no training. predict: times are predicted from small
+    probes too. fail_above: largest ratio to `compare`.
     """
 
     files: tuple[Path, ...] = ()
@@ -77,25 +90,35 @@ class Work:
 
 
 def bench(request: Request, form: str, say: Say) -> int:
-    """Measures, prints (form: text or json), writes; the exit code: 0, FAILED or INTERRUPTED, which keeps the rows that are done.
+    """Measures, prints (form: text or json), writes; the exit code: 0, FAILED or INTERRUPTED, which
+    keeps the rows that are done.
 
-    Raises Unknown, UsageError, ConfigError, ExportError, MissingExtra before anything is measured; ConfigError at the end for a file that cannot be
-    written.
+    Raises Unknown, UsageError, ConfigError, ExportError, MissingExtra before anything is measured;
+    ConfigError at the end for a file that cannot be written.
     """
     old = _checked(request)
-    report = Report(fingerprint(request.limits), (), datetime.now(UTC).isoformat(timespec="seconds"))
+    report = Report(
+        fingerprint(request.limits), (), datetime.now(UTC).isoformat(timespec="seconds")
+    )
     interrupted = False
     with tempfile.TemporaryDirectory(prefix="espalier-bench-") as folder, terminable():
         work = _prepared(request, Path(folder), say)
         report = replace(report, probes=tuple(target.name for target in work.probes))
         plans = [(target, way) for target in work.targets for way in work.ways]
         try:
-            predictions = {way: _calibrated(request, work.probes, *way, say) for way in work.ways} if work.probes else {}
+            predictions = (
+                {way: _calibrated(request, work.probes, *way, say) for way in work.ways}
+                if work.probes
+                else {}
+            )
             for number, (target, way) in enumerate(plans, 1):
                 row = _row(request, target, *way, predictions.get(way, Prediction()))
                 report = replace(report, rows=(*report.rows, row))
                 _keep(report, request.out, say)
-                say(f"{number}/{len(plans)} {row.submodel} {row.runtime}, threads {row.threads}: {bench_table.line(row)}")
+                say(
+                    f"{number}/{len(plans)} {row.submodel} {row.runtime}, threads "
+                    f"{row.threads}: {bench_table.line(row)}"
+                )
         except KeyboardInterrupt:
             interrupted = True
             say(f"interrupted; rows that are done, and kept: {len(report.rows)} of {len(plans)}")
@@ -112,18 +135,31 @@ def bench(request: Request, form: str, say: Say) -> int:
 
 
 def _checked(request: Request) -> Report | None:
-    """The report to compare with; raises what can be wrong with the request before an hour of measuring."""
+    """The report to compare with; raises what can be wrong with the request before an hour of
+    measuring.
+    """
     if request.fail_above is not None and request.compare is None:
-        raise UsageError("--fail-above is the largest ratio to an older benchmark: name that by --compare OLD.json")
+        raise UsageError(
+            "--fail-above is the largest ratio to an older benchmark: name that by "
+            "--compare OLD.json"
+        )
     if request.fail_above is not None and not 0 < request.fail_above < math.inf:
-        raise UsageError(f"--fail-above: expected a ratio above 0, such as 1.2, found {request.fail_above:g}")
+        raise UsageError(
+            f"--fail-above: expected a ratio above 0, such as 1.2, found {request.fail_above:g}"
+        )
     if not request.threads or not all(1 <= count <= MOST for count in request.threads):
-        raise UsageError(f"--threads: expected numbers from 1 to {MOST}, found {','.join(map(str, request.threads)) or 'none'}")
+        raise UsageError(
+            f"--threads: expected numbers from 1 to {MOST}, found "
+            f"{','.join(map(str, request.threads)) or 'none'}"
+        )
     if len(set(request.threads)) < len(request.threads):
-        raise UsageError(f"--threads: expected each number once, found {','.join(map(str, request.threads))}")
+        raise UsageError(
+            f"--threads: expected each number once, found {','.join(map(str, request.threads))}"
+        )
     if request.batch < 0 or request.batch == 1:
         raise UsageError(
-            f"--batch: expected at least 2 examples of a training step, since batch norm needs a spread, or 0 for none, found {request.batch}"
+            "--batch: expected at least 2 examples of a training step, since batch "
+            f"norm needs a spread, or 0 for none, found {request.batch}"
         )
     if request.out is not None:
         bench_report.writable(request.out)
@@ -137,14 +173,20 @@ def _checked(request: Request) -> Report | None:
 def _prepared(request: Request, folder: Path, say: Say) -> Work:
     if request.files:
         wanted = runtimes(request.runtimes or ("onnx",), None)
-        return Work(files(request.files, request.provider), (), tuple(product(wanted, request.threads)))
+        return Work(
+            files(request.files, request.provider), (), tuple(product(wanted, request.threads))
+        )
     from models.families import probes
 
     network = named(request.model, request.inputs, request.classes)
     wanted = runtimes(request.runtimes or ("torch", "onnx", INT8), network)
     check_provider(request.provider, wanted)
     submodels = chosen(network, request.widths, request.depths, request.patterns)
-    small = probes(network, (1, max(map(len, submodels[-1].mask), default=1))) if request.predict else ()
+    small = (
+        probes(network, (1, max(map(len, submodels[-1].mask), default=1)))
+        if request.predict
+        else ()
+    )
 
     def ready(submodel: Submodel, what: str) -> Target:
         say(f"making {submodel.name} ready {what}")
@@ -153,12 +195,16 @@ def _prepared(request: Request, folder: Path, say: Say) -> Work:
     targets = tuple(ready(submodel, "to be measured") for submodel in submodels)
     known = {target.submodel: target for target in targets}
     return Work(
-        targets, tuple(known.get(submodel) or ready(submodel, "to predict from") for submodel in small), tuple(product(wanted, request.threads))
+        targets,
+        tuple(known.get(submodel) or ready(submodel, "to predict from") for submodel in small),
+        tuple(product(wanted, request.threads)),
     )
 
 
 def _keep(report: Report, out: Path | None, say: Say) -> None:
-    """Row by row: what was measured is not lost. A full disk is no reason to measure no further: at the end it is tried again."""
+    """Row by row: what was measured is not lost. A full disk is no reason to measure no further: at
+    the end it is tried again.
+    """
     if out is not None:
         try:
             bench_report.write(report, out)
@@ -166,16 +212,37 @@ def _keep(report: Report, out: Path | None, say: Say) -> None:
             say(f"not kept yet: {error}")
 
 
-def _calibrated(request: Request, probes: Sequence[Target], runtime: str, threads: int, say: Say) -> Prediction:
+def _calibrated(
+    request: Request, probes: Sequence[Target], runtime: str, threads: int, say: Say
+) -> Prediction:
     """From what the probes took, in one process of their own; nothing where that failed."""
-    plans = [replace(_plan(request, target, runtime, threads), runs=QUICK_RUNS, seconds=QUICK, step_seconds=QUICK) for target in probes]
+    plans = [
+        replace(
+            _plan(request, target, runtime, threads),
+            runs=QUICK_RUNS,
+            seconds=QUICK,
+            step_seconds=QUICK,
+        )
+        for target in probes
+    ]
     answers = ask(plans, request.limits)
     if why := next((answer.error for answer in answers if answer.error), ""):
         say(f"nothing is predicted for {runtime}, threads {threads}: {why}")
         return Prediction()
-    done = [(target.submodel, answer.measured) for target, answer in zip(probes, answers, strict=True) if target.submodel and answer.measured]
+    done = [
+        (target.submodel, answer.measured)
+        for target, answer in zip(probes, answers, strict=True)
+        if target.submodel and answer.measured
+    ]
     inference = tuple(Timing(submodel, 1, found.latency.p50) for submodel, found in done)
-    return Prediction(inference, tuple(Timing(submodel, request.batch, found.step.least) for submodel, found in done if found.step))
+    return Prediction(
+        inference,
+        tuple(
+            Timing(submodel, request.batch, found.step.least)
+            for submodel, found in done
+            if found.step
+        ),
+    )
 
 
 def _plan(request: Request, target: Target, runtime: str, threads: int) -> Plan:
@@ -192,7 +259,9 @@ def _plan(request: Request, target: Target, runtime: str, threads: int) -> Plan:
     )
 
 
-def _row(request: Request, target: Target, runtime: str, threads: int, prediction: Prediction) -> Row:
+def _row(
+    request: Request, target: Target, runtime: str, threads: int, prediction: Prediction
+) -> Row:
     plan = _plan(request, target, runtime, threads)
     (answer,) = ask([plan], request.limits)
     row = Row(
@@ -209,7 +278,12 @@ def _row(request: Request, target: Target, runtime: str, threads: int, predictio
         error=answer.error,
     )
     if plan.batch:
-        row = replace(row, batch=plan.batch, predicted_step_ms=_ms(prediction.step(target.submodel, plan.batch)), predicted_bytes=target.memory)
+        row = replace(
+            row,
+            batch=plan.batch,
+            predicted_step_ms=_ms(prediction.step(target.submodel, plan.batch)),
+            predicted_bytes=target.memory,
+        )
     return row if answer.measured is None else _filled(row, plan, answer.measured)
 
 
@@ -250,20 +324,44 @@ def _print(report: Report, old: Report | None, request: Request, form: str, say:
     """Prints the result; whether a row was slower than allowed."""
     found = () if old is None else bench_report.compare(report, old)
     other = () if old is None else bench_report.differences(report, old)
-    slow = [ratio for ratio in found if request.fail_above is not None and ratio.worst > request.fail_above]
+    slow = [
+        ratio
+        for ratio in found
+        if request.fail_above is not None and ratio.worst > request.fail_above
+    ]
     screen = bench_table.console(error=form == "json")
     screen.print(bench_table.title(report), style="bold", markup=False, highlight=False)
     screen.print(bench_table.table(report, screen.width))
     for text in bench_table.words(report):
         screen.print(text, markup=False, highlight=False, soft_wrap=True)
     if old is not None:
-        screen.print(bench_table.ratios(found) if found else "nothing to compare: no row is in both benchmarks")
+        screen.print(
+            bench_table.ratios(found)
+            if found
+            else "nothing to compare: no row is in both benchmarks"
+        )
         for text in other:
-            screen.print(f"not as in {request.compare}: {text}", markup=False, highlight=False, soft_wrap=True)
+            screen.print(
+                f"not as in {request.compare}: {text}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
     for ratio in slow:
-        say(f"slower than {request.fail_above:g} times: {ratio.row.submodel} {ratio.row.runtime}, {ratio.worst:.2f} times")
+        say(
+            f"slower than {request.fail_above:g} times: {ratio.row.submodel} "
+            f"{ratio.row.runtime}, {ratio.worst:.2f} times"
+        )
     if form == "json":
-        compared = {"compared": [{"key": ratio.row.key, "p90": ratio.p90, "step": ratio.step} for ratio in found]} if old is not None else {}
+        compared = (
+            {
+                "compared": [
+                    {"key": ratio.row.key, "p90": ratio.p90, "step": ratio.step} for ratio in found
+                ]
+            }
+            if old is not None
+            else {}
+        )
         click.echo(msgspec.json.encode({**msgspec.to_builtins(report), **compared}).decode())
     return bool(slow)
 

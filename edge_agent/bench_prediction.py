@@ -12,14 +12,20 @@ __all__ = ["Prediction"]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a device's timings of probes, of one inference and of training steps, say of other submodels; None of the probes themselves."""
+    """What a device's timings of probes, of one inference and of training steps, say of other
+    submodels; None of the probes themselves.
+    """
 
     inference: tuple[Timing, ...] = ()
     training: tuple[Timing, ...] = ()
 
     def latency(self, submodel: Submodel | None) -> float | None:
         """Seconds of one inference (p50)."""
-        if submodel is None or not self.inference or submodel in [timing.submodel for timing in self.inference]:
+        if (
+            submodel is None
+            or not self.inference
+            or submodel in [timing.submodel for timing in self.inference]
+        ):
             return None
         from federated.prediction import latency_seconds
 
@@ -27,7 +33,11 @@ class Prediction:
 
     def step(self, submodel: Submodel | None, batch: int) -> float | None:
         """Seconds of a training step (the quickest)."""
-        if submodel is None or not self.training or submodel in [timing.submodel for timing in self.training]:
+        if (
+            submodel is None
+            or not self.training
+            or submodel in [timing.submodel for timing in self.training]
+        ):
             return None
         from federated.prediction import step_seconds
 

@@ -1,4 +1,6 @@
-"""The fresh process that measures, as the command sees it: started, held to limits, asked, and buried where it dies."""
+"""The fresh process that measures, as the command sees it: started, held to limits, asked, and
+buried where it dies.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,19 @@ __all__ = ["ask"]
 
 
 def ask(plans: Sequence[Plan], limits: Limits) -> list[Answer]:
-    """The answer to each plan, by one fresh process under limits; what it did not live to answer says why. Plans are of one number of threads.
+    """The answer to each plan, by one fresh process under limits; what it did not live to answer
+    says why. Plans are of one number of threads.
 
     KeyboardInterrupt ends the process with it.
     """
     threads = str(plans[0].threads)
     # Passive, as the agent's own training process: threads that wait must sleep.
-    environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
     with subprocess.Popen(
         [sys.executable, "-m", "edge_agent.bench_row"],
         env=environment,
@@ -40,7 +48,9 @@ def ask(plans: Sequence[Plan], limits: Limits) -> list[Answer]:
             process.kill()
             process.wait()
             cage.close()
-    answers = [msgspec.json.decode(line, type=Answer) for line in out.splitlines() if line.endswith("}")]
+    answers = [
+        msgspec.json.decode(line, type=Answer) for line in out.splitlines() if line.endswith("}")
+    ]
     why = Answer(error=_obituary(process.returncode, err, limits))
     return answers + [why] * (len(plans) - len(answers))
 

@@ -1,4 +1,6 @@
-"""What a benchmark found, as a file: rows and the machine they are of, as JSON (versioned) or CSV, and the comparison of two. No torch here."""
+"""What a benchmark found, as a file: rows and the machine they are of, as JSON (versioned) or CSV,
+and the comparison of two. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,18 @@ from federated.errors import ConfigError, UsageError
 from federated.origin import commit, versions
 from federated.task import Board
 
-__all__ = ["Fingerprint", "Ratio", "Report", "Row", "compare", "differences", "fingerprint", "read", "writable", "write"]
+__all__ = [
+    "Fingerprint",
+    "Ratio",
+    "Report",
+    "Row",
+    "compare",
+    "differences",
+    "fingerprint",
+    "read",
+    "writable",
+    "write",
+]
 
 FORMAT = 1
 SUFFIXES = (".csv", ".json")
@@ -29,14 +42,18 @@ SUFFIXES = (".csv", ".json")
 
 @dataclass(frozen=True)
 class Row:
-    """One network with one runtime. Inference is of one example, one after the other; milliseconds and bytes; None: not measured, or not to be known.
+    """One network with one runtime. Inference is of one example, one after the other; milliseconds
+    and bytes; None: not measured, or not to be known.
 
-    network: as asked for, empty of files. submodel: its name, or the file's (its path, where two have one name). file_bytes: of the weights or
-    the graph. runs, seconds: of inference, at least so long. predicted_ms: of p50; predicted_step_ms: of the quickest step of `batch` examples;
-    predicted_bytes: of training, beyond the base. base_bytes: the process with its runtime loaded; peak_bytes: at the most by its first answers;
-    training_peak_bytes: by the end of training. joules: of one inference, all that the package or the board took. celsius, mhz: of the hottest
-    sensor and the fastest processor, before and after inference. throttled: at any time between. busy: share of the processors that others
-    used meanwhile; loaded: so much that the times are not to be trusted. error: why there is nothing.
+    network: as asked for, empty of files. submodel: its name, or the file's (its path, where two
+    have one name). file_bytes: of the weights or the graph. runs, seconds: of inference, at least
+    so long. predicted_ms: of p50; predicted_step_ms: of the quickest step of `batch` examples;
+    predicted_bytes: of training, beyond the base. base_bytes: the process with its runtime loaded;
+    peak_bytes: at the most by its first answers; training_peak_bytes: by the end of training.
+    joules: of one inference, all that the package or the board took. celsius, mhz: of the hottest
+    sensor and the fastest processor, before and after inference. throttled: at any time between.
+    busy: share of the processors that others used meanwhile; loaded: so much that the times are not
+    to be trusted. error: why there is nothing.
     """
 
     network: str
@@ -83,7 +100,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What times depend on. cpus: that may be used; memory: bytes of the machine; limits: in words, as given; commit: of this program, if known."""
+    """What times depend on. cpus: that may be used; memory: bytes of the machine; limits: in words,
+    as given; commit: of this program, if known.
+    """
 
     machine: str
     processor: str
@@ -99,7 +118,9 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Report:
-    """A benchmark. taken: when it began, ISO 8601 in UTC. probes: what was timed to predict the rows from."""
+    """A benchmark. taken: when it began, ISO 8601 in UTC. probes: what was timed to predict the
+    rows from.
+    """
 
     fingerprint: Fingerprint
     rows: tuple[Row, ...]
@@ -140,21 +161,49 @@ def fingerprint(limits: Limits) -> Fingerprint:
 
 
 def compare(new: Report, old: Report) -> tuple[Ratio, ...]:
-    """A ratio for each row that both measured, in the order of the new one. Submodels of one name for other inputs or classes are not the same."""
+    """A ratio for each row that both measured, in the order of the new one. Submodels of one name
+    for other inputs or classes are not the same.
+    """
     before = {row.key: row for row in old.rows}
-    pairs = [(row, before[row.key]) for row in new.rows if row.key in before and _same(row, before[row.key])]
-    return tuple(Ratio(row, _over(row.p90_ms, past.p90_ms), _step(row, past)) for row, past in pairs)
+    pairs = [
+        (row, before[row.key])
+        for row in new.rows
+        if row.key in before and _same(row, before[row.key])
+    ]
+    return tuple(
+        Ratio(row, _over(row.p90_ms, past.p90_ms), _step(row, past)) for row, past in pairs
+    )
 
 
 def differences(new: Report, old: Report) -> tuple[str, ...]:
     """What differs between two reports, in words: their ratios may tell of that alone."""
     now, was = _flat(new.fingerprint), _flat(old.fingerprint)
-    found = [f"{name} was {was.get(name) or 'none'}, is {now.get(name) or 'none'}" for name in {**now, **was} if now.get(name) != was.get(name)]
+    found = [
+        f"{name} was {was.get(name) or 'none'}, is {now.get(name) or 'none'}"
+        for name in {**now, **was}
+        if now.get(name) != was.get(name)
+    ]
     shared = {row.key: row for row in old.rows}
     others = [row for row in new.rows if row.key in shared and not _same(row, shared[row.key])]
-    found += [f"{row.submodel} {row.runtime} is of other inputs or classes: not compared" for row in others]
-    spans = sorted({(old_row.seconds, row.seconds) for row in new.rows if (old_row := shared.get(row.key)) and row.seconds and old_row.seconds})
-    return (*found, *(f"inference was measured for {before:g} s, is for {after:g} s" for before, after in spans if before != after))
+    found += [
+        f"{row.submodel} {row.runtime} is of other inputs or classes: not compared"
+        for row in others
+    ]
+    spans = sorted(
+        {
+            (old_row.seconds, row.seconds)
+            for row in new.rows
+            if (old_row := shared.get(row.key)) and row.seconds and old_row.seconds
+        }
+    )
+    return (
+        *found,
+        *(
+            f"inference was measured for {before:g} s, is for {after:g} s"
+            for before, after in spans
+            if before != after
+        ),
+    )
 
 
 def read(path: Path) -> Report:
@@ -162,16 +211,25 @@ def read(path: Path) -> Report:
     try:
         found = msgspec.json.decode(path.read_bytes())
         if isinstance(found, dict) and found.get("format", FORMAT) != FORMAT:
-            raise ConfigError(f"{path}: expected format {FORMAT}, found {str(found['format'])[:20]}: measure again with this version")
+            raise ConfigError(
+                f"{path}: expected format {FORMAT}, found {str(found['format'])[:20]}: "
+                "measure again with this version"
+            )
         return msgspec.convert(found, Report)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; edge-agent bench --out FILE.json writes one") from error
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; edge-agent bench --out FILE.json writes one"
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: expected the JSON of edge-agent bench --out, found {error}") from None
+        raise ConfigError(
+            f"{path}: expected the JSON of edge-agent bench --out, found {error}"
+        ) from None
 
 
 def write(report: Report, path: Path) -> None:
-    """Writes a report, whole or not at all, as the suffix says: all of it as JSON, or its rows as CSV. Raises ConfigError."""
+    """Writes a report, whole or not at all, as the suffix says: all of it as JSON, or its rows as
+    CSV. Raises ConfigError.
+    """
     if path.suffix == ".json":
         content = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
     else:
@@ -187,7 +245,9 @@ def write(report: Report, path: Path) -> None:
 
 
 def writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
-    """The path, if a file of such a kind can be written there: better known before an hour of measuring. Raises UsageError."""
+    """The path, if a file of such a kind can be written there: better known before an hour of
+    measuring. Raises UsageError.
+    """
     if path.suffix not in suffixes:
         raise UsageError(f"{path}: expected a file that ends in {' or '.join(suffixes)}")
     partial = path.with_name(f"{path.name}.part")
@@ -200,7 +260,9 @@ def writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
 
 
 def _same(new: Row, old: Row) -> bool:
-    """Whether two rows of one key are of one network; a file may have changed, which is what its owner then compares."""
+    """Whether two rows of one key are of one network; a file may have changed, which is what its
+    owner then compares.
+    """
     return not new.network or (new.parameters, new.macs) == (old.parameters, old.macs)
 
 

@@ -1,7 +1,9 @@
-"""What one row of a benchmark takes and gives, and the fresh process that measures it: `python -m edge_agent.bench_row`.
+"""What one row of a benchmark takes and gives, and the fresh process that measures it: `python -m
+edge_agent.bench_row`.
 
-It waits for plans (JSON, one line) on standard input, so that limits are on it before it loads anything, and prints one line of JSON per plan.
-Importing this imports neither runtime: what a process needs is loaded by its first plan, and counts into its base.
+It waits for plans (JSON, one line) on standard input, so that limits are on it before it loads
+anything, and prints one line of JSON per plan. Importing this imports neither runtime: what a
+process needs is loaded by its first plan, and counts into its base.
 """
 
 from __future__ import annotations
@@ -31,7 +33,17 @@ from models.submodel import Submodel
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["STEP_SECONDS", "Answer", "Engine", "Measured", "Memory", "Plan", "Step", "main", "measured"]
+__all__ = [
+    "STEP_SECONDS",
+    "Answer",
+    "Engine",
+    "Measured",
+    "Memory",
+    "Plan",
+    "Step",
+    "main",
+    "measured",
+]
 
 Engine = Literal["torch", "onnx"]
 
@@ -42,9 +54,11 @@ STEP_WARM_UP = 2  # steps not counted
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured. file: weights as `federated.wire.tensors` writes them, with their submodel, or an ONNX graph.
+    """What is to be measured. file: weights as `federated.wire.tensors` writes them, with their
+    submodel, or an ONNX graph.
 
-    provider: its short name. batch: examples of a training step, 0: no training. runs, seconds: of inference, at least; step_seconds: of training.
+    provider: its short name. batch: examples of a training step, 0: no training. runs, seconds: of
+    inference, at least; step_seconds: of training.
     """
 
     engine: Engine
@@ -60,7 +74,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident bytes of the process: once the runtime is loaded; at the most, by its first answers; and by the end of training."""
+    """Resident bytes of the process: once the runtime is loaded; at the most, by its first answers;
+    and by the end of training.
+    """
 
     base: int
     peak: int
@@ -79,8 +95,8 @@ class Step:
 class Measured:
     """load: seconds from the file to being ready. joules: of one inference. before, after: it.
 
-    busy: share of the processors that others used meanwhile, in inference or in training, whichever is more. throttled: at any time in either; None
-    where the machine does not say.
+    busy: share of the processors that others used meanwhile, in inference or in training, whichever
+    is more. throttled: at any time in either; None where the machine does not say.
     """
 
     load: float
@@ -156,7 +172,11 @@ def _by_torch(plan: Plan) -> Measured:
     step = _training(plan, net)
     memory = replace(found.memory, training=max(found.memory.peak, resident()[1]))
     busy, after = max(found.busy, others.share()), read_heat()
-    throttled = None if found.throttled is None else found.throttled or throttled_between(found.after, after)
+    throttled = (
+        None
+        if found.throttled is None
+        else found.throttled or throttled_between(found.after, after)
+    )
     return replace(found, step=step, memory=memory, busy=busy, throttled=throttled)
 
 
@@ -169,7 +189,9 @@ def _loaded(plan: Plan) -> nn.Module:
     assert plan.submodel is not None
     _, values = tensors.decode(Path(plan.file).read_bytes())
     net = build(plan.submodel)
-    net.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in values.items()}, strict=False)
+    net.load_state_dict(
+        {name: torch.from_numpy(value.copy()) for name, value in values.items()}, strict=False
+    )
     return net.to(plan.provider).eval()
 
 
@@ -183,7 +205,8 @@ def _timed(plan: Plan, base: int, load: float, call: Callable[[], Any]) -> Measu
     """Latency, with what surrounds it; the base is what was resident before the load."""
     for _ in range(latencies.WARM_UP):
         call()
-    peak = resident()[1]  # before it is timed: a minute of small calls leaves millions of times in memory
+    # before it is timed: a minute of small calls leaves millions of times in memory
+    peak = resident()[1]
     others, before = Load(), read_heat()
     with Meter() as meter:
         found = latency(call, warm_up=0, runs=plan.runs, seconds=plan.seconds)
@@ -209,7 +232,8 @@ def _training(plan: Plan, net: nn.Module) -> Step:
 
     assert plan.submodel is not None
     x, y = noise(plan.submodel.network, plan.batch)
-    recipe, times, start = Recipe(batch=plan.batch, lr=0.0), list[float](), 0.0  # weights that stay: noise teaches nothing
+    # weights that stay: noise teaches nothing
+    recipe, times, start = Recipe(batch=plan.batch, lr=0.0), list[float](), 0.0
     while len(times) < STEP_WARM_UP + STEPS or time.perf_counter() - start < plan.step_seconds:
         if len(times) == STEP_WARM_UP:
             start = time.perf_counter()
@@ -221,7 +245,9 @@ def _training(plan: Plan, net: nn.Module) -> Step:
 
 
 def resident() -> tuple[int, int]:
-    """Bytes of this process now, and at the most. Not `ru_maxrss`: that of a fresh process begins with what its parent had."""
+    """Bytes of this process now, and at the most. Not `ru_maxrss`: that of a fresh process begins
+    with what its parent had.
+    """
     now = psutil.Process().memory_info().rss
     found = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     return now, max(now, int(found[1]) * 1024) if found else now

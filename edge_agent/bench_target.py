@@ -1,7 +1,9 @@
-"""What a benchmark measures: submodels of a network, made ready as files before anything is timed, or ONNX files as they are.
+"""What a benchmark measures: submodels of a network, made ready as files before anything is timed,
+or ONNX files as they are.
 
-Weights are random, and batch norm is calibrated on noise: how long a network takes does not depend on what it knows, but numbers that vanish or
-overflow on their way would cost, or break the quantisation. Importing this imports no torch.
+Weights are random, and batch norm is calibrated on noise: how long a network takes does not depend
+on what it knows, but numbers that vanish or overflow on their way would cost, or break the
+quantisation. Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +24,18 @@ from models.submodel import Network, Submodel
 if TYPE_CHECKING:
     from export.bundle import Kind
 
-__all__ = ["INT8", "RUNTIMES", "Target", "check_provider", "chosen", "files", "made_ready", "named", "noise", "runtimes"]
+__all__ = [
+    "INT8",
+    "RUNTIMES",
+    "Target",
+    "check_provider",
+    "chosen",
+    "files",
+    "made_ready",
+    "named",
+    "noise",
+    "runtimes",
+]
 
 Array = npt.NDArray[Any]
 
@@ -33,7 +46,8 @@ NOISE = 64  # examples that batch norm and quantisation are calibrated on
 
 @dataclass(frozen=True)
 class Target:
-    """One network to measure. network: the name that it was asked for by; files: per runtime, weights or a graph; submodel: None of a file.
+    """One network to measure. network: the name that it was asked for by; files: per runtime,
+    weights or a graph; submodel: None of a file.
 
     memory: predicted peak bytes of a training step, beyond the process itself.
     """
@@ -49,7 +63,9 @@ class Target:
 
 
 def named(model: str, inputs: Sequence[int], outputs: int) -> Network:
-    """The network of a name, which reads texts of tokens where its family does. Raises Unknown, ConfigError."""
+    """The network of a name, which reads texts of tokens where its family does. Raises Unknown,
+    ConfigError.
+    """
     from models.families import network
 
     try:
@@ -63,11 +79,17 @@ def named(model: str, inputs: Sequence[int], outputs: int) -> Network:
     except LookupError as error:
         raise Unknown("model", *error.args) from None
     except ValueError as error:
-        raise ConfigError(f"--model {model}: {error}; --inputs and --classes say what it is to take and to give") from error
+        raise ConfigError(
+            f"--model {model}: {error}; --inputs and --classes say what it is to take and to give"
+        ) from error
 
 
-def chosen(network: Network, widths: Sequence[float], depths: Sequence[int], patterns: Sequence[str]) -> tuple[Submodel, ...]:
-    """The submodels of every width and depth whose names fit a pattern, smallest first; no depths: full. Raises ConfigError, Unknown."""
+def chosen(
+    network: Network, widths: Sequence[float], depths: Sequence[int], patterns: Sequence[str]
+) -> tuple[Submodel, ...]:
+    """The submodels of every width and depth whose names fit a pattern, smallest first; no depths:
+    full. Raises ConfigError, Unknown.
+    """
     from models.families import full, menu
 
     try:
@@ -77,16 +99,24 @@ def chosen(network: Network, widths: Sequence[float], depths: Sequence[int], pat
     for pattern in patterns:
         if not fnmatch.filter([s.name for s in able], pattern):
             raise Unknown("submodel", pattern, [s.name for s in able])
-    return tuple(s for s in able if not patterns or any(fnmatch.fnmatchcase(s.name, pattern) for pattern in patterns))
+    return tuple(
+        s
+        for s in able
+        if not patterns or any(fnmatch.fnmatchcase(s.name, pattern) for pattern in patterns)
+    )
 
 
 def runtimes(asked: Sequence[str], network: Network | None) -> tuple[str, ...]:
-    """The runtimes to measure, `onnx-int8` as what suits this machine and the network; network: None of files. Raises Unknown, UsageError."""
+    """The runtimes to measure, `onnx-int8` as what suits this machine and the network; network:
+    None of files. Raises Unknown, UsageError.
+    """
     for name in asked:
         if name not in RUNTIMES:
             raise Unknown("runtime", name, RUNTIMES)
         if network is None and name != "onnx":
-            raise UsageError(f"--runtime {name}: ONNX files are measured as they are, by onnx alone")
+            raise UsageError(
+                f"--runtime {name}: ONNX files are measured as they are, by onnx alone"
+            )
     return tuple(dict.fromkeys(_suited(network) if name == INT8 else name for name in asked))
 
 
@@ -100,11 +130,17 @@ def check_provider(name: str, runtimes: Sequence[str]) -> None:
         import torch
 
         if name != "cuda" or not torch.cuda.is_available():
-            raise UsageError(f"--provider {name}: PyTorch {torch.__version__} here computes with cpu{' and cuda' * torch.cuda.is_available()}")
+            raise UsageError(
+                f"--provider {name}: PyTorch {torch.__version__} here computes with "
+                f"cpu{' and cuda' * torch.cuda.is_available()}"
+            )
 
 
-def made_ready(network: str, submodel: Submodel, wanted: Sequence[str], batch: int, folder: Path) -> Target:
-    """Writes the weights and graphs that the wanted runtimes need into a folder. Raises ExportError, MissingExtra.
+def made_ready(
+    network: str, submodel: Submodel, wanted: Sequence[str], batch: int, folder: Path
+) -> Target:
+    """Writes the weights and graphs that the wanted runtimes need into a folder. Raises
+    ExportError, MissingExtra.
 
     batch: examples of a training step, whose memory is predicted.
     """
@@ -115,11 +151,22 @@ def made_ready(network: str, submodel: Submodel, wanted: Sequence[str], batch: i
         made = _written(submodel, wanted, folder)
     except ExportError as error:  # by names of submodels: nobody knows the folder
         raise ExportError(str(error).replace(f"{folder}/", "")) from error
-    return Target(network, submodel.name, made, submodel, what.parameters, what.macs, what.training_macs, what.memory if batch else None)
+    return Target(
+        network,
+        submodel.name,
+        made,
+        submodel,
+        what.parameters,
+        what.macs,
+        what.training_macs,
+        what.memory if batch else None,
+    )
 
 
 def files(paths: Sequence[Path], provider: str) -> tuple[Target, ...]:
-    """ONNX files as targets, each loaded and run once before anything is timed. Raises ExportError, Unknown, UsageError for one named twice."""
+    """ONNX files as targets, each loaded and run once before anything is timed. Raises ExportError,
+    Unknown, UsageError for one named twice.
+    """
     from edge_agent.bench_graph import check, counted
 
     if len({path.resolve() for path in paths}) < len(paths):
@@ -128,12 +175,23 @@ def files(paths: Sequence[Path], provider: str) -> tuple[Target, ...]:
     for path in paths:
         check(path, provider)
         parameters, macs = counted(path)
-        targets.append(Target("", path.name if names.count(path.name) == 1 else str(path), {"onnx": path}, None, parameters, macs))
+        targets.append(
+            Target(
+                "",
+                path.name if names.count(path.name) == 1 else str(path),
+                {"onnx": path},
+                None,
+                parameters,
+                macs,
+            )
+        )
     return tuple(targets)
 
 
 def noise(network: Network, examples: int) -> tuple[Array, Array]:
-    """Random raw examples of a network, and what they might teach: one class, values, or the tokens of a text (the same or the next)."""
+    """Random raw examples of a network, and what they might teach: one class, values, or the tokens
+    of a text (the same or the next).
+    """
     rng, shape = np.random.default_rng(0), (examples, *network.inputs)
     if network.objective in ("masked", "next"):
         ids = rng.integers(0, network.outputs, shape)
@@ -145,10 +203,14 @@ def noise(network: Network, examples: int) -> tuple[Array, Array]:
 
 
 def _suited(network: Network | None) -> str:
-    """Ranges found as it runs for texts; else the signs that x86 (unsigned) or ARM (signed) multiplies fast."""
+    """Ranges found as it runs for texts; else the signs that x86 (unsigned) or ARM (signed)
+    multiplies fast.
+    """
     if network is not None and network.objective in ("masked", "next"):
         return "onnx-int8-dynamic"
-    return "onnx-int8-s8s8" if platform.machine().lower() in ("aarch64", "arm64") else "onnx-int8-u8s8"
+    return (
+        "onnx-int8-s8s8" if platform.machine().lower() in ("aarch64", "arm64") else "onnx-int8-u8s8"
+    )
 
 
 def _written(submodel: Submodel, wanted: Sequence[str], folder: Path) -> dict[str, Path]:
@@ -166,16 +228,24 @@ def _written(submodel: Submodel, wanted: Sequence[str], folder: Path) -> dict[st
     made = {}
     if "torch" in wanted:
         made["torch"] = folder / f"{submodel.name}.tensors"
-        made["torch"].write_bytes(tensors.encode({}, {name: v for name, v in net.state_dict().items() if v.is_floating_point()}))
+        made["torch"].write_bytes(
+            tensors.encode(
+                {}, {name: v for name, v in net.state_dict().items() if v.is_floating_point()}
+            )
+        )
     if any(name.startswith("onnx") for name in wanted):
         from export.graph import export
 
         origin = {"run": "bench", "round": 0, "submodel": submodel.name}
-        made["onnx"] = export(net, submodel.network, examples[:2], folder / f"{submodel.name}.onnx", origin)
+        made["onnx"] = export(
+            net, submodel.network, examples[:2], folder / f"{submodel.name}.onnx", origin
+        )
     for name in wanted:
         if name.startswith(INT8):
             from export.quantize import quantize
 
             kind = cast("Kind", name.removeprefix("onnx-"))
-            made[name] = quantize(made["onnx"], kind, examples, folder / f"{submodel.name}-{kind}.onnx")
+            made[name] = quantize(
+                made["onnx"], kind, examples, folder / f"{submodel.name}-{kind}.onnx"
+            )
     return made

@@ -1,7 +1,9 @@
-"""What this device measured, kept beside what it depends on, so that it is measured once. No torch here.
+"""What this device measured, kept beside what it depends on, so that it is measured once. No torch
+here.
 
-One small JSON file per measurement, in `$ESPALIER_CACHE`, else `$XDG_CACHE_HOME/espalier`, else `~/.cache/espalier`. A file that is
-damaged, or cannot be written, costs a measurement and never more.
+One small JSON file per measurement, in `$ESPALIER_CACHE`, else `$XDG_CACHE_HOME/espalier`, else
+`~/.cache/espalier`. A file that is damaged, or cannot be written, costs a measurement and never
+more.
 """
 
 from __future__ import annotations
@@ -50,18 +52,26 @@ def folder() -> Path:
 
 def versions() -> dict[str, str]:
     """Of the packages that timings depend on, where they are installed, and of Python."""
-    return {"python": platform.python_version()} | {name: version for name, version in origin.versions(PACKAGES).items() if version}
+    return {"python": platform.python_version()} | {
+        name: version for name, version in origin.versions(PACKAGES).items() if version
+    }
 
 
 def surroundings(limits: Limits, device: str, root: Path = ROOT) -> dict[str, Any]:
-    """What every timing of this process depends on: versions, the board with its power mode and source, its processors, limits."""
+    """What every timing of this process depends on: versions, the board with its power mode and
+    source, its processors, limits.
+    """
     allowed = os.sched_getaffinity(0)
-    speeds = {number(root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq") for cpu in allowed}
+    speeds = {
+        number(root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq")
+        for cpu in allowed
+    }
     return {
         "versions": versions(),
         "board": asdict(read_board(root)),
         "processor": processor(root),
-        "speeds": sorted(speed for speed in speeds if speed),  # of a phone's small and large processors
+        # of a phone's small and large processors
+        "speeds": sorted(speed for speed in speeds if speed),
         "cpus": available_cpus(limits, root=root),
         "limits": asdict(limits),
         "device": device,
@@ -71,8 +81,9 @@ def surroundings(limits: Limits, device: str, root: Path = ROOT) -> dict[str, An
 class Notebook:
     """Measurements under one set of surroundings: looked up, or taken and kept.
 
-    What is taken while others use the processors, or while the device throttles, is given but not kept; nor is what was kept trusted once
-    the device throttled since. `taken` and `known` count both kinds.
+    What is taken while others use the processors, or while the device throttles, is given but not
+    kept; nor is what was kept trusted once the device throttled since. `taken` and `known` count
+    both kinds.
     """
 
     def __init__(
@@ -97,13 +108,19 @@ class Notebook:
         unknown = heat.throttled is None and heat.ever is None
         return Circumstances(heat.celsius, heat.mhz, None if unknown else self.throttled, self.busy)
 
-    def value(self, what: Mapping[str, Any], measure: Callable[[], float], *, keep: bool = True) -> float:
-        """The number that `measure` would give for `what`, plain values that say all that it depends on beside the surroundings.
+    def value(
+        self, what: Mapping[str, Any], measure: Callable[[], float], *, keep: bool = True
+    ) -> float:
+        """The number that `measure` would give for `what`, plain values that say all that it
+        depends on beside the surroundings.
 
         keep: whether they do say all; otherwise it is measured each time.
         """
         about = json.loads(json.dumps({**self.around, **what}, sort_keys=True))
-        path = self.where / f"{hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()}.json"
+        path = (
+            self.where
+            / f"{hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()}.json"
+        )
         if keep and not self.fresh and (kept := self._read(path, about)) is not None:
             self.known += 1
             return kept
@@ -111,9 +128,22 @@ class Notebook:
         value = measure()
         self._now, share = self._heat(), load.share()
         held_back = throttled_between(before, self._now)
-        self.taken, self.throttled, self.busy = self.taken + 1, self.throttled or held_back, max(self.busy, share)
+        self.taken, self.throttled, self.busy = (
+            self.taken + 1,
+            self.throttled or held_back,
+            max(self.busy, share),
+        )
         if keep and not held_back and share < BUSY:
-            self._write(path, {"format": FORMAT, "value": value, "about": about, "heat": asdict(self._now), "taken": time.time()})
+            self._write(
+                path,
+                {
+                    "format": FORMAT,
+                    "value": value,
+                    "about": about,
+                    "heat": asdict(self._now),
+                    "taken": time.time(),
+                },
+            )
         return value
 
     def _read(self, path: Path, about: Mapping[str, Any]) -> float | None:
@@ -125,7 +155,8 @@ class Notebook:
                 raise ValueError("it is of something else")
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # msgspec's and JSON's are ValueErrors
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            # msgspec's and JSON's are ValueErrors
             log.warning("measuring again: %s is damaged: %s", path, error)
             return None
         if throttled_between(heat, self._now):

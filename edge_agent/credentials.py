@@ -1,10 +1,13 @@
-"""What lets this device in where a broker asks for certificates: made here, signed by the coordinator's authority, renewed before it ends.
+"""What lets this device in where a broker asks for certificates: made here, signed by the
+coordinator's authority, renewed before it ends.
 
-    STATE/credentials/NAME@HOST:PORT/agent.pem     the certificate and its key, which never leaves this device
+    STATE/credentials/NAME@HOST:PORT/agent.pem     the certificate and its key, which never leaves
+    this device
                                      ca.pem        whom this device trusts
                                      about.json    where it was enrolled
 
-The renewed file takes the place of the old one, and a link shows whatever lies there when it connects. Renewing needs the extra `secure`.
+The renewed file takes the place of the old one, and a link shows whatever lies there when it
+connects. Renewing needs the extra `secure`.
 """
 
 from __future__ import annotations
@@ -32,7 +35,16 @@ from federated.wire import topics
 from federated.wire.address import Address, identified, parse_address, url
 from federated.wire.enrolment import Token, parse_token
 
-__all__ = ["About", "Credentials", "admitted", "alone", "folder_of", "read_token", "renew_when_due", "stored"]
+__all__ = [
+    "About",
+    "Credentials",
+    "admitted",
+    "alone",
+    "folder_of",
+    "read_token",
+    "renew_when_due",
+    "stored",
+]
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +54,9 @@ MOST = 4096  # characters of a token's file
 
 @dataclass(frozen=True)
 class Credentials:
-    """One enrolment. host, port: where; broker: as `federated.wire.enrolment.Answer` says it; token: sha256 of the secret that it took."""
+    """One enrolment. host, port: where; broker: as `federated.wire.enrolment.Answer` says it;
+    token: sha256 of the secret that it took.
+    """
 
     folder: Path
     name: str
@@ -62,7 +76,11 @@ class Credentials:
     @property
     def door(self) -> Address:
         """The broker, and what this device shows there."""
-        plain = Address(self.host, int(self.broker), tls=True) if self.broker.isdecimal() else parse_address(self.broker)
+        plain = (
+            Address(self.host, int(self.broker), tls=True)
+            if self.broker.isdecimal()
+            else parse_address(self.broker)
+        )
         return identified(plain, str(self.ca), str(self.pem))
 
     @property
@@ -90,7 +108,9 @@ def folder_of(token: Token) -> Path:
 
 
 def stored() -> list[Credentials]:
-    """All enrolments of this device, by folder name; damaged ones are passed over with a word in the log. Raises ConfigError for loose modes."""
+    """All enrolments of this device, by folder name; damaged ones are passed over with a word in
+    the log. Raises ConfigError for loose modes.
+    """
     found = []
     for about in sorted((state.folder() / "credentials").glob("*/about.json")):
         try:
@@ -102,22 +122,32 @@ def stored() -> list[Credentials]:
             log.warning("passed over %s: %s", about, error)
             continue
         if (mode := one.pem.stat().st_mode & 0o777) & 0o077:
-            raise ConfigError(f"{one.pem}: expected a file that only this user may open, found mode {mode:04o}: chmod go= {one.pem}")
+            raise ConfigError(
+                f"{one.pem}: expected a file that only this user may open, found mode "
+                f"{mode:04o}: chmod go= {one.pem}"
+            )
         found.append(one)
     return found
 
 
-def admitted(broker: str | None, name: str | None, token: str | None = None, *, lasting: bool = False) -> tuple[str | None, str | None]:
-    """The broker's address with what lets this device in there, and this device's name there: as given, enrolled, or the user's.
+def admitted(
+    broker: str | None, name: str | None, token: str | None = None, *, lasting: bool = False
+) -> tuple[str | None, str | None]:
+    """The broker's address with what lets this device in there, and this device's name there: as
+    given, enrolled, or the user's.
 
-    token: enrols first, where that was not done before. lasting: renews certificates for as long as this process lives.
+    token: enrols first, where that was not done before. lasting: renews certificates for as long as
+    this process lives.
     Raises UsageError, ConfigError, LinkError, MissingExtra.
     """
     found = None
     if token is not None:
         asked = parse_token(token)
         if name is not None and name != asked.name:
-            raise UsageError(f"--name {name}: the token is for '{asked.name}'; its certificate will say so, and the broker knows no other name")
+            raise UsageError(
+                f"--name {name}: the token is for '{asked.name}'; its certificate will "
+                "say so, and the broker knows no other name"
+            )
         found = enrolled(asked)
         name = found.name
         if broker is None:
@@ -130,17 +160,28 @@ def admitted(broker: str | None, name: str | None, token: str | None = None, *, 
         if found is not None:
             address, name = identified(address, str(found.ca), str(found.pem)), found.name
     if name is None and address.user is not None and re.match(topics.AGENT, address.user):
-        name = address.user  # brokers with our rights let a user speak for the agent of that name alone
+        # brokers with our rights let a user speak for the agent of that name alone
+        name = address.user
     if found is not None and lasting:
         threading.Thread(target=renew_for_ever, args=(found,), name="renewal", daemon=True).start()
     return url(address) if address.tls else broker, name
 
 
 def known(address: Address, name: str | None) -> Credentials | None:
-    """The enrolment for a broker, of a name where one is given. Raises UsageError where there are several."""
-    fitting = [one for one in stored() if (one.door.host, one.door.port) == (address.host, address.port) and name in (None, one.name)]
+    """The enrolment for a broker, of a name where one is given. Raises UsageError where there are
+    several.
+    """
+    fitting = [
+        one
+        for one in stored()
+        if (one.door.host, one.door.port) == (address.host, address.port)
+        and name in (None, one.name)
+    ]
     if len(fitting) > 1:
-        raise UsageError(f"this device is enrolled at {address} as {', '.join(one.name for one in fitting)}: choose by --name")
+        raise UsageError(
+            f"this device is enrolled at {address} as "
+            f"{', '.join(one.name for one in fitting)}: choose by --name"
+        )
     return fitting[0] if fitting else None
 
 
@@ -165,13 +206,19 @@ def needing_library(command: str) -> Iterator[None]:
 
 
 def read_token(text: str | None, file: Path | None) -> str | None:
-    """A token as given, from a file, or from standard input (`-`). Raises UsageError, ConfigError."""
+    """A token as given, from a file, or from standard input (`-`). Raises UsageError,
+    ConfigError.
+    """
     if text is not None and file is not None:
         raise UsageError("--token and --token-file: give one of them")
     if file is None:
         return text
     try:
-        return sys.stdin.readline(MOST) if str(file) == "-" else file.read_text(encoding="ascii")[:MOST]
+        return (
+            sys.stdin.readline(MOST)
+            if str(file) == "-"
+            else file.read_text(encoding="ascii")[:MOST]
+        )
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it holds no ASCII"
         raise ConfigError(f"--token-file {file}: expected a token: {why}") from error
@@ -188,7 +235,9 @@ def renew_for_ever(credentials: Credentials) -> None:
 
 
 def renew_when_due(credentials: Credentials) -> bool:
-    """Renews a certificate of which less than a third is left; whether it did. Raises LinkError, MissingExtra: the old one stays."""
+    """Renews a certificate of which less than a third is left; whether it did. Raises LinkError,
+    MissingExtra: the old one stays.
+    """
     with needing_library("renewing this device's certificate"):
         from edge_agent import enrolment
 

@@ -1,4 +1,5 @@
-"""`edge-agent doctor`: is this device fit to take part? Each check is one line: how it stands, what was tried, what was found, and what to do.
+"""`edge-agent doctor`: is this device fit to take part? Each check is one line: how it stands, what
+was tried, what was found, and what to do.
 
 Nothing is joined: the coordinator is at most asked to say something back. No torch at import.
 """
@@ -18,7 +19,9 @@ State: TypeAlias = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried. remedy: empty where nothing is amiss. exit: the exit code that a failure of this kind has."""
+    """One thing that was tried. remedy: empty where nothing is amiss. exit: the exit code that a
+    failure of this kind has.
+    """
 
     name: str
     state: State
@@ -28,7 +31,9 @@ class Check:
 
 
 def examine(broker: str | None, run: str | None, name: str, store: Path) -> Iterable[Check]:
-    """All checks, as they are done. broker: None leaves out the way to it. Raises UsageError for an address or a name that is none."""
+    """All checks, as they are done. broker: None leaves out the way to it. Raises UsageError for an
+    address or a name that is none.
+    """
     from edge_agent.doctor_device import device
     from edge_agent.doctor_wire import wire
     from federated.wire import messages
@@ -50,7 +55,9 @@ def exit_code(checks: Sequence[Check]) -> int:
 
 def text(check: Check) -> str:
     """One line: others' words in it move no cursor."""
-    said = f"{check.state:<4}  {check.name:<11}  {check.found}" + (f": {check.remedy}" if check.remedy else "")
+    said = f"{check.state:<4}  {check.name:<11}  {check.found}" + (
+        f": {check.remedy}" if check.remedy else ""
+    )
     return "".join(c if c.isprintable() else " " for c in said)
 
 

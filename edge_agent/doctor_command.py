@@ -15,18 +15,31 @@ __all__ = ["doctor"]
 
 
 @click.command()
-@click.option("--broker", metavar="HOST|URL", help="the coordinator's broker, as edge-agent join takes it; without it only the device is looked at")
+@click.option(
+    "--broker",
+    metavar="HOST|URL",
+    help="the coordinator's broker, as edge-agent join takes it; without it only the device is "
+    "looked at",
+)
 @click.option("--run", metavar="NAME", help="which run, where a broker has several")
-@click.option("--name", metavar="ID", help="this agent's name  [default: that of its certificate or user, or made of the host's]")
+@click.option(
+    "--name",
+    metavar="ID",
+    help="this agent's name  [default: that of its certificate or user, or made of the host's]",
+)
 @click.option(
     "--spool",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="where weights and updates are to lie  [default: where edge-agent keeps what must outlive it]",
+    help="where weights and updates are to lie  [default: where edge-agent keeps what must outlive "
+    "it]",
 )
 @FORMAT
-def doctor(broker: str | None, run: str | None, name: str | None, spool: Path | None, form: str) -> None:
-    """Try whether this device can take part, and say of each thing that stands in the way what to do. Joins nothing.
+def doctor(
+    broker: str | None, run: str | None, name: str | None, spool: Path | None, form: str
+) -> None:
+    """Try whether this device can take part, and say of each thing that stands in the way what to
+    do. Joins nothing.
 
     Exits with 0 where nothing failed, else with the code of the first failure.
     """

@@ -1,4 +1,6 @@
-"""What a task really took on this device: seconds, the time of a step, and the memory at its peak. No torch at import."""
+"""What a task really took on this device: seconds, the time of a step, and the memory at its peak.
+No torch at import.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,18 @@ PROCESS = Path("/proc/self")
 
 
 class Gauge:
-    """Measures the tasks of one process, one at a time: `begin`, the task with `timed` around its steps, `notes`.
+    """Measures the tasks of one process, one at a time: `begin`, the task with `timed` around its
+    steps, `notes`.
 
     device: where it trains. clock: seconds. process: its folder below /proc.
     """
 
-    def __init__(self, device: str, clock: Callable[[], float] = time.perf_counter, process: Path = PROCESS) -> None:
+    def __init__(
+        self, device: str, clock: Callable[[], float] = time.perf_counter, process: Path = PROCESS
+    ) -> None:
         self.device, self.clock, self.process = device, clock, process
-        self._base = sys.maxsize  # bytes of the process itself: what it held at the leanest of its tasks' starts
+        # bytes of the process itself: what it held at the leanest of its tasks' starts
+        self._base = sys.maxsize
         self._before = 0  # its peak until then
         self._begun = self._step = 0.0
         self._steps: list[float] = []
@@ -50,8 +56,10 @@ class Gauge:
         self._steps.append(self.clock() - self._step)
 
     def notes(self) -> dict[str, Any]:
-        """seconds: since `begin`. step: mean of the steps, the first left out where there are others, since it warms up. peak: bytes beyond the
-        process itself. What there is no number for is left out."""
+        """seconds: since `begin`. step: mean of the steps, the first left out where there are
+        others, since it warms up. peak: bytes beyond the process itself. What there is no number
+        for is left out.
+        """
         made: dict[str, Any] = {"seconds": self.clock() - self._begun}
         if self._steps:
             counted = self._steps[1:] or self._steps
@@ -75,4 +83,6 @@ class Gauge:
             lines = (self.process / "status").read_text().splitlines()
         except OSError:
             return 0
-        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
+        return next(
+            (int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0
+        )

@@ -1,4 +1,6 @@
-"""What the flags of `edge-agent` mean: those that several commands share, and what is made of their values."""
+"""What the flags of `edge-agent` mean: those that several commands share, and what is made of their
+values.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,25 @@ __all__ = [
     "words",
 ]
 
-LABEL = click.option("--label", "labels", metavar="WORD", multiple=True, help="what you call this device, for a run to select by; may be repeated")
-LIMIT_CPUS = click.option("--limit-cpus", type=float, metavar="X", help="processors that training may use, fractions allowed")
-LIMIT_MEMORY = click.option("--limit-memory", metavar="SIZE", help="memory that training may use, such as 512MB")
-DEVICE = click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+LABEL = click.option(
+    "--label",
+    "labels",
+    metavar="WORD",
+    multiple=True,
+    help="what you call this device, for a run to select by; may be repeated",
+)
+LIMIT_CPUS = click.option(
+    "--limit-cpus",
+    type=float,
+    metavar="X",
+    help="processors that training may use, fractions allowed",
+)
+LIMIT_MEMORY = click.option(
+    "--limit-memory", metavar="SIZE", help="memory that training may use, such as 512MB"
+)
+DEVICE = click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True
+)
 RUN = click.option("--run", metavar="NAME", help="which run, where a broker has several")
 STORE = click.option(
     "--store",
@@ -51,9 +68,19 @@ def with_own_data(command: Callable[..., Any]) -> Callable[..., Any]:
     """The flags that name this device's own data."""
     for flag in (
         click.option("--seed", type=int, help="of the partition of --shard  [default: 0]"),
-        click.option("--partition", metavar="RULE", help="how the parts of --shard are drawn  [default: dirichlet:1.0]"),
-        click.option("--shard", metavar="I/N", help="hold only the I-th (from 0) of N parts of a named data set"),
-        click.option("--data-root", metavar="DIR", help="where named data sets lie or are downloaded to"),
+        click.option(
+            "--partition",
+            metavar="RULE",
+            help="how the parts of --shard are drawn  [default: dirichlet:1.0]",
+        ),
+        click.option(
+            "--shard",
+            metavar="I/N",
+            help="hold only the I-th (from 0) of N parts of a named data set",
+        ),
+        click.option(
+            "--data-root", metavar="DIR", help="where named data sets lie or are downloaded to"
+        ),
         click.option("--data", metavar="NAME|PATH|module:function", help="this device's own data"),
     ):
         command = flag(command)
@@ -68,7 +95,11 @@ def words(text: str) -> tuple[str, ...]:
 def own_data(options: dict[str, Any]) -> dict[str, Any]:
     """The flags of with_own_data by the names that requests give them. Raises UsageError."""
     check_shard(options)
-    named = {"root": options.pop("data_root"), "partition": options.pop("partition") or "dirichlet:1.0", "seed": options.pop("seed") or 0}
+    named = {
+        "root": options.pop("data_root"),
+        "partition": options.pop("partition") or "dirichlet:1.0",
+        "seed": options.pop("seed") or 0,
+    }
     return {**options, **named}
 
 
@@ -92,15 +123,21 @@ def make_job(name: str | None, options: dict[str, Any]) -> Job:
 
 def check_shard(options: Mapping[str, Any]) -> None:
     """Raises UsageError where it is said how parts are drawn, and not which of them is meant."""
-    if options["shard"] is None and (options["partition"] is not None or options["seed"] is not None):
-        raise UsageError("--partition and --seed say how the parts of --shard I/N are drawn: name a shard too")
+    if options["shard"] is None and (
+        options["partition"] is not None or options["seed"] is not None
+    ):
+        raise UsageError(
+            "--partition and --seed say how the parts of --shard I/N are drawn: name a shard too"
+        )
 
 
 def checked_labels(labels: Sequence[str]) -> tuple[str, ...]:
     """Each once, in their order. Raises UsageError for one that is no word, and for too many."""
     for label in labels:
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", label):
-            raise UsageError(f"--label: expected 1 to 64 letters, digits, '.', '_' or '-', found '{label[:80]}'")
+            raise UsageError(
+                f"--label: expected 1 to 64 letters, digits, '.', '_' or '-', found '{label[:80]}'"
+            )
     unique = tuple(dict.fromkeys(labels))
     if len(unique) > LABELS:
         raise UsageError(f"--label: expected at most {LABELS} labels, found {len(unique)}")
@@ -112,12 +149,17 @@ def agent_name(name: str | None) -> str:
     if name is None:
         return machine_name()
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) or name == "all":
-        raise UsageError(f"--name: expected 1 to 64 letters, digits, '.', '_' or '-', and not 'all'; found '{name}'")
+        raise UsageError(
+            "--name: expected 1 to 64 letters, digits, '.', '_' or '-', and not 'all'; "
+            f"found '{name}'"
+        )
     return name
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that ctrl-C and a service manager's SIGTERM set; a second ctrl-C interrupts at once."""
+    """An event that ctrl-C and a service manager's SIGTERM set; a second ctrl-C interrupts at
+    once.
+    """
     stop = threading.Event()
 
     def ask(number: int, frame: object) -> None:

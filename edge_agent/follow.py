@@ -1,4 +1,6 @@
-"""The device's half of releases: hears which version is for this agent, brings it here, and reports what the agent answers with. No torch here."""
+"""The device's half of releases: hears which version is for this agent, brings it here, and reports
+what the agent answers with. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,15 @@ __all__ = ["Arrival", "Follower", "link_of", "will"]
 log = logging.getLogger(__name__)
 
 RETRY = 300.0  # seconds until a version that could not be had is tried again
-KEPT = 2  # versions kept beside the one in use and the one that is wanted: the last good one is among them
+# versions kept beside the one in use and the one that is wanted: the last good one is among them
+KEPT = 2
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A version for this agent, whole and with the right digests, in `folder`; canary: it has it before others do."""
+    """A version for this agent, whole and with the right digests, in `folder`; canary: it has it
+    before others do.
+    """
 
     version: str
     folder: Path
@@ -43,15 +48,19 @@ def will(run: str, name: str) -> Will:
 
 
 def link_of(broker: str, run: str | None, name: str) -> MqttLink:
-    """A link for a Follower: of this agent's name, so that no second one answers in it. Raises LinkError, UsageError."""
+    """A link for a Follower: of this agent's name, so that no second one answers in it. Raises
+    LinkError, UsageError.
+    """
     return MqttLink(broker, f"infer-{name}", will(run, name) if run else None)
 
 
 class Follower:
-    """Follows a run's releases in behalf of one agent; each version that is meant for it arrives once. Not thread-safe.
+    """Follows a run's releases in behalf of one agent; each version that is meant for it arrives
+    once. Not thread-safe.
 
-    The first arrival is the present version, also where the store has it already: compare it with what is in use. A canary that is taken back
-    makes the stable version arrive again. `run` is known once a card was heard.
+    The first arrival is the present version, also where the store has it already: compare it with
+    what is in use. A canary that is taken back makes the stable version arrive again. `run` is
+    known once a card was heard.
     """
 
     def __init__(
@@ -66,12 +75,20 @@ class Follower:
         other: Callable[[Delivery], None] = lambda delivery: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """run: None where the broker has releases of one run only. submodel: None for the agent's own.
+        """run: None where the broker has releases of one run only. submodel: None for the agent's
+        own.
 
-        store: versions lie in store/RUN/VERSION. session: of the agent's process. other: gets the link's deliveries that are not about releases.
+        store: versions lie in store/RUN/VERSION. session: of the agent's process. other: gets the
+        link's deliveries that are not about releases.
         """
         self.run, self.name = run, name
-        self._link, self._submodel, self._store, self._other, self._clock = link, submodel, store, other, clock
+        self._link, self._submodel, self._store, self._other, self._clock = (
+            link,
+            submodel,
+            store,
+            other,
+            clock,
+        )
         self._serving = Serving(name, session or f"s{os.getpid()}")
         self._reported = False
         self._cards: dict[str, Release] = {}
@@ -83,7 +100,9 @@ class Follower:
         link.subscribe(self._pattern)
 
     def turn(self, timeout: float) -> Arrival | None:
-        """Hears the link for up to `timeout` seconds; what arrived. Raises LinkError, and FleetError for several runs to choose from."""
+        """Hears the link for up to `timeout` seconds; what arrived. Raises LinkError, and
+        FleetError for several runs to choose from.
+        """
         until = self._clock() + timeout
         while True:
             delivery = self._link.receive(max(0.0, min(0.2, until - self._clock())))
@@ -97,12 +116,18 @@ class Follower:
                 return None
 
     def report(self, serving: Serving) -> None:
-        """Publishes, retained, what this agent answers with; also what it refused, until another version is wanted. Raises LinkError.
+        """Publishes, retained, what this agent answers with; also what it refused, until another
+        version is wanted. Raises LinkError.
 
         Versions in the store that are of no use any more are removed.
         """
         past = self._serving
-        if not serving.refused and past.refused and past.refused != serving.version and self._still(past.refused):
+        if (
+            not serving.refused
+            and past.refused
+            and past.refused != serving.version
+            and self._still(past.refused)
+        ):
             serving = replace(serving, refused=past.refused, reason=past.reason)
         self._serving, self._reported = replace(serving, reason=brief(serving.reason)), True
         self._tell()
@@ -116,7 +141,7 @@ class Follower:
         if self.run is not None:
             self._link.publish(topics.serving(self.run, self.name), b"", retain=True)
 
-    # ---- what comes ------------------------------------------------------------------------------------------------
+    # ---- what comes ------------------------------------------------------------------------------
 
     def _hear(self, delivery: Delivery, now: float) -> None:
         if delivery.topic == LINK_UP and self._reported:
@@ -157,14 +182,25 @@ class Follower:
             self._quiet = now + SETTLE
 
     def _start(self, card: Release, now: float) -> None:
-        """Goes for what a card means for this agent, unless that is what it has, or is after, already."""
+        """Goes for what a card means for this agent, unless that is what it has, or is after,
+        already.
+        """
         meant = target(card, self.name, self._submodel)
         if meant is None:
             self._miss(card)
             return
         version, submodel = meant
-        wanted = (version, submodel, card.canary is not None and version.name == card.canary.name and self.name in card.agents)
-        same = self._wanted is not None and (self._wanted[0].name, self._wanted[1]) == (version.name, submodel)
+        wanted = (
+            version,
+            submodel,
+            card.canary is not None
+            and version.name == card.canary.name
+            and self.name in card.agents,
+        )
+        same = self._wanted is not None and (self._wanted[0].name, self._wanted[1]) == (
+            version.name,
+            submodel,
+        )
         self._wanted = wanted
         if not same:
             self._begin(now)
@@ -173,10 +209,18 @@ class Follower:
         """Nothing in a card is for this agent: it goes on with what it has."""
         self._drop()
         self._wanted = None
-        version = card.canary if card.canary is not None and self.name in card.agents else card.stable
+        version = (
+            card.canary if card.canary is not None and self.name in card.agents else card.stable
+        )
         if version is not None:
-            what = f"submodel '{self._submodel}'" if self._submodel else f"a submodel for agent '{self.name}' (or name one by --submodel)"
-            self._refused(version.name, f"expected {what}, found only {', '.join(version.submodels)}")
+            what = (
+                f"submodel '{self._submodel}'"
+                if self._submodel
+                else f"a submodel for agent '{self.name}' (or name one by --submodel)"
+            )
+            self._refused(
+                version.name, f"expected {what}, found only {', '.join(version.submodels)}"
+            )
 
     def _begin(self, now: float) -> None:
         assert self._wanted is not None
@@ -184,7 +228,14 @@ class Follower:
         self._drop()
         self._again = float("inf")
         version, submodel, _ = self._wanted
-        self._arriving = Arriving(self._link, self.run, version, submodel, folder_of(self._store, self.run, version.name), now)
+        self._arriving = Arriving(
+            self._link,
+            self.run,
+            version,
+            submodel,
+            folder_of(self._store, self.run, version.name),
+            now,
+        )
 
     def _arrived(self, arriving: Arriving) -> Arrival:
         assert self._wanted is not None
@@ -196,7 +247,7 @@ class Follower:
             self._arriving.close()
             self._arriving = None
 
-    # ---- what is told ----------------------------------------------------------------------------------------------
+    # ---- what is told ----------------------------------------------------------------------------
 
     def _refuse(self, error: Exception, now: float) -> None:
         """What was wanted cannot be had: says so, and tries again later."""
@@ -207,22 +258,28 @@ class Follower:
 
     def _refused(self, version: str, reason: str) -> None:
         log.warning("version %s of run '%s' is not taken up: %s", version, self.run, reason)
-        self._serving, self._reported = replace(self._serving, refused=version, reason=brief(reason)), True
+        self._serving, self._reported = (
+            replace(self._serving, refused=version, reason=brief(reason)),
+            True,
+        )
         self._tell()
         if self._serving.version:
             self._prune(self._serving.version, version)
 
     def _tell(self) -> None:
         if self.run is not None:
-            self._link.publish(topics.serving(self.run, self.name), envelope.encode(self._serving), retain=True)
+            self._link.publish(
+                topics.serving(self.run, self.name), envelope.encode(self._serving), retain=True
+            )
 
     def _still(self, version: str) -> bool:
         return self._wanted is None or self._wanted[0].name == version
 
-    # ---- what is kept ----------------------------------------------------------------------------------------------
+    # ---- what is kept ----------------------------------------------------------------------------
 
     def _prune(self, current: str, refused: str) -> None:
-        """Removes versions but the present one, the one that is wanted, and the last few that were in use before; if that fails, they stay.
+        """Removes versions but the present one, the one that is wanted, and the last few that were
+        in use before; if that fails, they stay.
 
         What was refused is the first to go: it must not drive out what was good.
         """
@@ -235,8 +292,13 @@ class Follower:
                 os.utime(here)
             if refused and (bad := here.with_name(refused)).is_dir():
                 os.utime(bad, (0, 0))
-            others = [path for path in here.parent.glob("*") if re.match(topics.VERSION, path.name) and path.name not in wanted]
+            others = [
+                path
+                for path in here.parent.glob("*")
+                if re.match(topics.VERSION, path.name) and path.name not in wanted
+            ]
             for path in sorted(others, key=lambda path: path.stat().st_mtime)[:-KEPT]:
                 shutil.rmtree(path, ignore_errors=True)
-        except OSError as error:  # of another process that removes the same, or a failing disk: no reason not to answer
+        except OSError as error:
+            # of another process that removes the same, or a failing disk: no reason not to answer
             log.warning("old versions of run '%s' stay: %s", self.run, error)

@@ -1,4 +1,6 @@
-"""`edge-agent infer`: answer with what a run released, once for some inputs or until stopped, over HTTP or MQTT. No torch here."""
+"""`edge-agent infer`: answer with what a run released, once for some inputs or until stopped, over
+HTTP or MQTT. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ __all__ = ["Request", "command", "released"]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. broker, model: where the network comes from, one of them; the other fields as the command's options say.
+    """What is asked for. broker, model: where the network comes from, one of them; the other fields
+    as the command's options say.
 
-    store: where releases are kept; data, root, shard, partition, seed: this device's own data, none where `data` is empty.
+    store: where releases are kept; data, root, shard, partition, seed: this device's own data, none
+    where `data` is empty.
     """
 
     name: str
@@ -56,13 +60,19 @@ class Request:
 
 
 def command(request: Request, form: str, say: Say, stop: threading.Event | None = None) -> str:
-    """Answers; what `edge-agent infer` prints at its end: one line per example, or one JSON object; of a service, its counts. say: for people.
+    """Answers; what `edge-agent infer` prints at its end: one line per example, or one JSON object;
+    of a service, its counts. say: for people.
 
-    Raises UsageError, ConfigError, MissingExtra, LinkError, FleetError, ExportError, DataError, StoreError.
+    Raises UsageError, ConfigError, MissingExtra, LinkError, FleetError, ExportError, DataError,
+    StoreError.
     """
     _check(request)
     remembers = request.broker is not None and request.stays
-    engine = Engine(request.store / f"@{request.name}" if remembers else None, threads=request.threads, held=_held(request))
+    engine = Engine(
+        request.store / f"@{request.name}" if remembers else None,
+        threads=request.threads,
+        held=_held(request),
+    )
     if request.stays:
         return _serve(request, engine, form, say, stop or threading.Event())
     path = _open(engine, request)
@@ -72,22 +82,42 @@ def command(request: Request, form: str, say: Say, stop: threading.Event | None 
         say(table(engine.choice))
     if request.explain and not request.inputs and form == "text":
         return ""
-    sources: Sequence[Path | None] = () if request.explain and not request.inputs else listed(request.inputs)
-    rows = [(source, one) for source in sources for one in engine.answer(read(source, engine.session, resize=request.resize), str(source)).answers]
+    sources: Sequence[Path | None] = (
+        () if request.explain and not request.inputs else listed(request.inputs)
+    )
+    rows = [
+        (source, one)
+        for source in sources
+        for one in engine.answer(
+            read(source, engine.session, resize=request.resize), str(source)
+        ).answers
+    ]
     if form == "json":
-        tried = {"tried": [asdict(trial) for trial in engine.choice.trials]} if request.explain else {}
+        tried = (
+            {"tried": [asdict(trial) for trial in engine.choice.trials]} if request.explain else {}
+        )
         answers = [{"input": str(source or "-"), **one} for source, one in rows]
         return json.dumps({**about(engine.choice), "model": str(path), **tried, "answers": answers})
     return "\n".join(f"{source or '-'}: {told(one)}" for source, one in rows)
 
 
 def released(folder: Path, submodel: str | None) -> str:
-    """The submodel of a release folder: the one that is wanted, or the only one. Raises ExportError, Unknown, UsageError."""
+    """The submodel of a release folder: the one that is wanted, or the only one. Raises
+    ExportError, Unknown, UsageError.
+    """
     if submodel is not None:
         return submodel
-    whole = [entry for entry in bundle.manifest(folder).submodels if all((folder / v.file.name).exists() for v in entry.variants)]
+    whole = [
+        entry
+        for entry in bundle.manifest(folder).submodels
+        if all((folder / v.file.name).exists() for v in entry.variants)
+    ]
     if len(whole) != 1:
-        raise UsageError(f"{folder} holds {', '.join(entry.label for entry in whole) or 'no whole submodel'}: name one by --submodel")
+        raise UsageError(
+            f"{folder} holds "
+            f"{', '.join(entry.label for entry in whole) or 'no whole submodel'}: name "
+            "one by --submodel"
+        )
     return whole[0].submodel
 
 
@@ -99,7 +129,10 @@ def _check(request: Request) -> None:
     if request.mqtt and request.broker is None:
         raise UsageError("--mqtt answers at a broker: name it by --broker")
     if request.stays and (request.inputs or request.explain):
-        raise UsageError("--serve and --mqtt answer whoever asks: name INPUTS, or --explain, in a command without them")
+        raise UsageError(
+            "--serve and --mqtt answer whoever asks: name INPUTS, or --explain, in a "
+            "command without them"
+        )
     if request.token_file is not None and request.serve is None:
         raise UsageError("--token-file is of --serve")
     if request.data is None and (request.shard is not None or request.root is not None):
@@ -107,12 +140,21 @@ def _check(request: Request) -> None:
 
 
 def _held(request: Request) -> Held | None:
-    """This device's own held-out examples, where it names its data. Raises Unknown, DataError, MissingExtra."""
+    """This device's own held-out examples, where it names its data. Raises Unknown, DataError,
+    MissingExtra.
+    """
     if request.data is None:
         return None
     from federated.data.catalogue import device
 
-    data = device(request.data, request.root, name=request.name, shard=request.shard, partition=request.partition, seed=request.seed)
+    data = device(
+        request.data,
+        request.root,
+        name=request.name,
+        shard=request.shard,
+        partition=request.partition,
+        seed=request.seed,
+    )
     return data.x_held, data.y_held
 
 
@@ -121,7 +163,13 @@ def _open(engine: Engine, request: Request) -> Path:
     if request.broker is not None:
         from edge_agent.fetch import fetch_from  # MQTT, which a file on this device does not need
 
-        folder, submodel = fetch_from(request.broker, request.run, request.submodel or request.name, request.store, request.wait)
+        folder, submodel = fetch_from(
+            request.broker,
+            request.run,
+            request.submodel or request.name,
+            request.store,
+            request.wait,
+        )
         engine.adopt(folder, submodel)
         return folder
     assert request.model is not None
@@ -142,10 +190,21 @@ def _serve(request: Request, engine: Engine, form: str, say: Say, stop: threadin
         try:
             import edge_agent.server  # noqa: F401 (whether it can be)
         except ModuleNotFoundError as error:
-            raise MissingExtra("edge-agent infer --serve", "serve", error.name or "starlette") from error
+            raise MissingExtra(
+                "edge-agent infer --serve", "serve", error.name or "starlette"
+            ) from error
     if request.model is not None:
         _open(engine, request)
-    plan = Plan(request.name, request.broker or "", request.run, request.submodel, request.store, address, token, request.mqtt)
+    plan = Plan(
+        request.name,
+        request.broker or "",
+        request.run,
+        request.submodel,
+        request.store,
+        address,
+        token,
+        request.mqtt,
+    )
     counts = serve(plan, engine, stop, say)
     if form == "json":
         last = {} if engine.choice is None else about(engine.choice)

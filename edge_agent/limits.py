@@ -1,7 +1,9 @@
 """Limits on processors and memory that the kernel, or a governor, holds a process to.
 
-Control groups do it where they may be written (v2, then v1). Elsewhere processors are limited by affinity and, for
-fractions, by a governor that stops and continues the process; memory by the process's own data limit.
+Control groups do it where they may be written (v2, then v1). Elsewhere processors are limited by
+affinity and, for
+fractions, by a governor that stops and continues the process; memory by the process's own data
+limit.
 """
 
 from __future__ import annotations
@@ -26,14 +28,31 @@ import psutil
 from edge_agent.readings import ROOT, entries, number, text
 from federated.errors import ConfigError
 
-__all__ = ["Cage", "Limits", "available_cpus", "available_memory", "end_with_parent", "memory_limit", "parse_size"]
+__all__ = [
+    "Cage",
+    "Limits",
+    "available_cpus",
+    "available_memory",
+    "end_with_parent",
+    "memory_limit",
+    "parse_size",
+]
 
 log = logging.getLogger(__name__)
 
 UNLIMITED = 2.0**62  # bytes: control groups v1 spell no limit as a number a page below 2^63
 MOST = 2**50  # bytes of a limit: more is a slip of the hand, and beyond what the kernel takes
 PERIOD = 0.02  # seconds of one scheduling period: short, so that one training step spans several
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
 
 
 @dataclass(frozen=True)
@@ -45,11 +64,18 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.cpus is not None and not 0.01 <= self.cpus <= 4096:
-            raise ConfigError(f"--limit-cpus: expected a number from 0.01 to 4096, found {self.cpus}")
+            raise ConfigError(
+                f"--limit-cpus: expected a number from 0.01 to 4096, found {self.cpus}"
+            )
         if self.memory is not None and self.memory > MOST:
-            raise ConfigError(f"--limit-memory: expected at most 1024 TiB, found {self.memory / 2**40:.6g} TiB")
+            raise ConfigError(
+                f"--limit-memory: expected at most 1024 TiB, found {self.memory / 2**40:.6g} TiB"
+            )
         if self.memory is not None and self.memory < 64 * 2**20:
-            raise ConfigError(f"--limit-memory: expected at least 64MiB, which Python alone needs, found {self.memory} bytes")
+            raise ConfigError(
+                "--limit-memory: expected at least 64MiB, which Python alone needs, "
+                f"found {self.memory} bytes"
+            )
 
     @property
     def threads(self) -> int:
@@ -69,7 +95,9 @@ def parse_size(text: str, flag: str = "--limit-memory") -> int:
 
 
 def available_cpus(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
-    """Processors that a process may use (0: this one): affinity, control groups and the limits given."""
+    """Processors that a process may use (0: this one): affinity, control groups and the limits
+    given.
+    """
     allowed = [float(len(os.sched_getaffinity(pid))), limits.cpus or math.inf]
     for folder in _own_groups("cpu", pid, root):
         with contextlib.suppress(OSError, ValueError):
@@ -83,7 +111,9 @@ def available_cpus(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
 
 
 def available_memory(limits: Limits, pid: int = 0, root: Path = ROOT) -> int:
-    """Bytes that a process may still take (0: this one): what the machine has free, its control groups and the limits given leave."""
+    """Bytes that a process may still take (0: this one): what the machine has free, its control
+    groups and the limits given leave.
+    """
     free = [_machine_memory(root)]
     if limits.memory is not None:
         free.append(limits.memory - psutil.Process(pid or None).memory_info().rss)
@@ -93,8 +123,14 @@ def available_memory(limits: Limits, pid: int = 0, root: Path = ROOT) -> int:
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
             with contextlib.suppress(OSError, ValueError):
-                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                free.append(int((folder / limit).read_text()) - int((folder / usage).read_text()) + int(stat.get(inactive, 0)))
+                stat = dict(
+                    line.split() for line in (folder / "memory.stat").read_text().splitlines()
+                )
+                free.append(
+                    int((folder / limit).read_text())
+                    - int((folder / usage).read_text())
+                    + int(stat.get(inactive, 0))
+                )
     return int(max(0, min(free)))
 
 
@@ -109,7 +145,9 @@ def memory_limit(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
 
 
 def end_with_parent() -> None:
-    """This process ends with the one that started it, however that ends: nobody would continue what a governor stopped."""
+    """This process ends with the one that started it, however that ends: nobody would continue what
+    a governor stopped.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -157,7 +195,12 @@ class Cage:
     def __enter__(self) -> Cage:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -172,7 +215,12 @@ class Cage:
 
     def _limit_cpus(self, pid: int, cpus: float) -> None:
         quota, period = int(cpus * PERIOD * 1e6), int(PERIOD * 1e6)
-        if self._group("cpu", pid, {"cpu.max": f"{quota} {period}"}, {"cpu.cfs_period_us": f"{period}", "cpu.cfs_quota_us": f"{quota}"}):
+        if self._group(
+            "cpu",
+            pid,
+            {"cpu.max": f"{quota} {period}"},
+            {"cpu.cfs_period_us": f"{period}", "cpu.cfs_quota_us": f"{quota}"},
+        ):
             self.how.append(f"{cpus:g} cpus by control group")
             return
         processors = sorted(os.sched_getaffinity(0))
@@ -184,24 +232,34 @@ class Cage:
         os.sched_setaffinity(pid, chosen)
         self.how.append(f"{len(chosen)} cpus by affinity")
         if cpus < len(chosen):
-            self._governor = threading.Thread(target=self._govern, args=(pid, cpus / len(chosen)), daemon=True, name="governor")
+            self._governor = threading.Thread(
+                target=self._govern, args=(pid, cpus / len(chosen)), daemon=True, name="governor"
+            )
             self._governor.start()
             self.how.append(f"{cpus:g} of them by stopping and continuing")
 
     def _limit_memory(self, pid: int, memory: int) -> None:
-        if self._group("memory", pid, {"memory.max": f"{memory}", "memory.swap.max": "0"}, {"memory.limit_in_bytes": f"{memory}"}):
+        if self._group(
+            "memory",
+            pid,
+            {"memory.max": f"{memory}", "memory.swap.max": "0"},
+            {"memory.limit_in_bytes": f"{memory}"},
+        ):
             self.how.append(f"{memory // 10**6} MB by control group")
             return
         resource.prlimit(pid, resource.RLIMIT_DATA, (memory, memory))
         self.how.append(f"{memory // 10**6} MB by data limit")
 
     def _group(self, controller: str, pid: int, v2: dict[str, str], v1: dict[str, str]) -> bool:
-        """Makes a control group below the present one and puts the process in; False where that is not allowed."""
+        """Makes a control group below the present one and puts the process in; False where that is
+        not allowed.
+        """
         parents = _own_groups(controller)
         if not parents:
             return False
         unified = (parents[0] / "cgroup.controllers").exists()
-        # A process is in one group of a hierarchy: of the unified one, the group that holds another limit already.
+        # A process is in one group of a hierarchy: of the unified one, the group that holds another
+        # limit already.
         known = next((group for group in self._groups if group.parent == parents[0]), None)
         group = known or parents[0] / f"espalier-{pid}-{secrets.token_hex(3)}"
         _swept(parents[0])

@@ -1,4 +1,6 @@
-"""A release of a device's own: one submodel, adapted to the device's data, in a folder beside which nothing else is touched."""
+"""A release of a device's own: one submodel, adapted to the device's data, in a folder beside which
+nothing else is touched.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,20 @@ from models.submodel import Network, Submodel
 
 __all__ = ["check_target", "write"]
 
-EXAMPLES = 1024  # of this device's own at most that the adapted graphs are compared on, and as many to calibrate int8
+# of this device's own at most that the adapted graphs are compared on, and as many to calibrate
+# int8
+EXAMPLES = 1024
 PERSONAL = "personal"  # the fact by which a release tells that it is one
 
 
 def check_target(out: Path, folder: Path) -> None:
-    """Raises UsageError where something else than a release of this device's own would be lost. folder: of the release that was adapted."""
+    """Raises UsageError where something else than a release of this device's own would be lost.
+    folder: of the release that was adapted.
+    """
     if out.resolve() == folder.resolve():
-        raise UsageError(f"--out {out}: expected another folder than the release's, which stays as it is")
+        raise UsageError(
+            f"--out {out}: expected another folder than the release's, which stays as it is"
+        )
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not _ours(out))):
         raise UsageError(f"--out {out}: expected a new folder, or one that this command wrote")
 
@@ -42,11 +50,26 @@ def _ours(out: Path) -> bool:
         made = bundle.manifest(out)
     except ExportError:
         return False
-    return PERSONAL in made.about and names <= {bundle.MANIFEST, modelcard.NAME, *(file.name for file in bundle.files(made))}
+    return PERSONAL in made.about and names <= {
+        bundle.MANIFEST,
+        modelcard.NAME,
+        *(file.name for file in bundle.files(made)),
+    }
 
 
-def write(out: Path, made: Bundle, submodel: Submodel, net: nn.Module, data: Dataset, hide: float, *, whole: bool) -> Path:
-    """Writes a release of this device's own beside `out`, and puts it there when all of it is whole; where its weights lie. Raises StoreError."""
+def write(
+    out: Path,
+    made: Bundle,
+    submodel: Submodel,
+    net: nn.Module,
+    data: Dataset,
+    hide: float,
+    *,
+    whole: bool,
+) -> Path:
+    """Writes a release of this device's own beside `out`, and puts it there when all of it is
+    whole; where its weights lie. Raises StoreError.
+    """
     final = out.resolve()
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +90,16 @@ def write(out: Path, made: Bundle, submodel: Submodel, net: nn.Module, data: Dat
     return out / f"{submodel.name}.tensors"
 
 
-def _fill(part: Path, made: Bundle, submodel: Submodel, net: nn.Module, data: Dataset, hide: float, *, whole: bool) -> None:
+def _fill(
+    part: Path,
+    made: Bundle,
+    submodel: Submodel,
+    net: nn.Module,
+    data: Dataset,
+    hide: float,
+    *,
+    whole: bool,
+) -> None:
     """The files of a release of this device's own, or its weights alone."""
     if whole:
         x, truth = _asked(submodel.network, data.x_held[:EXAMPLES], data.y_held[:EXAMPLES], hide)
@@ -75,15 +107,31 @@ def _fill(part: Path, made: Bundle, submodel: Submodel, net: nn.Module, data: Da
         about = {PERSONAL: "adapted on a device to its own data", "data": data.name}
         owns = _asked(submodel.network, data.x[:EXAMPLES], data.y[:EXAMPLES], hide)[0]
         truth = truth if len(x) > 1 else np.concatenate([truth, truth])
-        bundle.write(part, made.run, made.round, {submodel: net}, few, truth, calibration=owns, classes=made.classes, about=about)
+        bundle.write(
+            part,
+            made.run,
+            made.round,
+            {submodel: net},
+            few,
+            truth,
+            calibration=owns,
+            classes=made.classes,
+            about=about,
+        )
     else:
-        state = {name: value for name, value in net.state_dict().items() if value.is_floating_point()}
-        (part / f"{submodel.name}.tensors").write_bytes(tensors.encode(msgspec.to_builtins(submodel), state))
+        state = {
+            name: value for name, value in net.state_dict().items() if value.is_floating_point()
+        }
+        (part / f"{submodel.name}.tensors").write_bytes(
+            tensors.encode(msgspec.to_builtins(submodel), state)
+        )
 
 
 def _asked(network: Network, x: Array, y: Array, hide: float) -> tuple[Array, Array]:
     """Raw examples as the network is asked, with what it should answer, in raw units."""
     if network.objective != "masked":
         return x, y
-    shown, truth = pose(network, hide, torch.from_numpy(x), torch.from_numpy(y), torch.Generator().manual_seed(0))
+    shown, truth = pose(
+        network, hide, torch.from_numpy(x), torch.from_numpy(y), torch.Generator().manual_seed(0)
+    )
     return shown.numpy(), truth.numpy()

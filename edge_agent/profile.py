@@ -1,4 +1,5 @@
-"""What a device measures of itself before it joins: processors, memory, data moments, and the time of a training step.
+"""What a device measures of itself before it joins: processors, memory, data moments, and the time
+of a training step.
 
 Runs in the training process, under its limits, so that what is measured is what training will have.
 """
@@ -48,7 +49,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class Measured:
-    """A profile without what only the link and the owner know; fields as in `federated.task.Profile`."""
+    """A profile without what only the link and the owner know; fields as in
+    `federated.task.Profile`.
+    """
 
     seen: Seen
     data: Card
@@ -57,23 +60,36 @@ class Measured:
 
 
 class NoRoom(Exception):
-    """A submodel that cannot be timed in the memory that is left; its text says how much it needs."""
+    """A submodel that cannot be timed in the memory that is left; its text says how much it
+    needs.
+    """
 
 
 def look(limits: Limits, device: str) -> Seen:
-    """This process on its device, under its limits. A board's GPU that has the processor's memory has one budget with it."""
+    """This process on its device, under its limits. A board's GPU that has the processor's memory
+    has one budget with it.
+    """
     board, memory = read_board(), available_memory(limits)
     if device == "cuda":
         own = torch.cuda.mem_get_info()[0]
         memory = min(own, memory) if board.shared else own
     system = f"{platform.system()} {platform.machine()}"
-    return Seen(platform.node(), system, available_cpus(limits), memory, f"torch {torch.__version__} {device}", board)
+    return Seen(
+        platform.node(),
+        system,
+        available_cpus(limits),
+        memory,
+        f"torch {torch.__version__} {device}",
+        board,
+    )
 
 
 def measure(run: Run, data: Any, limits: Limits, device: str, *, fresh: bool = False) -> Measured:
-    """Measures this process, on its own data, with the submodels that the run asks to be timed; settles how many threads it uses.
+    """Measures this process, on its own data, with the submodels that the run asks to be timed;
+    settles how many threads it uses.
 
-    fresh: takes no timing from the cache. Raises ConfigError where none of the submodels fits the memory.
+    fresh: takes no timing from the cache. Raises ConfigError where none of the submodels fits the
+    memory.
     """
     notebook = Notebook(surroundings(limits, device), fresh=fresh)
     timings: tuple[Timing, ...] = ()
@@ -84,9 +100,16 @@ def measure(run: Run, data: Any, limits: Limits, device: str, *, fresh: bool = F
 
 
 def timed(
-    submodels: Sequence[Submodel], batch: int, data: Any, limits: Limits, device: str, notebook: Notebook, threads: int = 0
+    submodels: Sequence[Submodel],
+    batch: int,
+    data: Any,
+    limits: Limits,
+    device: str,
+    notebook: Notebook,
+    threads: int = 0,
 ) -> tuple[int, tuple[Timing, ...]]:
-    """The threads that this process uses from now on (0: whichever number is best), and the time of a step of each submodel that fits.
+    """The threads that this process uses from now on (0: whichever number is best), and the time of
+    a step of each submodel that fits.
 
     Raises ConfigError where none does.
     """
@@ -99,24 +122,33 @@ def timed(
     for submodel in submodels:
         what = {**about, "submodel": named(submodel), "threads": threads}
         try:
-            seconds = _value(notebook, submodel, what, partial(_step, submodel, batch, data, limits, device))
+            seconds = _value(
+                notebook, submodel, what, partial(_step, submodel, batch, data, limits, device)
+            )
         except NoRoom as error:
             refused.append(error)
         else:
             timings.append(Timing(submodel, batch, seconds))
     if not timings:
-        raise ConfigError(f"no calibration possible: {refused[0]}: raise --limit-memory, free memory, or train with a smaller batch (train.batch)")
+        raise ConfigError(
+            f"no calibration possible: {refused[0]}: raise --limit-memory, free memory, "
+            "or train with a smaller batch (train.batch)"
+        )
     return threads or 1, tuple(timings)
 
 
 def named(submodel: Submodel) -> dict[str, Any]:
-    """A submodel as plain values, without what its time does not depend on: units of the data, names and owners."""
+    """A submodel as plain values, without what its time does not depend on: units of the data,
+    names and owners.
+    """
     network = replace(submodel.network, mean=(), std=(), shift=(), scale=(), label="")
     return asdict(replace(submodel, network=network, owner=""))
 
 
 def best_threads(submodel: Submodel, batch: int, data: Any, most: int) -> int:
-    """One or `most`, whichever steps quicker: threads that share small work, or processors with other agents, cost more than they bring."""
+    """One or `most`, whichever steps quicker: threads that share small work, or processors with
+    other agents, cost more than they bring.
+    """
     times = {}
     for threads in sorted({1, most}):
         torch.set_num_threads(threads)
@@ -125,7 +157,9 @@ def best_threads(submodel: Submodel, batch: int, data: Any, most: int) -> int:
 
 
 def time_step(submodel: Submodel, batch: int, data: Any, device: str) -> float:
-    """Seconds of one training step (forward, backward, update): the mean of the quickest window, since under a quota the quickest step would lie."""
+    """Seconds of one training step (forward, backward, update): the mean of the quickest window,
+    since under a quota the quickest step would lie.
+    """
     net = build(submodel).to(device)
     size = max(2, min(batch, len(data.x)))
     x, y = data.x[:size], data.y[:size]
@@ -142,7 +176,14 @@ def time_step(submodel: Submodel, batch: int, data: Any, device: str) -> float:
     return min(means)
 
 
-def _threads(submodel: Submodel, batch: int, data: Any, limits: Limits, notebook: Notebook, about: Mapping[str, Any]) -> int:
+def _threads(
+    submodel: Submodel,
+    batch: int,
+    data: Any,
+    limits: Limits,
+    notebook: Notebook,
+    about: Mapping[str, Any],
+) -> int:
     """The better number of threads, known or tried out; one where there is no room to try."""
     most = limits.threads
     if most == 1:
@@ -150,24 +191,37 @@ def _threads(submodel: Submodel, batch: int, data: Any, limits: Limits, notebook
     what = {**about, "work": "threads", "submodel": named(submodel), "most": most}
     trial = partial(best_threads, submodel, batch, data, most)
     try:
-        return int(_value(notebook, submodel, what, partial(_within, submodel, batch, limits, "cpu", trial)))
+        return int(
+            _value(
+                notebook, submodel, what, partial(_within, submodel, batch, limits, "cpu", trial)
+            )
+        )
     except NoRoom:
         return 1
 
 
-def _value(notebook: Notebook, submodel: Submodel, what: Mapping[str, Any], take: Callable[[], float]) -> float:
+def _value(
+    notebook: Notebook, submodel: Submodel, what: Mapping[str, Any], take: Callable[[], float]
+) -> float:
     """A network of the user's own is timed each time: its code may have changed."""
     return notebook.value(what, take, keep=":" not in submodel.network.family)
 
 
 def _step(submodel: Submodel, batch: int, data: Any, limits: Limits, device: str) -> float:
-    return _within(submodel, batch, limits, device, partial(time_step, submodel, batch, data, device))
+    return _within(
+        submodel, batch, limits, device, partial(time_step, submodel, batch, data, device)
+    )
 
 
-def _within(submodel: Submodel, batch: int, limits: Limits, device: str, take: Callable[[], float]) -> float:
+def _within(
+    submodel: Submodel, batch: int, limits: Limits, device: str, take: Callable[[], float]
+) -> float:
     """What `take` measures, where the submodel's training fits what is free. Raises NoRoom."""
     needed, free = cost(submodel, batch).memory, look(limits, device).memory
-    what = f"{submodel.name} at batch {batch} needs about {needed / 1e6:.0f} MB to train, and {free / 1e6:.0f} MB are left"
+    what = (
+        f"{submodel.name} at batch {batch} needs about {needed / 1e6:.0f} MB to train, and "
+        f"{free / 1e6:.0f} MB are left"
+    )
     if needed > free:
         raise NoRoom(what)
     try:

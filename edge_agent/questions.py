@@ -1,4 +1,6 @@
-"""Questions over MQTT: anyone publishes JSON at `topics.ask`, and hears the answer at `topics.answer` under the same name. No torch here."""
+"""Questions over MQTT: anyone publishes JSON at `topics.ask`, and hears the answer at
+`topics.answer` under the same name. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,17 @@ __all__ = ["LARGEST", "WAITING", "Questions"]
 log = logging.getLogger(__name__)
 
 LARGEST = 1 << 20  # bytes of a question
-WAITING = 32  # questions that may wait; where more come, the one that waits longest is refused: its asker has the least patience left
+# questions that may wait; where more come, the one that waits longest is refused: its asker has the
+# least patience left
+WAITING = 32
 
 
 class Questions:
     """Answers questions that its link delivers to `hear`, in a thread of its own, until closed."""
 
-    def __init__(self, link: Link, run: str, agent: str, engine: Engine, *, waiting: int = WAITING) -> None:
+    def __init__(
+        self, link: Link, run: str, agent: str, engine: Engine, *, waiting: int = WAITING
+    ) -> None:
         self._link, self._run, self._agent, self._engine = link, run, agent, engine
         self._pattern = topics.ask(run, agent, "+")
         self._queue: deque[tuple[str, bytes]] = deque()
@@ -36,14 +42,23 @@ class Questions:
         link.subscribe(self._pattern)
 
     def hear(self, delivery: Delivery) -> bool:
-        """Takes a delivery, if it is a question to this agent. One that is retained is old, and an empty one clears it: neither is answered."""
+        """Takes a delivery, if it is a question to this agent. One that is retained is old, and an
+        empty one clears it: neither is answered.
+        """
         place = topics.parse(delivery.topic)
-        if place is None or place.kind != "ask" or (place.run, place.agent) != (self._run, self._agent):
+        if (
+            place is None
+            or place.kind != "ask"
+            or (place.run, place.agent) != (self._run, self._agent)
+        ):
             return False
         if not delivery.payload or delivery.retained:
             return True
         if len(delivery.payload) > LARGEST:
-            self._refuse(place.question, f"expected a question of at most {LARGEST} bytes, found {len(delivery.payload)}")
+            self._refuse(
+                place.question,
+                f"expected a question of at most {LARGEST} bytes, found {len(delivery.payload)}",
+            )
             return True
         with self._changed:
             self._queue.append((place.question, delivery.payload))
@@ -76,7 +91,9 @@ class Questions:
     def _answer(self, question: str, payload: bytes) -> None:
         name = f"question {question}"
         try:
-            found = msgspec.json.encode(reply(self._engine.answer(inputs_of(payload, name), name, MOST)))
+            found = msgspec.json.encode(
+                reply(self._engine.answer(inputs_of(payload, name), name, MOST))
+            )
         except EspalierError as error:
             self._refuse(question, str(error))
         except Exception as error:  # whatever one question does, the next ones are answered
@@ -84,7 +101,11 @@ class Questions:
             self._refuse(question, f"{name}: {type(error).__name__}")
         else:
             if len(found) > self._link.max_payload:
-                self._refuse(question, f"{name}: the answer has {len(found)} bytes, more than the {self._link.max_payload} that the broker takes")
+                self._refuse(
+                    question,
+                    f"{name}: the answer has {len(found)} bytes, more than the "
+                    f"{self._link.max_payload} that the broker takes",
+                )
             else:
                 self._publish(question, found)
 

@@ -1,6 +1,8 @@
-"""How the agent reads its machine: small files of the kernel, and commands that some boards have. Both may be missing.
+"""How the agent reads its machine: small files of the kernel, and commands that some boards have.
+Both may be missing.
 
-Every reader takes the root of the file tree and what runs a command, so that a board that is not here is read from a recorded tree.
+Every reader takes the root of the file tree and what runs a command, so that a board that is not
+here is read from a recorded tree.
 """
 
 from __future__ import annotations
@@ -16,19 +18,25 @@ ROOT = Path("/")
 PATIENCE = 5.0  # seconds that a command may take
 
 Run = Callable[..., str]
-"""What runs a command, given as words, and returns what it printed: empty where there is no such command, or it failed."""
+"""What runs a command, given as words, and returns what it printed: empty where there is no such
+command, or it failed.
+"""
 
 
 def run_command(*words: str) -> str:
     """What a command prints; empty where it is missing, fails, or does not end."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False)  # noqa: S603 - our own words
+        done = subprocess.run(  # noqa: S603  # our own words
+            words, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False
+        )
         return done.stdout.strip() if done.returncode == 0 else ""
     return ""
 
 
 def text(path: Path) -> str:
-    """A small file's text without the NULs that end strings of a device tree; empty where it cannot be read (a sensor may refuse)."""
+    """A small file's text without the NULs that end strings of a device tree; empty where it cannot
+    be read (a sensor may refuse).
+    """
     with contextlib.suppress(OSError):
         return path.read_text(errors="replace").replace("\0", "\n").strip()
     return ""

@@ -1,7 +1,9 @@
-"""What an agent that answers remembers over restarts: which release is in use, which were before, which one is being tested. No torch here.
+"""What an agent that answers remembers over restarts: which release is in use, which were before,
+which one is being tested. No torch here.
 
-What was measured of a release lies apart, in this device's cache (`edge_agent.cache`), beside all that it depends on: other versions of the
-runtime, another board with the same card in it, or other processors measure their own.
+What was measured of a release lies apart, in this device's cache (`edge_agent.cache`), beside all
+that it depends on: other versions of the runtime, another board with the same card in it, or other
+processors measure their own.
 """
 
 from __future__ import annotations
@@ -68,20 +70,33 @@ def places(store: Path) -> tuple[Place, ...]:
 
 
 def remember(store: Path, release: Path, submodel: str, version: str) -> None:
-    """From now on, a restart begins with this release. Raises StoreError; never for what a restart begins with already."""
-    place, before = Place(version, os.path.relpath(release.resolve(), store.resolve()), submodel), places(store)  # the whole store may be moved
+    """From now on, a restart begins with this release. Raises StoreError; never for what a restart
+    begins with already.
+    """
+    # the whole store may be moved
+    place, before = (
+        Place(version, os.path.relpath(release.resolve(), store.resolve()), submodel),
+        places(store),
+    )
     if before[:1] != (place,):
-        _write(store / CURRENT, Remembered(place, tuple(old for old in before if old != place)[:GOOD]))
+        _write(
+            store / CURRENT, Remembered(place, tuple(old for old in before if old != place)[:GOOD])
+        )
 
 
 @contextlib.contextmanager
 def trying(store: Path, version: str) -> Iterator[None]:
-    """A test of a release: one that processes died of is not tested again. Raises ExportError for it. A full disk does not keep it from a test."""
+    """A test of a release: one that processes died of is not tested again. Raises ExportError for
+    it. A full disk does not keep it from a test.
+    """
     path = store / TRYING
     before = _read(path, Trying)
     attempts = before.attempts if before is not None and before.version == version else 0
     if attempts >= ATTEMPTS:
-        raise ExportError(f"version {version}: the process ended {attempts} times while it was tested; remove {path} to try again")
+        raise ExportError(
+            f"version {version}: the process ended {attempts} times while it was "
+            f"tested; remove {path} to try again"
+        )
     try:
         _write(path, Trying(version, attempts + 1))
     except StoreError as error:
@@ -115,8 +130,15 @@ def _measured(version: str, submodel: str, threads: int, held: Held | None) -> P
     digest = hashlib.sha256()
     for part in held or ():
         digest.update(np.ascontiguousarray(part).tobytes())
-    facts = {"submodel": submodel, "threads": threads, "providers": providers(), "held": digest.hexdigest(), **surroundings(Limits(), "")}
-    return folder() / "choices" / f"{version}-{hashlib.sha256(msgspec.json.encode(facts, order='sorted')).hexdigest()[:16]}.json"
+    facts = {
+        "submodel": submodel,
+        "threads": threads,
+        "providers": providers(),
+        "held": digest.hexdigest(),
+        **surroundings(Limits(), ""),
+    }
+    known = hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()
+    return folder() / "choices" / f"{version}-{known[:16]}.json"
 
 
 def _read(path: Path, kind: type[Kind]) -> Kind | None:

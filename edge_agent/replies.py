@@ -1,4 +1,6 @@
-"""What is asked of an agent that serves and what it says, the same by HTTP and by MQTT: bounded questions, answers that name their release."""
+"""What is asked of an agent that serves and what it says, the same by HTTP and by MQTT: bounded
+questions, answers that name their release.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,19 @@ def reply(answered: Answered) -> dict[str, Any]:
 def about(choice: Choice) -> dict[str, Any]:
     """What names a release, and how it runs here."""
     best = choice.best
-    named = {"version": choice.version, "run": choice.run, "round": choice.round, "submodel": choice.submodel}
+    named = {
+        "version": choice.version,
+        "run": choice.run,
+        "round": choice.round,
+        "submodel": choice.submodel,
+    }
     return {**named, "variant": best.kind, "provider": best.provider, "threads": best.threads}
 
 
 def state(engine: Engine, refused: str = "", reason: str = "") -> dict[str, Any]:
-    """All that an agent can say of what it serves. refused, reason: a later version that it did not take up, and why."""
+    """All that an agent can say of what it serves. refused, reason: a later version that it did not
+    take up, and why.
+    """
     choice, past, counts = engine.choice, engine.past, engine.counts
     known = {} if choice is None else {**about(choice), **_measured(choice)}
     before = None if past is None else asdict(past)

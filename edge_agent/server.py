@@ -1,4 +1,6 @@
-"""What an agent serves, over HTTP: POST /infer, GET /health, GET /release. Starlette and uvicorn (the extra `serve`); no torch here."""
+"""What an agent serves, over HTTP: POST /infer, GET /health, GET /release. Starlette and uvicorn
+(the extra `serve`); no torch here.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +43,20 @@ WAITING = 32  # questions that may wait beyond that; more are asked to come agai
 OPEN = 256  # connections at a time: a process may have no more than some hundred files open
 PATIENCE = 30.0  # seconds that a question may take to arrive, and before that its headers
 FAREWELL = 10.0  # seconds that questions under way have to end
-LOCAL = ("127.0.0.1", "localhost", "[::1]", "::1")  # a browser's page of another name that was made to mean this machine is refused
+# a browser's page of another name that was made to mean this machine is refused
+LOCAL = ("127.0.0.1", "localhost", "[::1]", "::1")
 NPY = ("application/x-npy", "application/octet-stream")
 
 State = Callable[[], dict[str, Any]]
 
 
 class Hasty(H11Protocol):
-    """A connection that does not wait for ever: it is closed where no question begins on it for PATIENCE seconds."""
+    """A connection that does not wait for ever: it is closed where no question begins on it for
+    PATIENCE seconds.
+    """
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+    # as uvicorn's own
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._later = self.loop.call_later(PATIENCE, self._look, None)
         if len(self.connections) > OPEN:
@@ -69,12 +75,19 @@ class Hasty(H11Protocol):
 
 
 class Server:
-    """Serves an engine from a thread of its own until closed; questions under way then get their answers."""
+    """Serves an engine from a thread of its own until closed; questions under way then get their
+    answers.
+    """
 
     def __init__(self, engine: Engine, address: Address, state: State, token: str = "") -> None:
-        """Listens at once. token: what askers must know; needed beyond this machine. Raises UsageError, ConfigError where that is not possible."""
+        """Listens at once. token: what askers must know; needed beyond this machine. Raises
+        UsageError, ConfigError where that is not possible.
+        """
         if not address.local and not token:
-            raise UsageError(f"--serve {address.host}: others can reach this address: name a secret that askers must know by --token-file FILE")
+            raise UsageError(
+                f"--serve {address.host}: others can reach this address: name a secret "
+                "that askers must know by --token-file FILE"
+            )
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self._socket = socket.socket(family)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -83,14 +96,28 @@ class Server:
             self._socket.listen(128)
         except OSError as error:
             self._socket.close()
-            raise ConfigError(f"--serve {address.host}:{address.port}: {error.strerror or error}") from error
+            raise ConfigError(
+                f"--serve {address.host}:{address.port}: {error.strerror or error}"
+            ) from error
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        app = application(engine, state, token, names=(*LOCAL, address.host) if address.local else ())
-        plain: dict[str, Any] = {"loop": "asyncio", "http": Hasty, "ws": "none", "lifespan": "off", "server_header": False}
+        app = application(
+            engine, state, token, names=(*LOCAL, address.host) if address.local else ()
+        )
+        plain: dict[str, Any] = {
+            "loop": "asyncio",
+            "http": Hasty,
+            "ws": "none",
+            "lifespan": "off",
+            "server_header": False,
+        }
         quiet: dict[str, Any] = {"log_config": None, "access_log": False}
-        self._server = uvicorn.Server(uvicorn.Config(app, **plain, **quiet, timeout_graceful_shutdown=int(FAREWELL)))
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="http", daemon=True)
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, **plain, **quiet, timeout_graceful_shutdown=int(FAREWELL))
+        )
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name="http", daemon=True
+        )
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
             time.sleep(0.01)
@@ -103,8 +130,12 @@ class Server:
             self._socket.close()
 
 
-def application(engine: Engine, state: State, token: str = "", *, names: Sequence[str] = LOCAL) -> Starlette:
-    """The application. state: what GET /release tells; names: of this machine, by one of which askers without a token must ask for it."""
+def application(
+    engine: Engine, state: State, token: str = "", *, names: Sequence[str] = LOCAL
+) -> Starlette:
+    """The application. state: what GET /release tells; names: of this machine, by one of which
+    askers without a token must ask for it.
+    """
     limit, under_way = anyio.CapacityLimiter(AT_ONCE), set[Request]()
 
     async def infer(request: Request) -> Response:
@@ -112,14 +143,21 @@ def application(engine: Engine, state: State, token: str = "", *, names: Sequenc
             raise HTTPException(503, f"{WAITING} questions wait already", {"Retry-After": "1"})
         under_way.add(request)
         try:
-            body, kind = await _body(request), request.headers.get("content-type", "").split(";")[0].strip().lower()
+            body, kind = (
+                await _body(request),
+                request.headers.get("content-type", "").split(";")[0].strip().lower(),
+            )
             return await anyio.to_thread.run_sync(_answered, engine, kind, body, limiter=limit)
         finally:
             under_way.discard(request)
 
     async def health(request: Request) -> Response:
         choice = engine.choice
-        return _json({"status": "waiting"}, 503) if choice is None else _json({"status": "ok", **about(choice)})
+        return (
+            _json({"status": "waiting"}, 503)
+            if choice is None
+            else _json({"status": "ok", **about(choice)})
+        )
 
     async def release(request: Request) -> Response:
         return _json(state())
@@ -129,17 +167,34 @@ def application(engine: Engine, state: State, token: str = "", *, names: Sequenc
         Route("/health", health, methods=["GET"]),
         Route("/release", _guarded(release, token), methods=["GET"]),
     ]
-    trusted = [Middleware(TrustedHostMiddleware, allowed_hosts=list(names))] if names and not token else []
-    return Starlette(routes=routes, middleware=trusted, exception_handlers={HTTPException: _told, Exception: _broken})
+    trusted = (
+        [Middleware(TrustedHostMiddleware, allowed_hosts=list(names))]
+        if names and not token
+        else []
+    )
+    return Starlette(
+        routes=routes,
+        middleware=trusted,
+        exception_handlers={HTTPException: _told, Exception: _broken},
+    )
 
 
-def _guarded(endpoint: Callable[[Request], Awaitable[Response]], token: str) -> Callable[[Request], Awaitable[Response]]:
+def _guarded(
+    endpoint: Callable[[Request], Awaitable[Response]], token: str
+) -> Callable[[Request], Awaitable[Response]]:
     """The endpoint for those who know the token."""
 
     async def guard(request: Request) -> Response:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if token and not (scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())):
-            raise HTTPException(401, "expected the header 'Authorization: Bearer TOKEN' with this agent's token", {"WWW-Authenticate": "Bearer"})
+        if token and not (
+            scheme.lower() == "bearer"
+            and hmac.compare_digest(given.strip().encode(), token.encode())
+        ):
+            raise HTTPException(
+                401,
+                "expected the header 'Authorization: Bearer TOKEN' with this agent's token",
+                {"WWW-Authenticate": "Bearer"},
+            )
         return await endpoint(request)
 
     return guard
@@ -180,7 +235,10 @@ def _inputs(kind: str, body: bytes) -> Array:
         return inputs_of(body, "the question")
     if kind in NPY:
         return unpacked(body, "the question")
-    raise HTTPException(415, f"expected the content type application/json or {' or '.join(NPY)}, found '{kind[:100]}'")
+    raise HTTPException(
+        415,
+        f"expected the content type application/json or {' or '.join(NPY)}, found '{kind[:100]}'",
+    )
 
 
 async def _told(request: Request, error: Exception) -> Response:

@@ -1,6 +1,8 @@
-"""An agent that answers until it is stopped: it follows the releases of its run, takes each up while it goes on with the last, and says so.
+"""An agent that answers until it is stopped: it follows the releases of its run, takes each up
+while it goes on with the last, and says so.
 
-Whatever happens to a broker, a release or this process, what was right last goes on answering. No torch here.
+Whatever happens to a broker, a release or this process, what was right last goes on answering. No
+torch here.
 """
 
 from __future__ import annotations
@@ -42,9 +44,11 @@ Connect = Callable[[], Link]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to serve, and where. broker: whose releases to follow, empty: none; submodel: empty for the agent's own.
+    """What to serve, and where. broker: whose releases to follow, empty: none; submodel: empty for
+    the agent's own.
 
-    address: of HTTP, None: none. token: what askers must know. mqtt: whether to answer questions at the broker.
+    address: of HTTP, None: none. token: what askers must know. mqtt: whether to answer questions at
+    the broker.
     """
 
     name: str
@@ -66,7 +70,9 @@ class _Refusal:
 
 
 class _Adopter:
-    """Takes arrivals up in a thread of its own, so that the broker is heard, and questions answered, while it measures. The newest counts."""
+    """Takes arrivals up in a thread of its own, so that the broker is heard, and questions
+    answered, while it measures. The newest counts.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -83,20 +89,35 @@ class _Adopter:
             while not self._arrivals.empty():
                 arrival = self._arrivals.get()
             try:
-                self.done.put((arrival, self._engine.adopt(arrival.folder, arrival.submodel, arrival.version)))
+                self.done.put(
+                    (arrival, self._engine.adopt(arrival.folder, arrival.submodel, arrival.version))
+                )
             except EspalierError as error:
                 self.done.put((arrival, error))
-            except Exception as error:  # of a runtime, in words of its own: the present release goes on
+            except Exception as error:
+                # of a runtime, in words of its own: the present release goes on
                 log.exception("version %s", arrival.version)
-                self.done.put((arrival, ExportError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")))
+                self.done.put(
+                    (
+                        arrival,
+                        ExportError(
+                            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                        ),
+                    )
+                )
 
 
-def serve(plan: Plan, engine: Engine, stop: threading.Event, say: Say, connect: Connect | None = None) -> Counts:
-    """Answers until `stop` is set; what became of the questions. connect: makes the link, for `plan.broker` by default.
+def serve(
+    plan: Plan, engine: Engine, stop: threading.Event, say: Say, connect: Connect | None = None
+) -> Counts:
+    """Answers until `stop` is set; what became of the questions. connect: makes the link, for
+    `plan.broker` by default.
 
-    A service manager hears that it is ready once it can be asked, and that it is alive from the loop that follows releases.
+    A service manager hears that it is ready once it can be asked, and that it is alive from the
+    loop that follows releases.
 
-    Raises LinkError and FleetError where there is neither a broker nor anything to serve without; UsageError, ConfigError.
+    Raises LinkError and FleetError where there is neither a broker nor anything to serve without;
+    UsageError, ConfigError.
     """
     refusal = _Refusal()
     with ExitStack() as stack:
@@ -107,26 +128,51 @@ def serve(plan: Plan, engine: Engine, stop: threading.Event, say: Say, connect: 
         if plan.address is not None:
             from edge_agent.server import Server  # the extra `serve`, which MQTT does without
 
-            server = Server(engine, plan.address, lambda: state(engine, refusal.version, refusal.reason), plan.token)
+            server = Server(
+                engine,
+                plan.address,
+                lambda: state(engine, refusal.version, refusal.reason),
+                plan.token,
+            )
             stack.callback(server.close)
             say(f"listening at {server.url}: POST /infer, GET /health, GET /release")
         manager.ready(_summary(engine))
         if plan.broker:
             adopter = _Adopter(engine)
-            _stay(plan, engine, adopter, refusal, stop, say, connect or (lambda: link_of(plan.broker, plan.run, plan.name)), manager)
+            _stay(
+                plan,
+                engine,
+                adopter,
+                refusal,
+                stop,
+                say,
+                connect or (lambda: link_of(plan.broker, plan.run, plan.name)),
+                manager,
+            )
         while not stop.wait(TURN):
             manager.alive(lambda: _summary(engine))
     return engine.counts
 
 
-def serving(engine: Engine, name: str, session: str, refused: str = "", reason: str = "") -> Serving:
+def serving(
+    engine: Engine, name: str, session: str, refused: str = "", reason: str = ""
+) -> Serving:
     """What an agent reports of what it answers with."""
     choice, past, counts = engine.choice, engine.past, engine.counts
-    tallies = {"answered": counts.answered, "failed": counts.failed, "refused": refused, "reason": reason}
+    tallies = {
+        "answered": counts.answered,
+        "failed": counts.failed,
+        "refused": refused,
+        "reason": reason,
+    }
     if choice is None:
         return Serving(name, session, **tallies)  # type: ignore[arg-type]  # a dict of mixed values
     best = choice.best
-    before = {} if past is None else {"before": past.version, "p90_before": past.p90, "accuracy_before": past.accuracy}
+    before = (
+        {}
+        if past is None
+        else {"before": past.version, "p90_before": past.p90, "accuracy_before": past.accuracy}
+    )
     return Serving(
         name,
         session,
@@ -155,7 +201,14 @@ def _resume(engine: Engine, say: Say) -> None:
 
 
 def _stay(
-    plan: Plan, engine: Engine, adopter: _Adopter, refusal: _Refusal, stop: threading.Event, say: Say, connect: Connect, manager: Manager
+    plan: Plan,
+    engine: Engine,
+    adopter: _Adopter,
+    refusal: _Refusal,
+    stop: threading.Event,
+    say: Say,
+    connect: Connect,
+    manager: Manager,
 ) -> None:
     """Follows releases; where the broker is gone, serves what there is, and comes back."""
     session = f"s{secrets.token_hex(6)}"
@@ -169,7 +222,10 @@ def _stay(
         except (LinkError, FleetError) as error:
             if engine.choice is None:
                 raise
-            say(f"{error}; goes on with version {engine.choice.version}, and tries again in {RETRY:.0f} s")
+            say(
+                f"{error}; goes on with version {engine.choice.version}, and tries "
+                f"again in {RETRY:.0f} s"
+            )
             until = time.monotonic() + RETRY
             while time.monotonic() < until and not stop.wait(TURN):
                 manager.alive(lambda: f"no broker; {_summary(engine)}")
@@ -193,8 +249,13 @@ def _follow(
         if questions is not None:
             questions.hear(delivery)
 
-    follower = Follower(link, plan.run, plan.name, plan.submodel, plan.store, session=session, other=other)
-    told, at = serving(engine, plan.name, session, refusal.version, refusal.reason), time.monotonic()
+    follower = Follower(
+        link, plan.run, plan.name, plan.submodel, plan.store, session=session, other=other
+    )
+    told, at = (
+        serving(engine, plan.name, session, refusal.version, refusal.reason),
+        time.monotonic(),
+    )
     if engine.choice is not None:
         follower.report(told)
     try:
@@ -203,7 +264,9 @@ def _follow(
             arrival = follower.turn(TURN)
             if plan.mqtt and questions is None and follower.run is not None:
                 questions = Questions(link, follower.run, plan.name, engine)
-                asked, answered = (of(follower.run, plan.name, "ID") for of in (topics.ask, topics.answer))
+                asked, answered = (
+                    of(follower.run, plan.name, "ID") for of in (topics.ask, topics.answer)
+                )
                 say(f"answers at the broker: publish to {asked}, hear {answered} (ID: any word)")
             if arrival is not None:
                 adopter.take(arrival)
@@ -236,11 +299,18 @@ def _news(adopter: _Adopter, refusal: _Refusal, store: Path, say: Say) -> bool:
 
 def _summary(engine: Engine) -> str:
     """What a service manager is told."""
-    return "no release yet" if engine.choice is None else f"answers with version {engine.choice.version}"
+    return (
+        "no release yet"
+        if engine.choice is None
+        else f"answers with version {engine.choice.version}"
+    )
 
 
 def _told(choice: Choice) -> str:
     best = choice.best
     took = f", p90 {1e3 * best.p90:.3g} ms" if best.runs else ""
     provider = best.provider.removesuffix("ExecutionProvider")
-    return f"version {choice.version}: {choice.run} round {choice.round}, {choice.submodel}, {best.kind} on {provider}, threads {best.threads}{took}"
+    return (
+        f"version {choice.version}: {choice.run} round {choice.round}, {choice.submodel}, "
+        f"{best.kind} on {provider}, threads {best.threads}{took}"
+    )

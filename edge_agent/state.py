@@ -1,4 +1,6 @@
-"""Where an agent keeps what must outlive it: in `$ESPALIER_STATE`, else `$XDG_STATE_HOME/espalier`, else `~/.local/state/espalier`."""
+"""Where an agent keeps what must outlive it: in `$ESPALIER_STATE`, else `$XDG_STATE_HOME/espalier`,
+else `~/.local/state/espalier`.
+"""
 
 from __future__ import annotations
 
@@ -19,4 +21,6 @@ def folder() -> Path:
     try:
         return Path.home() / ".local/state/espalier"
     except RuntimeError as error:
-        raise StoreError("this user has no home to keep things in: name a folder by ESPALIER_STATE") from error
+        raise StoreError(
+            "this user has no home to keep things in: name a folder by ESPALIER_STATE"
+        ) from error

@@ -1,6 +1,8 @@
-"""The training process: `python -m edge_agent.train FD`. Loads the data, measures, and does tasks one by one.
+"""The training process: `python -m edge_agent.train FD`. Loads the data, measures, and does tasks
+one by one.
 
-It reads the job and the tasks from an inherited socket (see `edge_agent.worker`), and between two steps looks
+It reads the job and the tasks from an inherited socket (see `edge_agent.worker`), and between two
+steps looks
 whether the present task was given up.
 """
 
@@ -52,7 +54,12 @@ def serve(channel: Channel) -> None:
                 case "calibrate":
                     channel.send(_answer(_calibrate, job, data, message["order"]))
                 case "task":
-                    channel.send({"number": message["number"], **_perform(job, data, channel, gauge, message)})
+                    channel.send(
+                        {
+                            "number": message["number"],
+                            **_perform(job, data, channel, gauge, message),
+                        }
+                    )
                 case "cancel":
                     pass  # it came after the task was done
     except EspalierError as error:
@@ -61,8 +68,15 @@ def serve(channel: Channel) -> None:
         return
 
 
-def _answer(make: Callable[[Job, Any, dict[str, Any]], dict[str, Any]], job: Job, data: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """What is made, or why it cannot be: a measurement that is not possible is no end of the others, nor of training."""
+def _answer(
+    make: Callable[[Job, Any, dict[str, Any]], dict[str, Any]],
+    job: Job,
+    data: Any,
+    asked: dict[str, Any],
+) -> dict[str, Any]:
+    """What is made, or why it cannot be: a measurement that is not possible is no end of the
+    others, nor of training.
+    """
     try:
         return make(job, data, asked)
     except EspalierError as error:
@@ -73,7 +87,12 @@ def _refusal(error: EspalierError) -> dict[str, Any]:
     """An error as the agent's side raises it again."""
     match error:
         case MissingExtra():
-            return {"error": "extra", "command": error.command, "extra": error.extra, "package": error.package}
+            return {
+                "error": "extra",
+                "command": error.command,
+                "extra": error.extra,
+                "package": error.package,
+            }
         case ConfigError():
             return {"error": "data", "reason": str(error)}
         case UsageError():
@@ -94,15 +113,32 @@ def _load(job: Job) -> Any:
     torch.set_num_threads(job.limits.threads)
     if not job.data:
         return None
-    return device(job.data, job.root, name=job.name, shard=job.shard or None, partition=job.partition, seed=job.seed)
+    return device(
+        job.data,
+        job.root,
+        name=job.name,
+        shard=job.shard or None,
+        partition=job.partition,
+        seed=job.seed,
+    )
 
 
 def _measure(job: Job, data: Any, message: dict[str, Any]) -> dict[str, Any]:
     from edge_agent.profile import measure
 
     check_allowed(job, message["run"])
-    found = measure(msgspec.convert(message["run"], messages.Run), data, job.limits, job.device, fresh=message["fresh"])
-    rest = {"data": asdict(found.data), "timings": [asdict(timing) for timing in found.timings], "survey": found.survey}
+    found = measure(
+        msgspec.convert(message["run"], messages.Run),
+        data,
+        job.limits,
+        job.device,
+        fresh=message["fresh"],
+    )
+    rest = {
+        "data": asdict(found.data),
+        "timings": [asdict(timing) for timing in found.timings],
+        "survey": found.survey,
+    }
     return {**asdict(found.seen), **rest, "labels": job.labels}
 
 
@@ -120,19 +156,32 @@ def _calibrate(job: Job, data: Any, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_allowed(job: Job, message: Any) -> None:
-    """A network of `module:function` runs code of this device, so only the one that its owner named is built, wherever a message has it.
+    """A network of `module:function` runs code of this device, so only the one that its owner named
+    is built, wherever a message has it.
 
-    message: a run or a task as plain values; a menu and a recipe's options name networks too. Raises Refused.
+    message: a run or a task as plain values; a menu and a recipe's options name networks too.
+    Raises Refused.
     """
-    inner = message.values() if isinstance(message, dict) else message if isinstance(message, list | tuple) else ()
+    inner = (
+        message.values()
+        if isinstance(message, dict)
+        else message
+        if isinstance(message, list | tuple)
+        else ()
+    )
     family = message.get("family", "") if isinstance(message, dict) else ""
     if isinstance(family, str) and ":" in family and family != job.model:
-        raise Refused(f"this run trains the network '{family}': join with --model {family} if you trust that function of yours")
+        raise Refused(
+            f"this run trains the network '{family}': join with --model {family} if you "
+            "trust that function of yours"
+        )
     for value in inner:
         check_allowed(job, value)
 
 
-def _perform(job: Job, data: Any, channel: Channel, gauge: Gauge, message: dict[str, Any]) -> dict[str, Any]:
+def _perform(
+    job: Job, data: Any, channel: Channel, gauge: Gauge, message: dict[str, Any]
+) -> dict[str, Any]:
     import torch
 
     from federated.local import errand
@@ -162,16 +211,25 @@ def _perform(job: Job, data: Any, channel: Channel, gauge: Gauge, message: dict[
         log.exception("round %d: %s failed", task.round, task.work)
         where = f"{error.filename or message['result']}: {error.strerror or error}"
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return {"failed": f"no room for its update in {where}" if full else f"cannot read or write {where}", "full": full}
+        return {
+            "failed": f"no room for its update in {where}"
+            if full
+            else f"cannot read or write {where}",
+            "full": full,
+        }
     except (EspalierError, RuntimeError, ValueError) as error:
         log.exception("round %d: %s failed", task.round, task.work)
         if job.device == "cuda":
-            torch.cuda.synchronize()  # after some errors every use of the GPU fails: it raises, this process ends, and the agent starts another
+            # after some errors every use of the GPU fails: it raises, this process ends, and the
+            # agent starts another
+            torch.cuda.synchronize()
         return {"failed": f"{type(error).__name__}: {error}"}
     return {"result": message["result"], "loss": loss}
 
 
-def telling(channel: Channel, number: int, after: Callable[[int, int, float], None]) -> Callable[[int, int, float], None]:
+def telling(
+    channel: Channel, number: int, after: Callable[[int, int, float], None]
+) -> Callable[[int, int, float], None]:
     """The same after each step, and now and then the agent is told how many there were."""
     told = time.monotonic()
 
@@ -187,7 +245,11 @@ def telling(channel: Channel, number: int, after: Callable[[int, int, float], No
 
 def main() -> None:
     """Serves the socket that the agent left open; ends with the agent, however that ends."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
     end_with_parent()
     os.nice(5)  # the agent's heartbeats and the device's own work come first
     serve(Channel(Connection(int(sys.argv[1]))))

@@ -1,4 +1,6 @@
-"""Notices, on a device at work, what makes its measurements old: heat that holds it back, or limits that changed. No torch here."""
+"""Notices, on a device at work, what makes its measurements old: heat that holds it back, or limits
+that changed. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,25 @@ from edge_agent.heat import Heat, read_heat, throttled_between
 __all__ = ["Watch"]
 
 LOOK = 5.0  # seconds between looks
-REST = 300.0  # seconds between two measurements because of heat: a device at its limit would measure itself all day
+# seconds between two measurements because of heat: a device at its limit would measure itself all
+# day
+REST = 300.0
 NOISE = 0.05  # share by which a limit must change
 
 
 class Watch:
-    """Looks at the device now and then; `due` says why it should measure itself again, empty while it need not.
+    """Looks at the device now and then; `due` says why it should measure itself again, empty while
+    it need not.
 
-    limits: processors and bytes that training may use, as they are now; no memory limit is infinity.
+    limits: processors and bytes that training may use, as they are now; no memory limit is
+    infinity.
     """
 
     def __init__(
-        self, limits: Callable[[], tuple[float, float]], heat: Callable[[], Heat] = read_heat, clock: Callable[[], float] = time.monotonic
+        self,
+        limits: Callable[[], tuple[float, float]],
+        heat: Callable[[], Heat] = read_heat,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.due = ""
         self.fresh = False  # whether what was measured before must not be taken as known
@@ -60,7 +69,9 @@ class Watch:
         hot = throttled_between(before, self._last)
         if hot != self._hot and now - self._cooled >= REST:
             self._hot, self.fresh = hot, True
-            self.due = "the processor is throttled" if hot else "the processor is no longer throttled"
+            self.due = (
+                "the processor is throttled" if hot else "the processor is no longer throttled"
+            )
 
 
 def _processors(count: float) -> str:

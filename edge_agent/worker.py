@@ -1,7 +1,10 @@
-"""The process that trains, as the agent sees it: started, held to limits, given tasks, replaced when it dies.
+"""The process that trains, as the agent sees it: started, held to limits, given tasks, replaced
+when it dies.
 
-The agent's own process stays small, answers the broker and outlives whatever happens to the training: memory that
-runs out, a crash in a kernel. Both talk over a socket pair in msgpack; tensors pass through files of the spool.
+The agent's own process stays small, answers the broker and outlives whatever happens to the
+training: memory that
+runs out, a crash in a kernel. Both talk over a socket pair in msgpack; tensors pass through files
+of the spool.
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ log = logging.getLogger(__name__)
 class Job:
     """What a worker is for: whose data it holds, which processor it uses, and within which limits.
 
-    data: a name, a path or module:function, empty to hold none; root: where named data lie; shard: as `--shard` and `--partition` say.
-    labels: what its owner calls the device.
+    data: a name, a path or module:function, empty to hold none; root: where named data lie; shard:
+    as `--shard` and `--partition` say. labels: what its owner calls the device.
     """
 
     name: str
@@ -53,7 +56,9 @@ class Job:
 
 
 class Channel:
-    """Plain values over a connection, as msgpack: nothing that either side sends is ever executed."""
+    """Plain values over a connection, as msgpack: nothing that either side sends is ever
+    executed.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -82,11 +87,12 @@ class Worker:
         self._number = 0  # of the present task: answers to earlier ones are of no interest
         self._start()
 
-    # ---- life ------------------------------------------------------------------------------------------------------
+    # ---- life ------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         here, there = socket.socketpair()
-        # Passive: threads that wait must sleep. Spinning ones, of several agents on one machine, steal each other's processors for seconds.
+        # Passive: threads that wait must sleep. Spinning ones, of several agents on one machine,
+        # steal each other's processors for seconds.
         threads = {"OMP_NUM_THREADS": str(self.job.limits.threads), "OMP_WAIT_POLICY": "PASSIVE"}
         environment = {**os.environ, **threads, "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -117,10 +123,12 @@ class Worker:
         """By what means the limits are enforced, in words."""
         return ", ".join(self._cage.how) or "none"
 
-    # ---- before joining --------------------------------------------------------------------------------------------
+    # ---- before joining --------------------------------------------------------------------------
 
     def load(self) -> Card:
-        """Waits until the data are loaded. Raises DataError or MissingExtra as the worker found them."""
+        """Waits until the data are loaded. Raises DataError or MissingExtra as the worker found
+        them.
+        """
         answer = self._ask()
         self.card = msgspec.convert(answer["card"], Card)
         return self.card
@@ -134,7 +142,8 @@ class Worker:
         return self._process.poll() is None
 
     def measure(self, run: dict[str, Any], *, fresh: bool = False) -> dict[str, Any]:
-        """What the device is and can do, for a run's network; seconds of work where it is not known. See `edge_agent.profile`.
+        """What the device is and can do, for a run's network; seconds of work where it is not
+        known. See `edge_agent.profile`.
 
         fresh: takes nothing as known. An error of its own ends nothing.
         """
@@ -145,13 +154,23 @@ class Worker:
         return self._request({"do": "look"})
 
     def calibrate(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Times a family's small submodels: an order and its answer as in `edge_agent.calibration`. An error ends nothing."""
+        """Times a family's small submodels: an order and its answer as in `edge_agent.calibration`.
+        An error ends nothing.
+        """
         return self._request({"do": "calibrate", "order": order})
 
     def rehearse(self, task: dict[str, Any], weights: Path, result: Path) -> None:
         """Does one task and waits for it. Raises EspalierError where it fails."""
         try:
-            self._channel.send({"do": "task", "number": 0, "task": task, "weights": str(weights), "result": str(result)})
+            self._channel.send(
+                {
+                    "do": "task",
+                    "number": 0,
+                    "task": task,
+                    "weights": str(weights),
+                    "result": str(result),
+                }
+            )
             while "step" in (answer := self._channel.receive()):
                 pass
         except (EOFError, OSError) as error:
@@ -173,7 +192,10 @@ class Worker:
             why = self._obituary()
             if self.job.limits.memory and self._process.returncode:
                 alone = "400 MB" if self.job.device == "cpu" else "1.3 GB with CUDA"
-                raise ConfigError(f"the training process ended: {why}; Python and PyTorch alone take about {alone}: raise --limit-memory") from error
+                raise ConfigError(
+                    f"the training process ended: {why}; Python and PyTorch alone take "
+                    f"about {alone}: raise --limit-memory"
+                ) from error
             raise EspalierError(f"the training process ended: {why}") from error
         match answer.get("error"):
             case None:
@@ -187,13 +209,19 @@ class Worker:
             case _:
                 raise EspalierError(answer["reason"])
 
-    # ---- a trainer -------------------------------------------------------------------------------------------------
+    # ---- a trainer -------------------------------------------------------------------------------
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
         self._task = task
         self.progress = (0, 0)
         self._number += 1
-        order = {"do": "task", "number": self._number, "task": msgspec.to_builtins(task), "weights": str(weights), "result": str(result)}
+        order = {
+            "do": "task",
+            "number": self._number,
+            "task": msgspec.to_builtins(task),
+            "weights": str(weights),
+            "result": str(result),
+        }
         with contextlib.suppress(OSError):  # it died while idle: the next `poll` finds out
             self._channel.send(order)
 

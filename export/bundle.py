@@ -1,4 +1,6 @@
-"""A release: one folder with each submodel as ONNX graphs and as weights, and a `manifest.json` that says what each file is, and its digest."""
+"""A release: one folder with each submodel as ONNX graphs and as weights, and a `manifest.json`
+that says what each file is, and its digest.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ CHECK = "check.tensors"
 FORMAT = 2
 
 Kind = Literal["fp32", "int8-u8s8", "int8-s8s8", "int8-dynamic"]
-"""How a graph computes: in float32, in int8 with unsigned or signed activations of fixed ranges, or with ranges found as it runs."""
+"""How a graph computes: in float32, in int8 with unsigned or signed activations of fixed ranges, or
+with ranges found as it runs.
+"""
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,13 @@ class File:
 
 @dataclass(frozen=True)
 class Variant:
-    """One graph of a submodel. max_abs_diff: largest difference from PyTorch's outputs on real examples.
+    """One graph of a submodel. max_abs_diff: largest difference from PyTorch's outputs on real
+    examples.
 
-    accuracy: on the release's labelled examples (of values: R2, of texts: of the tokens); None where it has no labels.
-    agreement: share of the answers that are PyTorch's (of values: R2, its values taken for the truth).
+    accuracy: on the release's labelled examples (of values: R2, of texts: of the tokens); None
+    where it has no labels.
+    agreement: share of the answers that are PyTorch's (of values: R2, its values taken for the
+    truth).
     """
 
     kind: Kind
@@ -81,9 +88,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class Entry:
-    """One submodel of a release. parameters, macs: how many, of one example; variants: fp32 first; weights: as `weights_of` reads them.
+    """One submodel of a release. parameters, macs: how many, of one example; variants: fp32 first;
+    weights: as `weights_of` reads them.
 
-    absent: why it has no other variants. trained_updates: how many updates of its run trained it; None where that is not known.
+    absent: why it has no other variants. trained_updates: how many updates of its run trained it;
+    None where that is not known.
     """
 
     submodel: str
@@ -102,11 +111,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a manifest says. inputs, dtype: of one raw example; objective, outputs: as `models.submodel.Network`; submodels: smallest first.
+    """What a manifest says. inputs, dtype: of one raw example; objective, outputs: as
+    `models.submodel.Network`; submodels: smallest first.
 
-    classes: their names, where the data have any. examples: how many real ones the graphs were compared on; labelled: whether their answers are
-    known. calibrated: how many others gave int8 its ranges. preprocessing: what the graphs do to raw examples themselves, in raw units.
-    check: what `check_of` reads. about: further facts, by name.
+    classes: their names, where the data have any. examples: how many real ones the graphs were
+    compared on; labelled: whether their answers are known. calibrated: how many others gave int8
+    its ranges. preprocessing: what the graphs do to raw examples themselves, in raw units. check:
+    what `check_of` reads. about: further facts, by name.
     """
 
     run: str
@@ -141,29 +152,44 @@ def write(
     trained: Mapping[str, int] | None = None,
     told: Callable[[Entry], None] | None = None,
 ) -> Bundle:
-    """Exports every network, measures each of its graphs beside it on the examples, and writes the model card, and the manifest last.
+    """Exports every network, measures each of its graphs beside it on the examples, and writes the
+    model card, and the manifest last.
 
-    nets: by submodel, all for the same examples and answers, batch norm calibrated. examples: raw, [n >= 2, *inputs], as the networks are asked
-    (texts with hidden tokens). truth: what they should be answered, or None. calibration: other raw examples, to find the ranges of int8 on;
-    without them the first of `examples` are kept back for it. int8: whether to try it; what fails is left out, and its entry says why.
-    classes: their names. about: further facts for the card, such as the method. trained: how many updates trained each submodel, by
-    name; none for one whose number is not known. told: hears of each submodel that is done.
+    nets: by submodel, all for the same examples and answers, batch norm calibrated. examples: raw,
+    [n >= 2, *inputs], as the networks are asked (texts with hidden tokens). truth: what they should
+    be answered, or None. calibration: other raw examples, to find the ranges of int8 on; without
+    them the first of `examples` are kept back for it. int8: whether to try it; what fails is left
+    out, and its entry says why. classes: their names. about: further facts for the card, such as
+    the method. trained: how many updates trained each submodel, by name; none for one whose number
+    is not known. told: hears of each submodel that is done.
     Raises ExportError, also for a file that disagrees with its network; DataError; MissingExtra.
     """
     from export import modelcard, variants  # torch: who reads a release may have none
 
     asked = {(s.network.inputs, s.network.objective, s.network.outputs) for s in nets}
     if len(asked) != 1:
-        raise ExportError(f"{folder}: expected submodels for the same inputs, objective and outputs, found {sorted(asked)}")
+        raise ExportError(
+            f"{folder}: expected submodels for the same inputs, objective and outputs, "
+            f"found {sorted(asked)}"
+        )
     network = next(iter(nets)).network
     if calibration is not None or not int8:
-        trial = variants.Examples(examples, truth, examples[:0] if calibration is None else calibration)
+        trial = variants.Examples(
+            examples, truth, examples[:0] if calibration is None else calibration
+        )
     else:
         trial = variants.split(examples, truth)
     (folder / MANIFEST).unlink(missing_ok=True)  # no manifest is better than one of other files
     entries = []
     for submodel, net in nets.items():
-        made = variants.entry(folder, submodel, net, {"run": run, "round": round, "submodel": submodel.name}, trial, int8=int8)
+        made = variants.entry(
+            folder,
+            submodel,
+            net,
+            {"run": run, "round": round, "submodel": submodel.name},
+            trial,
+            int8=int8,
+        )
         entries.append(replace(made, trained_updates=(trained or {}).get(submodel.name)))
         if told is not None:
             told(entries[-1])
@@ -177,22 +203,30 @@ def write(
         network.outputs,
         len(trial.x),
         tuple(entries),
-        variants.check(folder, network.outputs if network.objective in verify.TOKENS else 0, entries, examples),
+        variants.check(
+            folder, network.outputs if network.objective in verify.TOKENS else 0, entries, examples
+        ),
         tuple(classes),
         labelled=truth is not None,
         calibrated=len(trial.calibration),
-        preprocessing=json.loads(verify.load(folder / entries[0].variants[0].file.name).metadata["preprocessing"]),
+        preprocessing=json.loads(
+            verify.load(folder / entries[0].variants[0].file.name).metadata["preprocessing"]
+        ),
         about=dict(about or {}),
     )
     (folder / modelcard.NAME).write_text(modelcard.text(bundle), encoding="utf-8")
-    disk.write(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n")
+    disk.write(
+        folder / MANIFEST, msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n"
+    )
     return bundle
 
 
 def read(folder: Path, submodel: str | None = None) -> Bundle:
-    """Reads a manifest and checks that every file is there, is the one it names, and is what it says; with a submodel, the files of that one.
+    """Reads a manifest and checks that every file is there, is the one it names, and is what it
+    says; with a submodel, the files of that one.
 
-    Raises ExportError for what is missing, foreign or damaged; Unknown for a submodel that is not of it.
+    Raises ExportError for what is missing, foreign or damaged; Unknown for a submodel that is not
+    of it.
     """
     bundle = manifest(folder)
     for entry in bundle.submodels if submodel is None else [entry_of(bundle, submodel)]:
@@ -206,29 +240,40 @@ def manifest(folder: Path) -> Bundle:
     try:
         bundle = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Bundle)
     except OSError as error:
-        raise ExportError(f"{folder}: expected a release, found no {MANIFEST} ({error.strerror})") from error
+        raise ExportError(
+            f"{folder}: expected a release, found no {MANIFEST} ({error.strerror})"
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ExportError(f"{folder / MANIFEST}: not a manifest of a release: {error}") from error
     if bundle.format != FORMAT:
         raise ExportError(f"{folder / MANIFEST}: expected format {FORMAT}, found {bundle.format}")
     for file in files(bundle):
         if not re.match(topics.FILE, file.name) or file.name == MANIFEST:
-            raise ExportError(f"{folder / MANIFEST}: expected a file within the folder, found '{file.name}'")
+            raise ExportError(
+                f"{folder / MANIFEST}: expected a file within the folder, found '{file.name}'"
+            )
     for entry in bundle.submodels:
         kinds = [variant.kind for variant in entry.variants]
         if kinds[:1] != ["fp32"] or len(set(kinds)) != len(kinds):
-            raise ExportError(f"{folder / MANIFEST}: expected graphs of {entry.submodel}, fp32 first, each once; found {', '.join(kinds) or 'none'}")
+            raise ExportError(
+                f"{folder / MANIFEST}: expected graphs of {entry.submodel}, fp32 first, "
+                f"each once; found {', '.join(kinds) or 'none'}"
+            )
     if not bundle.submodels:
         raise ExportError(f"{folder / MANIFEST}: expected at least one submodel, found none")
     return bundle
 
 
 def version(folder: Path) -> str:
-    """What tells one release from another: the first 12 digits of its manifest's sha256. Raises ExportError."""
+    """What tells one release from another: the first 12 digits of its manifest's sha256. Raises
+    ExportError.
+    """
     try:
         return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:12]
     except OSError as error:
-        raise ExportError(f"{folder}: expected a release, found no {MANIFEST} ({error.strerror})") from error
+        raise ExportError(
+            f"{folder}: expected a release, found no {MANIFEST} ({error.strerror})"
+        ) from error
 
 
 def entry_of(bundle: Bundle, submodel: str) -> Entry:
@@ -240,14 +285,27 @@ def entry_of(bundle: Bundle, submodel: str) -> Entry:
 
 
 def usable(bundle: Bundle) -> tuple[Entry, ...]:
-    """The submodels to recommend, smallest first: all but those that no update trained; these too where there are no others."""
-    return tuple(entry for entry in bundle.submodels if entry.trained_updates != 0) or bundle.submodels
+    """The submodels to recommend, smallest first: all but those that no update trained; these too
+    where there are no others.
+    """
+    return (
+        tuple(entry for entry in bundle.submodels if entry.trained_updates != 0) or bundle.submodels
+    )
 
 
 def files(bundle: Bundle, submodel: str | None = None) -> tuple[File, ...]:
-    """All files but the manifest, or those that a device with this submodel needs. Raises Unknown."""
+    """All files but the manifest, or those that a device with this submodel needs. Raises
+    Unknown.
+    """
     chosen = bundle.submodels if submodel is None else (entry_of(bundle, submodel),)
-    return (bundle.check, *(file for entry in chosen for file in (*(variant.file for variant in entry.variants), entry.weights)))
+    return (
+        bundle.check,
+        *(
+            file
+            for entry in chosen
+            for file in (*(variant.file for variant in entry.variants), entry.weights)
+        ),
+    )
 
 
 def file_of(path: Path) -> File:
@@ -256,24 +314,32 @@ def file_of(path: Path) -> File:
 
 
 def right(entry: Entry) -> tuple[Variant, ...]:
-    """The variants that answer as well as the first, which is float32: less accurate by a point at most; without labels, as often of one mind."""
+    """The variants that answer as well as the first, which is float32: less accurate by a point at
+    most; without labels, as often of one mind.
+    """
     first = entry.variants[0]
     return tuple(variant for variant in entry.variants if _lost(first, variant) <= POINT)
 
 
 def check_of(folder: Path, bundle: Bundle) -> tuple[Array, dict[str, Array]]:
-    """Raw inputs of noise [n, *inputs], of no one's data, and what each graph, by its file's name, said of them when it was made.
+    """Raw inputs of noise [n, *inputs], of no one's data, and what each graph, by its file's name,
+    said of them when it was made.
 
     Raises ExportError.
     """
     _, found = _tensors(folder, bundle.check)
     if "x" not in found:
-        raise ExportError(f"{folder / bundle.check.name}: expected inputs 'x', found {', '.join(found) or 'nothing'}")
+        raise ExportError(
+            f"{folder / bundle.check.name}: expected inputs 'x', found "
+            f"{', '.join(found) or 'nothing'}"
+        )
     return found.pop("x"), found
 
 
 def weights_of(folder: Path, entry: Entry) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The submodel as plain values (of a `models.submodel.Submodel`), and its parameters and running statistics by name. Raises ExportError."""
+    """The submodel as plain values (of a `models.submodel.Submodel`), and its parameters and
+    running statistics by name. Raises ExportError.
+    """
     return _tensors(folder, entry.weights)
 
 
@@ -281,7 +347,8 @@ def _lost(first: Variant, variant: Variant) -> float:
     if variant is first:
         return 0.0
     known = first.accuracy is not None and variant.accuracy is not None
-    lost = first.accuracy - variant.accuracy if known else 1 - variant.agreement  # type: ignore[operator]  # known: neither is None
+    # known: neither is None
+    lost = first.accuracy - variant.accuracy if known else 1 - variant.agreement  # type: ignore[operator]
     return lost if math.isfinite(lost) else math.inf
 
 
@@ -302,8 +369,18 @@ def _agrees(folder: Path, bundle: Bundle, entry: Entry) -> None:
     weights_of(folder, entry)
     for variant in entry.variants:
         session = verify.load(folder / variant.file.name, variant.file.sha256)
-        said = (bundle.run, str(bundle.round), entry.submodel, bundle.inputs, bundle.dtype, bundle.objective, bundle.outputs)
+        said = (
+            bundle.run,
+            str(bundle.round),
+            entry.submodel,
+            bundle.inputs,
+            bundle.dtype,
+            bundle.objective,
+            bundle.outputs,
+        )
         origin = (session.metadata[key] for key in ("run", "round", "submodel"))
         found = (*origin, session.inputs, session.dtype.name, session.objective, session.outputs)
         if said != found:
-            raise ExportError(f"{folder / variant.file.name}: expected {said} as {MANIFEST} says, found {found}")
+            raise ExportError(
+                f"{folder / variant.file.name}: expected {said} as {MANIFEST} says, found {found}"
+            )

@@ -17,7 +17,9 @@ SECONDS = 3.0  # for at least so long
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds of one call: the least, the percentiles and how many calls they are of. p90 is the headline."""
+    """Seconds of one call: the least, the percentiles and how many calls they are of. p90 is the
+    headline.
+    """
 
     least: float
     p50: float
@@ -27,8 +29,16 @@ class Latency:
     runs: int
 
 
-def latency(call: Callable[[], object], *, warm_up: int = WARM_UP, runs: int = RUNS, seconds: float = SECONDS) -> Latency:
-    """Calls at least `runs` times and for at least `seconds`, one after the other (single stream, as a device answers)."""
+def latency(
+    call: Callable[[], object],
+    *,
+    warm_up: int = WARM_UP,
+    runs: int = RUNS,
+    seconds: float = SECONDS,
+) -> Latency:
+    """Calls at least `runs` times and for at least `seconds`, one after the other (single stream,
+    as a device answers).
+    """
     for _ in range(warm_up):
         call()
     times, start = list[float](), time.perf_counter()

@@ -1,4 +1,6 @@
-"""Releases on a broker: the files of each version as retained chunks, and a retained card that says which version is for whom. No torch here."""
+"""Releases on a broker: the files of each version as retained chunks, and a retained card that says
+which version is for whom. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,28 @@ from federated.wire.chunks import split
 from federated.wire.link import Delivery, Link
 from federated.wire.releases import Release, Serving, Version
 
-__all__ = ["SETTLE", "Published", "announce", "confirm", "publish", "published", "version_of", "withdraw"]
+__all__ = [
+    "SETTLE",
+    "Published",
+    "announce",
+    "confirm",
+    "publish",
+    "published",
+    "version_of",
+    "withdraw",
+]
 
 SETTLE = 1.0  # seconds of silence after which a broker has shown all that it retains
-PATIENCE = 60.0  # seconds for a broker to show what was published: a busy one may stop for some, to write to its disk say
+# seconds for a broker to show what was published: a busy one may stop for some, to write to its
+# disk say
+PATIENCE = 60.0
 
 
 @dataclass
 class Published:
-    """What a broker retains of a run's releases: its card, manifests by version and file, and what agents answer with."""
+    """What a broker retains of a run's releases: its card, manifests by version and file, and what
+    agents answer with.
+    """
 
     card: Release | None = None
     manifests: dict[tuple[str, str], messages.Manifest] = field(default_factory=dict)
@@ -49,13 +64,16 @@ class Published:
 
 
 def version_of(folder: Path, run: str, assignment: Mapping[str, str]) -> Version:
-    """What a card says of a release folder, all of which is checked first. assignment: agent -> name of its submodel.
+    """What a card says of a release folder, all of which is checked first. assignment: agent ->
+    name of its submodel.
 
     Raises ExportError for a folder that is no whole release of this run.
     """
     found = bundle.read(folder)
     if found.run != run:
-        raise ExportError(f"{folder}: expected a release of run '{run}', found one of '{found.run}'")
+        raise ExportError(
+            f"{folder}: expected a release of run '{run}', found one of '{found.run}'"
+        )
     data = (folder / bundle.MANIFEST).read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     submodels = tuple(entry.submodel for entry in found.submodels)
@@ -65,9 +83,15 @@ def version_of(folder: Path, run: str, assignment: Mapping[str, str]) -> Version
 
 
 def published(link: Link, run: str, clock: Callable[[], float]) -> Published:
-    """What the broker retains of a run's releases; the link hears of changes from now on. Raises LinkError."""
+    """What the broker retains of a run's releases; the link hears of changes from now on. Raises
+    LinkError.
+    """
     found = Published()
-    for pattern in (topics.release_card(run), topics.release_manifests(run), topics.serving(run, "+")):
+    for pattern in (
+        topics.release_card(run),
+        topics.release_manifests(run),
+        topics.serving(run, "+"),
+    ):
         link.subscribe(pattern)
     quiet = clock() + SETTLE
     while (now := clock()) < quiet:
@@ -78,8 +102,11 @@ def published(link: Link, run: str, clock: Callable[[], float]) -> Published:
     return found
 
 
-def publish(link: Link, run: str, folder: Path, there: Mapping[tuple[str, str], messages.Manifest]) -> dict[tuple[str, str], messages.Manifest]:
-    """Publishes the files of a release; those that are `there` already are left alone. What it published.
+def publish(
+    link: Link, run: str, folder: Path, there: Mapping[tuple[str, str], messages.Manifest]
+) -> dict[tuple[str, str], messages.Manifest]:
+    """Publishes the files of a release; those that are `there` already are left alone. What it
+    published.
 
     Raises ExportError for files that are not what the manifest says, LinkError.
     """
@@ -91,32 +118,42 @@ def publish(link: Link, run: str, folder: Path, there: Mapping[tuple[str, str], 
         data = memoryview((folder / file.name).read_bytes())
         manifest = split(data, link.max_chunk, f"release-{file.sha256[:16]}")
         if manifest.sha256 != file.sha256:
-            raise ExportError(f"{folder / file.name}: expected sha256 {file.sha256}, found {manifest.sha256}")
+            raise ExportError(
+                f"{folder / file.name}: expected sha256 {file.sha256}, found {manifest.sha256}"
+            )
         transfer.publish(link, topics.release(run, version, file.name), manifest, data)
         sent[version, file.name] = manifest
     return sent
 
 
 def announce(link: Link, card: Release) -> None:
-    """Publishes the card, of versions whose files are there: who sees it can have the rest. Raises LinkError."""
+    """Publishes the card, of versions whose files are there: who sees it can have the rest. Raises
+    LinkError.
+    """
     link.publish(topics.release_card(card.run), envelope.encode(card), retain=True)
 
 
 def confirm(link: Link, found: Published, card: Release, clock: Callable[[], float]) -> None:
-    """Returns once the broker shows a card that was announced, and so has all that was published before it: a link that is closed earlier
-    leaves out what a broker did not take within a few seconds. found: what the link hears, without a card until then. Raises LinkError.
+    """Returns once the broker shows a card that was announced, and so has all that was published
+    before it: a link that is closed earlier leaves out what a broker did not take within a few
+    seconds. found: what the link hears, without a card until then. Raises LinkError.
     """
     until = clock() + PATIENCE
     while found.card != card:
         if clock() >= until:
             again = f"coordinator release {card.run} publishes it again"
-            raise LinkError(f"the broker does not show what is released within {PATIENCE:.0f} s, so agents may not hear of it: {again}")
+            raise LinkError(
+                f"the broker does not show what is released within {PATIENCE:.0f} s, so "
+                f"agents may not hear of it: {again}"
+            )
         delivery = link.receive(0.2)
         if delivery is not None:
             found.hear(delivery)
 
 
-def withdraw(link: Link, run: str, keep: Collection[str], there: Mapping[tuple[str, str], messages.Manifest]) -> None:
+def withdraw(
+    link: Link, run: str, keep: Collection[str], there: Mapping[tuple[str, str], messages.Manifest]
+) -> None:
     """Clears the files of all versions but these. Raises LinkError."""
     for (version, file), manifest in there.items():
         if version not in keep:

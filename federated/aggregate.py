@@ -1,12 +1,16 @@
-"""The one fold: adds what updates contribute, as they come, and divides by how much of it there was.
+"""The one fold: adds what updates contribute, as they come, and divides by how much of it there
+was.
 
-A home has one full-size sum, and beside it the weights per distinct rectangle: no map of counts, and memory of one model however many
-devices there are. At the end the axes are cut at the rectangles' edges, and each band is divided by the weight that covers it. Totals can
-be merged, and written down and read back bit for bit. Floats are added in the order of the calls: who wants a run to repeat exactly folds
-in a fixed order. Merging is associative and commutative up to that rounding.
+A home has one full-size sum, and beside it the weights per distinct rectangle: no map of counts,
+and memory of one model however many devices there are. At the end the axes are cut at the
+rectangles' edges, and each band is divided by the weight that covers it. Totals can be merged, and
+written down and read back bit for bit. Floats are added in the order of the calls: who wants a run
+to repeat exactly folds in a fixed order. Merging is associative and commutative up to that
+rounding.
 
-Sums are float32, as the weights are: of n parts the relative error stays near n x 6e-8, far under the noise of training. Sums of weights
-are float64, so that counts of examples stay exact. A float64 or integer part makes the sum of its home float64.
+Sums are float32, as the weights are: of n parts the relative error stays near n x 6e-8, far under
+the noise of training. Sums of weights are float64, so that counts of examples stay exact. A float64
+or integer part makes the sum of its home float64.
 """
 
 from __future__ import annotations
@@ -23,7 +27,20 @@ from torch import Tensor
 from federated.method import Part
 from models.slicing import Where, at
 
-__all__ = ["Key", "Sum", "Total", "Weight", "bands", "dump", "extra", "fold", "inside", "load", "mean", "merge"]
+__all__ = [
+    "Key",
+    "Sum",
+    "Total",
+    "Weight",
+    "bands",
+    "dump",
+    "extra",
+    "fold",
+    "inside",
+    "load",
+    "mean",
+    "merge",
+]
 
 Key = tuple[str | int, ...]
 """Names one contribution; of a key the first is folded and no other."""
@@ -34,7 +51,9 @@ Weight = float | Tensor
 
 @dataclass
 class Sum:
-    """value: sum of weight x scale x value, full size. cover: per distinct rectangle the sums of the weights and of each extra."""
+    """value: sum of weight x scale x value, full size. cover: per distinct rectangle the sums of
+    the weights and of each extra.
+    """
 
     value: Tensor
     cover: dict[Where, list[Weight]] = field(default_factory=dict)
@@ -67,15 +86,29 @@ def fold(total: Total, parts: Iterable[Part], key: Key) -> bool:
 def check(total: Total, part: Part) -> None:
     known = total.sums.get(part.home)
     shape = part.shape if known is None else tuple(known.value.shape)
-    inside = len(part.where) == len(shape) and all(0 <= a < b <= n for (a, b), n in zip(part.where, shape, strict=True))
-    if part.shape != shape or not inside or tuple(part.value.shape) != tuple(b - a for a, b in part.where):
-        raise ValueError(f"part of {part.home}: {tuple(part.value.shape)} at {part.where} of {part.shape} does not fit a home of {shape}")
+    inside = len(part.where) == len(shape) and all(
+        0 <= a < b <= n for (a, b), n in zip(part.where, shape, strict=True)
+    )
+    if (
+        part.shape != shape
+        or not inside
+        or tuple(part.value.shape) != tuple(b - a for a, b in part.where)
+    ):
+        raise ValueError(
+            f"part of {part.home}: {tuple(part.value.shape)} at {part.where} of "
+            f"{part.shape} does not fit a home of {shape}"
+        )
     rows = tuple(part.weight.shape) if isinstance(part.weight, Tensor) else None
     if rows is not None and rows != tuple(part.value.shape[:1]):
-        raise ValueError(f"part of {part.home}: weights of shape {rows} for {part.value.shape[0]} rows")
+        raise ValueError(
+            f"part of {part.home}: weights of shape {rows} for {part.value.shape[0]} rows"
+        )
     columns = None if known is None else len(next(iter(known.cover.values())))
     if columns not in {None, 1 + len(part.extra)}:
-        raise ValueError(f"part of {part.home}: {len(part.extra)} extras where others gave {columns}, the weight included")
+        raise ValueError(
+            f"part of {part.home}: {len(part.extra)} extras where others gave "
+            f"{columns}, the weight included"
+        )
 
 
 def add(total: Total, part: Part) -> None:
@@ -86,7 +119,9 @@ def add(total: Total, part: Part) -> None:
         known = total.sums[part.home] = Sum(torch.zeros(part.shape, dtype=wide))
     view = known.value[at(part.where)]
     if isinstance(part.weight, Tensor):
-        rows = (part.weight.double() * part.scale).to(view.dtype).reshape(-1, *[1] * (view.dim() - 1))
+        rows = (
+            (part.weight.double() * part.scale).to(view.dtype).reshape(-1, *[1] * (view.dim() - 1))
+        )
         view.addcmul_(value.to(view.dtype), rows)
         weight: Weight = part.weight.double()
     else:
@@ -100,7 +135,9 @@ def added(old: list[Weight] | None, new: list[Weight]) -> list[Weight]:
 
 
 def merge(into: Total, other: Total) -> Total:
-    """Adds one total to another, in place, and returns it; `other` must not be used afterwards. ValueError: both folded the same key."""
+    """Adds one total to another, in place, and returns it; `other` must not be used afterwards.
+    ValueError: both folded the same key.
+    """
     if twice := into.seen.keys() & other.seen.keys():
         raise ValueError(f"totals cannot be merged: both folded {sorted(map(str, twice))[:4]}")
     for home, theirs in other.sums.items():
@@ -118,14 +155,19 @@ def merge(into: Total, other: Total) -> Total:
 
 
 def bands(total: Sum, column: int = 0) -> Iterator[tuple[Where, Weight]]:
-    """The covered rectangles that never overlap, each with the sum of the weights (or of an extra) that cover it.
+    """The covered rectangles that never overlap, each with the sum of the weights (or of an extra)
+    that cover it.
 
     The axes are cut at the edges of all rectangles: n nested corners of a matrix make n x n bands.
     """
     axes = range(total.value.dim())
     edges = [sorted({e for where in total.cover for e in where[axis]}) for axis in axes]
     for band in itertools.product(*(itertools.pairwise(e) for e in edges)):
-        covering = [(where, columns[column]) for where, columns in total.cover.items() if inside(band, where)]
+        covering = [
+            (where, columns[column])
+            for where, columns in total.cover.items()
+            if inside(band, where)
+        ]
         if covering:
             yield band, sum((part_of(weight, band, where) for where, weight in covering), start=0.0)
 
@@ -136,11 +178,16 @@ def inside(band: Where, where: Where) -> bool:
 
 def part_of(weight: Weight, band: Where, where: Where) -> Weight:
     """Of a weight per row, the rows of a band."""
-    return weight[band[0][0] - where[0][0] : band[0][1] - where[0][0]] if isinstance(weight, Tensor) else weight
+    return (
+        weight[band[0][0] - where[0][0] : band[0][1] - where[0][0]]
+        if isinstance(weight, Tensor)
+        else weight
+    )
 
 
 def mean(total: Sum, old: Tensor | None = None) -> Tensor:
-    """Per coordinate the sum over the weight that covers it, in the dtype of `old`; what nobody covers keeps the old value bit for bit.
+    """Per coordinate the sum over the weight that covers it, in the dtype of `old`; what nobody
+    covers keeps the old value bit for bit.
 
     An integer tensor truncates. ValueError: a coordinate is uncovered and there is no old value.
     """
@@ -149,11 +196,16 @@ def mean(total: Sum, old: Tensor | None = None) -> Tensor:
         target, value = out[at(band)], total.value[at(band)]
         if isinstance(weight, Tensor):
             column = weight.reshape(-1, *[1] * (value.dim() - 1))
-            target.copy_(torch.where(column > 0, value / column.clamp(min=1e-300), target).to(target.dtype))
+            target.copy_(
+                torch.where(column > 0, value / column.clamp(min=1e-300), target).to(target.dtype)
+            )
         elif weight > 0:
             target.copy_(value / weight)
     if old is None and bool(out.isnan().any()):
-        raise ValueError("a mean without an old value: some coordinates are covered by nobody, or the sum holds NaN")
+        raise ValueError(
+            "a mean without an old value: some coordinates are covered by nobody, or "
+            "the sum holds NaN"
+        )
     return out
 
 
@@ -165,10 +217,15 @@ def extra(total: Sum, column: int) -> float:
 def dump(total: Total) -> tuple[dict[str, Tensor], str]:
     """A total as tensors by home and a JSON text: no pickle, and `load` gives the same bits."""
     cover = {
-        home: [[where, [w.tolist() if isinstance(w, Tensor) else w for w in columns]] for where, columns in one.cover.items()]
+        home: [
+            [where, [w.tolist() if isinstance(w, Tensor) else w for w in columns]]
+            for where, columns in one.cover.items()
+        ]
         for home, one in total.sums.items()
     }
-    return {home: one.value for home, one in total.sums.items()}, json.dumps({"seen": list(total.seen), "cover": cover})
+    return {home: one.value for home, one in total.sums.items()}, json.dumps(
+        {"seen": list(total.seen), "cover": cover}
+    )
 
 
 def load(tensors: Mapping[str, Tensor], text: str) -> Total:
@@ -178,7 +235,10 @@ def load(tensors: Mapping[str, Tensor], text: str) -> Total:
         raise ValueError(f"a dumped total: {len(tensors)} tensors, of {len(found['cover'])} homes")
     total = Total(seen={tuple(key): None for key in found["seen"]})
     for home, rows in found["cover"].items():
-        cover = {tuple((a, b) for a, b in where): [restored(w) for w in columns] for where, columns in rows}
+        cover = {
+            tuple((a, b) for a, b in where): [restored(w) for w in columns]
+            for where, columns in rows
+        }
         total.sums[home] = Sum(tensors[home].clone(), cover)
     return total
 

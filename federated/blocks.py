@@ -11,7 +11,9 @@ __all__ = ["blocks"]
 
 
 def blocks(where: Where, most: int) -> Iterator[Where]:
-    """A rectangle cut into ones of at most so many entries, along its first axes, so that each lies together in memory."""
+    """A rectangle cut into ones of at most so many entries, along its first axes, so that each lies
+    together in memory.
+    """
     extent = [b - a for a, b in where]
     if math.prod(extent) <= most:
         yield where

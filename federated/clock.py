@@ -1,4 +1,6 @@
-"""The wall clock, which may be set at any moment, watched against the steady one, which everything that decides goes by. No torch here."""
+"""The wall clock, which may be set at any moment, watched against the steady one, which everything
+that decides goes by. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,15 @@ from dataclasses import dataclass
 
 __all__ = ["TOLERANCE", "Jumps", "Reading", "jump", "read"]
 
-TOLERANCE = 5.0  # seconds between two looks that are no jump: clocks that are corrected gradually stay far below
+# seconds between two looks that are no jump: clocks that are corrected gradually stay far below
+TOLERANCE = 5.0
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Both clocks at one moment. wall: seconds since 1970 as the machine believes; steady: seconds since some moment, never set back."""
+    """Both clocks at one moment. wall: seconds since 1970 as the machine believes; steady: seconds
+    since some moment, never set back.
+    """
 
     wall: float
     steady: float
@@ -42,4 +47,7 @@ class Jumps:
         if abs(seconds) < TOLERANCE:
             return ""
         way = "forward" if seconds > 0 else "back"
-        return f"the wall clock went {way} by {abs(seconds):.0f} s: it was set, or the machine slept; deadlines and timeouts go by another clock"
+        return (
+            f"the wall clock went {way} by {abs(seconds):.0f} s: it was set, or the machine "
+            "slept; deadlines and timeouts go by another clock"
+        )

@@ -17,7 +17,12 @@ __all__ = ["FORMAT", "Say", "speaker", "speaking_plainly", "terminable"]
 Say = Callable[[str], None]  # shows a line to a person
 
 FORMAT = click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: the result as the last line"
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json: the result as the last line",
 )
 
 
@@ -28,7 +33,8 @@ def speaker(form: str) -> Say:
 
 @contextmanager
 def speaking_plainly(command: str, extra: str, interrupted: str) -> Iterator[None]:
-    """Errors that a person can mend end the command with their text and their exit code, not with a traceback.
+    """Errors that a person can mend end the command with their text and their exit code, not with a
+    traceback.
 
     extra: what to install where a package is missing. interrupted: what to say at ctrl-C.
     """
@@ -48,7 +54,9 @@ def speaking_plainly(command: str, extra: str, interrupted: str) -> Iterator[Non
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """A service manager's SIGTERM is answered as ctrl-C is, so that what must be tidied up is. Only the main thread can hear it."""
+    """A service manager's SIGTERM is answered as ctrl-C is, so that what must be tidied up is. Only
+    the main thread can hear it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

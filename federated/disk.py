@@ -1,8 +1,9 @@
-"""Files that are there whole or not at all: whoever reads one finds what was written last or before, however the writer ended; and who may read.
+"""Files that are there whole or not at all: whoever reads one finds what was written last or
+before, however the writer ended; and who may read.
 
-Keys and folders of keys that this project makes are refused where others may open them. Other folders that were there before, and files that a
-person gives us, keep their modes: those of volumes and of secrets of containers are not ours to change. What is wrong with them is said.
-No torch here.
+Keys and folders of keys that this project makes are refused where others may open them. Other
+folders that were there before, and files that a person gives us, keep their modes: those of volumes
+and of secrets of containers are not ours to change. What is wrong with them is said. No torch here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ OTHERS = 0o007  # a group may be let in on purpose
 
 
 def make(folder: Path, holds: str) -> None:
-    """Makes a folder that this user alone may open; one that is there keeps its mode, and `look_over` has a word about it. Raises OSError.
+    """Makes a folder that this user alone may open; one that is there keeps its mode, and
+    `look_over` has a word about it. Raises OSError.
 
     Those above it are made as the umask says.
     """
@@ -35,9 +37,17 @@ def make(folder: Path, holds: str) -> None:
 
 
 def look_over(path: Path, holds: str) -> None:
-    """Warns, with the remedy, where every user of this machine may open a folder or a file. holds: what lies in it. Raises OSError."""
+    """Warns, with the remedy, where every user of this machine may open a folder or a file. holds:
+    what lies in it. Raises OSError.
+    """
     if (mode := path.stat().st_mode & 0o777) & OTHERS:
-        log.warning("%s: every user of this machine may open it (mode %04o), and it holds %s: chmod o= %s", path, mode, holds, path)
+        log.warning(
+            "%s: every user of this machine may open it (mode %04o), and it holds %s: chmod o= %s",
+            path,
+            mode,
+            holds,
+            path,
+        )
 
 
 def write(path: Path, content: bytes | memoryview) -> None:
@@ -46,12 +56,15 @@ def write(path: Path, content: bytes | memoryview) -> None:
 
 
 def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Replaces a file, or makes it in a folder that exists. Once this returns, the content is on the disk, also if the power fails then.
+    """Replaces a file, or makes it in a folder that exists. Once this returns, the content is on
+    the disk, also if the power fails then.
 
-    pieces: the content in order, one in memory at a time. Several processes and threads may write one path: the content of the last one stays,
-    and no two are mixed. Raises OSError, and whatever `pieces` raises; the old content stays then.
+    pieces: the content in order, one in memory at a time. Several processes and threads may write
+    one path: the content of the last one stays, and no two are mixed. Raises OSError, and whatever
+    `pieces` raises; the old content stays then.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(3)}.part")  # beside it: a file can only be put in place within one disk
+    # beside it: a file can only be put in place within one disk
+    part = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(3)}.part")
     try:
         with part.open("wb") as file:
             file.writelines(pieces)

@@ -2,18 +2,22 @@
 
 EspalierError                      exit  meaning
 ├── UsageError                      2    a name or a flag that does not exist (click's own code)
-│   └── Unknown                     2    an unknown method, model, data set, ...: lists the known, nearest first
+│   └── Unknown                     2    an unknown method, model, data set, ...: lists the known,
+nearest first
 ├── ConfigError                     3    a configuration or a data set that cannot be used
-│   └── DataError                   3    data that is missing, empty, of one class or of the wrong shape
+│   └── DataError                   3    data that is missing, empty, of one class or of the wrong
+shape
 ├── MissingExtra                    4    a command needs packages of an extra that is not installed
-├── LinkError                       5    no broker, a broker that refuses, or one with too small a packet limit
+├── LinkError                       5    no broker, a broker that refuses, or one with too small a
+packet limit
 ├── FleetError                      6    too few agents, or a run that no agent can serve
 ├── StoreError                      7    a run directory that is missing, foreign, in use or damaged
 ├── ExportError                     8    an exported graph that is wrong, foreign or corrupt
 └── WireError                       -    a message that cannot be accepted; never ends a run
     ├── ProtocolMismatch            -    another protocol version
     ├── Malformed                   -    not msgpack, not a known kind, or fields of the wrong type
-    └── Refused                     -    well-formed, but not acceptable: shape, dtype, name, size, values
+    └── Refused                     -    well-formed, but not acceptable: shape, dtype, name, size,
+    values
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ __all__ = [
     "brief",
 ]
 
-REASON = 1000  # characters of a reason, and of any other text that one party sends and another stores or shows
+# characters of a reason, and of any other text that one party sends and another stores or shows
+REASON = 1000
 
 
 def brief(text: str) -> str:
@@ -82,7 +87,9 @@ class MissingExtra(EspalierError):
 
     def __init__(self, command: str, extra: str, package: str) -> None:
         self.command, self.extra, self.package = command, extra, package
-        super().__init__(f"{command} needs the package '{package}': pip install 'espalier[{extra}]'")
+        super().__init__(
+            f"{command} needs the package '{package}': pip install 'espalier[{extra}]'"
+        )
 
 
 class LinkError(EspalierError):
@@ -102,7 +109,8 @@ class ExportError(EspalierError):
 
 
 class WireError(EspalierError):
-    """A message that cannot be accepted. Whoever receives it logs the reason, answers the sender and goes on.
+    """A message that cannot be accepted. Whoever receives it logs the reason, answers the sender
+    and goes on.
 
     The reason may quote the message, which may be large, so it is cut here.
     """

@@ -1,7 +1,9 @@
-"""What a method does on a device beyond its recipe, with PyTorch: functions that the training loop calls, and what they are given.
+"""What a method does on a device beyond its recipe, with PyTorch: functions that the training loop
+calls, and what they are given.
 
-Most methods need none: what a recipe can say, any trainer can follow. A hook is for what it cannot: another loss, other parameters than the
-network's, a second network. It runs code of this package only; what a coordinator sends is its method's name and options.
+Most methods need none: what a recipe can say, any trainer can follow. A hook is for what it cannot:
+another loss, other parameters than the network's, a second network. It runs code of this package
+only; what a coordinator sends is its method's name and options.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ __all__ = ["Hooks", "Session", "Survey"]
 class Session:
     """One training on a device, as it goes on.
 
-    net: the submodel's network with the received weights, in training mode. x, y: all raw examples; labels: the classes (or tokens) among them.
-    round: of the coordinator. generator: the source of every random choice. received: all tensors that came, by local name; those that are not
+    net: the submodel's network with the received weights, in training mode. x, y: all raw examples;
+    labels: the classes (or tokens) among them. round: of the coordinator. generator: the source of
+    every random choice. received: all tensors that came, by local name; those that are not
         the network's own have a "/" in their name.
-    memory: what this device kept from its earlier rounds of this run, by name; `close` may replace it, and it never leaves the device.
-    parameters: what the optimiser moves, the network's unless `open` says otherwise. steps: how many there will be; step: taken so far.
-    sent: tensors of the update beside (or, by name, in place of) the network's own. notes: plain values of the update.
+    memory: what this device kept from its earlier rounds of this run, by name; `close` may replace
+    it, and it never leaves the device. parameters: what the optimiser moves, the network's unless
+    `open` says otherwise. steps: how many there will be; step: taken so far. sent: tensors of the
+    update beside (or, by name, in place of) the network's own. notes: plain values of the update.
     own: whatever the hooks of a method keep for each other.
     stop: says between two steps whether the work is no longer wanted.
     """
@@ -60,9 +64,11 @@ class Session:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a device is asked once, when it joins: to look at its data (and at the submodels of the run) before the first round.
+    """What a device is asked once, when it joins: to look at its data (and at the submodels of the
+    run) before the first round.
 
-    menu: the run's submodels, smallest first. memory: bytes that training may take. settings: the method's.
+    menu: the run's submodels, smallest first. memory: bytes that training may take. settings: the
+    method's.
     """
 
     network: Network
@@ -79,11 +85,13 @@ class Survey:
 class Hooks:
     """Each may be left out.
 
-    survey: plain values that go into the device's profile; the method's `assign`, and every function that is given a state, finds them. They may
-    take the `survey_limit` of the run's card: a number of each class, and one of each submodel of the menu by its name.
-    open: before the first step. loss: of a batch as it is posed, x [N, ...] and truth, the scalar that is minimised, instead of the mean
-    over the network's exits of the recipe's own loss. step: after each backward pass, when gradients are there and nothing has moved.
-    close: after the last step.
+    survey: plain values that go into the device's profile; the method's `assign`, and every
+    function that is given a state, finds them. They may take the `survey_limit` of the run's card:
+    a number of each class, and one of each submodel of the menu by its name.
+    open: before the first step. loss: of a batch as it is posed, x [N, ...] and truth, the scalar
+    that is minimised, instead of the mean over the network's exits of the recipe's own loss. step:
+    after each backward pass, when gradients are there and nothing has moved. close: after the last
+    step.
     """
 
     survey: Callable[[Survey], dict[str, Any]] | None = None

@@ -1,7 +1,9 @@
-"""Logs: plain lines or JSON, to standard error and to files that rotate; what an event is about goes beside its words as fields.
+"""Logs: plain lines or JSON, to standard error and to files that rotate; what an event is about
+goes beside its words as fields.
 
-Calls stay those of the standard library: `log.info("round %d began", 3, extra={"event": "round began", "round": 3})`. As JSON that is one object on
-one line: `time` (UTC), `level`, `logger`, `message`, and the fields. Secrets named to `conceal`, and passwords inside addresses, never show.
+Calls stay those of the standard library: `log.info("round %d began", 3, extra={"event": "round
+began", "round": 3})`. As JSON that is one object on one line: `time` (UTC), `level`, `logger`,
+`message`, and the fields. Secrets named to `conceal`, and passwords inside addresses, never show.
 """
 
 from __future__ import annotations
@@ -56,7 +58,14 @@ def concealed(text: str) -> str:
 def spellings(secret: str) -> dict[str, None]:
     """As it is, in JSON, in addresses and in Python's own words."""
     quoted = quote(secret), quote(secret, safe="")
-    return dict.fromkeys((secret, *(json.dumps(secret, ensure_ascii=plain)[1:-1] for plain in (True, False)), *quoted, repr(secret)[1:-1]))
+    return dict.fromkeys(
+        (
+            secret,
+            *(json.dumps(secret, ensure_ascii=plain)[1:-1] for plain in (True, False)),
+            *quoted,
+            repr(secret)[1:-1],
+        )
+    )
 
 
 class Words(logging.Formatter):
@@ -78,11 +87,16 @@ class Fields(JsonFormatter):
 
     def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
         time = log_data.pop("time")
-        return {"time": time} | {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in log_data.items()}
+        return {"time": time} | {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v
+            for k, v in log_data.items()
+        }
 
 
 class Present(logging.StreamHandler[TextIO]):
-    """Writes to whatever standard error is at the moment: a live display puts itself in its place, to keep lines above the table."""
+    """Writes to whatever standard error is at the moment: a live display puts itself in its place,
+    to keep lines above the table.
+    """
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -93,7 +107,9 @@ class Present(logging.StreamHandler[TextIO]):
 
 
 class Rotating(RotatingFileHandler):
-    """A file that never outgrows `LARGEST`. A disk that takes nothing more costs the lines, and one word about it; never the run."""
+    """A file that never outgrows `LARGEST`. A disk that takes nothing more costs the lines, and one
+    word about it; never the run.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=LARGEST, backupCount=KEPT, encoding="utf-8", delay=True)
@@ -105,12 +121,16 @@ class Rotating(RotatingFileHandler):
             print(f"logs are lost: {self.baseFilename}: {sys.exc_info()[1]}", file=sys.stderr)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what a full disk did not take is tried again, and fails again
+        # what a full disk did not take is tried again, and fails again
+        with contextlib.suppress(OSError):
             super().close()
 
 
-def configure(*, verbose: bool | None = None, form: Form = "text", file: Path | None = None) -> None:
-    """Logs to standard error (warnings; with `verbose`, or as JSON, all that happens), and all that happens to a file if one is named.
+def configure(
+    *, verbose: bool | None = None, form: Form = "text", file: Path | None = None
+) -> None:
+    """Logs to standard error (warnings; with `verbose`, or as JSON, all that happens), and all that
+    happens to a file if one is named.
 
     verbose: None leaves it as it was. Raises ConfigError for a file that cannot be written.
     """
@@ -135,9 +155,18 @@ def logged(command: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a command the flags --log-format and --log-file, and sees to them."""
 
     @click.option(
-        "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="json: one object per line, with fields"
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="json: one object per line, with fields",
     )
-    @click.option("--log-file", type=click.Path(path_type=Path), metavar="FILE", help="log all that happens there too; it rotates at 8 MB")
+    @click.option(
+        "--log-file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="log all that happens there too; it rotates at 8 MB",
+    )
     @functools.wraps(command)
     def with_logs(*args: Any, log_format: Form, log_file: Path | None, **options: Any) -> Any:
         if log_format != "text" or log_file is not None:
@@ -149,7 +178,9 @@ def logged(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def recording(path: Path, about: dict[str, Any]) -> Iterator[None]:
-    """All that happens meanwhile goes to a file of JSON lines as well, with the fields of `about` as they are at the moment."""
+    """All that happens meanwhile goes to a file of JSON lines as well, with the fields of `about`
+    as they are at the moment.
+    """
 
     def fill(record: logging.LogRecord) -> bool:
         for key, value in about.items():
@@ -189,4 +220,9 @@ def _opened(file: Path) -> Rotating:
 def _formatter(form: Form) -> logging.Formatter:
     if form == "text":
         return Words("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return Fields(["levelname", "name", "message"], rename_fields={"levelname": "level", "name": "logger"}, timestamp="time", json_ensure_ascii=False)
+    return Fields(
+        ["levelname", "name", "message"],
+        rename_fields={"levelname": "level", "name": "logger"},
+        timestamp="time",
+        json_ensure_ascii=False,
+    )

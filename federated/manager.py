@@ -1,7 +1,9 @@
-"""What a long-running command tells whoever watches it: a service manager (systemd's sd_notify), or a container's health check.
+"""What a long-running command tells whoever watches it: a service manager (systemd's sd_notify), or
+a container's health check.
 
-Who calls `alive` is the loop that does the work, never a thread of its own: a loop that hangs is then seen to hang, and started anew.
-Where nobody listens, nothing is sent. A health check has the file that ESPALIER_ALIVE names: it is touched while the loop turns.
+Who calls `alive` is the loop that does the work, never a thread of its own: a loop that hangs is
+then seen to hang, and started anew. Where nobody listens, nothing is sent. A health check has the
+file that ESPALIER_ALIVE names: it is touched while the loop turns.
 """
 
 from __future__ import annotations
@@ -25,13 +27,21 @@ TELL = 1.0  # seconds between two looks at the status
 
 
 class Manager:
-    """The end of the line to the service manager, from the environment that it gave this process and that its children do not inherit."""
+    """The end of the line to the service manager, from the environment that it gave this process
+    and that its children do not inherit.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._notifier = SystemdNotifier() if os.environ.get("NOTIFY_SOCKET") else None  # without, it would leave a socket open
-        self._period = watchdog(os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")) / PARTS
-        self._file = Path(os.environ["ESPALIER_ALIVE"]) if os.environ.get("ESPALIER_ALIVE") else None
+        # without, it would leave a socket open
+        self._notifier = SystemdNotifier() if os.environ.get("NOTIFY_SOCKET") else None
+        self._period = (
+            watchdog(os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", ""))
+            / PARTS
+        )
+        self._file = (
+            Path(os.environ["ESPALIER_ALIVE"]) if os.environ.get("ESPALIER_ALIVE") else None
+        )
         self._ping = self._tell = self._touch = -math.inf  # when to, next
         self._told = ""
         for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "ESPALIER_ALIVE"):
@@ -40,19 +50,28 @@ class Manager:
     def __enter__(self) -> Manager:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._send("STOPPING=1")
         if self._notifier is not None and self._notifier.socket is not None:
             self._notifier.socket.close()
             self._notifier = None
 
     def ready(self, status: str = "") -> None:
-        """The command began what it is for; from now on the manager expects to hear that it is alive."""
+        """The command began what it is for; from now on the manager expects to hear that it is
+        alive.
+        """
         self._send("READY=1")
         self.alive(lambda: status)
 
     def alive(self, status: Callable[[], str]) -> None:
-        """The loop came round. Cheap: pings a few times in the manager's patience; asks for the status once a second, and tells another one."""
+        """The loop came round. Cheap: pings a few times in the manager's patience; asks for the
+        status once a second, and tells another one.
+        """
         if self._notifier is None and self._file is None:
             return
         now = self._clock()
@@ -75,7 +94,9 @@ class Manager:
 
 
 def watchdog(microseconds: str, pid: str) -> float:
-    """Seconds of silence that the manager takes for hanging; 0 where it does not watch, or watches another process."""
+    """Seconds of silence that the manager takes for hanging; 0 where it does not watch, or watches
+    another process.
+    """
     with suppress(ValueError):
         if not pid or int(pid) == os.getpid():
             return max(0.0, int(microseconds) / 1e6)

@@ -15,11 +15,19 @@ def commit() -> str:
     here = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603, S607
+        return subprocess.run(  # noqa: S603
+            ["git", "-C", str(here), *words],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # installed into another project's checkout, its commit is not ours
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+        # installed into another project's checkout, its commit is not ours
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        return git("rev-parse", "HEAD") + (
+            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return ""
 

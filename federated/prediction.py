@@ -1,8 +1,10 @@
 """How long a submodel will take on a device, from the few that the device has timed.
 
-The seconds of a step are a sum of what it asks of the machine (`models.work`), each at the machine's own price: multiply-adds with channels filled
-up to whole vectors, bytes moved, and calls of operations. The prices are fitted per device by non-negative least squares on relative error. As many
-timings as prices leave much open, so the prices are held, gently, to the ratios of a kind of machine; of the kinds, the one that fits best counts.
+The seconds of a step are a sum of what it asks of the machine (`models.work`), each at the
+machine's own price: multiply-adds with channels filled up to whole vectors, bytes moved, and calls
+of operations. The prices are fitted per device by non-negative least squares on relative error. As
+many timings as prices leave much open, so the prices are held, gently, to the ratios of a kind of
+machine; of the kinds, the one that fits best counts.
 """
 
 from __future__ import annotations
@@ -25,13 +27,17 @@ __all__ = ["latency_seconds", "step_seconds"]
 
 Vector = NDArray[np.float64]
 
-TRUST = 0.15  # in the ratios of a kind: how far off a relative error of 1 lets the logarithm of a price be
-OPTIMISER = 5  # times the bytes of the parameters: it reads weight, gradient and momentum, and writes weight and momentum
+# in the ratios of a kind: how far off a relative error of 1 lets the logarithm of a price be
+TRUST = 0.15
+# times the bytes of the parameters: it reads weight, gradient and momentum, and writes weight and
+# momentum
+OPTIMISER = 5
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of machine: floats of its vectors, and what a multiply-add, a byte moved and a call cost, beside each other.
+    """A kind of machine: floats of its vectors, and what a multiply-add, a byte moved and a call
+    cost, beside each other.
 
     doubt: by how much less error it must explain the timings than others.
     """
@@ -42,20 +48,29 @@ class Kind:
 
 
 # An accelerator is quick at everything but calls, and so explains any timings of tiny networks.
-KINDS = (*(Kind(lanes, (1.0, 10.0, 2e6)) for lanes in LANES), Kind(LANES[-1], (1.0, 10.0, 1e8), doubt=0.03))
+KINDS = (
+    *(Kind(lanes, (1.0, 10.0, 2e6)) for lanes in LANES),
+    Kind(LANES[-1], (1.0, 10.0, 1e8), doubt=0.03),
+)
 
 
 def step_seconds(timings: Sequence[Timing], submodel: Submodel, batch: int) -> float:
-    """Predicted seconds of one training step of `batch` examples on the device that took these timings; 0 where there are none."""
+    """Predicted seconds of one training step of `batch` examples on the device that took these
+    timings; 0 where there are none.
+    """
     return predicted(tuple(timings), submodel, batch, training=True)
 
 
 def latency_seconds(timings: Sequence[Timing], submodel: Submodel, batch: int = 1) -> float:
-    """Predicted seconds of one inference of `batch` examples, from timings of inferences; 0 where there are none."""
+    """Predicted seconds of one inference of `batch` examples, from timings of inferences; 0 where
+    there are none.
+    """
     return predicted(tuple(timings), submodel, batch, training=False)
 
 
-def predicted(timings: tuple[Timing, ...], submodel: Submodel, batch: int, *, training: bool) -> float:
+def predicted(
+    timings: tuple[Timing, ...], submodel: Submodel, batch: int, *, training: bool
+) -> float:
     """What was timed, as it was; anything else by the machine's prices."""
     measured = {(t.submodel.unowned, t.batch): t.seconds for t in timings}
     if (submodel.unowned, batch) in measured:
@@ -66,7 +81,8 @@ def predicted(timings: tuple[Timing, ...], submodel: Submodel, batch: int, *, tr
     return float(asked(submodel, batch, kind.lanes, training) @ prices)
 
 
-@lru_cache(maxsize=2**16)  # of a large fleet every device: a fit takes as long as all the rest of a decision
+# of a large fleet every device: a fit takes as long as all the rest of a decision
+@lru_cache(maxsize=2**16)
 def fitted(timings: tuple[Timing, ...], training: bool) -> tuple[Kind, Vector]:
     """The kind of machine that explains the timings best, and its prices in seconds."""
     seconds = np.array([t.seconds for t in timings])
@@ -80,9 +96,11 @@ def fitted(timings: tuple[Timing, ...], training: bool) -> tuple[Kind, Vector]:
 
 
 def fit(work: Vector, seconds: Vector, typical: Vector) -> tuple[float, Vector]:
-    """Prices w >= 0 of each column of `work`, and the error that they leave: |work w / seconds - 1|^2 + |TRUST log(w / typical)|^2, halved.
+    """Prices w >= 0 of each column of `work`, and the error that they leave: |work w / seconds -
+    1|^2 + |TRUST log(w / typical)|^2, halved.
 
-    typical is first scaled to the machine's speed. Non-negative by construction: the logarithms are what is searched.
+    typical is first scaled to the machine's speed. Non-negative by construction: the logarithms are
+    what is searched.
     """
     typical = typical * np.median(seconds / (work @ typical))
     shares = work * typical / seconds[:, None]
@@ -98,7 +116,9 @@ def fit(work: Vector, seconds: Vector, typical: Vector) -> tuple[float, Vector]:
 
 
 def asked(submodel: Submodel, batch: int, lanes: int, training: bool) -> Vector:
-    """Multiply-adds, bytes moved and calls of a training step, its optimiser included, or of an inference."""
+    """Multiply-adds, bytes moved and calls of a training step, its optimiser included, or of an
+    inference.
+    """
     known = work(submodel.plain, batch, training=training)
     moved = known.moved
     if training:

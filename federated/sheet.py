@@ -1,4 +1,6 @@
-"""What `edge-agent profile` writes and `coordinator assign` reads: one device, measured, as a JSON file. No torch here."""
+"""What `edge-agent profile` writes and `coordinator assign` reads: one device, measured, as a JSON
+file. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ from federated.errors import ConfigError, WireError
 from federated.task import LONGEST, SHORTEST, Profile, Timing
 from federated.wire import envelope
 
-__all__ = ["FORMAT", "RUNTIMES", "Calibration", "Circumstances", "Runtime", "Sheet", "profile_of", "read", "write"]
+__all__ = [
+    "FORMAT",
+    "RUNTIMES",
+    "Calibration",
+    "Circumstances",
+    "Runtime",
+    "Sheet",
+    "profile_of",
+    "read",
+    "write",
+]
 
 FORMAT = 1  # of the file; another one is refused
 LARGEST = 1 << 24  # bytes of a file that can be a sheet
@@ -25,7 +37,9 @@ RUNTIMES: tuple[str, ...] = get_args(Runtime)
 
 @dataclass(frozen=True)
 class Calibration:
-    """How long a few submodels of a family took with one runtime: a training step, or the answer for a batch (infer)."""
+    """How long a few submodels of a family took with one runtime: a training step, or the answer
+    for a batch (infer).
+    """
 
     family: str
     runtime: Runtime
@@ -38,8 +52,8 @@ class Calibration:
 class Circumstances:
     """Under which a measurement was taken; None: the device does not say.
 
-    celsius, mhz: hottest sensor and fastest processor afterwards. throttled: at any time meanwhile. busy: share of the processors that others used;
-    0 also where the device does not say.
+    celsius, mhz: hottest sensor and fastest processor afterwards. throttled: at any time meanwhile.
+    busy: share of the processors that others used; 0 also where the device does not say.
     """
 
     celsius: float | None = None
@@ -52,8 +66,9 @@ class Circumstances:
 class Sheet:
     """One device as it measured itself.
 
-    profile: as an agent would introduce itself, timings apart (see `profile_of`). uplink and chunk are 0 where no broker was named.
-    versions: of what the timings depend on, by name. limit_cpus, limit_memory: what the owner allowed, None: all. taken: when, as ISO 8601 in UTC.
+    profile: as an agent would introduce itself, timings apart (see `profile_of`). uplink and chunk
+    are 0 where no broker was named. versions: of what the timings depend on, by name. limit_cpus,
+    limit_memory: what the owner allowed, None: all. taken: when, as ISO 8601 in UTC.
     """
 
     profile: Profile
@@ -66,30 +81,49 @@ class Sheet:
 
 
 def write(sheet: Sheet, path: Path) -> None:
-    """The sheet as a JSON file, whole or not at all. Raises ConfigError where it cannot be written."""
+    """The sheet as a JSON file, whole or not at all. Raises ConfigError where it cannot be
+    written.
+    """
     try:
-        disk.write(path, msgspec.json.format(msgspec.json.encode({"format": FORMAT, **msgspec.to_builtins(sheet)}), indent=2) + b"\n")
+        disk.write(
+            path,
+            msgspec.json.format(
+                msgspec.json.encode({"format": FORMAT, **msgspec.to_builtins(sheet)}), indent=2
+            )
+            + b"\n",
+        )
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def read(path: Path, own: str = "") -> Sheet:
-    """The sheet of a file. own: the one network `module:function` that a timing may be of, since to look at it runs its code.
+    """The sheet of a file. own: the one network `module:function` that a timing may be of, since to
+    look at it runs its code.
 
-    Raises ConfigError for a file that is missing, no sheet, of another format, or whose values cannot be.
+    Raises ConfigError for a file that is missing, no sheet, of another format, or whose values
+    cannot be.
     """
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)
         found: Any = msgspec.json.decode(content) if len(content) <= LARGEST else None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; edge-agent profile --out FILE writes one") from error
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; edge-agent profile --out FILE writes one"
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: expected the JSON of edge-agent profile --out, found {error}") from None
+        raise ConfigError(
+            f"{path}: expected the JSON of edge-agent profile --out, found {error}"
+        ) from None
     if not isinstance(found, dict) or "format" not in found:
-        raise ConfigError(f"{path}: expected the JSON of edge-agent profile --out, found something else")
+        raise ConfigError(
+            f"{path}: expected the JSON of edge-agent profile --out, found something else"
+        )
     if found["format"] != FORMAT:
-        raise ConfigError(f"{path}: expected format {FORMAT}, found {str(found['format'])[:20]}: profile the device again with this version")
+        raise ConfigError(
+            f"{path}: expected format {FORMAT}, found {str(found['format'])[:20]}: "
+            "profile the device again with this version"
+        )
     try:
         sheet = msgspec.convert(found, Sheet)
         _check(sheet, own)
@@ -99,18 +133,32 @@ def read(path: Path, own: str = "") -> Sheet:
 
 
 def profile_of(sheet: Sheet, family: str) -> Profile:
-    """The profile with the times of a family's training steps; of a submodel timed with several numbers of threads, the least.
+    """The profile with the times of a family's training steps; of a submodel timed with several
+    numbers of threads, the least.
 
     Raises ConfigError for a family that was not calibrated; the message names those that were.
     """
     trained = [calibration for calibration in sheet.calibrations if calibration.work == "train"]
-    able = [timing for calibration in trained if calibration.family == family for timing in calibration.timings]
+    able = [
+        timing
+        for calibration in trained
+        if calibration.family == family
+        for timing in calibration.timings
+    ]
     if not able:
         known = ", ".join(sorted({calibration.family for calibration in trained})) or "none"
         again = f"--model {family}" if ":" in family else f"--family {family}"
-        raise ConfigError(f"{sheet.profile.agent}: '{family}' was not timed there, only {known}: run edge-agent profile {again} on that device")
+        raise ConfigError(
+            f"{sheet.profile.agent}: '{family}' was not timed there, only {known}: run "
+            f"edge-agent profile {again} on that device"
+        )
     slowest_first = sorted(able, key=lambda timing: -timing.seconds)
-    return replace(sheet.profile, timings=tuple({(timing.submodel, timing.batch): timing for timing in slowest_first}.values()))
+    return replace(
+        sheet.profile,
+        timings=tuple(
+            {(timing.submodel, timing.batch): timing for timing in slowest_first}.values()
+        ),
+    )
 
 
 def _check(sheet: Sheet, own: str) -> None:
@@ -120,9 +168,16 @@ def _check(sheet: Sheet, own: str) -> None:
     for calibration in sheet.calibrations:
         what = f"calibration of '{calibration.family}'"
         if not calibration.timings or calibration.threads < 1:
-            raise ValueError(f"{what}: expected timings with at least one thread, found {len(calibration.timings)} with {calibration.threads}")
-        if odd := {timing.submodel.network.family for timing in calibration.timings} - {calibration.family}:
-            raise ValueError(f"{what}: expected submodels of it, found some of {', '.join(sorted(odd))}")
+            raise ValueError(
+                f"{what}: expected timings with at least one thread, found "
+                f"{len(calibration.timings)} with {calibration.threads}"
+            )
+        if odd := {timing.submodel.network.family for timing in calibration.timings} - {
+            calibration.family
+        }:
+            raise ValueError(
+                f"{what}: expected submodels of it, found some of {', '.join(sorted(odd))}"
+            )
         _check_timings(calibration.timings, own)
 
 
@@ -130,10 +185,17 @@ def _check_timings(timings: Sequence[Timing], own: str) -> None:
     for timing in timings:
         submodel = timing.submodel
         if not 0 < submodel.width <= 1 or submodel.branches < 1:
-            raise ValueError(f"{submodel.name}: expected a width above 0 and up to 1 and at least one branch, found {submodel.width:g}")
+            raise ValueError(
+                f"{submodel.name}: expected a width above 0 and up to 1 and at least "
+                f"one branch, found {submodel.width:g}"
+            )
         if timing.batch < 1 or not SHORTEST <= timing.seconds <= LONGEST:
             raise ValueError(
-                f"{submodel.name}: expected a batch above 0 and seconds of {SHORTEST:g} to {LONGEST:g}, found {timing.batch} and {timing.seconds:g}"
+                f"{submodel.name}: expected a batch above 0 and seconds of {SHORTEST:g} "
+                f"to {LONGEST:g}, found {timing.batch} and {timing.seconds:g}"
             )
         if ":" in submodel.network.family and submodel.network.family != own:
-            raise ValueError(f"it times the network '{submodel.network.family}', whose code would run here: name it (--model) if you trust it")
+            raise ValueError(
+                f"it times the network '{submodel.network.family}', whose code would "
+                "run here: name it (--model) if you trust it"
+            )

@@ -1,7 +1,8 @@
 """The one training loop: it follows a recipe, and calls a method's hooks where it has some.
 
-On a CPU with one thread count the result is the same bits for the same weights, data, recipe and seed; so it is on one GPU for the networks of
-`models`. A network of one's own may use operations that add up in any order there.
+On a CPU with one thread count the result is the same bits for the same weights, data, recipe and
+seed; so it is on one GPU for the networks of `models`. A network of one's own may use operations
+that add up in any order there.
 """
 
 from __future__ import annotations
@@ -67,8 +68,18 @@ class Trained:
     steps: int
 
 
-def open_session(net: nn.Module, submodel: Submodel, recipe: Recipe, x: Array, y: Array, *, labels: Collection[int], seed: int) -> Session:
-    """A training of `net`, which is `submodel`, on raw examples x [n, *inputs] with what they teach, y [n, ...]. Raises DataError without an example.
+def open_session(
+    net: nn.Module,
+    submodel: Submodel,
+    recipe: Recipe,
+    x: Array,
+    y: Array,
+    *,
+    labels: Collection[int],
+    seed: int,
+) -> Session:
+    """A training of `net`, which is `submodel`, on raw examples x [n, *inputs] with what they
+    teach, y [n, ...]. Raises DataError without an example.
 
     labels: classes that the data hold, for the masked loss.
     """
@@ -92,11 +103,23 @@ def train(
     on_step: Step | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Trained:
-    """Trains in place, without hooks, on the device where `net` lies. Raises DataError, Stopped, Diverged."""
-    return descend(open_session(net, submodel, recipe, x, y, labels=labels, seed=seed), on_step=on_step, stop=stop)
+    """Trains in place, without hooks, on the device where `net` lies. Raises DataError, Stopped,
+    Diverged.
+    """
+    return descend(
+        open_session(net, submodel, recipe, x, y, labels=labels, seed=seed),
+        on_step=on_step,
+        stop=stop,
+    )
 
 
-def descend(session: Session, hooks: Hooks | None = None, *, on_step: Step | None = None, stop: Callable[[], bool] | None = None) -> Trained:
+def descend(
+    session: Session,
+    hooks: Hooks | None = None,
+    *,
+    on_step: Step | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Trained:
     """Takes all steps of a session. Raises Stopped, Diverged, and whatever hooks raise."""
     hooks, recipe, session.stop = hooks or Hooks(), session.recipe, stop
     set_norm(session.net, recipe.norm)
@@ -110,7 +133,11 @@ def descend(session: Session, hooks: Hooks | None = None, *, on_step: Step | Non
             if stop is not None and stop():
                 raise Stopped
             optimiser.zero_grad(set_to_none=True)
-            found = plain_loss(session, x, truth) if hooks.loss is None else hooks.loss(session, x, truth)
+            found = (
+                plain_loss(session, x, truth)
+                if hooks.loss is None
+                else hooks.loss(session, x, truth)
+            )
             found.backward()  # type: ignore[no-untyped-call]
             correction.add(session)
             if hooks.step is not None:
@@ -123,7 +150,8 @@ def descend(session: Session, hooks: Hooks | None = None, *, on_step: Step | Non
             value = float(found.detach())
             if not math.isfinite(value):
                 raise Diverged(
-                    f"the loss is {value} after {session.step} of {session.steps} steps; a smaller learning rate than {recipe.lr:g} may help"
+                    f"the loss is {value} after {session.step} of {session.steps} "
+                    f"steps; a smaller learning rate than {recipe.lr:g} may help"
                 )
             summed, seen = summed + value * len(x), seen + len(x)
             if on_step is not None:
@@ -145,7 +173,9 @@ def prepared(session: Session) -> torch.optim.Optimizer:
 
 
 def batches(session: Session) -> Iterator[tuple[Tensor, Tensor]]:
-    """One pass over the data in random order, as the network is shown it, with what it should say, where the network lies."""
+    """One pass over the data in random order, as the network is shown it, with what it should say,
+    where the network lies.
+    """
     for chosen in shuffled(len(session.y), session.recipe.batch, session.generator):
         x, y = moved(session.x[chosen], session.device), moved(session.y[chosen], session.device)
         yield objective.pose(session.submodel.network, session.recipe.hide, x, y, session.generator)
@@ -154,7 +184,12 @@ def batches(session: Session) -> Iterator[tuple[Tensor, Tensor]]:
 def plain_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
     """The recipe's own loss of a batch: the mean over exits, where there are several."""
     outs = objective.answers(session.net, session.submodel, x)
-    losses = [objective.masked_loss(session.submodel.network, out, truth, session.labels if session.recipe.masked else None) for out in outs]
+    losses = [
+        objective.masked_loss(
+            session.submodel.network, out, truth, session.labels if session.recipe.masked else None
+        )
+        for out in outs
+    ]
     return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
 
@@ -165,7 +200,9 @@ def shuffled(examples: int, batch: int, generator: torch.Generator) -> Iterator[
 
 
 def cuts(examples: int, batch: int) -> list[tuple[int, int]]:
-    """(start, end) of each batch. A last batch of one example joins the one before it: batch norm needs two to see a spread."""
+    """(start, end) of each batch. A last batch of one example joins the one before it: batch norm
+    needs two to see a spread.
+    """
     edges = [*range(0, examples, batch), examples]
     if len(edges) > 2 and edges[-1] - edges[-2] == 1:
         del edges[-2]
@@ -178,4 +215,7 @@ def moved(values: Array, device: torch.device) -> Tensor:
 
 def check(x: Array, y: Array) -> None:
     if not len(y) or len(x) != len(y):
-        raise DataError(f"training data: expected at least 1 example and as many labels, found {len(x)} and {len(y)}")
+        raise DataError(
+            "training data: expected at least 1 example and as many labels, found "
+            f"{len(x)} and {len(y)}"
+        )

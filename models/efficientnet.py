@@ -1,9 +1,11 @@
-"""EfficientNetV2-S: fused and plain inverted residuals, squeeze and excitation, SiLU (Tan and Le, arXiv 2104.00298, table 4).
+"""EfficientNetV2-S: fused and plain inverted residuals, squeeze and excitation, SiLU (Tan and Le,
+arXiv 2104.00298, table 4).
 
-Its network is in `models.inverted`. All but the last convolution scales in width, all six sections in depth. For small images
-("v2s-cifar", as in the EfficientNetV2 of FedFA, arXiv 2406.09877) the stem and the section of 48 channels keep the resolution; the tensors
-are the same, so torchvision's weights fit both. Stochastic depth as in torchvision: a block is left out the more often the deeper it sits
-in the largest network, and as often in every submodel.
+Its network is in `models.inverted`. All but the last convolution scales in width, all six sections
+in depth. For small images ("v2s-cifar", as in the EfficientNetV2 of FedFA, arXiv 2406.09877) the
+stem and the section of 48 channels keep the resolution; the tensors are the same, so torchvision's
+weights fit both. Stochastic depth as in torchvision: a block is left out the more often the deeper
+it sits in the largest network, and as often in every submodel.
 """
 
 from __future__ import annotations
@@ -39,7 +41,13 @@ def table(stride: int) -> tuple[Section, ...]:
 
 PRESETS: Mapping[str, Size] = MappingProxyType(
     {
-        "tiny": Size(8, 1, (fused(1, 8, 2, 1), fused(4, 16, 3, 1), plain(4, 24, 3, 2), plain(6, 32, 3, 2)), 128),  # for a CPU
+        # for a CPU
+        "tiny": Size(
+            8,
+            1,
+            (fused(1, 8, 2, 1), fused(4, 16, 3, 1), plain(4, 24, 3, 2), plain(6, 32, 3, 2)),
+            128,
+        ),
         "v2s-cifar": Size(24, 1, table(1)),
         "v2s": Size(24, 2, table(2)),  # ImageNet's
     }
@@ -54,19 +62,35 @@ def build(submodel: Submodel) -> nn.Module:
 
 
 def convert(preset: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """torchvision's efficientnet_v2_s as our tensors. It has no names for the layers of a block, and squeezes by 1x1 convolutions."""
+    """torchvision's efficientnet_v2_s as our tensors. It has no names for the layers of a block,
+    and squeezes by 1x1 convolutions.
+    """
     sections = PRESETS[preset].sections
     modules = {"classifier.1": "linear"}
     for theirs, ours in (("features.0", "stem"), (f"features.{len(sections) + 1}", "last")):
         modules |= {f"{theirs}.0": f"{ours}.conv", f"{theirs}.1": f"{ours}.norm"}
     for s, section in enumerate(sections):
-        layers = ("expand", "project") if section.fused else ("expand", "depthwise", "squeeze", "project")
+        layers = (
+            ("expand", "project")
+            if section.fused
+            else ("expand", "depthwise", "squeeze", "project")
+        )
         for b in range(section.depth):
             for i, layer in enumerate(layers):
-                theirs, ours = f"features.{s + 1}.{b}.block.{i}", f"sections.{s}.{b}.residual.{layer}"
-                leaves = {"fc1": "down", "fc2": "up"} if layer == "squeeze" else {"0": "conv", "1": "norm"}
+                theirs, ours = (
+                    f"features.{s + 1}.{b}.block.{i}",
+                    f"sections.{s}.{b}.residual.{layer}",
+                )
+                leaves = (
+                    {"fc1": "down", "fc2": "up"}
+                    if layer == "squeeze"
+                    else {"0": "conv", "1": "norm"}
+                )
                 modules |= {f"{theirs}.{leaf}": f"{ours}.{mine}" for leaf, mine in leaves.items()}
-    return {name: value.flatten(1) if name.endswith(("down.weight", "up.weight")) else value for name, value in renamed(state, modules).items()}
+    return {
+        name: value.flatten(1) if name.endswith(("down.weight", "up.weight")) else value
+        for name, value in renamed(state, modules).items()
+    }
 
 
 EFFICIENTNET = Family(
@@ -75,5 +99,7 @@ EFFICIENTNET = Family(
     default="v2s-cifar",
     inputs=3,
     features=frozenset({"scaler", "steps"}),
-    torchvision=Torchvision({"v2s": "efficientnet_v2_s", "v2s-cifar": "efficientnet_v2_s"}, convert),
+    torchvision=Torchvision(
+        {"v2s": "efficientnet_v2_s", "v2s-cifar": "efficientnet_v2_s"}, convert
+    ),
 )

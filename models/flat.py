@@ -1,4 +1,6 @@
-"""Linear layers over flattened maps, with the channels an axis of their own: a narrow one is a corner of a wide one."""
+"""Linear layers over flattened maps, with the channels an axis of their own: a narrow one is a
+corner of a wide one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ __all__ = ["Flat", "stack"]
 
 
 class Flat(Linear):
-    """A linear layer of a map [N, channels, ...] of `positions` places; its weight is [outputs, channels, positions]."""
+    """A linear layer of a map [N, channels, ...] of `positions` places; its weight is [outputs,
+    channels, positions].
+    """
 
     def __init__(self, channels: int, positions: int, outputs: int) -> None:
         super().__init__(channels * positions, outputs)

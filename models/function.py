@@ -12,10 +12,13 @@ __all__ = ["imported"]
 
 
 def imported(name: str) -> Callable[..., Any]:
-    """What "module:function" names; the module may lie where the command was called. ValueError: it cannot be imported, or called."""
+    """What "module:function" names; the module may lie where the command was called. ValueError: it
+    cannot be imported, or called.
+    """
     module, _, attribute = name.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # a command installed by pip does not look where it was called
+        # a command installed by pip does not look where it was called
+        sys.path.insert(0, str(Path.cwd()))
     try:
         found: Any = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # whatever a module of a user's own raises

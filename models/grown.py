@@ -1,7 +1,9 @@
-"""Layers over all that a dense block has seen: its inputs, and what grew from them, apart. Read it from the bottom up.
+"""Layers over all that a dense block has seen: its inputs, and what grew from them, apart. Read it
+from the bottom up.
 
-A dense layer reads [inputs | grown 0 | grown 1 | ...]. Each part of a narrow network is narrower, so its tensors over the concatenation are no
-corners of the wide ones. Here each is two: one over the inputs, [..., channels], and one over the grown, [..., layers, growth].
+A dense layer reads [inputs | grown 0 | grown 1 | ...]. Each part of a narrow network is narrower,
+so its tensors over the concatenation are no corners of the wide ones. Here each is two: one over
+the inputs, [..., channels], and one over the grown, [..., layers, growth].
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class GrownConv(nn.Module):
 
 
 class SeenNorm(nn.Module):
-    """relu(norm) of a block's inputs [N, channels, H, W] and of all that grew so far [N, layers * growth, H, W], apart."""
+    """relu(norm) of a block's inputs [N, channels, H, W] and of all that grew so far [N, layers *
+    growth, H, W], apart.
+    """
 
     def __init__(self, channels: int, layers: int, growth: int) -> None:
         super().__init__()
@@ -54,9 +58,13 @@ class SeenNorm(nn.Module):
 
 
 class SeenConv(nn.Module):
-    """1x1 convolution of what a SeenNorm gives: [N, outputs, H, W]. Initialised by how much is seen in all, by He et al., with a bias as a linear."""
+    """1x1 convolution of what a SeenNorm gives: [N, outputs, H, W]. Initialised by how much is seen
+    in all, by He et al., with a bias as a linear.
+    """
 
-    def __init__(self, channels: int, layers: int, growth: int, outputs: int, *, bias: bool = False) -> None:
+    def __init__(
+        self, channels: int, layers: int, growth: int, outputs: int, *, bias: bool = False
+    ) -> None:
         super().__init__()
         self.inputs = nn.Conv2d(channels, outputs, 1, bias=bias)
         self.grown = GrownConv(layers, growth, outputs) if layers else None

@@ -17,7 +17,8 @@ FEATURES = 256  # of a projection head, at width 1
 class Standardise(nn.Module):
     """(x - mean) / std per channel of raw input, [N, C, ...] of any dtype.
 
-    The two constants belong to the `Network` record: they are no parameters, do not travel, and end in an exported graph.
+    The two constants belong to the `Network` record: they are no parameters, do not travel, and end
+    in an exported graph.
     """
 
     mean: Tensor
@@ -35,7 +36,8 @@ class Standardise(nn.Module):
 
 
 class Scaler(nn.Module):
-    """x / rate while training, x otherwise: makes up for the inputs that a narrow layer lacks (HeteroFL, arXiv 2010.01264, section 3).
+    """x / rate while training, x otherwise: makes up for the inputs that a narrow layer lacks
+    (HeteroFL, arXiv 2010.01264, section 3).
 
     always: in evaluation too (ScaleFL's authors' code).
     """
@@ -48,7 +50,8 @@ class Scaler(nn.Module):
         return x / self.rate if self.training or self.always else x
 
     def scaled(self, eps: float) -> float:
-        """The eps by which a batch norm of x is that of self(x): norm(x / rate) with eps is norm(x) with eps * rate^2.
+        """The eps by which a batch norm of x is that of self(x): norm(x / rate) with eps is norm(x)
+        with eps * rate^2.
 
         So a norm's running statistics stay those of x, which is what it meets in evaluation.
         """
@@ -56,7 +59,8 @@ class Scaler(nn.Module):
 
 
 class Norm(_BatchNorm):
-    """Batch norm over axis 1 of [N, C, ...], as of a scaled input where a method asks for it (see `scale`).
+    """Batch norm over axis 1 of [N, C, ...], as of a scaled input where a method asks for it (see
+    `scale`).
 
     Its parameters and statistics may have several axes, of C numbers in all.
     """
@@ -69,14 +73,18 @@ class Norm(_BatchNorm):
         momentum = self.momentum
         if self.training:
             self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
-            momentum = 1 / float(self.num_batches_tracked) if momentum is None else momentum  # type: ignore[arg-type]  # cumulative, as torch's own
-        mean, var = self.running_mean.flatten(), self.running_var.flatten()  # type: ignore[union-attr]  # views: training writes through them
+            # cumulative, as torch's own
+            momentum = 1 / float(self.num_batches_tracked) if momentum is None else momentum  # type: ignore[arg-type]
+        # views: training writes through them
+        mean, var = self.running_mean.flatten(), self.running_var.flatten()  # type: ignore[union-attr]
         weight, bias, eps = self.weight.flatten(), self.bias.flatten(), self.scaler.scaled(self.eps)
         return F.batch_norm(input, mean, var, weight, bias, self.training, momentum or 0.0, eps)
 
 
 class Linear(nn.Linear):
-    """A linear layer that no batch norm follows, its output scaled where a method asks for it (see `scale`)."""
+    """A linear layer that no batch norm follows, its output scaled where a method asks for it (see
+    `scale`).
+    """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -87,16 +95,20 @@ class Linear(nn.Linear):
 
 
 def scale(net: nn.Module, rate: float, *, always: bool = False) -> None:
-    """Puts a Scaler wherever a module of `net` has a place for one, its `scaler`: before each batch norm, after each linear that none follows."""
+    """Puts a Scaler wherever a module of `net` has a place for one, its `scaler`: before each batch
+    norm, after each linear that none follows.
+    """
     for module in list(net.modules()):
         if hasattr(module, "scaler"):
             module.scaler = Scaler(rate, always=always)
 
 
 class Projected(nn.Linear):
-    """A last linear behind a projection head: linear, relu, linear, whose output is `project`'s; [N, I] -> [N, O] (MOON, arXiv 2103.16257).
+    """A last linear behind a projection head: linear, relu, linear, whose output is `project`'s;
+    [N, I] -> [N, O] (MOON, arXiv 2103.16257).
 
-    Its own weight and bias keep the names of the linear that it stands for, and of that linear the bias.
+    Its own weight and bias keep the names of the linear that it stands for, and of that linear the
+    bias.
     """
 
     def __init__(self, last: nn.Linear, features: int) -> None:
@@ -111,8 +123,12 @@ class Projected(nn.Linear):
 
 
 def project(net: nn.Module, rate: float) -> None:
-    """Puts a projection head before the last linear of `net`, its `linear`. ValueError: that is no `nn.Linear`."""
+    """Puts a projection head before the last linear of `net`, its `linear`. ValueError: that is no
+    `nn.Linear`.
+    """
     last = getattr(net, "linear", None)
     if not isinstance(last, nn.Linear):
-        raise ValueError(f"a projection head goes before a last linear, and here that is {type(last).__name__}")
+        raise ValueError(
+            f"a projection head goes before a last linear, and here that is {type(last).__name__}"
+        )
     net.linear = Projected(last, kept(rate, FEATURES))

@@ -1,11 +1,14 @@
 """LeNet-5 with batch norm, as RecipFL uses it on MNIST. Read it from the bottom up.
 
-LeCun et al., Gradient-Based Learning Applied to Document Recognition (1998): two 5x5 convolutions without padding, each with an average pool, then
-hidden linears. RecipFL (the authors' code) puts batch norm after each convolution and relu for tanh, and takes 28x28 images unpadded.
-"5-scaled" is what RecipFL gives its weak devices, a network of its own: 3 channels in the second convolution and one hidden linear.
+LeCun et al., Gradient-Based Learning Applied to Document Recognition (1998): two 5x5 convolutions
+without padding, each with an average pool, then hidden linears. RecipFL (the authors' code) puts
+batch norm after each convolution and relu for tanh, and takes 28x28 images unpadded. "5-scaled" is
+what RecipFL gives its weak devices, a network of its own: 3 channels in the second convolution and
+one hidden linear.
 
-Width scales the convolutions' channels and the hidden linears. No layer may be dropped, since each changes the number of channels: there are
-two sections of one block, the convolutions. Initialisation is PyTorch's, batch norm 1 and 0, the last linear's bias 0.
+Width scales the convolutions' channels and the hidden linears. No layer may be dropped, since each
+changes the number of channels: there are two sections of one block, the convolutions.
+Initialisation is PyTorch's, batch norm 1 and 0, the last linear's bias 0.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ class Size:
     depths: tuple[int, int] = (1, 1)
 
 
-PRESETS: Mapping[str, Size] = MappingProxyType({"5": Size((6, 16), (120, 84)), "5-scaled": Size((6, 3), (84,))})
+PRESETS: Mapping[str, Size] = MappingProxyType(
+    {"5": Size((6, 16), (120, 84)), "5-scaled": Size((6, 3), (84,))}
+)
 
 
 def left(side: int) -> int:
@@ -67,7 +72,12 @@ class LeNet(nn.Module):
         first, second = (kept(submodel.width, w) for w in size.widths)
         hidden = [kept(submodel.width, w) for w in size.hidden]
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
-        self.sections = nn.ModuleList([nn.ModuleDict({"0": Block(channels, first)}), nn.ModuleDict({"0": Block(first, second)})])
+        self.sections = nn.ModuleList(
+            [
+                nn.ModuleDict({"0": Block(channels, first)}),
+                nn.ModuleDict({"0": Block(first, second)}),
+            ]
+        )
         self.hidden = stack(second, left(height) * left(width), hidden)
         self.linear = nn.Linear(hidden[-1], network.outputs)
         nn.init.zeros_(self.linear.bias)

@@ -1,8 +1,11 @@
-"""A residual perceptron for tables, windows of signals and small images. Read it from the bottom up.
+"""A residual perceptron for tables, windows of signals and small images. Read it from the bottom
+up.
 
-The input of any axes is flattened and never scales; the hidden layers are equally wide. The first takes the input, the others are the blocks of
-one section, x + step * norm(linear(x)) before a relu (He et al., arXiv 1512.03385, with linears for convolutions): any of them may be dropped.
-NeFL's learnable steps are 1 where nobody asks for them. Initialisation is PyTorch's, batch norm 1 and 0, the last linear's bias 0.
+The input of any axes is flattened and never scales; the hidden layers are equally wide. The first
+takes the input, the others are the blocks of one section, x + step * norm(linear(x)) before a relu
+(He et al., arXiv 1512.03385, with linears for convolutions): any of them may be dropped. NeFL's
+learnable steps are 1 where nobody asks for them. Initialisation is PyTorch's, batch norm 1 and 0,
+the last linear's bias 0.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ __all__ = ["MLP"]
 
 @dataclass(frozen=True)
 class Size:
-    """width: of every hidden layer at width 1. depths: hidden layers after the first, in one section."""
+    """width: of every hidden layer at width 1. depths: hidden layers after the first, in one
+    section.
+    """
 
     width: int
     depths: tuple[int]
@@ -56,7 +61,11 @@ class Mlp(nn.Module):
         network, size = submodel.network, PRESETS[submodel.network.preset]
         check_mask(submodel, size.depths, first=False)
         hidden, steps = kept(submodel.width, size.width), "steps" in submodel.features
-        blocks = {str(index): Block(hidden, steps=steps) for index, keep in enumerate(submodel.mask[0]) if keep}
+        blocks = {
+            str(index): Block(hidden, steps=steps)
+            for index, keep in enumerate(submodel.mask[0])
+            if keep
+        }
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.stem = nn.Linear(prod(network.inputs), hidden, bias=False)
         self.norm = Norm(hidden)
@@ -67,9 +76,12 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.standardise(x).flatten(1)  # [N, inputs]
         x = F.relu(self.norm(self.stem(x)))  # [N, hidden]
-        for block in self.sections[0].values():  # type: ignore[operator]  # a ModuleDict, which ModuleList's type forgets
+        # a ModuleDict, which ModuleList's type forgets
+        for block in self.sections[0].values():  # type: ignore[operator]
             x = block(x)
         return self.linear(x)  # type: ignore[no-any-return]
 
 
-MLP = Family(build=Mlp, presets=PRESETS, default="small", inputs=0, features=frozenset({"scaler", "steps"}))
+MLP = Family(
+    build=Mlp, presets=PRESETS, default="small", inputs=0, features=frozenset({"scaler", "steps"})
+)

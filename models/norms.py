@@ -1,6 +1,8 @@
-"""Batch norm in a federation: trained on batch statistics, its running statistics measured afterwards in one pass (HeteroFL, section 3).
+"""Batch norm in a federation: trained on batch statistics, its running statistics measured
+afterwards in one pass (HeteroFL, section 3).
 
-"static": running statistics stay as they are while training and do not travel; `calibrate` measures them later.
+"static": running statistics stay as they are while training and do not travel; `calibrate` measures
+them later.
 "tracked": they move while training and travel like weights.
 """
 
@@ -22,7 +24,11 @@ MOMENTUM = {"static": 0.0, "tracked": 0.1}
 
 def norms(net: nn.Module) -> dict[str, _BatchNorm]:
     """The batch norm layers that keep running statistics, by name."""
-    return {name: m for name, m in net.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
+    return {
+        name: m
+        for name, m in net.named_modules()
+        if isinstance(m, _BatchNorm) and m.track_running_stats
+    }
 
 
 def set_norm(net: nn.Module, mode: Literal["static", "tracked"]) -> None:
@@ -32,11 +38,14 @@ def set_norm(net: nn.Module, mode: Literal["static", "tracked"]) -> None:
 
 
 def calibrate(net: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, Tensor], int]:
-    """Measures batch norm statistics over a pass through `batches` of inputs, and leaves them in `net`.
+    """Measures batch norm statistics over a pass through `batches` of inputs, and leaves them in
+    `net`.
 
-    Returns running_mean and running_var of every layer by name, and the number of batches: the means, over batches, of the batch means and
-    of the unbiased batch variances (PyTorch's cumulative average, momentum=None). Every batch counts the same. All but the norms behaves
-    as in evaluation; no weight changes. Of a network with exits every one answers, since each has norms of its own. ValueError: no batch.
+    Returns running_mean and running_var of every layer by name, and the number of batches: the
+    means, over batches, of the batch means and of the unbiased batch variances (PyTorch's
+    cumulative average, momentum=None). Every batch counts the same. All but the norms behaves as in
+    evaluation; no weight changes. Of a network with exits every one answers, since each has norms
+    of its own. ValueError: no batch.
     """
     layers, count, answers = norms(net), 0, getattr(net, "exits", net)
     momenta = {name: layer.momentum for name, layer in layers.items()}
@@ -55,17 +64,32 @@ def calibrate(net: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, Tens
     net.train(training)
     if not count:
         raise ValueError("calibration without a batch: nothing to measure statistics on")
-    return {f"{name}.{key}": getattr(layer, key).clone() for name, layer in layers.items() for key in ("running_mean", "running_var")}, count
+    return {
+        f"{name}.{key}": getattr(layer, key).clone()
+        for name, layer in layers.items()
+        for key in ("running_mean", "running_var")
+    }, count
 
 
 def load_stats(net: nn.Module, stats: Mapping[str, Tensor]) -> None:
-    """Writes running statistics by name into a network. ValueError: one is missing, too many, or of another shape."""
-    expected = {f"{name}.{key}": getattr(layer, key) for name, layer in norms(net).items() for key in ("running_mean", "running_var")}
+    """Writes running statistics by name into a network. ValueError: one is missing, too many, or of
+    another shape.
+    """
+    expected = {
+        f"{name}.{key}": getattr(layer, key)
+        for name, layer in norms(net).items()
+        for key in ("running_mean", "running_var")
+    }
     if expected.keys() != stats.keys():
         odd = sorted(expected.keys() ^ stats.keys())
-        raise ValueError(f"running statistics do not fit the network: missing or too many: {', '.join(odd[:4])}")
+        raise ValueError(
+            f"running statistics do not fit the network: missing or too many: {', '.join(odd[:4])}"
+        )
     with torch.no_grad():
         for name, buffer in expected.items():
             if buffer.shape != stats[name].shape:
-                raise ValueError(f"statistic {name}: expected shape {tuple(buffer.shape)}, found {tuple(stats[name].shape)}")
+                raise ValueError(
+                    f"statistic {name}: expected shape {tuple(buffer.shape)}, found "
+                    f"{tuple(stats[name].shape)}"
+                )
             buffer.copy_(stats[name])

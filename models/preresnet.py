@@ -1,14 +1,19 @@
-"""The pre-activation ResNet for small images, as HeteroFL and FedFA use it. Read it from the bottom up.
+"""The pre-activation ResNet for small images, as HeteroFL and FedFA use it. Read it from the bottom
+up.
 
-He et al., Identity Mappings in Deep Residual Networks (arXiv 1603.05027), two 3x3 convolutions per block; a block that changes channels
-or resolution projects its shortcut by a 1x1 convolution of the activated input. Every section but the first halves the resolution.
-Initialisation is PyTorch's, batch norm 1 and 0, the linear's bias 0 (HeteroFL).
+He et al., Identity Mappings in Deep Residual Networks (arXiv 1603.05027), two 3x3 convolutions per
+block; a block that changes channels or resolution projects its shortcut by a 1x1 convolution of the
+activated input. Every section but the first halves the resolution. Initialisation is PyTorch's,
+batch norm 1 and 0, the linear's bias 0 (HeteroFL).
 
-With exits (`models.exits`) a submodel ends where its last exit sits, and nothing is left of the sections after it. What an exit reads is
-normalised and activated first, by a norm of its own: a block's output is a sum that nothing has activated.
-"steps": what a block adds is multiplied by a learnable number, 1 at first (NeFL, arXiv 2308.07761, section III).
+With exits (`models.exits`) a submodel ends where its last exit sits, and nothing is left of the
+sections after it. What an exit reads is normalised and activated first, by a norm of its own: a
+block's output is a sum that nothing has activated.
+"steps": what a block adds is multiplied by a learnable number, 1 at first (NeFL, arXiv 2308.07761,
+section III).
 
-A block keeps the index that it has in the largest network, so `sections.1.3.conv2.weight` names the same block in every submodel.
+A block keeps the index that it has in the largest network, so `sections.1.3.conv2.weight` names the
+same block in every submodel.
 """
 
 from __future__ import annotations
@@ -33,7 +38,9 @@ __all__ = ["PRERESNET"]
 
 @dataclass(frozen=True)
 class Size:
-    """widths: channels per section at width 1. depths: blocks per section of the largest network."""
+    """widths: channels per section at width 1. depths: blocks per section of the largest
+    network.
+    """
 
     widths: tuple[int, ...]
     depths: tuple[int, ...]
@@ -55,7 +62,9 @@ PRESETS: Mapping[str, Size] = MappingProxyType(
 
 
 class Block(nn.Module):
-    """norm, relu, conv, norm, relu, conv, plus a shortcut; [N, I, H, W] -> [N, O, H/stride, W/stride]. step: learnable, of what is added."""
+    """norm, relu, conv, norm, relu, conv, plus a shortcut; [N, I, H, W] -> [N, O, H/stride,
+    W/stride]. step: learnable, of what is added.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, step: bool) -> None:
         super().__init__()
@@ -63,7 +72,8 @@ class Block(nn.Module):
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.norm2 = Norm(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        # The stride alone decides, never the kept channels: they may agree by chance in a narrow submodel, and names must not change.
+        # The stride alone decides, never the kept channels: they may agree by chance in a narrow
+        # submodel, and names must not change.
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride != 1 else None
         self.step = nn.Parameter(torch.ones(1)) if step else None
 
@@ -84,16 +94,23 @@ def sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
         for index, keep in enumerate(mask):
             number += 1
             if keep and number <= end:
-                blocks[str(index)] = Block(channels, kept(submodel.width, width), 2 if section and index == 0 else 1, step=step)
+                blocks[str(index)] = Block(
+                    channels,
+                    kept(submodel.width, width),
+                    2 if section and index == 0 else 1,
+                    step=step,
+                )
                 channels = kept(submodel.width, width)
         made.append(blocks)
     return made
 
 
 class PreResNet(nn.Module):
-    """Outputs [N, outputs] of raw images [N, C, H, W], uint8 or float; of the deepest exit, where there are several: `net.exits(x)` gives all.
+    """Outputs [N, outputs] of raw images [N, C, H, W], uint8 or float; of the deepest exit, where
+    there are several: `net.exits(x)` gives all.
 
-    ValueError: the mask does not fit, or drops the first block of a section before the last exit; more than one kind of exits, or no block.
+    ValueError: the mask does not fit, or drops the first block of a section before the last exit;
+    more than one kind of exits, or no block.
     """
 
     def __init__(self, submodel: Submodel) -> None:
@@ -108,7 +125,12 @@ class PreResNet(nn.Module):
         if kind(submodel.features):
             self.exits = early(submodel, widths, self.answers)
             ends = tuple(accumulate(size.depths))
-            self.norms = nn.ModuleDict({index: Norm(widths[bisect_left(ends, self.places[int(index)])]) for index in self.exits})
+            self.norms = nn.ModuleDict(
+                {
+                    index: Norm(widths[bisect_left(ends, self.places[int(index)])])
+                    for index in self.exits
+                }
+            )
         whole = self.places[-1] == sum(size.depths)
         self.norm = Norm(widths[-1]) if whole else None
         self.linear = nn.Linear(widths[-1], network.outputs) if whole else None

@@ -1,4 +1,6 @@
-"""What a post-activation ResNet is made of: blocks, projections, and what is left of a first block that was left out."""
+"""What a post-activation ResNet is made of: blocks, projections, and what is left of a first block
+that was left out.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ __all__ = ["Block", "Projection", "Skipped"]
 
 
 class Projection(nn.Module):
-    """A shortcut that changes channels or resolution; [N, I, H, W] -> [N, O, H/stride, W/stride]."""
+    """A shortcut that changes channels or resolution; [N, I, H, W] -> [N, O, H/stride,
+    W/stride].
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -24,7 +28,9 @@ class Projection(nn.Module):
 
 
 class Skipped(nn.Module):
-    """What is left of a section's first block that a submodel leaves out: the block with a step of 0."""
+    """What is left of a section's first block that a submodel leaves out: the block with a step of
+    0.
+    """
 
     def __init__(self, shortcut: Projection) -> None:
         super().__init__()
@@ -35,12 +41,23 @@ class Skipped(nn.Module):
 
 
 class Block(nn.Module):
-    """relu(shortcut(x) + step * F(x)), F either two 3x3 convolutions or a bottleneck; [N, I, H, W] -> [N, O, H/stride, W/stride].
+    """relu(shortcut(x) + step * F(x)), F either two 3x3 convolutions or a bottleneck; [N, I, H, W]
+    -> [N, O, H/stride, W/stride].
 
-    inner: channels between a bottleneck's two 1x1 convolutions, 0 for the plain block. shortcut: None for the identity.
+    inner: channels between a bottleneck's two 1x1 convolutions, 0 for the plain block. shortcut:
+    None for the identity.
     """
 
-    def __init__(self, inputs: int, outputs: int, inner: int, stride: int, shortcut: Projection | None, *, step: bool) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        inner: int,
+        stride: int,
+        shortcut: Projection | None,
+        *,
+        step: bool,
+    ) -> None:
         super().__init__()
         if inner:
             self.conv1 = nn.Conv2d(inputs, inner, 1, bias=False)

@@ -1,7 +1,9 @@
-"""Where each tensor of a submodel lives in the largest network: the only cutting code of the project.
+"""Where each tensor of a submodel lives in the largest network: the only cutting code of the
+project.
 
-A plan is a list of rows, rectangle to rectangle, and one plan serves to extract, to embed and to fold. Homes are the keys of the flat dict
-of tensors that a coordinator keeps. A home `name@group` belongs to some devices only; until it is written, it reads `name`.
+A plan is a list of rows, rectangle to rectangle, and one plan serves to extract, to embed and to
+fold. Homes are the keys of the flat dict of tensors that a coordinator keeps. A home `name@group`
+belongs to some devices only; until it is written, it reads `name`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,18 @@ from torch import Tensor
 from models.families import address, shapes, statistics
 from models.submodel import Submodel
 
-__all__ = ["Plan", "Row", "Where", "at", "corner", "corners", "embed", "extract", "graft", "present"]
+__all__ = [
+    "Plan",
+    "Row",
+    "Where",
+    "at",
+    "corner",
+    "corners",
+    "embed",
+    "extract",
+    "graft",
+    "present",
+]
 
 Where = tuple[tuple[int, int], ...]
 """A rectangle: (start, stop) per axis."""
@@ -48,32 +61,57 @@ def at(where: Where) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in where)
 
 
-def corners(whole: Mapping[str, tuple[int, ...]], submodel: Submodel, local: Mapping[str, tuple[int, ...]] | None = None) -> Plan:
+def corners(
+    whole: Mapping[str, tuple[int, ...]],
+    submodel: Submodel,
+    local: Mapping[str, tuple[int, ...]] | None = None,
+) -> Plan:
     """The plan in which every tensor of a submodel is the leading corner of the home of its name.
 
-    whole: shape of every home. local: shapes of the submodel's tensors, its parameters unless given.
+    whole: shape of every home. local: shapes of the submodel's tensors, its parameters unless
+    given.
     ValueError: a tensor has no home, or does not fit into it.
     """
-    return Plan(submodel, tuple(row(name, shape, whole) for name, shape in (shapes(submodel) if local is None else local).items()))
+    return Plan(
+        submodel,
+        tuple(
+            row(name, shape, whole)
+            for name, shape in (shapes(submodel) if local is None else local).items()
+        ),
+    )
 
 
 def row(name: str, shape: tuple[int, ...], whole: Mapping[str, tuple[int, ...]]) -> Row:
     home = whole.get(name)
-    if home is None or len(home) != len(shape) or any(n > m for n, m in zip(shape, home, strict=True)):
-        raise ValueError(f"tensor {name} of shape {shape} is no corner of the global one, of shape {home}")
+    if (
+        home is None
+        or len(home) != len(shape)
+        or any(n > m for n, m in zip(shape, home, strict=True))
+    ):
+        raise ValueError(
+            f"tensor {name} of shape {shape} is no corner of the global one, of shape {home}"
+        )
     return Row(name, corner(shape), name, corner(shape), tuple(home))
 
 
 def graft(plan: Plan, whole: Mapping[str, tuple[int, ...]]) -> Plan:
-    """Adds rows by which the last kept block of each section stands in for the deeper ones that a submodel lacks (FedFA, Algorithm 2).
+    """Adds rows by which the last kept block of each section stands in for the deeper ones that a
+    submodel lacks (FedFA, Algorithm 2).
 
-    A tensor stands in only where it has the shape that the submodel's own would have there, so a first block (other channels, a
-    projection) gives what fits and no more. Grafted rows are for folding: their homes are not the submodel's to receive.
+    A tensor stands in only where it has the shape that the submodel's own would have there, so a
+    first block (other channels, a projection) gives what fits and no more. Grafted rows are for
+    folding: their homes are not the submodel's to receive.
     """
     network, mask = plan.submodel.network, plan.submodel.mask
     own = {address(network, r.local): r for r in plan.rows}
     last = [max((b for b, keep in enumerate(section) if keep), default=-1) for section in mask]
-    deeper = replace(plan.submodel, mask=tuple(tuple(int(keep or b > top) for b, keep in enumerate(m)) for m, top in zip(mask, last, strict=True)))
+    deeper = replace(
+        plan.submodel,
+        mask=tuple(
+            tuple(int(keep or b > top) for b, keep in enumerate(m))
+            for m, top in zip(mask, last, strict=True)
+        ),
+    )
     rows = []
     for name, shape in (shapes(deeper) | statistics(deeper)).items():
         place = address(network, name)
@@ -110,13 +148,19 @@ def read(tensors: Mapping[str, Tensor], row: Row) -> Tensor:
 
 
 def present(tensors: Mapping[str, Tensor], home: str, shape: Sequence[int]) -> Tensor:
-    """A home's tensor, of this shape; of a group's home that is not yet written, the corner of what it reads."""
+    """A home's tensor, of this shape; of a group's home that is not yet written, the corner of what
+    it reads.
+    """
     source = tensors.get(home)
     return tensors[home.partition("@")[0]][at(corner(shape))] if source is None else source
 
 
-def embed(tensors: Mapping[str, Tensor], plan: Plan, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`tensors` with the submodel's written where they live: the inverse of `extract`. Leaves what it was given as it is."""
+def embed(
+    tensors: Mapping[str, Tensor], plan: Plan, local: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """`tensors` with the submodel's written where they live: the inverse of `extract`. Leaves what
+    it was given as it is.
+    """
     out = dict(tensors)
     fresh: set[str] = set()
     for r in plan.rows:
@@ -124,7 +168,9 @@ def embed(tensors: Mapping[str, Tensor], plan: Plan, local: Mapping[str, Tensor]
             continue
         if r.home not in fresh:
             old = out.get(r.home)
-            out[r.home] = torch.zeros(r.shape, dtype=local[r.local].dtype) if old is None else old.clone()
+            out[r.home] = (
+                torch.zeros(r.shape, dtype=local[r.local].dtype) if old is None else old.clone()
+            )
             fresh.add(r.home)
         out[r.home][at(r.there)] = local[r.local][at(r.here)]
     return out

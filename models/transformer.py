@@ -1,11 +1,13 @@
 """The language model of HeteroFL. Read it from the bottom up.
 
-Diao et al., HeteroFL (arXiv 2010.01264), section 4, as its public code builds it: a learned embedding of tokens and positions, post-norm encoder
-layers, and a decoder of two linears. Width scales the features of a token, those inside each head and the hidden ones; heads, positions and
-the vocabulary stay. Layers are one section.
+Diao et al., HeteroFL (arXiv 2010.01264), section 4, as its public code builds it: a learned
+embedding of tokens and positions, post-norm encoder layers, and a decoder of two linears. Width
+scales the features of a token, those inside each head and the hidden ones; heads, positions and the
+vocabulary stay. Layers are one section.
 
-The "masked" objective gives back tokens that were hidden; a hidden token is the id `vocabulary`, and hiding them is the training's business.
-The causal presets see only what came before, and give the token that follows each.
+The "masked" objective gives back tokens that were hidden; a hidden token is the id `vocabulary`,
+and hiding them is the training's business. The causal presets see only what came before, and give
+the token that follows each.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ __all__ = ["TRANSFORMER"]
 
 @dataclass(frozen=True)
 class Size:
-    """dim: features of a token; hidden: of the feed-forward within a layer; causal: a position sees only those before it and itself."""
+    """dim: features of a token; hidden: of the feed-forward within a layer; causal: a position sees
+    only those before it and itself.
+    """
 
     dim: int
     heads: int
@@ -55,7 +59,10 @@ PRESETS: Mapping[str, Size] = MappingProxyType(
 def objective(preset: str, target: Target) -> Objective:
     """ValueError: the data are no tokens."""
     if target != "token":
-        raise ValueError(f"it learns from texts of tokens, and the data give a {target}; a model for images is 'preresnet'")
+        raise ValueError(
+            f"it learns from texts of tokens, and the data give a {target}; a model for "
+            "images is 'preresnet'"
+        )
     return "next" if PRESETS[preset].causal else "masked"
 
 
@@ -64,11 +71,14 @@ def labelled(submodel: Submodel) -> frozenset[str]:
 
 
 class Embedding(nn.Module):
-    """Of each token plus that of its position, normalised; [N, T] of ids 0 .. vocabulary -> [N, T, D]."""
+    """Of each token plus that of its position, normalised; [N, T] of ids 0 .. vocabulary -> [N, T,
+    D].
+    """
 
     def __init__(self, vocabulary: int, length: int, dim: int, dropout: float) -> None:
         super().__init__()
-        self.tokens = nn.Parameter(torch.empty(vocabulary + 1, dim).normal_())  # the last one stands for a hidden token
+        # the last one stands for a hidden token
+        self.tokens = nn.Parameter(torch.empty(vocabulary + 1, dim).normal_())
         self.positions = nn.Parameter(torch.empty(length, dim).normal_())
         self.scaler: nn.Module = nn.Identity()
         self.norm = nn.LayerNorm(dim)
@@ -111,17 +121,22 @@ class Decoder(nn.Module):
 
 
 class Transformer(nn.Module):
-    """[N, T] of token ids -> logits [N, vocabulary, T]. Any layer may be absent. ValueError: the mask does not fit."""
+    """[N, T] of token ids -> logits [N, vocabulary, T]. Any layer may be absent. ValueError: the
+    mask does not fit.
+    """
 
     def __init__(self, submodel: Submodel) -> None:
         super().__init__()
         network, size = submodel.network, PRESETS[submodel.network.preset]
         check_mask(submodel, size.depths, first=False)
-        dim, hidden, features = (kept(submodel.width, n) for n in (size.dim, size.hidden, size.dim // size.heads))
+        dim, hidden, features = (
+            kept(submodel.width, n) for n in (size.dim, size.hidden, size.dim // size.heads)
+        )
         self.embedding = Embedding(network.outputs, network.inputs[0], dim, size.dropout)
         self.sections = nn.ModuleList([nn.ModuleDict()])
         for index in (index for index, keep in enumerate(submodel.mask[0]) if keep):
-            self.sections[0][str(index)] = Layer(dim, features, hidden, size, step="steps" in submodel.features)  # type: ignore[operator]
+            layer = Layer(dim, features, hidden, size, step="steps" in submodel.features)
+            self.sections[0][str(index)] = layer  # type: ignore[operator]
         self.decoder = Decoder(dim, network.outputs)
         for name, value in self.named_parameters():
             if name.endswith("bias"):
@@ -129,7 +144,8 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embedding(x)  # [N, T, D]
-        for layer in self.sections[0].values():  # type: ignore[operator]  # a ModuleDict, which ModuleList's type forgets
+        # a ModuleDict, which ModuleList's type forgets
+        for layer in self.sections[0].values():  # type: ignore[operator]
             x = layer(x)
         return self.decoder(x).transpose(1, 2)  # type: ignore[no-any-return]
 

@@ -1,13 +1,18 @@
-"""VGG with batch norm, and HeteroFL's network of four convolutions, which is one without hidden linears. Read it from the bottom up.
+"""VGG with batch norm, and HeteroFL's network of four convolutions, which is one without hidden
+linears. Read it from the bottom up.
 
-Simonyan and Zisserman, Very Deep Convolutional Networks (arXiv 1409.1556), with batch norm as in torchvision's vgg*_bn; FlexiFed's for
-32x32 images are these. 3x3 convolutions in sections, a max-pool after each, then two hidden linears with dropout. All channels and hidden
-linears scale in width, and of each section all convolutions but the first may be dropped: of VGG-19, one, one, two, two, two are VGG-11.
+Simonyan and Zisserman, Very Deep Convolutional Networks (arXiv 1409.1556), with batch norm as in
+torchvision's vgg*_bn; FlexiFed's for 32x32 images are these. 3x3 convolutions in sections, a
+max-pool after each, then two hidden linears with dropout. All channels and hidden linears scale in
+width, and of each section all convolutions but the first may be dropped: of VGG-19, one, one, two,
+two, two are VGG-11.
 
-A pool comes only where it finds at least 2x2, so smaller images pass too, the last sections at one resolution. What is left, 1x1 of 32x32 and
-7x7 of 224x224, are the positions of the first linear's weight [hidden, channels, positions]. torchvision pools to 7x7 in any case.
+A pool comes only where it finds at least 2x2, so smaller images pass too, the last sections at one
+resolution. What is left, 1x1 of 32x32 and 7x7 of 224x224, are the positions of the first linear's
+weight [hidden, channels, positions]. torchvision pools to 7x7 in any case.
 
-heterofl (arXiv 2010.01264, section 4; the authors' code): one convolution per section, no pool after the last, whose mean goes to the linear.
+heterofl (arXiv 2010.01264, section 4; the authors' code): one convolution per section, no pool
+after the last, whose mean goes to the linear.
 """
 
 from __future__ import annotations
@@ -29,7 +34,9 @@ __all__ = ["VGG"]
 
 @dataclass(frozen=True)
 class Size:
-    """widths: channels per section at width 1. depths: convolutions per section. hidden: widths of the hidden linears; none: a global mean."""
+    """widths: channels per section at width 1. depths: convolutions per section. hidden: widths of
+    the hidden linears; none: a global mean.
+    """
 
     widths: tuple[int, ...]
     depths: tuple[int, ...]
@@ -49,11 +56,15 @@ PRESETS: Mapping[str, Size] = MappingProxyType(
         "19": Size(FIVE, (2, 2, 4, 4, 4), HIDDEN),
     }
 )
-NAMES: Mapping[str, str] = MappingProxyType({depth: f"vgg{depth}_bn" for depth in ("11", "13", "16", "19")})
+NAMES: Mapping[str, str] = MappingProxyType(
+    {depth: f"vgg{depth}_bn" for depth in ("11", "13", "16", "19")}
+)
 
 
 def names(size: Size) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Our layer, torchvision's, and the parts of both: torchvision numbers conv, norm, relu of each block and the pool of each section."""
+    """Our layer, torchvision's, and the parts of both: torchvision numbers conv, norm, relu of each
+    block and the pool of each section.
+    """
     both, norm = ("weight", "bias"), ("weight", "bias", "running_mean", "running_var")
     index = 0
     for section, depth in enumerate(size.depths):
@@ -62,18 +73,32 @@ def names(size: Size) -> Iterator[tuple[str, str, tuple[str, ...]]]:
             yield f"sections.{section}.{block}.norm", f"features.{index + 1}", norm
             index += 3
         index += 1
-    yield from (("hidden.0", "classifier.0", both), ("hidden.1", "classifier.3", both), ("linear", "classifier.6", both))
+    yield from (
+        ("hidden.0", "classifier.0", both),
+        ("hidden.1", "classifier.3", both),
+        ("linear", "classifier.6", both),
+    )
 
 
 def convert(preset: str, state: Tensors) -> dict[str, Tensor]:
-    """torchvision's tensors under our names, for images of 224x224; KeyError where one is missing."""
+    """torchvision's tensors under our names, for images of 224x224; KeyError where one is
+    missing.
+    """
     size = PRESETS[preset]
-    out = {f"{ours}.{part}": state[f"{theirs}.{part}"] for ours, theirs, parts in names(size) for part in parts}
-    return out | {"hidden.0.weight": out["hidden.0.weight"].reshape(size.hidden[0], size.widths[-1], -1)}
+    out = {
+        f"{ours}.{part}": state[f"{theirs}.{part}"]
+        for ours, theirs, parts in names(size)
+        for part in parts
+    }
+    return out | {
+        "hidden.0.weight": out["hidden.0.weight"].reshape(size.hidden[0], size.widths[-1], -1)
+    }
 
 
 def initialise(net: nn.Module) -> None:
-    """torchvision's start: convolutions by He et al. over their outputs, linears narrow, every bias 0."""
+    """torchvision's start: convolutions by He et al. over their outputs, linears narrow, every bias
+    0.
+    """
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -105,14 +130,17 @@ class Vgg(nn.Module):
         channels, height, width = network.inputs
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.sections = nn.ModuleList()
-        for outputs, mask in zip((kept(submodel.width, w) for w in size.widths), submodel.mask, strict=True):
+        for outputs, mask in zip(
+            (kept(submodel.width, w) for w in size.widths), submodel.mask, strict=True
+        ):
             blocks = nn.ModuleDict()
             for index in (i for i, keep in enumerate(mask) if keep):
                 blocks[str(index)] = Block(channels, outputs)
                 channels = outputs
             self.sections.append(blocks)
         wanted = len(size.widths) if size.hidden else len(size.widths) - 1
-        self.pools = min(wanted, min(height, width).bit_length() - 1)  # halvings that leave at least one
+        # halvings that leave at least one
+        self.pools = min(wanted, min(height, width).bit_length() - 1)
         hidden = [kept(submodel.width, w) for w in size.hidden]
         self.hidden = stack(channels, (height >> self.pools) * (width >> self.pools), hidden)
         self.dropout = nn.Dropout(size.dropout)
@@ -124,7 +152,8 @@ class Vgg(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.standardise(x)
         for index, section in enumerate(self.sections):
-            for block in section.values():  # type: ignore[operator]  # a ModuleDict, which ModuleList's type forgets
+            # a ModuleDict, which ModuleList's type forgets
+            for block in section.values():  # type: ignore[operator]
                 x = block(x)
             x = F.max_pool2d(x, 2) if index < self.pools else x  # [N, ws, H/2^s, W/2^s]
         if not self.hidden:
@@ -134,4 +163,6 @@ class Vgg(nn.Module):
         return self.linear(x)  # type: ignore[no-any-return]
 
 
-VGG = Family(build=Vgg, presets=PRESETS, default="9-small", inputs=3, torchvision=Torchvision(NAMES, convert))
+VGG = Family(
+    build=Vgg, presets=PRESETS, default="9-small", inputs=3, torchvision=Torchvision(NAMES, convert)
+)

@@ -1,4 +1,6 @@
-"""torchvision, imported only when called: the one place that does, for networks and for data sets alike."""
+"""torchvision, imported only when called: the one place that does, for networks and for data sets
+alike.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _declared: list[Any] = []  # a torch.library.Library takes its schemas back when
 
 
 def torchvision(part: str) -> ModuleType:
-    """The module `torchvision.<part>`, such as `datasets` or `models`. Raises ModuleNotFoundError where torchvision or torch is not installed."""
+    """The module `torchvision.<part>`, such as `datasets` or `models`. Raises ModuleNotFoundError
+    where torchvision or torch is not installed.
+    """
     try:
         return _import(part)
     except RuntimeError as error:
@@ -30,14 +34,17 @@ def torchvision(part: str) -> ModuleType:
 
 def _import(part: str) -> ModuleType:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Failed to load image Python extension")  # it decodes files; Pillow does so here
+        # it decodes files; Pillow does so here
+        warnings.filterwarnings("ignore", message="Failed to load image Python extension")
         return importlib.import_module(f"torchvision.{part}")
 
 
 def _repaired(part: str) -> ModuleType:
-    """torchvision without its compiled part (an index has no build that fits this torch): two missing schemas stop its import.
+    """torchvision without its compiled part (an index has no build that fits this torch): two
+    missing schemas stop its import.
 
-    They are declared only after that very error: declaring them beside a whole torchvision would abort the process.
+    They are declared only after that very error: declaring them beside a whole torchvision would
+    abort the process.
     """
     import torch
 

@@ -1,8 +1,9 @@
 """The vision transformer. Read it from the bottom up.
 
-Dosovitskiy et al., An Image is Worth 16x16 Words (arXiv 2010.11929): an image cut into patches, a class token before them, learned positions,
-pre-norm layers, and a linear on the class token. "s" with 8 to 12 layers is InCo's, "b" is torchvision's vit_b_16. Width scales the
-features of a token, those inside each head and the hidden ones; heads and tokens stay. Layers are one section.
+Dosovitskiy et al., An Image is Worth 16x16 Words (arXiv 2010.11929): an image cut into patches, a
+class token before them, learned positions, pre-norm layers, and a linear on the class token. "s"
+with 8 to 12 layers is InCo's, "b" is torchvision's vit_b_16. Width scales the features of a token,
+those inside each head and the hidden ones; heads and tokens stay. Layers are one section.
 Initialisation is torchvision's, whose head is zero at first.
 """
 
@@ -28,7 +29,9 @@ EPS = 1e-6  # of every layer norm
 
 @dataclass(frozen=True)
 class Size:
-    """dim: features of a token; hidden: of the feed-forward within a layer; patch: pixels on a side."""
+    """dim: features of a token; hidden: of the feed-forward within a layer; patch: pixels on a
+    side.
+    """
 
     dim: int
     heads: int
@@ -67,9 +70,19 @@ def convert(preset: str, tensors: Tensors) -> dict[str, Tensor]:
     features = size.dim // size.heads
     names = {"patches": "conv_proj.", "norm": "encoder.ln.", "linear": "heads.head."}
     for layer in range(size.layers):
-        names |= {f"sections.0.{layer}.{ours}": f"encoder.layers.encoder_layer_{layer}.{theirs}" for ours, theirs in TORCHVISION}
-    found = {f"{ours}.{part}": tensors[theirs + part] for ours, theirs in names.items() for part in ("weight", "bias")}
-    found |= {"token": tensors["class_token"].flatten(), "positions": tensors["encoder.pos_embedding"].squeeze(0)}
+        names |= {
+            f"sections.0.{layer}.{ours}": f"encoder.layers.encoder_layer_{layer}.{theirs}"
+            for ours, theirs in TORCHVISION
+        }
+    found = {
+        f"{ours}.{part}": tensors[theirs + part]
+        for ours, theirs in names.items()
+        for part in ("weight", "bias")
+    }
+    found |= {
+        "token": tensors["class_token"].flatten(),
+        "positions": tensors["encoder.pos_embedding"].squeeze(0),
+    }
     shapes = {
         "project.weight": (3, size.heads, features, size.dim),
         "project.bias": (3, size.heads, features),
@@ -83,7 +96,10 @@ def grid(network: Network, patch: int) -> tuple[int, int]:
     """Patches along height and width. ValueError: they do not fill the image."""
     _, height, width = network.inputs
     if height % patch or width % patch:
-        raise ValueError(f"vit: images of {height} x {width} pixels are not filled by patches of {patch} x {patch}; expected multiples of {patch}")
+        raise ValueError(
+            f"vit: images of {height} x {width} pixels are not filled by patches of "
+            f"{patch} x {patch}; expected multiples of {patch}"
+        )
     return height // patch, width // patch
 
 
@@ -125,7 +141,8 @@ class Layer(nn.Module):
 class ViT(nn.Module):
     """[N, C, H, W] raw -> logits or standardised values [N, outputs].
 
-    Any layer may be absent. ValueError: the mask does not fit, or the patches do not fill the image.
+    Any layer may be absent. ValueError: the mask does not fit, or the patches do not fill the
+    image.
     """
 
     def __init__(self, submodel: Submodel) -> None:
@@ -133,7 +150,9 @@ class ViT(nn.Module):
         network, size = submodel.network, PRESETS[submodel.network.preset]
         check_mask(submodel, size.depths, first=False)
         tokens = 1 + math.prod(grid(network, size.patch))
-        dim, hidden, features = (kept(submodel.width, n) for n in (size.dim, size.hidden, size.dim // size.heads))
+        dim, hidden, features = (
+            kept(submodel.width, n) for n in (size.dim, size.hidden, size.dim // size.heads)
+        )
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.patches = nn.Conv2d(network.inputs[0], dim, size.patch, size.patch)
         self.token = nn.Parameter(torch.zeros(dim))
@@ -141,7 +160,8 @@ class ViT(nn.Module):
         self.scaler: nn.Module = nn.Identity()
         self.sections = nn.ModuleList([nn.ModuleDict()])
         for index in (index for index, keep in enumerate(submodel.mask[0]) if keep):
-            self.sections[0][str(index)] = Layer(dim, size.heads, features, hidden, step="steps" in submodel.features)  # type: ignore[operator]
+            layer = Layer(dim, size.heads, features, hidden, step="steps" in submodel.features)
+            self.sections[0][str(index)] = layer  # type: ignore[operator]
         self.norm = nn.LayerNorm(dim, EPS)
         self.linear = nn.Linear(dim, network.outputs)
         initialise(self)
@@ -150,7 +170,8 @@ class ViT(nn.Module):
         x = self.patches(self.standardise(x)).flatten(2).transpose(1, 2)  # [N, patches, D]
         x = torch.cat([self.token.expand(x.shape[0], 1, -1), x], 1) + self.positions  # [N, T, D]
         x = self.scaler(x)
-        for layer in self.sections[0].values():  # type: ignore[operator]  # a ModuleDict, which ModuleList's type forgets
+        # a ModuleDict, which ModuleList's type forgets
+        for layer in self.sections[0].values():  # type: ignore[operator]
             x = layer(x)
         return self.linear(self.norm(x[:, 0]))  # type: ignore[no-any-return]
 

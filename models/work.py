@@ -1,7 +1,9 @@
-"""What a pass of a network asks of a machine, counted operation by operation on the meta device, where nothing is computed.
+"""What a pass of a network asks of a machine, counted operation by operation on the meta device,
+where nothing is computed.
 
-Arithmetic is counted as vector units do it: a layer of 20 channels keeps units of 16 lanes as busy as one of 32. So narrow submodels, whose
-channels are rarely round, cost more than their multiply-adds say. Memory is followed as tensors come and go, as autograd holds them.
+Arithmetic is counted as vector units do it: a layer of 20 channels keeps units of 16 lanes as busy
+as one of 32. So narrow submodels, whose channels are rarely round, cost more than their
+multiply-adds say. Memory is followed as tensors come and go, as autograd holds them.
 """
 
 from __future__ import annotations
@@ -41,10 +43,11 @@ FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 @dataclass(frozen=True)
 class Work:
-    """macs: multiply-adds with channels filled up to vectors of so many lanes, as in LANES. moved: bytes that operations read and write.
+    """macs: multiply-adds with channels filled up to vectors of so many lanes, as in LANES. moved:
+    bytes that operations read and write.
 
-    calls: operations. live: the most bytes of tensors at one time, parameters included. span: bytes of the largest convolution, all it reads and
-    writes (0 without any).
+    calls: operations. live: the most bytes of tensors at one time, parameters included. span: bytes
+    of the largest convolution, all it reads and writes (0 without any).
     """
 
     macs: tuple[int, ...]
@@ -56,40 +59,63 @@ class Work:
 
 @lru_cache(maxsize=4096)
 def work(submodel: Submodel, batch: int, *, training: bool = True) -> Work:
-    """Of a training step without its optimiser (forward, loss, backward), or of an inference, of `batch` examples.
+    """Of a training step without its optimiser (forward, loss, backward), or of an inference, of
+    `batch` examples.
 
     A training step is counted of at least two, since batch norm needs a variance.
     """
     net = build(submodel, "meta").train(training)
-    x, exits = example(submodel.network, max(2, batch) if training else batch, "meta"), any(f.startswith("exits") for f in submodel.features)
+    x, exits = (
+        example(submodel.network, max(2, batch) if training else batch, "meta"),
+        any(f.startswith("exits") for f in submodel.features),
+    )
     log = Log([*net.parameters(), *net.buffers(), x])
     with Flash(), Remembering(), log, nullcontext() if training else torch.no_grad():
-        outs = net.exits(x) if exits and training else [net(x)]  # type: ignore[operator]  # a method, which Module's type forgets
+        # a method, which Module's type forgets
+        outs = net.exits(x) if exits and training else [net(x)]  # type: ignore[operator]
         if training:
             torch.stack([loss(out, submodel.network.objective) for out in outs]).mean().backward()  # type: ignore[no-untyped-call]
     return Work(tuple(log.macs), log.moved, log.calls, log.most, log.span)
 
 
 def loss(out: Tensor, objective: Objective) -> Tensor:
-    """Of empty truth, by an objective's own function: what it keeps for backward may outweigh a small network."""
+    """Of empty truth, by an objective's own function: what it keeps for backward may outweigh a
+    small network.
+    """
     if objective == "value":
         return F.mse_loss(out, torch.zeros_like(out))
-    return F.cross_entropy(out, torch.zeros((out.shape[0], *out.shape[2:]), dtype=torch.int64, device=out.device))
+    return F.cross_entropy(
+        out, torch.zeros((out.shape[0], *out.shape[2:]), dtype=torch.int64, device=out.device)
+    )
 
 
 class Flash(TorchFunctionMode):
-    """Plain attention as processors compute it, in one operation that keeps no scores; the meta device would take it apart."""
+    """Plain attention as processors compute it, in one operation that keeps no scores; the meta
+    device would take it apart.
+    """
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
-        plain = func is F.scaled_dot_product_attention and len(args) == 3 and kwargs.keys() <= {"is_causal"}
+        plain = (
+            func is F.scaled_dot_product_attention
+            and len(args) == 3
+            and kwargs.keys() <= {"is_causal"}
+        )
         if plain and all(x.dim() == 4 and x.shape[-1] == args[0].shape[-1] for x in args):
             return FLASH(*args, 0.0, kwargs.get("is_causal", False))[0]
         return func(*args, **kwargs)
 
 
 class Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up every operation below autograd, and follows which storages are alive; of those that exist already, `held`, all the time."""
+    """Adds up every operation below autograd, and follows which storages are alive; of those that
+    exist already, `held`, all the time.
+    """
 
     def __init__(self, held: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -112,12 +138,23 @@ class Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del self.alive[key]
         self.live -= size
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        given, made = ([x for x in tree_leaves(tree) if isinstance(x, Tensor)] for tree in ((args, kwargs), out))
+        given, made = (
+            [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+            for tree in ((args, kwargs), out)
+        )
         known = {x.untyped_storage()._cdata for x in given}
-        view = not func._schema.is_mutable and any(x.untyped_storage()._cdata in known for x in made)
+        view = not func._schema.is_mutable and any(
+            x.untyped_storage()._cdata in known for x in made
+        )
         if not view and given:  # a view moves nothing, and what is only allocated neither
             self.count(func.overloadpacket, args, out, sum(x.nbytes for x in (*given, *made)))
         for value in made:
@@ -147,7 +184,11 @@ def convolution(args: tuple[Any, ...], out: Tensor, lanes: int) -> int:
 def convolution_backward(args: tuple[Any, ...], out: Any, lanes: int) -> int:
     """As forward, for each gradient that is needed, of input and weight."""
     grad, x, weight, transposed, groups, needed = *args[:3], args[7], args[9], args[10]
-    return int(sum(needed[:2])) * places(x if transposed else grad) * weights(weight.shape, groups, lanes)
+    return (
+        int(sum(needed[:2]))
+        * places(x if transposed else grad)
+        * weights(weight.shape, groups, lanes)
+    )
 
 
 def places(x: Tensor) -> int:
@@ -155,13 +196,17 @@ def places(x: Tensor) -> int:
 
 
 def weights(shape: Shape, groups: int, lanes: int) -> int:
-    """Of a convolution, in whole vectors; of groups of channels as they are: those wait for memory."""
+    """Of a convolution, in whole vectors; of groups of channels as they are: those wait for
+    memory.
+    """
     channels = shape[:2] if groups > 1 else [n if n <= FEW else filled(n, lanes) for n in shape[:2]]
     return math.prod((*channels, *shape[2:]))
 
 
 def product(args: tuple[Any, ...], out: Tensor, lanes: int) -> int:
-    """Of two matrices, or of a batch of them, the last two of the arguments: [..., M, K] and [..., K, N]; M rows may be as few as they are."""
+    """Of two matrices, or of a batch of them, the last two of the arguments: [..., M, K] and [...,
+    K, N]; M rows may be as few as they are.
+    """
     *several, m, k = args[-2].shape
     n = args[-1].shape[-1]
     return int(math.prod(several) * m) * filled(k, lanes) * filled(n, lanes)
@@ -178,6 +223,7 @@ FORMULAS: Mapping[Any, Callable[[tuple[Any, ...], Any, int], int]] = MappingProx
         aten.convolution_backward: convolution_backward,
         **dict.fromkeys((aten.mm, aten.addmm, aten.bmm, aten.baddbmm), product),
         FLASH: lambda args, out, lanes: attention(2, args[0], args[1], lanes),
-        FLASH_BACKWARD: lambda args, out, lanes: attention(5, args[1], args[2], lanes),  # the scores are made again
+        # the scores are made again
+        FLASH_BACKWARD: lambda args, out, lanes: attention(5, args[1], args[2], lanes),
     }
 )

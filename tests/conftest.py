@@ -17,7 +17,8 @@ CACHES = Path(tempfile.mkdtemp(prefix="espalier-caches-"))
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Repeats what may fail because the machine was busy; the summary counts such repeats.
 
-    A measurement of the machine is made up to three times, and a test with brokers or processes gets a second try.
+    A measurement of the machine is made up to three times, and a test with brokers or processes
+    gets a second try.
     """
     for item in items:
         if item.get_closest_marker("timed"):

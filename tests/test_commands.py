@@ -17,18 +17,34 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
     ("command", "code", "words"),
     [
         ([*COORDINATOR, "start", "--method", "fedva"], 2, "unknown method 'fedva'; known: fed"),
-        ([*COORDINATOR, "start", "--model", "prersnet"], 2, "unknown model 'prersnet'; known: preresnet"),
+        (
+            [*COORDINATOR, "start", "--model", "prersnet"],
+            2,
+            "unknown model 'prersnet'; known: preresnet",
+        ),
         ([*COORDINATOR, "start", "--data", "digit"], 2, "unknown data set 'digit'; known: digits"),
         ([*COORDINATOR, "start", "--data", "none.npz"], 3, "no such file"),
-        ([*COORDINATOR, "start", "--set", "train.lrr=1"], 2, "unknown setting of fedfa 'lrr'; known: lr"),
-        ([*COORDINATOR, "start", "--set", "train.lr=fast"], 3, "setting 'lr' of fedfa: expected a number such as 0.1, found 'fast'"),
+        (
+            [*COORDINATOR, "start", "--set", "train.lrr=1"],
+            2,
+            "unknown setting of fedfa 'lrr'; known: lr",
+        ),
+        (
+            [*COORDINATOR, "start", "--set", "train.lr=fast"],
+            3,
+            "setting 'lr' of fedfa: expected a number such as 0.1, found 'fast'",
+        ),
         ([*COORDINATOR, "start", "--resume"], 7, "nothing to resume"),
         ([*COORDINATOR, "start", "--listen", "0.0.0.0"], 3, "password"),
         ([*COORDINATOR, "start", "--broker", "127.0.0.1:9"], 5, "127.0.0.1:9"),
         ([*COORDINATOR, "export", "none", "--out", "o"], 7, "no run 'none'"),
         ([*COORDINATOR, "release", "none", "--broker", "127.0.0.1:9"], 7, "no run 'none'"),
         ([*COORDINATOR, "release", "none"], 2, "--broker is missing"),
-        ([*COORDINATOR, "release", "none", "--rollback", "--promote", "--broker", "h"], 2, "stand alone"),
+        (
+            [*COORDINATOR, "release", "none", "--rollback", "--promote", "--broker", "h"],
+            2,
+            "stand alone",
+        ),
         ([*AGENT, "join", "--broker", "127.0.0.1:9"], 5, "127.0.0.1:9"),
         ([*AGENT, "join"], 2, "--broker is missing"),
         ([*AGENT, "join", "--broker", "h", "--name", "a/b"], 2, "--name: expected"),
@@ -40,13 +56,23 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
         ([*COORDINATOR, "start", "--rounds", "0"], 3, "rounds: expected int >= 1, found 0"),
         ([*AGENT, "join", "--broker", "h", "--limit-memory", "lots"], 3, "expected a size"),
         ([*AGENT, "infer", "--model", "none.onnx", "x.npy"], 8, "none.onnx"),
-        ([*AGENT, "join", "--token-file", "none"], 3, "--token-file none: expected a token: No such file or directory\n"),
+        (
+            [*AGENT, "join", "--token-file", "none"],
+            3,
+            "--token-file none: expected a token: No such file or directory\n",
+        ),
         ([sys.executable, "-m", "edge_agent.cli", "join"], 2, "--broker is missing"),
-        ([sys.executable, "-m", "coordinator.cli", "start", "--rounds", "0"], 3, "rounds: expected int >= 1, found 0"),
+        (
+            [sys.executable, "-m", "coordinator.cli", "start", "--rounds", "0"],
+            3,
+            "rounds: expected int >= 1, found 0",
+        ),
     ],
     ids=lambda value: " ".join(value[3:]) if isinstance(value, list) else None,
 )
-def test_what_is_wrong_is_said_at_once_with_its_exit_code(start: Start, tmp_path: Path, command: list[str], code: int, words: str) -> None:
+def test_what_is_wrong_is_said_at_once_with_its_exit_code(
+    start: Start, tmp_path: Path, command: list[str], code: int, words: str
+) -> None:
     begun = time.monotonic()
     process = start(*command)
     out, _ = process.communicate(timeout=60)
@@ -65,13 +91,17 @@ def test_a_dry_run_shows_what_would_leave_and_sends_nothing(start: Start) -> Non
     assert profile["data"]["examples"] > 0
     assert set(shown["train"]["header"]["notes"]) == {"loss", "seconds", "step", "peak"}
     assert shown["calibrate"]["header"]["notes"]["batches"] > 0
-    assert all(name.endswith(("running_mean", "running_var")) for name in shown["calibrate"]["tensors"])
+    assert all(
+        name.endswith(("running_mean", "running_var")) for name in shown["calibrate"]["tensors"]
+    )
     assert set(shown["evaluate"]["header"]["notes"]["tallies"]) == {"all", "labels"}
     assert shown["evaluate"]["tensors"] == {}
     assert sum(shown["train"]["tensors"]["sections.0.0.conv1.weight"]) > 0
 
 
-def test_no_run_at_the_broker_is_said_after_a_bounded_time(start: Start, broker: str, tmp_path: Path) -> None:
+def test_no_run_at_the_broker_is_said_after_a_bounded_time(
+    start: Start, broker: str, tmp_path: Path
+) -> None:
     process = start(*AGENT, "join", "--broker", broker, "--wait", "2")
     process.communicate(timeout=60)
     assert process.returncode == 6

@@ -1,7 +1,9 @@
-"""On a GPU: devices learn there what they learn on processors. Skipped where PyTorch sees no CUDA device.
+"""On a GPU: devices learn there what they learn on processors. Skipped where PyTorch sees no CUDA
+device.
 
-Both compute in float32 and add up in other orders, so what they learn differs by roundings. TF32, to which PyTorch's convolutions round
-on newer GPUs, is left out here: errors of 1e-3 would hide mistakes.
+Both compute in float32 and add up in other orders, so what they learn differs by roundings. TF32,
+to which PyTorch's convolutions round on newer GPUs, is left out here: errors of 1e-3 would hide
+mistakes.
 """
 
 from __future__ import annotations
@@ -43,12 +45,21 @@ from tests.test_every_method import AGENTS, PARTITION, settings, tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 if torch.cuda.is_available():
-    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # NVIDIA's libraries read it as they load, here and in every process that is started here
+    # NVIDIA's libraries read it as they load, here and in every process that is started here
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 
-# Of few and small steps, since steps multiply roundings, on a processor as well; Adam's first steps are signs, which a rounding may turn.
-SMOOTH: dict[str, Any] = {"train.steps": 2, "train.batch": 64, "train.lr": 0.01, "train.optimiser": "sgd"}
-ROUNDING = 1e-5  # after a few steps; weights are of the order of 1, and float32 rounds these by 6e-8
-DRAWING = {"efficientnet", "mobilenet", "transformer", "vgg"}  # with dropout, for which a GPU draws other numbers
+# Of few and small steps, since steps multiply roundings, on a processor as well; Adam's first steps
+# are signs, which a rounding may turn.
+SMOOTH: dict[str, Any] = {
+    "train.steps": 2,
+    "train.batch": 64,
+    "train.lr": 0.01,
+    "train.optimiser": "sgd",
+}
+# after a few steps; weights are of the order of 1, and float32 rounds these by 6e-8
+ROUNDING = 1e-5
+# with dropout, for which a GPU draws other numbers
+DRAWING = {"efficientnet", "mobilenet", "transformer", "vgg"}
 NET = network("preresnet", (1, 8, 8), 10)
 SMALL, WHOLE = menu(NET, (0.5, 1.0), (2,))
 
@@ -60,7 +71,7 @@ def apart(some: Mapping[str, Any], others: Mapping[str, Any]) -> float:
     return max((float(np.abs(one - other).max()) for one, other in both if one.size), default=0.0)
 
 
-# ---- tasks -------------------------------------------------------------------------------------------------------------
+# ---- tasks ---------------------------------------------------------------------------------------
 
 
 def examples(made: Network) -> SimpleNamespace:
@@ -75,9 +86,15 @@ def examples(made: Network) -> SimpleNamespace:
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - DRAWING))
 def test_a_network_of_every_family_learns_the_same(family: str) -> None:
     submodel = full(small(family))
-    given = task(submodel=submodel, epochs=1, lr=0.02, pull=0.1, clip=1.0, masked=True), parameters(submodel), examples(submodel.network)
+    given = (
+        task(submodel=submodel, epochs=1, lr=0.02, pull=0.1, clip=1.0, masked=True),
+        parameters(submodel),
+        examples(submodel.network),
+    )
     here, there = done(*given), done(*given, device="cuda")
-    assert apart(here.tensors, {name: given[1][name] for name in here.tensors}) > 100 * ROUNDING, "it did learn"
+    assert apart(here.tensors, {name: given[1][name] for name in here.tensors}) > 100 * ROUNDING, (
+        "it did learn"
+    )
     assert apart(here.tensors, there.tensors) < ROUNDING
     assert here.notes["loss"] == pytest.approx(there.notes["loss"], rel=ROUNDING)
 
@@ -93,68 +110,129 @@ def test_a_gpu_repeats_a_training_bit_for_bit(family: str) -> None:
 def test_a_network_of_every_family_is_measured_and_scored_the_same(family: str) -> None:
     submodel = full(small(family))
     held = examples(submodel.network)
-    here, there = (done(task("calibrate", submodel), parameters(submodel), held, device=device).tensors for device in ("cpu", "cuda"))
-    assert apart(here, there) < ROUNDING * max((float(np.abs(value).max()) for value in here.values()), default=1.0)
-    here, there = (done(task("evaluate", submodel), weights(submodel), held, device=device).notes["tallies"] for device in ("cpu", "cuda"))
+    here, there = (
+        done(task("calibrate", submodel), parameters(submodel), held, device=device).tensors
+        for device in ("cpu", "cuda")
+    )
+    assert apart(here, there) < ROUNDING * max(
+        (float(np.abs(value).max()) for value in here.values()), default=1.0
+    )
+    here, there = (
+        done(task("evaluate", submodel), weights(submodel), held, device=device).notes["tallies"]
+        for device in ("cpu", "cuda")
+    )
     assert here["all"]["loss"] == pytest.approx(there["all"]["loss"], rel=ROUNDING)
     assert here["all"]["count"] == there["all"]["count"]
 
 
-# ---- methods -----------------------------------------------------------------------------------------------------------
+# ---- methods -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_task_of_every_method_gives_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rounds of three devices, each of whose tasks is done on both from the same weights, since rounds multiply roundings."""
+def test_every_task_of_every_method_gives_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rounds of three devices, each of whose tasks is done on both from the same weights, since
+    rounds multiply roundings.
+    """
     found: list[tuple[str, float]] = []
 
     def twice(task: Task, *given: Any, **named: Any) -> tuple[Update, dict[str, Any]]:
-        here, there = (perform(task, *given, **{**named, "device": device}) for device in ("cpu", "cuda"))
-        found.append((task.work, max(apart(one, other) for one, other in zip(relevant(here), relevant(there), strict=True))))
+        here, there = (
+            perform(task, *given, **{**named, "device": device}) for device in ("cpu", "cuda")
+        )
+        found.append(
+            (
+                task.work,
+                max(
+                    apart(one, other)
+                    for one, other in zip(relevant(here), relevant(there), strict=True)
+                ),
+            )
+        )
         return here
 
     monkeypatch.setattr(local, "perform", twice)
-    data = [catalogue.device("digits", name=f"d{i}", shard=f"{i}/{AGENTS}", partition="iid") for i in range(AGENTS)]
-    federate(tmp_path, [Member(f"d{i}", one) for i, one in enumerate(data)], {**settings(name), **SMOOTH})
+    data = [
+        catalogue.device("digits", name=f"d{i}", shard=f"{i}/{AGENTS}", partition="iid")
+        for i in range(AGENTS)
+    ]
+    federate(
+        tmp_path, [Member(f"d{i}", one) for i, one in enumerate(data)], {**settings(name), **SMOOTH}
+    )
     assert [work for work, _ in found].count("train") == 2 * AGENTS
     *others, worst = sorted(difference for _, difference in found)
     assert max(others) < 10 * ROUNDING
-    assert worst < 1e-3, "a unit on the edge between silent and not may be tipped by a rounding; one task in 600 differed by 2e-4"
+    assert worst < 1e-3, (
+        "a unit on the edge between silent and not may be tipped by a rounding; one "
+        "task in 600 differed by 2e-4"
+    )
 
 
 def relevant(made: tuple[Update, dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is sent, and what is kept for the next round; a variate as the change of weights that it was divided from."""
+    """What is sent, and what is kept for the next round; a variate as the change of weights that it
+    was divided from.
+    """
     moved = SMOOTH["train.steps"] * SMOOTH["train.lr"]
-    return [{name: value * (moved if name.startswith(PREFIX) else 1) for name, value in tensors.items()} for tensors in (made[0].tensors, made[1])]
+    return [
+        {name: value * (moved if name.startswith(PREFIX) else 1) for name, value in tensors.items()}
+        for tensors in (made[0].tensors, made[1])
+    ]
 
 
 def test_the_score_of_a_submodel_is_the_same() -> None:
     held = examples(NET)
-    batches = [(torch.from_numpy(held.x[part]), torch.from_numpy(held.y[part])) for part in (slice(12), slice(12, 24))]
+    batches = [
+        (torch.from_numpy(held.x[part]), torch.from_numpy(held.y[part]))
+        for part in (slice(12), slice(12, 24))
+    ]
     there = [(x.cuda(), y.cuda()) for x, y in batches]
-    assert zico.score(SMALL, there, 0) == pytest.approx(zico.score(SMALL, batches, 0), rel=1e-3)  # some spreads are mere roundings
+    # some spreads are mere roundings
+    assert zico.score(SMALL, there, 0) == pytest.approx(zico.score(SMALL, batches, 0), rel=1e-3)
 
 
-# ---- simulations -------------------------------------------------------------------------------------------------------
+# ---- simulations ---------------------------------------------------------------------------------
 
 
 def simulated(folder: Path, device: str, given: Mapping[str, Any], workers: int = 1) -> Path:
     """Where the run `same-seed0` is kept."""
     folder.mkdir()
     (folder / "same.toml").write_text("")
-    here = [("simulate.agents", AGENTS), ("simulate.partition", PARTITION), ("simulate.device", device), ("simulate.workers", workers)]
-    simulate(folder / "same.toml", {}, [], [*given.items(), *here], folder / "runs", folder / "results", resume=False, say=lambda text: None)
+    here = [
+        ("simulate.agents", AGENTS),
+        ("simulate.partition", PARTITION),
+        ("simulate.device", device),
+        ("simulate.workers", workers),
+    ]
+    simulate(
+        folder / "same.toml",
+        {},
+        [],
+        [*given.items(), *here],
+        folder / "runs",
+        folder / "results",
+        resume=False,
+        say=lambda text: None,
+    )
     return folder / "runs"
 
 
 def test_a_simulation_learns_the_same(tmp_path: Path) -> None:
     given = {**settings("fedavg"), **SMOOTH}
-    here, there = (tensors(simulated(tmp_path / device, device, given), "same-seed0") for device in ("cpu", "cuda"))
+    here, there = (
+        tensors(simulated(tmp_path / device, device, given), "same-seed0")
+        for device in ("cpu", "cuda")
+    )
     assert apart(here, there) < ROUNDING
 
 
 def test_a_simulation_on_a_gpu_repeats_bit_for_bit_whatever_the_workers(tmp_path: Path) -> None:
-    first, second = (tensors(simulated(tmp_path / str(workers), "cuda", settings("fedfa"), workers), "same-seed0") for workers in (1, 3))
+    first, second = (
+        tensors(
+            simulated(tmp_path / str(workers), "cuda", settings("fedfa"), workers), "same-seed0"
+        )
+        for workers in (1, 3)
+    )
     assert apart(first, second) == 0
 
 
@@ -163,13 +241,17 @@ def test_what_was_learned_on_a_gpu_is_exported_and_right(tmp_path: Path) -> None
     made, _ = write_release("same-seed0", tmp_path / "release", (), None, runs)
     assert all(entry.variants[0] in bundle.right(entry) for entry in made.submodels)
     store = Store.open(runs, "same-seed0", read_only=True)
-    scores = {score.submodel: score.accuracy for _, score in store.all_scores() if score.view == "central"}
+    scores = {
+        score.submodel: score.accuracy for _, score in store.all_scores() if score.view == "central"
+    }
     store.close()
     assert scores.keys() >= {entry.submodel for entry in made.submodels}
-    assert all(entry.variants[0].max_abs_diff < 1e-3 for entry in made.submodels), "as far from PyTorch on processors as any export"
+    assert all(entry.variants[0].max_abs_diff < 1e-3 for entry in made.submodels), (
+        "as far from PyTorch on processors as any export"
+    )
 
 
-# ---- agents ------------------------------------------------------------------------------------------------------------
+# ---- agents --------------------------------------------------------------------------------------
 
 
 def working(device: str) -> Worker:
@@ -202,7 +284,9 @@ def update_of(outcome: Outcome) -> tuple[dict[str, Any], Mapping[str, Any]]:
 
 @pytest.mark.processes
 @pytest.mark.beside
-def test_a_training_process_sends_the_update_that_one_without_a_gpu_sends(worker: Worker, tmp_path: Path) -> None:
+def test_a_training_process_sends_the_update_that_one_without_a_gpu_sends(
+    worker: Worker, tmp_path: Path
+) -> None:
     given = task(submodel=WHOLE, steps=6, batch=32, lr=0.02)
     notes, there = update_of(carry_out(worker, given, tmp_path))
     other = working("cpu")
@@ -213,7 +297,9 @@ def test_a_training_process_sends_the_update_that_one_without_a_gpu_sends(worker
         other.close()
     assert apart(here, there) < ROUNDING
     assert notes["loss"] == pytest.approx(expected["loss"], rel=ROUNDING)
-    assert sum(value.nbytes for value in here.values()) < notes["peak"] < 10**9, "bytes of the GPU, the network's among them"
+    assert sum(value.nbytes for value in here.values()) < notes["peak"] < 10**9, (
+        "bytes of the GPU, the network's among them"
+    )
 
 
 @pytest.mark.processes
@@ -228,8 +314,12 @@ def test_an_agent_measures_its_gpu(worker: Worker) -> None:
 
 @pytest.mark.processes
 @pytest.mark.beside
-def test_a_training_process_that_a_cuda_error_spoiled_is_replaced(worker: Worker, tmp_path: Path) -> None:
-    """A label that the network does not have stops a kernel, after which the process can use the GPU no more."""
+def test_a_training_process_that_a_cuda_error_spoiled_is_replaced(
+    worker: Worker, tmp_path: Path
+) -> None:
+    """A label that the network does not have stops a kernel, after which the process can use the
+    GPU no more.
+    """
     before = worker.pid
     failed = carry_out(worker, task(submodel=full(network("preresnet", (1, 8, 8), 3))), tmp_path)
     assert failed.path is None
@@ -240,11 +330,37 @@ def test_a_training_process_that_a_cuda_error_spoiled_is_replaced(worker: Worker
 @pytest.mark.processes
 @pytest.mark.broker
 @pytest.mark.beside
-def test_two_agents_with_a_gpu_take_part_in_a_run(tmp_path: Path, start: Start, broker: str) -> None:
-    quick = ["--set", "method.widths=[0.5]", "--set", "method.depths=[1]", "--set", "train.epochs=1", "--set", "fleet.wait=90"]
-    coordinator = start(*COORDINATOR, "start", "--broker", broker, "--min-agents", "2", "--rounds", "2", *quick, "--format", "json")
+def test_two_agents_with_a_gpu_take_part_in_a_run(
+    tmp_path: Path, start: Start, broker: str
+) -> None:
+    quick = [
+        "--set",
+        "method.widths=[0.5]",
+        "--set",
+        "method.depths=[1]",
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "fleet.wait=90",
+    ]
+    coordinator = start(
+        *COORDINATOR,
+        "start",
+        "--broker",
+        broker,
+        "--min-agents",
+        "2",
+        "--rounds",
+        "2",
+        *quick,
+        "--format",
+        "json",
+    )
     shards = [["--name", f"a{i}", "--data", "digits", "--shard", f"{i}/2"] for i in range(2)]
-    agents = [start(*AGENT, "join", "--broker", broker, "--device", "cuda", *shard, "--format", "json") for shard in shards]
+    agents = [
+        start(*AGENT, "join", "--broker", broker, "--device", "cuda", *shard, "--format", "json")
+        for shard in shards
+    ]
     told = result(coordinator)
     assert told["rounds"] == 2
     assert told["accuracy"] > 0.3

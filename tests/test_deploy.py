@@ -23,7 +23,9 @@ def test_mosquitto_takes_the_shipped_configuration_and_a_chunk(tmp_path: Path) -
     own = tmp_path / "espalier.conf"
     text = CONFIGURATION.read_text().replace("listener 1883", f"listener {port}")
     own.write_text(text + f"persistence_location {tmp_path}/\nuser root\n")
-    broker = subprocess.Popen([program, "-c", str(own)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    broker = subprocess.Popen(
+        [program, "-c", str(own)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         link = connected(f"127.0.0.1:{port}", "deploy-test")
         passed, _ = link.probe("fl/v1/test/agent/a/probe")

@@ -16,20 +16,30 @@ SETTING = re.compile(r"`(\w+ = [^`]+)`")
 
 
 def rows() -> list[list[str]]:
-    """The cells of docs/methods.md: methods, what the paper says, what the code does, the default, the alternatives."""
-    lines = [line for line in (ROOT / "docs" / "methods.md").read_text().splitlines() if line.startswith("| `")]
+    """The cells of docs/methods.md: methods, what the paper says, what the code does, the default,
+    the alternatives.
+    """
+    lines = [
+        line
+        for line in (ROOT / "docs" / "methods.md").read_text().splitlines()
+        if line.startswith("| `")
+    ]
     return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row[0]} {row[2]}"[:60])
-def test_every_disagreement_names_the_default_and_the_settings_that_switch_it(row: list[str]) -> None:
+def test_every_disagreement_names_the_default_and_the_settings_that_switch_it(
+    row: list[str],
+) -> None:
     names, *_, here, instead = row
     for name in re.findall(r"`([\w-]+)`", names):
         chosen = method(name)
         for text in SETTING.findall(here):
             ((key, value),) = tomllib.loads(text).items()
             default = chosen.settings[key].default
-            assert (list(default) if isinstance(default, tuple) else default) == value, f"{name}: {text}"
+            assert (list(default) if isinstance(default, tuple) else default) == value, (
+                f"{name}: {text}"
+            )
         for text in SETTING.findall(instead):
             assert configure(chosen, tomllib.loads(text)), f"{name}: {text}"
 
@@ -41,5 +51,10 @@ def test_the_page_of_disagreements_has_them_all() -> None:
 
 def test_the_readme_tells_of_every_method_and_of_no_other() -> None:
     section = (ROOT / "README.md").read_text().split("\n## Methods\n")[1].split("\n## ")[0]
-    told = {name for line in section.splitlines() if line.startswith("| `") for name in re.findall(r"`([\w-]+)`", line.split("|")[1])}
+    told = {
+        name
+        for line in section.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`([\w-]+)`", line.split("|")[1])
+    }
     assert told - {"--method"} == set(METHODS)

@@ -1,4 +1,6 @@
-"""Every method, deployed: three agents of different sizes over a real broker learn what the simulation learns at the same seed."""
+"""Every method, deployed: three agents of different sizes over a real broker learn what the
+simulation learns at the same seed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,14 @@ AGENTS = 3
 PARTITION = "dirichlet:1.0"
 MODELS = ("preresnet", "resnet-small")  # the first that can do what a method asks of a network
 WIDTHS = [0.25, 0.5, 1.0]  # for methods that have one size unless more are set
-QUICK = {"rounds": 2, "train.epochs": 1, "train.steps": 4, "evaluate.every": 2, "evaluate.between": False, "evaluate.agents": 1}
+QUICK = {
+    "rounds": 2,
+    "train.epochs": 1,
+    "train.steps": 4,
+    "evaluate.every": 2,
+    "evaluate.between": False,
+    "evaluate.agents": 1,
+}
 
 
 @pytest.fixture
@@ -52,7 +61,14 @@ def settings(name: str) -> dict[str, Any]:
     model, proposed = menu(name, given)
     pins = {f"d{i}": proposed[place].name for i, place in enumerate((0, len(proposed) // 2, -1))}
     more = {f"method.{key}": value for key, value in given.items()}
-    return {**QUICK, **more, "method.name": name, "model.name": model, "data.name": "digits", "assign.submodels": pins}
+    return {
+        **QUICK,
+        **more,
+        "method.name": name,
+        "model.name": model,
+        "data.name": "digits",
+        "assign.submodels": pins,
+    }
 
 
 def tensors(runs: Path, name: str) -> dict[str, torch.Tensor]:
@@ -67,14 +83,28 @@ def tensors(runs: Path, name: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_fleet_learns_what_its_simulation_learns(name: str, tmp_path: Path, address: str) -> None:
     given = settings(name)
-    data = [catalogue.device("digits", name=f"d{i}", shard=f"{i}/{AGENTS}", partition=PARTITION, seed=0) for i in range(AGENTS)]
+    data = [
+        catalogue.device("digits", name=f"d{i}", shard=f"{i}/{AGENTS}", partition=PARTITION, seed=0)
+        for i in range(AGENTS)
+    ]
     members = [Member(f"d{i}", one) for i, one in enumerate(data)]
     done = federate(tmp_path, members, given, broker=address)
     assert {m.error for m in members} == {None}
-    assert len({submodel.unowned.name for submodel in done.result.history.assigned.values()}) >= (1 if name == "allsmall" else 2)
+    assert len({submodel.unowned.name for submodel in done.result.history.assigned.values()}) >= (
+        1 if name == "allsmall" else 2
+    )
     (tmp_path / "same.toml").write_text("")
     flags = [*given.items(), ("simulate.agents", AGENTS), ("simulate.partition", PARTITION)]
-    simulate(tmp_path / "same.toml", {}, [], flags, tmp_path / "simulated", tmp_path / "results", resume=False, say=lambda text: None)
+    simulate(
+        tmp_path / "same.toml",
+        {},
+        [],
+        flags,
+        tmp_path / "simulated",
+        tmp_path / "results",
+        resume=False,
+        say=lambda text: None,
+    )
     there, here = tensors(tmp_path / "runs", RUN), tensors(tmp_path / "simulated", "same-seed0")
     assert there.keys() == here.keys()
     assert max(float((there[home] - here[home]).abs().max()) for home in there) <= 1e-6

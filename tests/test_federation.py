@@ -24,7 +24,8 @@ from federated.wire.link import Delivery, Link
 from federated.wire.memory import MemoryBroker, MemoryLink
 from tests.support.federation import RUN, Member, digits, federate
 
-SMALL = {"method.widths": [0.25, 0.5], "method.depths": [1], "train.epochs": 1, "train.steps": 4}  # where it does not matter what is learned
+# where it does not matter what is learned
+SMALL = {"method.widths": [0.25, 0.5], "method.depths": [1], "train.epochs": 1, "train.steps": 4}
 PINS = {"good": "w0.5-d1.1.1", "bad": "w0.5-d1.1.1"}
 
 
@@ -33,15 +34,33 @@ def members(count: int = 2) -> list[Member]:
 
 
 def test_unequal_agents_learn_one_model(tmp_path: Path) -> None:
-    """Three speeds get three submodels, and six rounds make a network that knows digits that no agent held."""
-    fleet = [Member("a0", digits(0, 3), 0.01), Member("a1", digits(1, 3), 0.012), Member("a2", digits(2, 3), 0.5)]
-    done = federate(tmp_path, fleet, {"method.widths": [0.25, 0.5], "method.depths": [1, 2], "rounds": 6, "train.epochs": 2, "evaluate.every": 6})
+    """Three speeds get three submodels, and six rounds make a network that knows digits that no
+    agent held.
+    """
+    fleet = [
+        Member("a0", digits(0, 3), 0.01),
+        Member("a1", digits(1, 3), 0.012),
+        Member("a2", digits(2, 3), 0.5),
+    ]
+    done = federate(
+        tmp_path,
+        fleet,
+        {
+            "method.widths": [0.25, 0.5],
+            "method.depths": [1, 2],
+            "rounds": 6,
+            "train.epochs": 2,
+            "evaluate.every": 6,
+        },
+    )
     assert len({s.name for s in done.result.history.assigned.values()}) == 3
     central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}
     assert len(central) == 4
     assert central["w0.5-d2.2.2"] > 0.9
     assert {s.view for s in done.result.scores} == {"central", "devices", "labels"}
-    assert {"waiting: 0 of 3 agents", "waiting: 1 of 3 agents", "waiting: 2 of 3 agents"} & set(done.lines)
+    assert {"waiting: 0 of 3 agents", "waiting: 1 of 3 agents", "waiting: 2 of 3 agents"} & set(
+        done.lines
+    )
     assert all(m.participant is not None and m.participant.over == "the run is over" for m in fleet)
 
 
@@ -52,7 +71,9 @@ def test_the_same_run_twice_gives_the_same_bits(tmp_path: Path) -> None:
     assert all(torch.equal(first[home], second[home]) for home in first)
 
 
-def test_lost_and_doubled_chunks_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_and_doubled_chunks_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A link that drops, doubles and damages what it carries: the same model in the end."""
     monkeypatch.setattr("federated.wire.transfer.PATIENCE", 0.3)
     monkeypatch.setattr("federated.wire.chunks.STALL", 0.3)
@@ -68,20 +89,30 @@ def test_lost_and_doubled_chunks_change_nothing(tmp_path: Path, monkeypatch: pyt
             case 1:
                 return [delivery, delivery]
             case 2 if delivery.payload:
-                return [replace(delivery, payload=delivery.payload[:-1] + bytes([delivery.payload[-1] ^ 1]))]
+                return [
+                    replace(
+                        delivery, payload=delivery.payload[:-1] + bytes([delivery.payload[-1] ^ 1])
+                    )
+                ]
             case _:
                 return [delivery]
 
     settings = {**SMALL, "wire.chunk": 4096}
     clean = federate(tmp_path / "1", members(), settings).result.state.tensors
-    torn = federate(tmp_path / "2", members(), settings, broker=MemoryBroker(tamper=tamper)).result.state.tensors
+    torn = federate(
+        tmp_path / "2", members(), settings, broker=MemoryBroker(tamper=tamper)
+    ).result.state.tensors
     assert all(torch.equal(clean[home], torn[home]) for home in clean)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
     """What a round makes of one agent's update."""
-    return federate(tmp_path_factory.mktemp("alone"), [Member("good", digits(1, 3))], {**SMALL, "assign.submodels": PINS}).result.state.tensors
+    return federate(
+        tmp_path_factory.mktemp("alone"),
+        [Member("good", digits(1, 3))],
+        {**SMALL, "assign.submodels": PINS},
+    ).result.state.tensors
 
 
 def spoil(what: str) -> Member:
@@ -91,15 +122,25 @@ def spoil(what: str) -> Member:
         name = next(iter(update.tensors))
         match what:
             case "NaN":
-                return replace(update, tensors={**update.tensors, name: np.full_like(update.tensors[name], np.nan)})
+                return replace(
+                    update,
+                    tensors={**update.tensors, name: np.full_like(update.tensors[name], np.nan)},
+                )
             case "shape":
                 return replace(update, tensors={**update.tensors, name: np.zeros((1,), np.float32)})
             case "dtype":
-                return replace(update, tensors={**update.tensors, name: update.tensors[name].astype(np.float64)})
+                return replace(
+                    update,
+                    tensors={**update.tensors, name: update.tensors[name].astype(np.float64)},
+                )
             case "name":
-                return replace(update, tensors={**update.tensors, "foreign": np.zeros(1, np.float32)})
+                return replace(
+                    update, tensors={**update.tensors, "foreign": np.zeros(1, np.float32)}
+                )
             case "missing":
-                return replace(update, tensors={k: v for k, v in update.tensors.items() if k != name})
+                return replace(
+                    update, tensors={k: v for k, v in update.tensors.items() if k != name}
+                )
             case "samples":
                 return replace(update, samples=-5)
             case "steps":
@@ -127,15 +168,23 @@ def spoil(what: str) -> Member:
         ("round", "expected round 1, found 99"),
     ],
 )
-def test_a_wrong_update_is_refused_with_a_reason_and_the_round_goes_on(tmp_path: Path, alone: Tensors, what: str, reason: str) -> None:
-    done = federate(tmp_path, [spoil(what), Member("good", digits(1, 3))], {**SMALL, "assign.submodels": PINS})
+def test_a_wrong_update_is_refused_with_a_reason_and_the_round_goes_on(
+    tmp_path: Path, alone: Tensors, what: str, reason: str
+) -> None:
+    done = federate(
+        tmp_path, [spoil(what), Member("good", digits(1, 3))], {**SMALL, "assign.submodels": PINS}
+    )
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
     entries = {e.agent: e for e in store.entries(1)}
     store.close()
     assert entries["good"].outcome == "folded"
     assert entries["bad"].outcome.startswith("refused: ")
     assert reason in entries["bad"].outcome
-    weights = {home: value for home, value in done.result.state.tensors.items() if not home.startswith("stats/")}
+    weights = {
+        home: value
+        for home, value in done.result.state.tensors.items()
+        if not home.startswith("stats/")
+    }
     assert all(torch.equal(value, alone[home]) for home, value in weights.items())
 
 
@@ -151,7 +200,13 @@ def test_foreign_messages_are_refused_and_the_round_goes_on(tmp_path: Path) -> N
         for payload in (b"garbage", b"", forged, later, envelope.encode(messages.Goodbye("x"))):
             stranger.publish(topics.say(RUN, "stranger"), payload)
 
-    done = federate(tmp_path, members(), SMALL, broker=broker, watch=lambda fleet: (fleet.endpoint.announce(), watch(fleet))[0])
+    done = federate(
+        tmp_path,
+        members(),
+        SMALL,
+        broker=broker,
+        watch=lambda fleet: (fleet.endpoint.announce(), watch(fleet))[0],
+    )
     said = []
     while (delivery := stranger.receive(0)) is not None:
         if not delivery.topic.startswith("$"):
@@ -164,7 +219,9 @@ def test_foreign_messages_are_refused_and_the_round_goes_on(tmp_path: Path) -> N
     assert sorted(done.result.history.assigned) == ["a0", "a1"]
 
 
-def test_an_agent_that_dies_in_a_round_does_not_hold_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_dies_in_a_round_does_not_hold_it_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rules, "RETURN", 1.0)
     broker = MemoryBroker()
 
@@ -174,7 +231,9 @@ def test_an_agent_that_dies_in_a_round_does_not_hold_it_up(tmp_path: Path, monke
         return update
 
     dying = Member("a1", digits(1, 2), change=die)
-    done = federate(tmp_path, [Member("a0", digits(0, 2)), dying], {**SMALL, "evaluate.every": 1}, broker=broker)
+    done = federate(
+        tmp_path, [Member("a0", digits(0, 2)), dying], {**SMALL, "evaluate.every": 1}, broker=broker
+    )
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
     assert {e.agent: e.outcome for e in store.entries(1)} == {"a0": "folded", "a1": "gone"}
     store.close()
@@ -185,7 +244,9 @@ def test_data_of_another_shape_are_refused_at_join(tmp_path: Path) -> None:
     wide = digits(0, 2)
     wide = replace(wide, x=np.repeat(wide.x, 2, axis=3), x_held=np.repeat(wide.x_held, 2, axis=3))
     odd = Member("odd", wide)
-    with pytest.raises(FleetError, match=r"odd was refused: this run learns from examples of shape \(1, 8, 8\)"):
+    with pytest.raises(
+        FleetError, match=r"odd was refused: this run learns from examples of shape \(1, 8, 8\)"
+    ):
         federate(tmp_path, [odd, Member("a1", digits(1, 2))], {"fleet.wait": 3.0})
     assert odd.participant is not None
     assert odd.participant.refused
@@ -193,7 +254,14 @@ def test_data_of_another_shape_are_refused_at_join(tmp_path: Path) -> None:
 
 def test_no_agent_can_hold_the_smallest_submodel(tmp_path: Path) -> None:
     with pytest.raises(FleetError, match=r"no agent can hold a submodel: the smallest, w0.5-d2"):
-        federate(tmp_path, [Member("a0", digits(0, 2), memory=100_000), Member("a1", digits(1, 2), memory=100_000)], {"fleet.wait": 0.5})
+        federate(
+            tmp_path,
+            [
+                Member("a0", digits(0, 2), memory=100_000),
+                Member("a1", digits(1, 2), memory=100_000),
+            ],
+            {"fleet.wait": 0.5},
+        )
 
 
 def test_an_agent_that_can_hold_nothing_and_is_alone_does_not_end_a_run(tmp_path: Path) -> None:
@@ -222,12 +290,16 @@ def test_a_pinned_submodel_must_exist(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Two rounds, then two more by resume, equal four at once, bit for bit; the history has each round once."""
+    """Two rounds, then two more by resume, equal four at once, bit for bit; the history has each
+    round once.
+    """
     whole = federate(tmp_path / "whole", members(), {**SMALL, "rounds": 4}).result.state.tensors
     federate(tmp_path / "split", members(), {**SMALL, "rounds": 2})
     with pytest.raises(StoreError, match="exists"):
         federate(tmp_path / "split", members(), {**SMALL, "rounds": 4})
-    resumed = federate(tmp_path / "split", members(), {**SMALL, "rounds": 4}, resume=True).result.state.tensors
+    resumed = federate(
+        tmp_path / "split", members(), {**SMALL, "rounds": 4}, resume=True
+    ).result.state.tensors
     assert all(torch.equal(whole[home], resumed[home]) for home in whole)
     store = Store.open(tmp_path / "split" / "runs", RUN, read_only=True)
     assert [number for number, *_ in store.history()] == [1, 2, 3, 4]
@@ -241,7 +313,9 @@ def test_the_target_accuracy_ends_a_run(tmp_path: Path) -> None:
 
 
 def test_a_coordinator_without_data_learns_their_shape_from_the_agents(tmp_path: Path) -> None:
-    """It evaluates on the devices' held-out data alone; mean and deviation of the inputs are those of all data together."""
+    """It evaluates on the devices' held-out data alone; mean and deviation of the inputs are those
+    of all data together.
+    """
     fleet = members()
     done = federate(tmp_path, fleet, {**SMALL, "data.name": "agents"})
     assert {s.view for s in done.result.scores} == {"devices", "labels"}
@@ -254,7 +328,11 @@ def test_a_coordinator_without_data_learns_their_shape_from_the_agents(tmp_path:
 def test_one_agent_with_other_data_does_not_keep_the_others_from_starting(tmp_path: Path) -> None:
     """The first agent has larger images. It is told why it cannot take part."""
     whole = digits(0, 3)
-    large = replace(whole, x=np.pad(whole.x, ((0, 0), (0, 0), (1, 1), (1, 1))), x_held=np.pad(whole.x_held, ((0, 0), (0, 0), (1, 1), (1, 1))))
+    large = replace(
+        whole,
+        x=np.pad(whole.x, ((0, 0), (0, 0), (1, 1), (1, 1))),
+        x_held=np.pad(whole.x_held, ((0, 0), (0, 0), (1, 1), (1, 1))),
+    )
     fleet = [Member("a0", large), Member("a1", digits(1, 3)), Member("a2", digits(2, 3))]
     done = federate(tmp_path, fleet, {**SMALL, "data.name": "agents", "fleet.min_agents": 2})
     assigned = done.result.history.assigned
@@ -266,7 +344,12 @@ def test_one_agent_with_other_data_does_not_keep_the_others_from_starting(tmp_pa
 
 
 def test_a_network_of_ones_own_is_scaled_and_trained(tmp_path: Path) -> None:
-    settings = {"model.name": "tests.support.model:small", "method.name": "fedavg", "method.widths": [0.5, 1.0], "rounds": 4}
+    settings = {
+        "model.name": "tests.support.model:small",
+        "method.name": "fedavg",
+        "method.widths": [0.5, 1.0],
+        "rounds": 4,
+    }
     done = federate(tmp_path, members(), settings)
     central = [s.accuracy for s in done.result.scores if s.view == "central"]
     assert len(central) == 2
@@ -275,18 +358,28 @@ def test_a_network_of_ones_own_is_scaled_and_trained(tmp_path: Path) -> None:
 
 def test_an_agent_that_can_hold_nothing_does_not_end_a_run_of_others(tmp_path: Path) -> None:
     """One agent is drawn each round; the weak one never is."""
-    fleet = [Member("a0", digits(0, 3), memory=1000), Member("a1", digits(1, 3)), Member("a2", digits(2, 3))]
-    done = federate(tmp_path, fleet, {**SMALL, "rounds": 5, "fleet.fraction": 0.34, "evaluate.every": 5})
+    fleet = [
+        Member("a0", digits(0, 3), memory=1000),
+        Member("a1", digits(1, 3)),
+        Member("a2", digits(2, 3)),
+    ]
+    done = federate(
+        tmp_path, fleet, {**SMALL, "rounds": 5, "fleet.fraction": 0.34, "evaluate.every": 5}
+    )
     assert done.result.rounds == 5
     assert set(done.result.history.assigned) <= {"a1", "a2"}
 
 
 def test_a_status_of_a_life_long_ago_turns_nobody_away(tmp_path: Path) -> None:
     broker = MemoryBroker()
-    broker.publish(topics.status(RUN, "a0"), envelope.encode(messages.Status("a0", "old", True)), retain=True)
+    broker.publish(
+        topics.status(RUN, "a0"), envelope.encode(messages.Status("a0", "old", True)), retain=True
+    )
     done = federate(tmp_path, members(), SMALL, broker=broker)
     assert sorted(done.result.history.assigned) == ["a0", "a1"]
-    assert [envelope.decode(payload) for payload in broker.retained.values()] == [messages.Goodbye("the run is over")]
+    assert [envelope.decode(payload) for payload in broker.retained.values()] == [
+        messages.Goodbye("the run is over")
+    ]
 
 
 def test_two_agents_of_one_name_are_told(tmp_path: Path) -> None:
@@ -296,8 +389,12 @@ def test_two_agents_of_one_name_are_told(tmp_path: Path) -> None:
 
     def watch(fleet: Fleet) -> None:
         if not second.sent_bytes and "a0" in fleet.agents and fleet.agents["a0"].ready:
-            second.publish(topics.status(RUN, "a0"), envelope.encode(messages.Status("a0", "s2", True)))
-            second.publish(topics.status(RUN, "a0"), envelope.encode(messages.Status("a0", "s2", False)))
+            second.publish(
+                topics.status(RUN, "a0"), envelope.encode(messages.Status("a0", "s2", True))
+            )
+            second.publish(
+                topics.status(RUN, "a0"), envelope.encode(messages.Status("a0", "s2", False))
+            )
 
     fleet = [*members(), Member("a2", digits(0, 2))]
     federate(

@@ -10,15 +10,24 @@ PACKAGES = ("models", "federated", "export", "edge_agent", "coordinator", "bench
 
 
 def test_nothing_that_could_run_what_a_stranger_sent_is_called_anywhere() -> None:
-    """Nothing unpickles, compiles or evaluates; a device runs only code that was installed there."""
+    """Nothing unpickles, compiles or evaluates; a device runs only code that was installed
+    there.
+    """
     found = []
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Import | ast.ImportFrom):
-                names = {alias.name.split(".")[0] for alias in node.names} | {(getattr(node, "module", "") or "").split(".")[0]}
-                found += [where] if names & {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"} else []
+                names = {alias.name.split(".")[0] for alias in node.names} | {
+                    (getattr(node, "module", "") or "").split(".")[0]
+                }
+                found += (
+                    [where]
+                    if names
+                    & {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
+                    else []
+                )
             elif isinstance(node, ast.Call):
                 found += [where] if dangerous(node) else []
     assert found == []

@@ -1,4 +1,6 @@
-"""A coordinator whose disk holds fewer updates than lie between two snapshots: the round goes on, nothing is lost, nothing is folded twice."""
+"""A coordinator whose disk holds fewer updates than lie between two snapshots: the round goes on,
+nothing is lost, nothing is folded twice.
+"""
 
 from __future__ import annotations
 
@@ -52,18 +54,31 @@ def members(trained: Counter[tuple[str, int]]) -> list[Member]:
     return [Member(f"a{i}", digits(i, AGENTS), change=count) for i in range(AGENTS)]
 
 
-def test_a_disk_that_holds_two_updates_holds_a_round_of_six(tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_holds_two_updates_holds_a_round_of_six(
+    tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.set_num_threads(1)
-    reserve, snapshot, taken, crowded = training.measure_reserve, Journal.write_total, Counter[int](), set[int]()
+    reserve, snapshot, taken, crowded = (
+        training.measure_reserve,
+        Journal.write_total,
+        Counter[int](),
+        set[int](),
+    )
 
     def crowd(run: RunContext, state: State) -> int:
-        """When a round begins, leaves room for two updates of the whole network, beside what is reserved."""
+        """When a round begins, leaves room for two updates of the whole network, beside what is
+        reserved.
+        """
         if state.round not in crowded:
             crowded.add(state.round)
             weights = sum(tensor.nbytes for tensor in state.tensors.values())
             with (disk / "ballast").open("wb") as file:
                 free = os.statvfs(disk)
-                os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - reserve(run, state) - 5 * weights // 2)
+                os.posix_fallocate(
+                    file.fileno(),
+                    0,
+                    free.f_bavail * free.f_frsize - reserve(run, state) - 5 * weights // 2,
+                )
         return reserve(run, state)
 
     def counted(self: Journal, name: str, total: Total) -> None:
@@ -74,12 +89,16 @@ def test_a_disk_that_holds_two_updates_holds_a_round_of_six(tmp_path: Path, disk
     monkeypatch.setattr(Journal, "write_total", counted)
     trained = Counter[tuple[str, int]]()
     cramped = federate(tmp_path, members(trained), SETTINGS).result.state.tensors
-    assert trained == {(f"a{i}", number): 1 for i in range(AGENTS) for number in (1, 2)}, "nothing is asked for twice"
+    assert trained == {(f"a{i}", number): 1 for i in range(AGENTS) for number in (1, 2)}, (
+        "nothing is asked for twice"
+    )
     assert min(taken[1], taken[2]) >= 2, "six updates by twos, though a snapshot is made of 32"
     store = Store.open(disk, RUN, read_only=True)
     for number in (1, 2):
         entries = store.entries(number)
-        assert [(entry.agent, entry.outcome) for entry in entries] == [(f"a{i}", "folded") for i in range(AGENTS)]
+        assert [(entry.agent, entry.outcome) for entry in entries] == [
+            (f"a{i}", "folded") for i in range(AGENTS)
+        ]
         assert sorted(entry.position for entry in entries) == list(range(AGENTS))
     store.close()
     monkeypatch.undo()

@@ -1,4 +1,6 @@
-"""The images and the fleet of deploy/compose.yaml, as far as they can be tried without a container engine."""
+"""The images and the fleet of deploy/compose.yaml, as far as they can be tried without a container
+engine.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,22 @@ def accept(program: str, words: list[str]) -> None:
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_hadolint_finds_no_fault_with_an_image(path: Path) -> None:
-    done = subprocess.run([tool("hadolint"), str(path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [tool("hadolint"), str(path)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-def test_an_image_copies_what_is_there_runs_as_nobody_special_and_starts_a_command(path: Path) -> None:
+def test_an_image_copies_what_is_there_runs_as_nobody_special_and_starts_a_command(
+    path: Path,
+) -> None:
     text = path.read_text()
-    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    let_in = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
     for words in re.findall(r"^COPY (?!--)(.+)$", text, re.MULTILINE):
         for source in words.split()[:-1]:
             assert (ROOT / source).exists()
@@ -73,12 +83,15 @@ def test_the_packages_of_an_image_are_those_of_the_project() -> None:
 
 def test_the_fleet_on_one_machine_is_what_compose_specifies() -> None:
     done = subprocess.run(
-        [tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(COMPOSE)], capture_output=True, text=True, check=False
+        [tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(COMPOSE)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
 
 
-def test_every_service_starts_a_command_with_flags_that_exist_and_mounts_files_that_are_there() -> None:
+def test_every_service_uses_existing_flags_and_mounts_existing_files() -> None:
     declared = set(yaml.safe_load(COMPOSE.read_text())["volumes"])
     for name, service in services().items():
         if service["image"] in ENTRY and "entrypoint" not in service:
@@ -87,7 +100,9 @@ def test_every_service_starts_a_command_with_flags_that_exist_and_mounts_files_t
             source = volume.split(":")[0]
             assert source in declared or (COMPOSE.parent / source).is_file(), f"{name}: {source}"
         if "build" in service:
-            assert (COMPOSE.parent / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+            assert (
+                COMPOSE.parent / service["build"]["context"] / service["build"]["dockerfile"]
+            ).is_file()
 
 
 def test_what_makes_the_keys_is_commands_with_flags_that_exist_and_a_token_for_each_agent() -> None:
@@ -113,5 +128,9 @@ def test_no_service_has_rights_or_reaches_beyond_the_fleet() -> None:
 
 
 def test_the_agents_are_of_unequal_size() -> None:
-    sizes = [(service["cpus"], service["mem_limit"]) for service in services().values() if service["image"] == "espalier-agent"]
+    sizes = [
+        (service["cpus"], service["mem_limit"])
+        for service in services().values()
+        if service["image"] == "espalier-agent"
+    ]
     assert len(set(sizes)) == len(sizes) == 4

@@ -1,4 +1,6 @@
-"""Runs that no slow or lost agent stalls: buffered rounds, late updates, agents asked besides, and a coordinator that dies amid all that."""
+"""Runs that no slow or lost agent stalls: buffered rounds, late updates, agents asked besides, and
+a coordinator that dies amid all that.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,13 @@ Sent = dict[tuple[str, int], Update]
 """What devices sent, by agent and round of the task."""
 
 
-def member(index: int, of: int, sent: Sent, seconds: float = 0.0, change: Callable[[Update], Update] = lambda update: update) -> Member:
+def member(
+    index: int,
+    of: int,
+    sent: Sent,
+    seconds: float = 0.0,
+    change: Callable[[Update], Update] = lambda update: update,
+) -> Member:
     """An agent that takes so long for each training."""
 
     def slowly(update: Update) -> Update:
@@ -75,7 +83,9 @@ def entries(folder: Path, rounds: int) -> list[list[Entry]]:
 
 
 def folded_again(folder: Path, config: Config, sent: Sent) -> State:
-    """The state that the same updates make, folded again in the order that the run's database has."""
+    """The state that the same updates make, folded again in the order that the run's database
+    has.
+    """
     store = Store.open(folder / "runs", RUN, read_only=True)
     facts = store.read_facts()
     store.close()
@@ -89,21 +99,36 @@ def folded_again(folder: Path, config: Config, sent: Sent) -> State:
         state, total = states[-1], Total()
         for entry in sorted((e for e in done if e.outcome == "folded"), key=lambda e: e.position):
             update = sent[entry.agent, entry.task or number]
-            assert fold(total, taking.parts(state, plain.place(state, update.submodel), update), (update.agent, update.round))
+            assert fold(
+                total,
+                taking.parts(state, plain.place(state, update.submodel), update),
+                (update.agent, update.round),
+            )
         states.append(plain.finish(state, total, generator(config.seed, 3, number)))
         since.append(touched(total, states[-1].tensors))
     return states[-1]
 
 
 def same(one: State, other: State) -> bool:
-    return all(torch.equal(value, other.tensors[home]) for home, value in one.tensors.items() if not home.startswith("stats/"))
+    return all(
+        torch.equal(value, other.tensors[home])
+        for home, value in one.tensors.items()
+        if not home.startswith("stats/")
+    )
 
 
 def taken(done: list[list[Entry]]) -> list[tuple[str, int]]:
-    return [(entry.agent, entry.task or number) for number, row in enumerate(done, 1) for entry in row if entry.outcome == "folded"]
+    return [
+        (entry.agent, entry.task or number)
+        for number, row in enumerate(done, 1)
+        for entry in row
+        if entry.outcome == "folded"
+    ]
 
 
-def test_a_buffer_closes_without_its_slowest_agent_whose_update_is_folded_later_by_its_age(tmp_path: Path) -> None:
+def test_a_buffer_closes_without_its_slowest_agent_whose_update_is_folded_later_by_its_age(
+    tmp_path: Path,
+) -> None:
     sent: Sent = {}
     members = [member(i, 4, sent, seconds) for i, seconds in enumerate((0.02, 0.05, 0.1, 0.8))]
     settings = {**BUFFERED, "rounds": 20}
@@ -112,7 +137,12 @@ def test_a_buffer_closes_without_its_slowest_agent_whose_update_is_folded_later_
     assert all(sum(entry.outcome == "folded" for entry in row) >= 2 for row in found)
     updates = taken(found)
     assert len(updates) == len(set(updates)), "each (agent, round of its task) once"
-    assert {entry.agent for entry in found[0] if entry.outcome == "folded"} < {"a0", "a1", "a2", "a3"}
+    assert {entry.agent for entry in found[0] if entry.outcome == "folded"} < {
+        "a0",
+        "a1",
+        "a2",
+        "a3",
+    }
     assert any(entry.task for row in found for entry in row), "late ones count"
     assert same(folded_again(tmp_path, configured(settings), sent), done.result.state)
 
@@ -120,7 +150,11 @@ def test_a_buffer_closes_without_its_slowest_agent_whose_update_is_folded_later_
 def test_whoever_has_delivered_is_given_the_newest_weights_at_once(tmp_path: Path) -> None:
     """Of two agents the quick one fills every buffer of one, and is never idle for the slow one."""
     sent: Sent = {}
-    done = federate(tmp_path, [member(0, 2, sent), member(1, 2, sent, 1.5)], {**BUFFERED, "fleet.buffer": 1, "rounds": 8, "fleet.staleness": 50})
+    done = federate(
+        tmp_path,
+        [member(0, 2, sent), member(1, 2, sent, 1.5)],
+        {**BUFFERED, "fleet.buffer": 1, "rounds": 8, "fleet.staleness": 50},
+    )
     quick = sorted(round for agent, round in sent if agent == "a0")
     assert quick[:6] == [1, 2, 3, 4, 5, 6]
     assert done.result.seconds < 8
@@ -131,19 +165,40 @@ def test_an_update_that_is_too_old_is_dropped_and_its_agent_gets_a_new_task(tmp_
     members = [member(0, 2, sent, 0.05), member(1, 2, sent, 1.0)]
     federate(tmp_path, members, {**BUFFERED, "fleet.buffer": 1, "rounds": 30, "fleet.staleness": 2})
     found = entries(tmp_path, 30)
-    stale = [(number, entry) for number, row in enumerate(found, 1) for entry in row if entry.outcome == "stale"]
+    stale = [
+        (number, entry)
+        for number, row in enumerate(found, 1)
+        for entry in row
+        if entry.outcome == "stale"
+    ]
     assert stale
-    assert all(entry.agent == "a1" and number - entry.task == 2 for number, entry in stale), "made two rounds before the state that it would change"
-    assert all(number - (entry.task or number) < 3 for number, row in enumerate(found, 1) for entry in row)
+    assert all(entry.agent == "a1" and number - entry.task == 2 for number, entry in stale), (
+        "made two rounds before the state that it would change"
+    )
+    assert all(
+        number - (entry.task or number) < 3 for number, row in enumerate(found, 1) for entry in row
+    )
 
 
 @pytest.mark.parametrize("late", ["take", "drop"])
-def test_an_update_whose_round_is_closed_is_taken_by_a_later_one_or_dropped(tmp_path: Path, late: str) -> None:
+def test_an_update_whose_round_is_closed_is_taken_by_a_later_one_or_dropped(
+    tmp_path: Path, late: str
+) -> None:
     sent: Sent = {}
     members = [member(0, 3, sent), member(1, 3, sent), member(2, 3, sent, 1.0)]
-    settings = {**QUICK, "fleet.quorum": 0.6, "rounds": 12, "fleet.late": late, "journal.every": 1, "fleet.staleness": 11}
+    settings = {
+        **QUICK,
+        "fleet.quorum": 0.6,
+        "rounds": 12,
+        "fleet.late": late,
+        "journal.every": 1,
+        "fleet.staleness": 11,
+    }
     # Rounds of an eighth of a second, so that the slow agent comes after several of them.
-    members[0].change = members[1].change = lambda update, change=members[0].change: (time.sleep(0.12 * (update.work == "train")), change(update))[1]
+    members[0].change = members[1].change = lambda update, change=members[0].change: (
+        time.sleep(0.12 * (update.work == "train")),
+        change(update),
+    )[1]
     done = federate(tmp_path, members, settings)
     found = entries(tmp_path, 12)
     of_slow = [entry for row in found for entry in row if entry.agent == "a2"]
@@ -155,8 +210,12 @@ def test_an_update_whose_round_is_closed_is_taken_by_a_later_one_or_dropped(tmp_
         assert same(folded_again(tmp_path, configured(settings), sent), done.result.state)
 
 
-def test_tasks_are_dropped_where_late_updates_do_not_count_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The coordinator dies after the first training, is resumed with late = 'drop', and the late update comes in the second training."""
+def test_tasks_are_dropped_where_late_updates_do_not_count_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator dies after the first training, is resumed with late = 'drop', and the late
+    update comes in the second training.
+    """
     monkeypatch.setattr(Evaluator, "evaluate", Fuse(1).around(Evaluator.evaluate))
     second = threading.Event()
 
@@ -167,33 +226,53 @@ def test_tasks_are_dropped_where_late_updates_do_not_count_any_more(tmp_path: Pa
         return update
 
     broker, fleets = MemoryBroker(), list[Fleet]()
-    members = [member(0, 3, {}, change=wait), member(1, 3, {}, 0.5, wait), member(2, 3, {}, change=wait)]
+    members = [
+        member(0, 3, {}, change=wait),
+        member(1, 3, {}, 0.5, wait),
+        member(2, 3, {}, change=wait),
+    ]
     settings = {**QUICK, "fleet.quorum": 0.6, "rounds": 3}
     with living(members, broker, tmp_path):
         for late, end in (("take", pytest.raises(Killed)), ("drop", nullcontext())):
             config = configured({**settings, "fleet.late": late}, 3)
-            prepared, link = prepare(config, tmp_path / "runs", resume=late == "drop"), MemoryLink(broker, "coordinator")
+            prepared, link = (
+                prepare(config, tmp_path / "runs", resume=late == "drop"),
+                MemoryLink(broker, "coordinator"),
+            )
             with closing(prepared), closing(link), end:
                 start.run(prepared, link, lambda event: None, fleets.append)
     assert {entry.task for row in entries(tmp_path, 3) for entry in row} == {0}
     assert fleets[-1].late == []
 
 
-def test_a_method_that_takes_no_late_updates_drops_them_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_method_that_takes_no_late_updates_drops_them_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     sent: Sent = {}
     with caplog.at_level(logging.WARNING, logger="coordinator.rounds"):
-        federate(tmp_path, [member(0, 1, sent)], {**QUICK, "method.name": "scaffold", "fleet.late": "take"})
-    assert "late updates are dropped, though late = 'take': method scaffold takes none" in caplog.text
+        federate(
+            tmp_path,
+            [member(0, 1, sent)],
+            {**QUICK, "method.name": "scaffold", "fleet.late": "take"},
+        )
+    assert (
+        "late updates are dropped, though late = 'take': method scaffold takes none" in caplog.text
+    )
 
 
 def test_a_method_that_takes_no_late_updates_is_refused_in_buffered_mode(tmp_path: Path) -> None:
-    wanted = r"fleet.mode = 'buffered': method depthfl takes no late updates: FedDyn's h remembers .*; methods that do: allsmall, .*heterofl"
+    wanted = (
+        r"fleet.mode = 'buffered': method depthfl takes no late updates: FedDyn's h remembers .*; "
+        r"methods that do: allsmall, .*heterofl"
+    )
     with pytest.raises(ConfigError, match=wanted):
         prepare(configured({**BUFFERED, "method.name": "depthfl"}), tmp_path, resume=False)
 
 
 def test_another_agent_is_asked_in_place_of_one_that_fails_and_none_twice(tmp_path: Path) -> None:
-    """Of four agents two are needed; whoever comes first fails, and a third brings the second update."""
+    """Of four agents two are needed; whoever comes first fails, and a third brings the second
+    update.
+    """
     sent: Sent = {}
     lock, first = threading.Lock(), list[str]()
 
@@ -208,14 +287,22 @@ def test_another_agent_is_asked_in_place_of_one_that_fails_and_none_twice(tmp_pa
     federate(tmp_path, members, {**QUICK, "fleet.fraction": 0.5})
     (row,) = entries(tmp_path, 1)
     assert len(first) == len(set(first)) == 3
-    assert sorted(entry.outcome for entry in row) == ["failed: the first of all fails", "folded", "folded"]
+    assert sorted(entry.outcome for entry in row) == [
+        "failed: the first of all fails",
+        "folded",
+        "folded",
+    ]
     assert {entry.agent for entry in row} == set(first)
 
 
-def test_more_agents_are_asked_than_are_needed_and_the_last_are_not_waited_for(tmp_path: Path) -> None:
+def test_more_agents_are_asked_than_are_needed_and_the_last_are_not_waited_for(
+    tmp_path: Path,
+) -> None:
     sent: Sent = {}
     members = [member(i, 4, sent, 3.0 if i == 2 else 0.0) for i in range(4)]
-    done = federate(tmp_path, members, {**QUICK, "fleet.fraction": 0.5, "fleet.over": 1.0, "rounds": 2})
+    done = federate(
+        tmp_path, members, {**QUICK, "fleet.fraction": 0.5, "fleet.over": 1.0, "rounds": 2}
+    )
     for row in entries(tmp_path, 2):
         assert len(row) == 4
         assert sum(entry.outcome == "folded" for entry in row) in (2, 3)
@@ -230,14 +317,20 @@ INSTANTS: dict[str, tuple[Any, str, int]] = {
 
 
 @pytest.mark.parametrize("instant", INSTANTS)
-def test_a_crash_inside_a_buffer_loses_nothing_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instant: str) -> None:
+def test_a_crash_inside_a_buffer_loses_nothing_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instant: str
+) -> None:
     where, name, call = INSTANTS[instant]
     monkeypatch.setattr(where, name, Fuse(call).around(getattr(where, name)))
     check_revived(tmp_path, dict(enumerate((0.02, 0.1, 0.2, 0.6))))
 
 
-def test_a_crash_while_somebody_is_asked_besides_loses_nothing_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third agent's update of the first round comes as the first of the second, where the third is then asked besides."""
+def test_a_crash_while_somebody_is_asked_besides_loses_nothing_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third agent's update of the first round comes as the first of the second, where the third
+    is then asked besides.
+    """
     monkeypatch.setattr(Ledger, "asked", Fuse(1).around(Ledger.asked))
     second, besides = threading.Event(), threading.Event()
 
@@ -246,15 +339,21 @@ def test_a_crash_while_somebody_is_asked_besides_loses_nothing_and_doubles_nothi
             second.set()
         if (update.agent, update.round) == ("a2", 2):
             besides.set()
-        gate = {("a2", 1): second, ("a0", 2): besides, ("a1", 2): besides}.get((update.agent, update.round))
+        gate = {("a2", 1): second, ("a0", 2): besides, ("a1", 2): besides}.get(
+            (update.agent, update.round)
+        )
         assert gate is None or gate.wait(60)
         return update
 
     check_revived(tmp_path, dict.fromkeys(range(3), 0.02), wait)
 
 
-def test_a_round_that_begins_anew_keeps_the_tasks_of_earlier_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The spool is damaged while the coordinator is down in the second round; the last agent is still at work on the first."""
+def test_a_round_that_begins_anew_keeps_the_tasks_of_earlier_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The spool is damaged while the coordinator is down in the second round; the last agent is
+    still at work on the first.
+    """
     real, calls, third = defences.fold, list[int](), threading.Event()
 
     def die(*given: Any, **named: Any) -> Any:
@@ -273,13 +372,21 @@ def test_a_round_that_begins_anew_keeps_the_tasks_of_earlier_rounds(tmp_path: Pa
 
     monkeypatch.setattr(defences, "fold", die)
     members = [member(i, 4, {}, 0.02, wait) for i in range(4)]
-    _, deaths = revived(tmp_path, members, {**BUFFERED, "rounds": 8, "journal.every": 100, "fleet.staleness": 11})
+    _, deaths = revived(
+        tmp_path, members, {**BUFFERED, "rounds": 8, "journal.every": 100, "fleet.staleness": 11}
+    )
     assert deaths == 1
     assert ("a3", 1) in taken(entries(tmp_path, 8))
 
 
-def check_revived(folder: Path, seconds: Mapping[int, float], change: Callable[[Update], Update] = lambda update: update) -> None:
-    """Runs a buffered run whose coordinator dies once, and checks its end. seconds: of each agent's trainings."""
+def check_revived(
+    folder: Path,
+    seconds: Mapping[int, float],
+    change: Callable[[Update], Update] = lambda update: update,
+) -> None:
+    """Runs a buffered run whose coordinator dies once, and checks its end. seconds: of each agent's
+    trainings.
+    """
     sent: Sent = {}
     trained: list[tuple[str, int]] = []
 
@@ -293,7 +400,9 @@ def check_revived(folder: Path, seconds: Mapping[int, float], change: Callable[[
     assert deaths == 1
     assert [m.error for m in members] == [None] * len(members)
     assert len(updates) == len(set(updates)) >= 10
-    assert {agent: submodel.name for agent, submodel in result.history.assigned.items()} == {f"a{i}": PINS[i % 2] for i in seconds}
+    assert {agent: submodel.name for agent, submodel in result.history.assigned.items()} == {
+        f"a{i}": PINS[i % 2] for i in seconds
+    }
     assert dict(result.history.folded) == dict(sorted(updates, key=lambda update: update[1]))
     assert len(trained) == len(set(trained)), "nothing is asked for twice"
     assert not list((folder / "runs" / RUN / "spool").iterdir())
@@ -310,4 +419,6 @@ def test_a_buffer_closes_over_a_real_broker_too(tmp_path: Path) -> None:
         done = federate(tmp_path, members, {**BUFFERED, "rounds": 8}, broker=broker.address)
     updates = taken(entries(tmp_path, 8))
     assert len(updates) == len(set(updates)) >= 16
-    assert same(folded_again(tmp_path, configured({**BUFFERED, "rounds": 8}), sent), done.result.state)
+    assert same(
+        folded_again(tmp_path, configured({**BUFFERED, "rounds": 8}), sent), done.result.state
+    )

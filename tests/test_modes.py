@@ -1,4 +1,6 @@
-"""Who on a machine may open what this project keeps there: whatever the umask is, this user alone."""
+"""Who on a machine may open what this project keeps there: whatever the umask is, this user
+alone.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,29 @@ def mode(path: Path) -> int:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING and record.name == "federated.disk"]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno == logging.WARNING and record.name == "federated.disk"
+    ]
 
 
-def test_folders_of_runs_spools_memories_and_keys_are_this_users_alone(tmp_path: Path, lax: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_folders_of_runs_spools_memories_and_keys_are_this_users_alone(
+    tmp_path: Path, lax: None, caplog: pytest.LogCaptureFixture
+) -> None:
     Store.create(tmp_path / "runs", "r").close()
     Spool(tmp_path / "spool" / "r" / "a").close()
     memory.write(tmp_path / "memory", 1, {"w": np.zeros(1)}, since=0)
     Authority(tmp_path / "pki").close()
-    kept = [tmp_path / "runs" / "r", tmp_path / "spool" / "r" / "a", tmp_path / "memory", tmp_path / "pki"]
-    assert {str(folder): f"{mode(folder):o}" for folder in kept} == dict.fromkeys(map(str, kept), "700")
+    kept = [
+        tmp_path / "runs" / "r",
+        tmp_path / "spool" / "r" / "a",
+        tmp_path / "memory",
+        tmp_path / "pki",
+    ]
+    assert {str(folder): f"{mode(folder):o}" for folder in kept} == dict.fromkeys(
+        map(str, kept), "700"
+    )
     assert not warnings(caplog)
 
 
@@ -55,13 +70,28 @@ def test_a_brokers_folder_is_this_users_alone(tmp_path: Path, lax: None) -> None
 
 def test_all_that_a_run_leaves_lies_in_a_closed_folder(tmp_path: Path, lax: None) -> None:
     members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
-    federate(tmp_path, members, {"method.name": "fedavg", "method.widths": [0.25], "train.steps": 1, "evaluate.devices": False})
+    federate(
+        tmp_path,
+        members,
+        {
+            "method.name": "fedavg",
+            "method.widths": [0.25],
+            "train.steps": 1,
+            "evaluate.devices": False,
+        },
+    )
     left = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(left) > 5
-    assert not [path for path in left if not any(mode(above) & 0o077 == 0 for above in path.parents if tmp_path in above.parents)]
+    assert not [
+        path
+        for path in left
+        if not any(mode(above) & 0o077 == 0 for above in path.parents if tmp_path in above.parents)
+    ]
 
 
-def test_a_folder_that_was_there_and_open_keeps_its_mode_and_is_named_once_with_the_remedy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_was_there_and_open_keeps_its_mode_and_is_named_once_with_the_remedy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("r", "a"):
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(0o755)
@@ -95,17 +125,31 @@ def test_a_file_in_a_folders_place_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.broker
-def test_passwords_that_everybody_may_read_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_passwords_that_everybody_may_read_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "users"
     file.write_text("a:secret\n")
     file.chmod(0o644)
     brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker", passwords=file).stop()
-    assert warnings(caplog) == [f"{file}: every user of this machine may open it (mode 0644), and it holds passwords: chmod o= {file}"]
+    assert warnings(caplog) == [
+        f"{file}: every user of this machine may open it (mode 0644), and it holds "
+        f"passwords: chmod o= {file}"
+    ]
 
 
-def test_a_key_for_metrics_that_everybody_may_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_for_metrics_that_everybody_may_read_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     made = Authority(tmp_path / "pki")
     made.close()
     made.server.chmod(0o604)
-    Server(Metrics(listen="127.0.0.1:0", certificate=str(made.server), key=str(made.server), ca=str(made.ca))).close()
+    Server(
+        Metrics(
+            listen="127.0.0.1:0",
+            certificate=str(made.server),
+            key=str(made.server),
+            ca=str(made.ca),
+        )
+    ).close()
     assert [said.partition(": ")[0] for said in warnings(caplog)] == [str(made.server)]

@@ -1,4 +1,6 @@
-"""The commands that the pages tell people to type exist, with the flags that they are typed with, and the files that they name are there."""
+"""The commands that the pages tell people to type exist, with the flags that they are typed with,
+and the files that they name are there.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,21 @@ from coordinator.config import load
 from edge_agent.cli import main as edge_agent
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "SECURITY.md", *(ROOT / "docs" / f"{name}.md" for name in ("broker", "jetson", "operations", "pi"))]
+PAGES = [
+    ROOT / "SECURITY.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("broker", "jetson", "operations", "pi")),
+]
 PROGRAMS = {"coordinator": coordinator, "edge-agent": edge_agent}
 
 
 def typed(page: Path) -> list[list[str]]:
-    """Every command of ours in a page, as words: in blocks, and between backticks where it has more than a name."""
+    """Every command of ours in a page, as words: in blocks, and between backticks where it has more
+    than a name.
+    """
     text = page.read_text()
-    lines = re.findall(r"^ {4,}(.+)$", text, re.MULTILINE) + re.findall(r"`((?:coordinator|edge-agent) [^`]+)`", text)
+    lines = re.findall(r"^ {4,}(.+)$", text, re.MULTILINE) + re.findall(
+        r"`((?:coordinator|edge-agent) [^`]+)`", text
+    )
     found = []
     for line in lines:
         words = shlex.split(line.split("#")[0].replace("'", " "), comments=False)
@@ -39,7 +48,11 @@ def test_a_command_that_a_page_names_exists(page: Path, words: list[str]) -> Non
     program, name, *rest = words
     assert name in PROGRAMS[program].commands, f"{page.name}: {' '.join(words)}"
     command = PROGRAMS[program].commands[name]
-    known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    known = {
+        flag
+        for parameter in command.params
+        for flag in (*parameter.opts, *parameter.secondary_opts)
+    }
     assert {word.split("=")[0] for word in rest if word.startswith("--")} <= known
     assert isinstance(command, click.Command)
 

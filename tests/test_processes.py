@@ -23,7 +23,16 @@ from federated.data import catalogue
 from tests.support.processes import AGENT, COORDINATOR, WITHOUT_TORCH, Start, result, said
 
 pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
-QUICK = ["--set", "method.widths=[0.25,0.5]", "--set", "method.depths=[1]", "--set", "train.epochs=1", "--set", "fleet.wait=90"]
+QUICK = [
+    "--set",
+    "method.widths=[0.25,0.5]",
+    "--set",
+    "method.depths=[1]",
+    "--set",
+    "train.epochs=1",
+    "--set",
+    "fleet.wait=90",
+]
 
 
 @pytest.fixture(params=["mosquitto", "embedded"])
@@ -35,22 +44,43 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 def agent(start: Start, broker: str, index: int, *more: str) -> subprocess.Popen[str]:
     shard = ["--data", "digits", "--shard", f"{index}/2", "--seed", "0"]
-    return start(*AGENT, "join", "--broker", broker, "--name", f"a{index}", *shard, "--format", "json", *more)
+    return start(
+        *AGENT, "join", "--broker", broker, "--name", f"a{index}", *shard, "--format", "json", *more
+    )
 
 
-def test_a_coordinator_that_starts_its_own_broker_and_two_agents(tmp_path: Path, start: Start, kind: str) -> None:
+def test_a_coordinator_that_starts_its_own_broker_and_two_agents(
+    tmp_path: Path, start: Start, kind: str
+) -> None:
     """Two terminals, with either broker; afterwards the broker is gone."""
     port = free_port("127.0.0.1", 0)
     kinds = ["--set", f"broker.kind={kind}", "--port", str(port)]
-    coordinator = start(*COORDINATOR, "start", "--method", "fedfa", "--min-agents", "2", "--rounds", "2", *kinds, *QUICK, "--format", "json")
+    coordinator = start(
+        *COORDINATOR,
+        "start",
+        "--method",
+        "fedfa",
+        "--min-agents",
+        "2",
+        "--rounds",
+        "2",
+        *kinds,
+        *QUICK,
+        "--format",
+        "json",
+    )
     assert said(coordinator, tmp_path / "0.err", "agents join by")
     wait = ["--wait", "60"]
-    agents = [start(*AGENT, "join", "--broker", f"127.0.0.1:{port}", "--format", "json", *wait) for _ in range(2)]
+    agents = [
+        start(*AGENT, "join", "--broker", f"127.0.0.1:{port}", "--format", "json", *wait)
+        for _ in range(2)
+    ]
     told = result(coordinator)
     assert told["rounds"] == 2
     names = {a["id"] for a in told["agents"]}
     assert len(names) == 2
-    numbered = re.compile(re.escape(machine_name()) + r"(-\d+)?")  # other tests may run agents on this machine at the same time
+    # other tests may run agents on this machine at the same time
+    numbered = re.compile(re.escape(machine_name()) + r"(-\d+)?")
     assert all(numbered.fullmatch(name) for name in names)
     assert 0 < told["accuracy"] <= 1
     for process in agents:
@@ -84,13 +114,29 @@ partition = "dirichlet:0.5"
 """
 
 
-def test_one_file_gives_the_same_model_in_simulation_and_on_a_fleet(tmp_path: Path, start: Start, broker: str) -> None:
-    """The same seed, shards and submodels: neither the transport nor the worker processes leave a trace in the weights."""
+def test_one_file_gives_the_same_model_in_simulation_and_on_a_fleet(
+    tmp_path: Path, start: Start, broker: str
+) -> None:
+    """The same seed, shards and submodels: neither the transport nor the worker processes leave a
+    trace in the weights.
+    """
     (tmp_path / "small.toml").write_text(EXPERIMENT)
     simulated = result(start(*COORDINATOR, "simulate", "small.toml", "--format", "json"))
     assert simulated["seeds"] == [0]
-    coordinator = start(*COORDINATOR, "start", "--config", "small.toml", "--broker", broker, "--name", "fleet", "--format", "json")
-    shard = ["--partition", "dirichlet:0.5", "--seed", "0", "--limit-cpus", "1"]  # one thread, as there: sums of floats depend on how many add
+    coordinator = start(
+        *COORDINATOR,
+        "start",
+        "--config",
+        "small.toml",
+        "--broker",
+        broker,
+        "--name",
+        "fleet",
+        "--format",
+        "json",
+    )
+    # one thread, as there: sums of floats depend on how many add
+    shard = ["--partition", "dirichlet:0.5", "--seed", "0", "--limit-cpus", "1"]
     join = [*AGENT, "join", "--broker", broker, "--data", "digits", "--format", "json"]
     agents = [start(*join, "--name", f"d{i}", "--shard", f"{i}/2", *shard) for i in range(2)]
     told = result(coordinator)
@@ -103,9 +149,25 @@ def test_one_file_gives_the_same_model_in_simulation_and_on_a_fleet(tmp_path: Pa
     assert max(float(np.abs(here[home] - there[home]).max()) for home in there) <= 1e-6
 
 
-def test_kill_minus_9_of_the_coordinator_and_resume(tmp_path: Path, start: Start, broker: str) -> None:
-    """It goes on in the round that it was in; the history has no gap and no double; the agents stay."""
-    run = ["--name", "killed", "--rounds", "6", "--min-agents", "2", "--broker", broker, *QUICK, "--set", "train.epochs=3"]
+def test_kill_minus_9_of_the_coordinator_and_resume(
+    tmp_path: Path, start: Start, broker: str
+) -> None:
+    """It goes on in the round that it was in; the history has no gap and no double; the agents
+    stay.
+    """
+    run = [
+        "--name",
+        "killed",
+        "--rounds",
+        "6",
+        "--min-agents",
+        "2",
+        "--broker",
+        broker,
+        *QUICK,
+        "--set",
+        "train.epochs=3",
+    ]
     first = start(*COORDINATOR, "start", *run, "--format", "json")
     agents = [agent(start, broker, i) for i in range(2)]
     assert said(first, tmp_path / "0.err", "round 3 of 6")
@@ -130,9 +192,25 @@ def test_kill_minus_9_of_the_coordinator_and_resume(tmp_path: Path, start: Start
         assert result(process, 60)["reason"] == "the run is over"
 
 
-def test_interrupting_an_agent_leaves_cleanly_and_the_run_goes_on(tmp_path: Path, start: Start, broker: str) -> None:
-    run = ["--name", "left", "--rounds", "4", "--min-agents", "2", "--broker", broker, *QUICK, "--set", "train.epochs=3"]
-    coordinator = start(*COORDINATOR, "start", *run, "--set", "fleet.deadline=20", "--format", "json")
+def test_interrupting_an_agent_leaves_cleanly_and_the_run_goes_on(
+    tmp_path: Path, start: Start, broker: str
+) -> None:
+    run = [
+        "--name",
+        "left",
+        "--rounds",
+        "4",
+        "--min-agents",
+        "2",
+        "--broker",
+        broker,
+        *QUICK,
+        "--set",
+        "train.epochs=3",
+    ]
+    coordinator = start(
+        *COORDINATOR, "start", *run, "--set", "fleet.deadline=20", "--format", "json"
+    )
     agents = [agent(start, broker, i) for i in range(2)]
     assert said(coordinator, tmp_path / "0.err", "round 2 of 4")
     agents[1].send_signal(signal.SIGINT)
@@ -146,7 +224,19 @@ def test_interrupting_an_agent_leaves_cleanly_and_the_run_goes_on(tmp_path: Path
 
 def test_a_killed_worker_is_replaced(tmp_path: Path, start: Start, broker: str) -> None:
     """The training process dies; the agent says so and goes on with another."""
-    run = ["--name", "worker", "--rounds", "3", "--min-agents", "2", "--broker", broker, *QUICK, "--set", "train.epochs=10"]
+    run = [
+        "--name",
+        "worker",
+        "--rounds",
+        "3",
+        "--min-agents",
+        "2",
+        "--broker",
+        broker,
+        *QUICK,
+        "--set",
+        "train.epochs=10",
+    ]
     coordinator = start(*COORDINATOR, "start", *run, "--format", "json")
     agents = [agent(start, broker, i) for i in range(2)]
     assert said(coordinator, tmp_path / "0.err", "round 2 of 3")
@@ -166,10 +256,26 @@ def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: st
     exported = result(start(*COORDINATOR, "export", "shipped", "--out", "made", "--format", "json"))
     assert {e["submodel"] for e in exported["submodels"]} == {"w0.25-d1.1.1", "w0.5-d1.1.1"}
     assert all(e["variants"][0]["max_abs_diff"] <= 1e-5 for e in exported["submodels"])
-    released = result(start(*COORDINATOR, "release", "shipped", "--bundle", "made", "--broker", broker, "--format", "json"))
+    released = result(
+        start(
+            *COORDINATOR,
+            "release",
+            "shipped",
+            "--bundle",
+            "made",
+            "--broker",
+            broker,
+            "--format",
+            "json",
+        )
+    )
     assert released["versions"][released["stable"]]["round"] == 1
     np.save(tmp_path / "x.npy", catalogue.central("digits").x_held[:5])
-    fetched = result(start(*WITHOUT_TORCH, "infer", "--broker", broker, "--name", "a0", "x.npy", "--format", "json"))
+    fetched = result(
+        start(
+            *WITHOUT_TORCH, "infer", "--broker", broker, "--name", "a0", "x.npy", "--format", "json"
+        )
+    )
     assert len(fetched["answers"]) == 5
     path = f"made/{fetched['submodel']}.onnx"
     local = result(start(*WITHOUT_TORCH, "infer", "--model", path, "x.npy", "--format", "json"))
@@ -181,14 +287,53 @@ def test_export_and_infer_without_torch(tmp_path: Path, start: Start, broker: st
 
 @pytest.mark.parametrize(
     ("method", "settings", "found"),
-    [("fedfa", ["method.choice=zico", "method.depths=[1,2]", "method.widths=[0.5,1.0]"], "zico"), ("recipfl", [], "histogram")],
+    [
+        ("fedfa", ["method.choice=zico", "method.depths=[1,2]", "method.widths=[0.5,1.0]"], "zico"),
+        ("recipfl", [], "histogram"),
+    ],
 )
-def test_devices_are_surveyed_over_the_broker(tmp_path: Path, start: Start, broker: str, method: str, settings: list[str], found: str) -> None:
-    """What the method asks of a device stands in its dry run, reaches the coordinator, and the run goes through."""
-    more = [word for one in (*settings, "train.steps=2", "fleet.wait=90", "model.name=preresnet") for word in ("--set", one)]
-    run = ["--method", method, "--name", "asked", "--rounds", "1", "--min-agents", "2", "--broker", broker, *more]
+def test_devices_are_surveyed_over_the_broker(
+    tmp_path: Path, start: Start, broker: str, method: str, settings: list[str], found: str
+) -> None:
+    """What the method asks of a device stands in its dry run, reaches the coordinator, and the run
+    goes through.
+    """
+    more = [
+        word
+        for one in (*settings, "train.steps=2", "fleet.wait=90", "model.name=preresnet")
+        for word in ("--set", one)
+    ]
+    run = [
+        "--method",
+        method,
+        "--name",
+        "asked",
+        "--rounds",
+        "1",
+        "--min-agents",
+        "2",
+        "--broker",
+        broker,
+        *more,
+    ]
     coordinator = start(*COORDINATOR, "start", *run, "--format", "json")
-    shown = result(start(*AGENT, "join", "--dry-run", "--name", "shy", "--broker", broker, "--data", "digits", "--shard", "0/2", "--format", "json"))
+    shown = result(
+        start(
+            *AGENT,
+            "join",
+            "--dry-run",
+            "--name",
+            "shy",
+            "--broker",
+            broker,
+            "--data",
+            "digits",
+            "--shard",
+            "0/2",
+            "--format",
+            "json",
+        )
+    )
     survey = shown["profile"]["survey"]
     assert survey.keys() == {found}
     assert len(survey[found]) == (4 if found == "zico" else 10)

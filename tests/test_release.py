@@ -43,8 +43,20 @@ def runs(tmp_path: Path) -> Path:
 def train(folder: Path, rounds: int) -> None:
     """Runs up to this round."""
     members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
-    quick = {"model.name": "resnet-small", "data.name": "digits", "train.epochs": 1, "train.steps": 20, "train.batch": 16, "evaluate.devices": False}
-    pins = {"assign.submodels": {"a0": SMALL, "a1": SMALL}, "method.name": "fedavg", "method.depths": (1,), "method.widths": (1.0,)}
+    quick = {
+        "model.name": "resnet-small",
+        "data.name": "digits",
+        "train.epochs": 1,
+        "train.steps": 20,
+        "train.batch": 16,
+        "evaluate.devices": False,
+    }
+    pins = {
+        "assign.submodels": {"a0": SMALL, "a1": SMALL},
+        "method.name": "fedavg",
+        "method.depths": (1,),
+        "method.widths": (1.0,),
+    }
     federate(folder, members, {**quick, **pins, "rounds": rounds}, resume=rounds > 1)
 
 
@@ -53,7 +65,18 @@ def release(tmp_path: Path, runs: Path, broker: str, start: Start) -> Command:
     """`coordinator release` as a process of its own: exit code, result, and what it said."""
 
     def run(*arguments: str) -> RESULT:
-        process = start(*COORDINATOR, "release", RUN, "--runs", str(runs), "--broker", broker, *arguments, "--format", "json")
+        process = start(
+            *COORDINATOR,
+            "release",
+            RUN,
+            "--runs",
+            str(runs),
+            "--broker",
+            broker,
+            *arguments,
+            "--format",
+            "json",
+        )
         out, _ = process.communicate(timeout=120)
         said = max(tmp_path.glob("*.err"), key=lambda path: int(path.stem)).read_text()
         assert "Traceback" not in said, said
@@ -77,7 +100,18 @@ class Listener(threading.Thread):
             if arrival is not None:
                 bundle.read(arrival.folder, arrival.submodel)
                 self.versions.append(arrival.version)
-                self._follower.report(Serving(self.name, "s", arrival.version, arrival.submodel, "fp32", "cpu", 0.001, 0.001))
+                self._follower.report(
+                    Serving(
+                        self.name,
+                        "s",
+                        arrival.version,
+                        arrival.submodel,
+                        "fp32",
+                        "cpu",
+                        0.001,
+                        0.001,
+                    )
+                )
         self._follower.close()
         self._link.close()
 
@@ -94,10 +128,15 @@ def listeners(broker: str, tmp_path: Path) -> Iterator[dict[str, Listener]]:
         listener.join(60)
 
 
-def test_the_runs_own_rounds_are_released_tried_and_taken_back(tmp_path: Path, runs: Path, release: Command, listeners: dict[str, Listener]) -> None:
+def test_the_runs_own_rounds_are_released_tried_and_taken_back(
+    tmp_path: Path, runs: Path, release: Command, listeners: dict[str, Listener]
+) -> None:
     code, first, said = release("--wait", "30")
     assert code == 0, said
-    assert {row["agent"]: row["version"] for row in first["reports"]} == {"a0": first["stable"], "a1": first["stable"]}
+    assert {row["agent"]: row["version"] for row in first["reports"]} == {
+        "a0": first["stable"],
+        "a1": first["stable"],
+    }
     code, again, said = release()
     assert (code, again["stable"]) == (0, first["stable"])
     assert f"nothing new: round 1 is version {first['stable']}, stable; published again" in said
@@ -123,11 +162,15 @@ def test_the_runs_own_rounds_are_released_tried_and_taken_back(tmp_path: Path, r
     assert (code, status["stable"]) == (0, tried["canary"])
 
 
-def test_a_folder_that_is_damaged_or_of_another_run_changes_nothing(tmp_path: Path, runs: Path, release: Command) -> None:
+def test_a_folder_that_is_damaged_or_of_another_run_changes_nothing(
+    tmp_path: Path, runs: Path, release: Command
+) -> None:
     assert release()[0] == 0
     before = (runs / RUN / "releases" / "history.json").read_bytes()
     made = tmp_path / "made"
-    shutil.copytree(next(path for path in (runs / RUN / "releases").iterdir() if path.is_dir()), made)
+    shutil.copytree(
+        next(path for path in (runs / RUN / "releases").iterdir() if path.is_dir()), made
+    )
     (made / f"{SMALL}.onnx").write_bytes(b"no graph")
     code, _, said = release("--bundle", str(made))
     assert code == 8
@@ -136,7 +179,9 @@ def test_a_folder_that_is_damaged_or_of_another_run_changes_nothing(tmp_path: Pa
 
 
 class Client(threading.Thread):
-    """Asks an agent over HTTP for the same digits again and again, and keeps what it said; a failed request ends it."""
+    """Asks an agent over HTTP for the same digits again and again, and keeps what it said; a failed
+    request ends it.
+    """
 
     def __init__(self, url: str, x: Array) -> None:
         super().__init__(daemon=True)
@@ -149,7 +194,13 @@ class Client(threading.Thread):
             time.sleep(0.005)  # so that the processors also do what they are asked
             try:
                 said = asked(f"{self.url}/infer", self._body)
-                self.heard.append((said["version"], said["variant"], tuple(answer["label"] for answer in said["answers"])))
+                self.heard.append(
+                    (
+                        said["version"],
+                        said["variant"],
+                        tuple(answer["label"] for answer in said["answers"]),
+                    )
+                )
             except OSError as error:  # also an answer that is an error
                 self.error = f"{error} after {len(self.heard)} answers"
                 return
@@ -168,9 +219,14 @@ def asked(url: str, body: bytes | None = None) -> dict[str, Any]:
 
 @pytest.fixture
 def agent(tmp_path: Path, broker: str, start: Start) -> Iterator[str]:
-    """An agent of the run that serves over HTTP, in a Python that cannot import torch; its address."""
+    """An agent of the run that serves over HTTP, in a Python that cannot import torch; its
+    address.
+    """
     where = ["--broker", broker, "--run", RUN, "--name", "a0", "--store", "device"]
-    process, log = start(*WITHOUT_TORCH, "infer", "--serve", "127.0.0.1:0", *where), tmp_path / "0.err"
+    process, log = (
+        start(*WITHOUT_TORCH, "infer", "--serve", "127.0.0.1:0", *where),
+        tmp_path / "0.err",
+    )
     yield listening(log)
     process.terminate()
     process.communicate(timeout=60)
@@ -186,27 +242,41 @@ def answers_with(agent: str, version: str) -> bool:
 
 
 def expected(folder: Path, x: Array) -> dict[tuple[str, str], tuple[int, ...]]:
-    """The labels that each variant of a release gives these digits, as this machine computes them."""
+    """The labels that each variant of a release gives these digits, as this machine computes
+    them.
+    """
     entry = bundle.entry_of(bundle.read(folder), SMALL)
     version = bundle.version(folder)
-    found = {v.kind: verify.load(folder / v.file.name).predict(x).argmax(axis=1) for v in entry.variants}
-    return {(version, kind): tuple(int(label) for label in labels) for kind, labels in found.items()}
+    found = {
+        v.kind: verify.load(folder / v.file.name).predict(x).argmax(axis=1) for v in entry.variants
+    }
+    return {
+        (version, kind): tuple(int(label) for label in labels) for kind, labels in found.items()
+    }
 
 
 def spoiled(folder: Path, out: Path) -> Path:
-    """A release whose graphs do not say what they said where it was made: every digest is right, the self-test is not."""
+    """A release whose graphs do not say what they said where it was made: every digest is right,
+    the self-test is not.
+    """
     shutil.copytree(folder, out)
     made = bundle.manifest(out)
     x, said = bundle.check_of(out, made)
-    (out / bundle.CHECK).write_bytes(tensors.encode({}, {"x": x, **{name: -logits for name, logits in said.items()}}))
+    (out / bundle.CHECK).write_bytes(
+        tensors.encode({}, {"x": x, **{name: -logits for name, logits in said.items()}})
+    )
     file = bundle.file_of(out / bundle.CHECK)
     (out / bundle.MANIFEST).write_bytes(msgspec.json.encode(replace(made, check=file)))
     assert bundle.read(out).check == file
     return out
 
 
-def test_nothing_is_lost_while_releases_come_are_tried_and_go(tmp_path: Path, agent: str, runs: Path, release: Command) -> None:
-    """The first for all, the second promoted as a canary, a third that its self-test refuses rolled back: an answer to every request."""
+def test_nothing_is_lost_while_releases_come_are_tried_and_go(
+    tmp_path: Path, agent: str, runs: Path, release: Command
+) -> None:
+    """The first for all, the second promoted as a canary, a third that its self-test refuses rolled
+    back: an answer to every request.
+    """
     x = catalogue.central("digits").x_held[:4]
     archive = runs / RUN / "releases"
     one = release()[1]["stable"]
@@ -248,6 +318,8 @@ def test_nothing_is_lost_while_releases_come_are_tried_and_go(tmp_path: Path, ag
         client.join(60)
         assert not client.error
         assert client.turns() == [one, two, one]
-        assert all(labels == right[version, variant] for version, variant, labels in client.heard), "each answer is that of the version it names"
+        assert all(
+            labels == right[version, variant] for version, variant, labels in client.heard
+        ), "each answer is that of the version it names"
     assert sum(len(client.heard) for client in clients) > 100
     assert asked(f"{agent}/release")["failed"] == 0

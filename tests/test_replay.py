@@ -19,13 +19,24 @@ from tests.support.revival import Killed
 
 pytestmark = pytest.mark.broker
 
-SETTINGS = {"model.name": "mlp-small", "method.widths": [0.5, 1.0], "train.steps": 2, "rounds": 3, "evaluate.examples": 20, "journal.every": 2}
+SETTINGS = {
+    "model.name": "mlp-small",
+    "method.widths": [0.5, 1.0],
+    "train.steps": 2,
+    "rounds": 3,
+    "evaluate.examples": 20,
+    "journal.every": 2,
+}
 AGENTS = 4
 
 
 @pytest.mark.parametrize("folds", [1, 3])
-def test_a_journal_replays_into_the_value_that_the_coordinator_had(tmp_path: Path, folds: int) -> None:
-    """The coordinator dies in its second round, after so many folds, over a real broker. Its journal is all that is read."""
+def test_a_journal_replays_into_the_value_that_the_coordinator_had(
+    tmp_path: Path, folds: int
+) -> None:
+    """The coordinator dies in its second round, after so many folds, over a real broker. Its
+    journal is all that is read.
+    """
     fleets, seen = list[Fleet](), Counter[str]()
 
     def die(event: Event) -> None:
@@ -37,7 +48,12 @@ def test_a_journal_replays_into_the_value_that_the_coordinator_had(tmp_path: Pat
 
     with brokers.start(port=0, directory=tmp_path) as broker, pytest.raises(Killed):
         federate(
-            tmp_path, [Member(f"a{i}", digits(i, AGENTS)) for i in range(AGENTS)], SETTINGS, broker=broker.address, watch=fleets.append, read=die
+            tmp_path,
+            [Member(f"a{i}", digits(i, AGENTS)) for i in range(AGENTS)],
+            SETTINGS,
+            broker=broker.address,
+            watch=fleets.append,
+            read=die,
         )
     (fleet,) = fleets
     found = Journal(tmp_path / "runs" / RUN).read(fleet.driver.checkpoint)
@@ -49,6 +65,14 @@ def test_a_journal_replays_into_the_value_that_the_coordinator_had(tmp_path: Pat
     assert pack(value) == pack(fleet.round)
     assert value.tasks == fleet.round.tasks
     held = {one.entry.agent for one in base.folded}
-    since = {event.key.agent for event in events if isinstance(event, UpdateFolded) and event.key.work == "train" and event.key.round == 2}
-    assert len(held | since) == folds, "what the total holds, and what is folded again from the spool"
-    assert base.folded or any(isinstance(event, PhaseBegan) and event.round == 2 for event in events)
+    since = {
+        event.key.agent
+        for event in events
+        if isinstance(event, UpdateFolded) and event.key.work == "train" and event.key.round == 2
+    }
+    assert len(held | since) == folds, (
+        "what the total holds, and what is folded again from the spool"
+    )
+    assert base.folded or any(
+        isinstance(event, PhaseBegan) and event.round == 2 for event in events
+    )

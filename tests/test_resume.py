@@ -1,4 +1,6 @@
-"""A coordinator that dies inside a round and comes back: nothing is lost, nothing is folded twice, nothing is asked for again."""
+"""A coordinator that dies inside a round and comes back: nothing is lost, nothing is folded twice,
+nothing is asked for again.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return federate(tmp_path_factory.mktemp("whole"), members(), SETTINGS).result
 
 
-INSTANTS: dict[str, tuple[Any, str, Fuse]] = {  # schedules kill between any two actions (tests/benchmarks/test_schedules.py); these really train
+# schedules kill between any two actions (tests/benchmarks/test_schedules.py); these really train
+INSTANTS: dict[str, tuple[Any, str, Fuse]] = {
     "before anyone hears of it": (Journal, "append", Fuse(40, after=True)),
     "again and again": (defences, "fold", Fuse(2, 3, 6, 9)),
     "between a total and its journal": (Journal, "write_total", Fuse(2, after=True)),
@@ -58,19 +61,28 @@ INSTANTS: dict[str, tuple[Any, str, Fuse]] = {  # schedules kill between any two
 
 
 @pytest.mark.parametrize("instant", INSTANTS)
-def test_a_coordinator_that_dies_goes_on_inside_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Result, instant: str) -> None:
+def test_a_coordinator_that_dies_goes_on_inside_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Result, instant: str
+) -> None:
     where, name, fuse = INSTANTS[instant]
     fuse.calls = 0
     monkeypatch.setattr(where, name, fuse.around(getattr(where, name)))
     trained: Counter[tuple[str, int]] = Counter()
     result, deaths = revived(tmp_path, members(trained), SETTINGS)
     assert deaths == len(fuse.deaths)
-    assert trained == {(f"a{i}", number): 1 for i in range(AGENTS) for number in (1, 2)}, "nothing is asked for twice"
-    assert all(torch.equal(value, result.state.tensors[home]) for home, value in undisturbed.state.tensors.items())
+    assert trained == {(f"a{i}", number): 1 for i in range(AGENTS) for number in (1, 2)}, (
+        "nothing is asked for twice"
+    )
+    assert all(
+        torch.equal(value, result.state.tensors[home])
+        for home, value in undisturbed.state.tensors.items()
+    )
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
     for number in (1, 2):
         entries = store.entries(number)
-        assert [(e.agent, e.outcome) for e in entries] == [(f"a{i}", "folded") for i in range(AGENTS)]
+        assert [(e.agent, e.outcome) for e in entries] == [
+            (f"a{i}", "folded") for i in range(AGENTS)
+        ]
         assert [e.position for e in entries] == list(range(AGENTS))
         assert all(len(e.digest) == 64 for e in entries)
     store.close()
@@ -87,13 +99,21 @@ MOMENTS: dict[str, tuple[Any, str, Fuse]] = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_rounds_show_a_coordinator_that_dies_the_same_of_its_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
-    """One agent fails at the largest submodel and is proved again; another fails at every submodel and is left out for a while."""
+def test_rounds_show_a_coordinator_that_dies_the_same_of_its_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """One agent fails at the largest submodel and is proved again; another fails at every submodel
+    and is left out for a while.
+    """
 
     def fail(update: Update) -> Update:
         if update.work == "train" and update.round <= {"a0": 1, "a1": 2}.get(update.agent, 0):
             raise RuntimeError("no")
-        notes = {name: value for name, value in update.notes.items() if name not in ("seconds", "step", "peak")}
+        notes = {
+            name: value
+            for name, value in update.notes.items()
+            if name not in ("seconds", "step", "peak")
+        }
         return replace(update, notes=notes)  # what it took differs from run to run
 
     def fleet() -> list[Member]:
@@ -102,7 +122,10 @@ def test_rounds_show_a_coordinator_that_dies_the_same_of_its_agents(tmp_path: Pa
     settings = {**SETTINGS, "rounds": 5}
     expected = federate(tmp_path / "undisturbed", fleet(), settings).result.history
     assert [one.proofs for one in expected.standings["a0"].setbacks] == []
-    assert [(one.submodel, one.proofs) for one in expected.standings["a1"].setbacks] == [("w1-d2", 3), ("w0.5-d2", 0)]
+    assert [(one.submodel, one.proofs) for one in expected.standings["a1"].setbacks] == [
+        ("w1-d2", 3),
+        ("w0.5-d2", 0),
+    ]
     where, name, fuse = MOMENTS[moment]
     fuse.calls = 0
     monkeypatch.setattr(where, name, fuse.around(getattr(where, name)))
@@ -111,7 +134,9 @@ def test_rounds_show_a_coordinator_that_dies_the_same_of_its_agents(tmp_path: Pa
     assert result.history == expected
 
 
-@pytest.mark.parametrize(("where", "name", "call"), [(defences, "fold", 4), (Evaluator, "evaluate", 1)])
+@pytest.mark.parametrize(
+    ("where", "name", "call"), [(defences, "fold", 4), (Evaluator, "evaluate", 1)]
+)
 def test_a_round_begins_anew_where_updates_that_were_folded_are_damaged(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -121,7 +146,9 @@ def test_a_round_begins_anew_where_updates_that_were_folded_are_damaged(
     name: str,
     call: int,
 ) -> None:
-    """The disk flips a bit of each file in the spool while the coordinator is down, inside the training or after it."""
+    """The disk flips a bit of each file in the spool while the coordinator is down, inside the
+    training or after it.
+    """
     real, calls = getattr(where, name), Counter[str]()
 
     def die(*given: Any, **named: Any) -> Any:
@@ -141,7 +168,10 @@ def test_a_round_begins_anew_where_updates_that_were_folded_are_damaged(
     assert deaths == 1
     assert "the round begins anew" in caplog.text
     assert max(trained.values()) == 2, "they are asked again"
-    assert all(torch.equal(value, result.state.tensors[home]) for home, value in undisturbed.state.tensors.items())
+    assert all(
+        torch.equal(value, result.state.tensors[home])
+        for home, value in undisturbed.state.tensors.items()
+    )
 
 
 def test_what_does_not_outlive_its_process_goes_as_soon_as_it_is_folded(tmp_path: Path) -> None:

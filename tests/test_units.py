@@ -1,4 +1,6 @@
-"""The systemd units: what systemd itself says of them, and what their commands tell a service manager."""
+"""The systemd units: what systemd itself says of them, and what their commands tell a service
+manager.
+"""
 
 from __future__ import annotations
 
@@ -51,15 +53,24 @@ def test_systemd_finds_no_fault_with_a_unit(path: Path, analyze: str, tmp_path: 
     program = re.search(r"^ExecStart=(\S+)", path.read_text(), re.MULTILINE)
     assert program is not None
     own = tmp_path / path.name
-    own.write_text(path.read_text().replace(program[1], sys.executable))  # it is installed elsewhere
-    done = subprocess.run([analyze, "verify", "--man=no", str(own)], capture_output=True, text=True, check=False)
-    said = [line for line in done.stderr.splitlines() if "espalier" in line]  # others' units may have faults
+    # it is installed elsewhere
+    own.write_text(path.read_text().replace(program[1], sys.executable))
+    done = subprocess.run(
+        [analyze, "verify", "--man=no", str(own)], capture_output=True, text=True, check=False
+    )
+    # others' units may have faults
+    said = [line for line in done.stderr.splitlines() if "espalier" in line]
     assert not said
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_a_unit_is_exposed_to_little(path: Path, analyze: str) -> None:
-    done = subprocess.run([analyze, "security", "--offline=true", "--no-pager", str(path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [analyze, "security", "--offline=true", "--no-pager", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if "Unknown" in done.stderr or "unrecognized" in done.stderr:
         pytest.skip(f"this systemd-analyze judges no files: {done.stderr.strip()}")
     found = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
@@ -80,15 +91,22 @@ def test_a_unit_starts_a_command_with_flags_that_exist(path: Path) -> None:
 @pytest.mark.parametrize(("file", "name"), [("agent.env", "join"), ("infer.env", "infer")])
 def test_the_shipped_environment_names_flags_that_exist(file: str, name: str) -> None:
     prefix = f"EDGE_AGENT_{name.upper()}_"
-    named = re.findall(r"^#?([A-Z_]+)=", (ROOT / "deploy" / "systemd" / file).read_text(), re.MULTILINE)
-    known = {f"{prefix}{parameter.name}".upper() for parameter in edge_agent.commands[name].params if parameter.name}
+    named = re.findall(
+        r"^#?([A-Z_]+)=", (ROOT / "deploy" / "systemd" / file).read_text(), re.MULTILINE
+    )
+    known = {
+        f"{prefix}{parameter.name}".upper()
+        for parameter in edge_agent.commands[name].params
+        if parameter.name
+    }
     assert named
     assert set(named) <= known
 
 
 def test_a_unit_is_not_started_again_for_what_its_owner_must_mend() -> None:
     for path in UNITS:
-        assert read(path)["Service"]["RestartPreventExitStatus"].split() == ["2", "3", "4"]  # the tree in federated/errors.py
+        # the tree in federated/errors.py
+        assert read(path)["Service"]["RestartPreventExitStatus"].split() == ["2", "3", "4"]
 
 
 class Ear:
@@ -129,24 +147,57 @@ def ears(tmp_path: Path) -> Iterator[dict[str, Ear]]:
 
 @pytest.mark.processes
 @pytest.mark.broker
-def test_a_coordinator_and_an_agent_tell_a_service_manager_that_they_are_ready_alive_and_stopping(ears: dict[str, Ear], tmp_path: Path) -> None:
-    common = {**os.environ, "WATCHDOG_USEC": "1200000", "OMP_NUM_THREADS": "1", "ESPALIER_STATE": str(tmp_path / "state")}
+def test_a_coordinator_and_an_agent_tell_a_service_manager_that_they_are_ready_alive_and_stopping(
+    ears: dict[str, Ear], tmp_path: Path
+) -> None:
+    common = {
+        **os.environ,
+        "WATCHDOG_USEC": "1200000",
+        "OMP_NUM_THREADS": "1",
+        "ESPALIER_STATE": str(tmp_path / "state"),
+    }
     started: list[subprocess.Popen[str]] = []
 
     def start(module: str, ear: Ear, *words: str) -> subprocess.Popen[str]:
         environment = {**common, "NOTIFY_SOCKET": str(ear.path)}
         command = [sys.executable, "-c", f"from {module} import main; main()", *words]
         with (tmp_path / f"{ear.path.stem}.log").open("w") as out:
-            started.append(subprocess.Popen(command, env=environment, stdout=out, stderr=out, text=True, cwd=ROOT))
+            started.append(
+                subprocess.Popen(
+                    command, env=environment, stdout=out, stderr=out, text=True, cwd=ROOT
+                )
+            )
         return started[-1]
 
     port = str(free_port("127.0.0.1", 0))
     try:
-        words = ("--port", port, "--runs", str(tmp_path / "runs"), "--name", "trial", "--or-resume", "--min-agents", "1", "--rounds", "1000")
+        words = (
+            "--port",
+            port,
+            "--runs",
+            str(tmp_path / "runs"),
+            "--name",
+            "trial",
+            "--or-resume",
+            "--min-agents",
+            "1",
+            "--rounds",
+            "1000",
+        )
         first = start("coordinator.cli", ears["coordinator"], "start", *words)
         ears["coordinator"].wait("READY=1", 90)
         ears["coordinator"].wait("WATCHDOG=1", 10)
-        second = start("edge_agent.cli", ears["agent"], "join", "--broker", f"127.0.0.1:{port}", "--name", "a", "--spool", str(tmp_path / "spool"))
+        second = start(
+            "edge_agent.cli",
+            ears["agent"],
+            "join",
+            "--broker",
+            f"127.0.0.1:{port}",
+            "--name",
+            "a",
+            "--spool",
+            str(tmp_path / "spool"),
+        )
         ears["agent"].wait("READY=1", 90)
         ears["agent"].wait("STATUS=run trial: train", 90)
         ears["coordinator"].wait("STATUS=run trial: round", 90)

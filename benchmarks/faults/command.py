@@ -1,4 +1,6 @@
-"""`python -m benchmarks faults`: every scenario so many times, the instants drawn by a printed seed."""
+"""`python -m benchmarks faults`: every scenario so many times, the instants drawn by a printed
+seed.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ __all__ = ["Summary", "command", "summary"]
 
 @dataclass(frozen=True)
 class Summary:
-    """How a scenario was stood. runs: how often; injected: faults; survived: runs in which something was broken, and that came to their end.
+    """How a scenario was stood. runs: how often; injected: faults; survived: runs in which
+    something was broken, and that came to their end.
 
-    lost_updates, double_folded: over all runs, those that did not recover included. equal: runs whose model is that of an undisturbed one.
-    recovery_s: median seconds from a fault to the next progress; longest_s: the longest.
+    lost_updates, double_folded: over all runs, those that did not recover included. equal: runs
+    whose model is that of an undisturbed one. recovery_s: median seconds from a fault to the next
+    progress; longest_s: the longest.
     """
 
     scenario: str
@@ -72,7 +76,10 @@ def one(job: tuple[str, Path, int, str]) -> Outcome:
 
 def lines(found: Iterable[Summary]) -> list[str]:
     """What a person reads."""
-    head = f"{'scenario':30}{'runs':>6}{'injected':>10}{'survived':>10}{'lost':>6}{'doubled':>9}{'equal':>7}{'recovery':>10}{'longest':>9}"
+    head = (
+        f"{'scenario':30}{'runs':>6}{'injected':>10}{'survived':>10}{'lost':>6}"
+        f"{'doubled':>9}{'equal':>7}{'recovery':>10}{'longest':>9}"
+    )
     told = [
         f"{s.scenario:30}{s.runs:6}{s.injected:10}{s.survived:10}{s.lost_updates:6}{s.double_folded:9}{s.equal:7}"
         f"{s.recovery_s:8.1f} s{s.longest_s:7.1f} s"
@@ -82,25 +89,66 @@ def lines(found: Iterable[Summary]) -> list[str]:
 
 
 @click.command("faults")
-@click.option("--scenario", "names", multiple=True, metavar="NAME", help="only this one; may be repeated")
-@click.option("--times", type=click.IntRange(min=1), default=10, show_default=True, help="runs of each")
+@click.option(
+    "--scenario", "names", multiple=True, metavar="NAME", help="only this one; may be repeated"
+)
+@click.option(
+    "--times", type=click.IntRange(min=1), default=10, show_default=True, help="runs of each"
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="draws the instants")
 @click.option("--only", type=int, metavar="SEED", help="one run, by the seed that it had")
-@click.option("--broker", "kind", type=click.Choice(["mosquitto", "embedded"]), default="mosquitto", show_default=True)
-@click.option("--beside", type=click.IntRange(min=1), default=2, show_default=True, help="runs at a time")
-@click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the runs and the logs here")
+@click.option(
+    "--broker",
+    "kind",
+    type=click.Choice(["mosquitto", "embedded"]),
+    default="mosquitto",
+    show_default=True,
+)
+@click.option(
+    "--beside", type=click.IntRange(min=1), default=2, show_default=True, help="runs at a time"
+)
+@click.option(
+    "--keep", type=click.Path(path_type=Path), metavar="DIR", help="keep the runs and the logs here"
+)
 @FORMAT
-def command(names: tuple[str, ...], times: int, seed: int, only: int | None, kind: str, beside: int, keep: Path | None, form: str) -> None:
-    """Break coordinator, broker, agents, links and disks again and again: what is lost, what is folded twice, how long it takes to recover."""
-    with speaking_plainly("python -m benchmarks faults", "coordinator", "interrupted"), ExitStack() as stack:
-        known = {name: each for name, each in SCENARIOS.items() if kind == "mosquitto" or name not in MOSQUITTO_ONLY}
+def command(
+    names: tuple[str, ...],
+    times: int,
+    seed: int,
+    only: int | None,
+    kind: str,
+    beside: int,
+    keep: Path | None,
+    form: str,
+) -> None:
+    """Break coordinator, broker, agents, links and disks again and again: what is lost, what is
+    folded twice, how long it takes to recover.
+    """
+    with (
+        speaking_plainly("python -m benchmarks faults", "coordinator", "interrupted"),
+        ExitStack() as stack,
+    ):
+        known = {
+            name: each
+            for name, each in SCENARIOS.items()
+            if kind == "mosquitto" or name not in MOSQUITTO_ONLY
+        }
         if unknown := [name for name in names if name not in known]:
             raise Unknown("scenario", unknown[0], known)
-        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-faults-", ignore_cleanup_errors=True)))
+        folder = keep or Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="espalier-faults-", ignore_cleanup_errors=True)
+            )
+        )
         say = speaker(form)
         say(f"seed {seed}")
         jobs = [
-            (name, folder / f"{place}-{number}", seed_of(seed, name, number) if only is None else only, kind)
+            (
+                name,
+                folder / f"{place}-{number}",
+                seed_of(seed, name, number) if only is None else only,
+                kind,
+            )
             for place, name in enumerate(names or known)
             for number in range(times if only is None else 1)
         ]
@@ -109,11 +157,22 @@ def command(names: tuple[str, ...], times: int, seed: int, only: int | None, kin
             for outcome in pool.map(one, jobs):
                 outcomes.append(outcome)
                 fault = f": {outcome.why}" if outcome.why else ""
-                say(f"{len(outcomes):3} of {len(jobs)}  {outcome.scenario}, {outcome.seconds:.0f} s, recovered in {outcome.recovery}{fault}")
-        found = [summary(name, [o for o in outcomes if o.scenario == name]) for name in names or known]
+                say(
+                    f"{len(outcomes):3} of {len(jobs)}  {outcome.scenario}, "
+                    f"{outcome.seconds:.0f} s, recovered in {outcome.recovery}{fault}"
+                )
+        found = [
+            summary(name, [o for o in outcomes if o.scenario == name]) for name in names or known
+        ]
         for line in lines(found):
             say(line)
         if form == "json":
-            click.echo(json.dumps({"seed": seed, "broker": kind, "scenarios": [asdict(each) for each in found]}))
-        if any(s.lost_updates or s.double_folded or min(s.equal, s.survived) < s.runs for s in found):
+            click.echo(
+                json.dumps(
+                    {"seed": seed, "broker": kind, "scenarios": [asdict(each) for each in found]}
+                )
+            )
+        if any(
+            s.lost_updates or s.double_folded or min(s.equal, s.survived) < s.runs for s in found
+        ):
             sys.exit(1)

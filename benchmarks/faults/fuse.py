@@ -1,6 +1,8 @@
-"""`python -m benchmarks.faults.fuse STAGE WHEN COUNT SHARE ARGUMENTS...`: a coordinator killed (kill -9) at one instant.
+"""`python -m benchmarks.faults.fuse STAGE WHEN COUNT SHARE ARGUMENTS...`: a coordinator killed
+(kill -9) at one instant.
 
-STAGE: fold, snapshot, finish, evaluate or save. WHEN: before, during or after its COUNT-th time; SHARE of what it took the last time, for during.
+STAGE: fold, snapshot, finish, evaluate or save. WHEN: before, during or after its COUNT-th time;
+SHARE of what it took the last time, for during.
 """
 
 from __future__ import annotations
@@ -25,10 +27,25 @@ def die() -> None:
 
 
 class Fuse:
-    """Stands in the place of `coordinator.observe.events.timing`, and burns through at the chosen instant."""
+    """Stands in the place of `coordinator.observe.events.timing`, and burns through at the chosen
+    instant.
+    """
 
-    def __init__(self, timing: Callable[[Any, str], AbstractContextManager[None]], stage: str, when: str, count: int, share: float) -> None:
-        self._timing, self._stage, self._when, self._count, self._share = timing, stage, when, count, share
+    def __init__(
+        self,
+        timing: Callable[[Any, str], AbstractContextManager[None]],
+        stage: str,
+        when: str,
+        count: int,
+        share: float,
+    ) -> None:
+        self._timing, self._stage, self._when, self._count, self._share = (
+            timing,
+            stage,
+            when,
+            count,
+            share,
+        )
         self._seen, self._took = 0, FIRST
 
     @contextmanager
@@ -61,7 +78,8 @@ def main(arguments: list[str]) -> None:
     from coordinator.observe import events
 
     fuse = Fuse(events.timing, stage, when, int(count), float(share))
-    rounds.timing = training.timing = fuse  # type: ignore[attr-defined, assignment]  # both took the name over
+    # both took the name over
+    rounds.timing = training.timing = fuse  # type: ignore[attr-defined, assignment]
     sys.argv = ["coordinator", *rest]
     cli.main()
 

@@ -1,4 +1,6 @@
-"""Where a trial happens: a broker that can be killed, a coordinator that is started again, small disks, slow links. Real ones all."""
+"""Where a trial happens: a broker that can be killed, a coordinator that is started again, small
+disks, slow links. Real ones all.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,17 @@ STARTING = 15.0  # seconds that a broker has until it listens
 
 
 class Process:
-    """A process that may be killed and started again, its output in one log. under: what runs it, such as a network namespace."""
+    """A process that may be killed and started again, its output in one log. under: what runs it,
+    such as a network namespace.
+    """
 
     def __init__(self, name: str, folder: Path, under: Sequence[str] = ()) -> None:
-        self.name, self.folder, self.log, self.under = name, folder, folder / f"{name}.log", tuple(under)
+        self.name, self.folder, self.log, self.under = (
+            name,
+            folder,
+            folder / f"{name}.log",
+            tuple(under),
+        )
         self.lives = 0
         self.popen: subprocess.Popen[bytes] | None = None
 
@@ -36,7 +45,13 @@ class Process:
         with self.log.open("ab") as out:
             out.write(f"---- life {self.lives}\n".encode())
             out.flush()
-            self.popen = subprocess.Popen([*self.under, *command], stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environment())  # noqa: S603
+            self.popen = subprocess.Popen(  # noqa: S603
+                [*self.under, *command],
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                env=environment(),
+            )
 
     @property
     def ended(self) -> int | None:
@@ -55,18 +70,36 @@ class Process:
         return self.log.read_text(errors="replace").count(words) if self.log.exists() else 0
 
     def tail(self, lines: int = 15) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
+        return (
+            "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+            if self.log.exists()
+            else ""
+        )
 
 
 class Broker:
-    """A mosquitto, or the embedded broker, on a port that it keeps. host: where clients find it. persistent: whether it writes down what it holds."""
+    """A mosquitto, or the embedded broker, on a port that it keeps. host: where clients find it.
+    persistent: whether it writes down what it holds.
+    """
 
-    def __init__(self, folder: Path, kind: str = "mosquitto", *, persistent: bool = True, host: str = "127.0.0.1", under: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kind: str = "mosquitto",
+        *,
+        persistent: bool = True,
+        host: str = "127.0.0.1",
+        under: Sequence[str] = (),
+    ) -> None:
         folder.mkdir(parents=True)
         self.kind, self.host = kind, host
         self.port = free_port("127.0.0.1", 0)
         self.process = Process("broker", folder, under)
-        self._command = self._mosquitto(folder, persistent) if kind == "mosquitto" else embedded.command("127.0.0.1", self.port, folder, MAX_PACKET)
+        self._command = (
+            self._mosquitto(folder, persistent)
+            if kind == "mosquitto"
+            else embedded.command("127.0.0.1", self.port, folder, MAX_PACKET)
+        )
         self.start()
 
     def start(self) -> None:
@@ -74,7 +107,10 @@ class Broker:
         self.process.start(self._command)
         until = time.monotonic() + STARTING
         while time.monotonic() < until and self.process.ended is None:
-            with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=1):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection((self.host, self.port), timeout=1),
+            ):
                 return
             time.sleep(0.02)
         raise FleetError(f"the broker does not listen:\n{self.process.tail()}")
@@ -86,11 +122,30 @@ class Broker:
         program = find_mosquitto()
         if program is None:
             raise FleetError("mosquitto was not found: install it")
-        listeners = [f"listener {self.port} 127.0.0.1", *([f"listener {self.port} {self.host}"] if self.host != "127.0.0.1" else [])]
-        kept = [f"persistence {'true' if persistent else 'false'}", f"persistence_location {folder.resolve()}/", "autosave_interval 1"]
-        limits = ["max_queued_messages 20000", "max_queued_bytes 1073741824", "max_inflight_messages 20", "set_tcp_nodelay true"]
-        rest = ["allow_anonymous true", "log_dest stderr", "connection_messages false", *(["user root"] if os.geteuid() == 0 else [])]
-        (folder / "mosquitto.conf").write_text("\n".join([*listeners, *kept, *limits, *rest]) + "\n")
+        listeners = [
+            f"listener {self.port} 127.0.0.1",
+            *([f"listener {self.port} {self.host}"] if self.host != "127.0.0.1" else []),
+        ]
+        kept = [
+            f"persistence {'true' if persistent else 'false'}",
+            f"persistence_location {folder.resolve()}/",
+            "autosave_interval 1",
+        ]
+        limits = [
+            "max_queued_messages 20000",
+            "max_queued_bytes 1073741824",
+            "max_inflight_messages 20",
+            "set_tcp_nodelay true",
+        ]
+        rest = [
+            "allow_anonymous true",
+            "log_dest stderr",
+            "connection_messages false",
+            *(["user root"] if os.geteuid() == 0 else []),
+        ]
+        (folder / "mosquitto.conf").write_text(
+            "\n".join([*listeners, *kept, *limits, *rest]) + "\n"
+        )
         return [program, "-c", str(folder / "mosquitto.conf")]
 
 
@@ -101,12 +156,16 @@ class Space:
         self.folder, self._ballast = folder, folder / "ballast"
 
     def fill(self, left: int) -> None:
-        """Takes all but about `left` bytes: others write at the same time, so that what is free may be less a moment later."""
+        """Takes all but about `left` bytes: others write at the same time, so that what is free may
+        be less a moment later.
+        """
         with self._ballast.open("wb") as file:
             while True:
                 free = os.statvfs(self.folder)
                 try:
-                    os.posix_fallocate(file.fileno(), 0, max(1, free.f_bavail * free.f_bsize - left))
+                    os.posix_fallocate(
+                        file.fileno(), 0, max(1, free.f_bavail * free.f_bsize - left)
+                    )
                     return
                 except OSError:
                     left += 1 << 16
@@ -117,7 +176,9 @@ class Space:
 
 @contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[Space]:
-    """A file system of `size` bytes at a folder, in memory. Raises FleetError where this user may not have one."""
+    """A file system of `size` bytes at a folder, in memory. Raises FleetError where this user may
+    not have one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     system("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
     try:
@@ -129,7 +190,9 @@ def small_disk(folder: Path, size: int) -> Iterator[Space]:
 
 @contextmanager
 def link(number: int, rate: int) -> Iterator[tuple[str, list[str]]]:
-    """A network namespace behind a link of `rate` bytes per second: its address, and what starts a process in it. Raises FleetError."""
+    """A network namespace behind a link of `rate` bytes per second: its address, and what starts a
+    process in it. Raises FleetError.
+    """
     name, here, there = f"espalier{number}", f"esp{number}a", f"esp{number}b"
     mine, its = f"10.213.{number}.1", f"10.213.{number}.2"
     try:
@@ -137,7 +200,11 @@ def link(number: int, rate: int) -> Iterator[tuple[str, list[str]]]:
         system("ip", "link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
         system("ip", "addr", "add", f"{mine}/30", "dev", here)
         system("ip", "link", "set", here, "up")
-        for command in (("addr", "add", f"{its}/30", "dev", there), ("link", "set", there, "up"), ("link", "set", "lo", "up")):
+        for command in (
+            ("addr", "add", f"{its}/30", "dev", there),
+            ("link", "set", there, "up"),
+            ("link", "set", "lo", "up"),
+        ):
             system("ip", "-n", name, *command)
         shape = ("root", "tbf", "rate", f"{rate * 8}bit", "burst", "32kb", "latency", "400ms")
         system("tc", "qdisc", "add", "dev", here, *shape)

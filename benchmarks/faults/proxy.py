@@ -32,7 +32,8 @@ class Way:
 class Proxy:
     """Connections to 127.0.0.1:port go on to `target`; every byte comes `delay` seconds later.
 
-    cuts: after so many more bytes in a direction (up: from who connects), all connections are cut, once each. cut: how many were.
+    cuts: after so many more bytes in a direction (up: from who connects), all connections are cut,
+    once each. cut: how many were.
     """
 
     def __init__(self, target: tuple[str, int], delay: float = 0.0) -> None:
@@ -59,7 +60,9 @@ class Proxy:
 
     def _run(self) -> None:
         while self._open:
-            for key, _ in self._selector.select(LOOK if any(way.waiting for way in self._ways) else 0.05):
+            for key, _ in self._selector.select(
+                LOOK if any(way.waiting for way in self._ways) else 0.05
+            ):
                 if key.data is None:
                     self._accept()
                 else:

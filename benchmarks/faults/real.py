@@ -1,4 +1,6 @@
-"""Scenarios with real agents: processes of `edge-agent join` that train, and whose training is done again here to compare the bits."""
+"""Scenarios with real agents: processes of `edge-agent join` that train, and whose training is done
+again here to compare the bits.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ DISK = 16 << 20  # bytes of the spool's file system
 @functools.cache
 def data(name: str) -> Dataset:
     """What an agent learns from."""
-    return catalogue.device("digits", name=name, shard=f"{NAMES.index(name)}/{len(NAMES)}", partition="iid", seed=0)
+    return catalogue.device(
+        "digits", name=name, shard=f"{NAMES.index(name)}/{len(NAMES)}", partition="iid", seed=0
+    )
 
 
 def trained(task: Task, weights: Mapping[str, NDArray[Any]]) -> Update:
@@ -58,8 +62,24 @@ def joined(trial: Trial) -> dict[str, Process]:
 
 
 def join(trial: Trial, agent: Process) -> None:
-    shard = ["--data", "digits", "--shard", f"{NAMES.index(agent.name)}/{len(NAMES)}", "--partition", "iid"]
-    where = ["--broker", f"127.0.0.1:{trial.broker.port}", "--run", RUN, "--name", agent.name, "--spool", str(trial.folder / "spool" / agent.name)]
+    shard = [
+        "--data",
+        "digits",
+        "--shard",
+        f"{NAMES.index(agent.name)}/{len(NAMES)}",
+        "--partition",
+        "iid",
+    ]
+    where = [
+        "--broker",
+        f"127.0.0.1:{trial.broker.port}",
+        "--run",
+        RUN,
+        "--name",
+        agent.name,
+        "--spool",
+        str(trial.folder / "spool" / agent.name),
+    ]
     agent.start(module("edge_agent.cli", "join", *where, "--wait", "120", *shard))
 
 
@@ -76,9 +96,13 @@ def agent_killed(trial: Trial) -> None:
 
 
 def agent_disk_full(trial: Trial) -> None:
-    """The disk of an agent's spool is full for two seconds. What it cannot take it must say: that is no update lost."""
+    """The disk of an agent's spool is full for two seconds. What it cannot take it must say: that
+    is no update lost.
+    """
     joined(trial)
-    space = trial.stack.enter_context(small_disk(trial.folder / "spool" / trial.rng.choice(NAMES), DISK))
+    space = trial.stack.enter_context(
+        small_disk(trial.folder / "spool" / trial.rng.choice(NAMES), DISK)
+    )
     left, until = trial.rng.randrange(300_000), 0.0
 
     def strike() -> None:

@@ -1,4 +1,6 @@
-"""What is broken: each scenario prepares a trial, and breaks it at an instant that the trial's seed draws."""
+"""What is broken: each scenario prepares a trial, and breaks it at an instant that the trial's seed
+draws.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,14 @@ __all__ = ["MOSQUITTO_ONLY", "SCENARIOS", "Scenario"]
 Scenario = Callable[[Trial], None]
 
 SHARE = 0.01  # of the chunks that are damaged, doubled or reordered
-RATE, DELAY = 1_000_000, 0.150  # bytes per second of the slow link; seconds each way, 300 ms there and back
+# bytes per second of the slow link; seconds each way, 300 ms there and back
+RATE, DELAY = 1_000_000, 0.150
 CHUNKS = 20  # of an update
 PACE = 0.5  # seconds of a training, where the instant is one of the clock,
 LASTING = ROUNDS * PACE  # so that the rounds last at least so long
 
 
-# ---- the coordinator ---------------------------------------------------------------------------------------------------
+# ---- the coordinator -----------------------------------------------------------------------------
 
 
 def fused(stage: str, when: str, times: int) -> Scenario:
@@ -47,11 +50,13 @@ def at_any_moment(trial: Trial) -> None:
     later(trial, strike, trial.rng.uniform(0, LASTING))
 
 
-# ---- the broker, the agents --------------------------------------------------------------------------------------------
+# ---- the broker, the agents ----------------------------------------------------------------------
 
 
 def broker_killed(*, persistent: bool) -> Scenario:
-    """kill -9 of the broker, which is back after up to a second; without persistence it knows nothing of before."""
+    """kill -9 of the broker, which is back after up to a second; without persistence it knows
+    nothing of before.
+    """
 
     def prepare(trial: Trial) -> None:
         trial.persistent, trial.how = persistent, Raw(delay=PACE)
@@ -89,7 +94,7 @@ def agents_killed(trial: Trial) -> None:
     later(trial, strike, trial.rng.uniform(0, LASTING))
 
 
-# ---- the link ----------------------------------------------------------------------------------------------------------
+# ---- the link ------------------------------------------------------------------------------------
 
 
 def cut(way: str) -> Scenario:
@@ -103,10 +108,14 @@ def cut(way: str) -> Scenario:
             inner()
             proxy = Proxy((trial.host, trial.broker.port))
             trial.stack.callback(proxy.close)
-            trial.fleet.how = replace(trial.fleet.how, beside=dict.fromkeys(trial.names[1:2], ("127.0.0.1", proxy.port)))
+            trial.fleet.how = replace(
+                trial.fleet.how, beside=dict.fromkeys(trial.names[1:2], ("127.0.0.1", proxy.port))
+            )
             size = CHUNKS * (16 << 10)
             first = 20_000 + int(trial.rng.uniform(0.1, 0.9) * size)  # beside what it says to join
-            (proxy.cut_up if way == "up" else proxy.cut_down).extend([first, *(int(trial.rng.uniform(0.1, 0.9) * size) for _ in range(ROUNDS - 1))])
+            (proxy.cut_up if way == "up" else proxy.cut_down).extend(
+                [first, *(int(trial.rng.uniform(0.1, 0.9) * size) for _ in range(ROUNDS - 1))]
+            )
 
             def each() -> None:
                 while proxy.cut > len(trial.struck):
@@ -176,13 +185,15 @@ def slow_link(trial: Trial) -> None:
         inner()
         proxy = Proxy((host, trial.broker.port), DELAY)
         trial.stack.callback(proxy.close)
-        trial.fleet.how = replace(trial.fleet.how, beside=dict.fromkeys(trial.names, ("127.0.0.1", proxy.port)))
+        trial.fleet.how = replace(
+            trial.fleet.how, beside=dict.fromkeys(trial.names, ("127.0.0.1", proxy.port))
+        )
         later(trial, trial.strike, 0.1)
 
     trial.begin = begin  # type: ignore[method-assign]
 
 
-# ---- the disk ----------------------------------------------------------------------------------------------------------
+# ---- the disk ------------------------------------------------------------------------------------
 
 
 def disk_full(trial: Trial) -> None:
@@ -234,4 +245,5 @@ SCENARIOS: dict[str, Scenario] = {
     "disk of an agent full": agent_disk_full,
     "1 MB/s and 300 ms": slow_link,
 }
-MOSQUITTO_ONLY = ("broker killed", "1 MB/s and 300 ms")  # persistence, and a second address to listen on
+# persistence, and a second address to listen on
+MOSQUITTO_ONLY = ("broker killed", "1 MB/s and 300 ms")

@@ -1,4 +1,6 @@
-"""One run with one thing broken: a coordinator, a broker and a few agents, until the run is over or nothing helps any more."""
+"""One run with one thing broken: a coordinator, a broker and a few agents, until the run is over or
+nothing helps any more.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,12 @@ SETTINGS: dict[str, object] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one run stood it. injected: faults; survived: whether it came to its end. lost: updates that were asked for and are in no model.
+    """How one run stood it. injected: faults; survived: whether it came to its end. lost: updates
+    that were asked for and are in no model.
 
-    doubled: updates that are in a model twice; equal: whether the model is, bit for bit, that of an undisturbed run which folds the same.
-    recovery: seconds from each fault until the next update was taken or the run was over. why: what went wrong, where something did.
+    doubled: updates that are in a model twice; equal: whether the model is, bit for bit, that of an
+    undisturbed run which folds the same. recovery: seconds from each fault until the next update
+    was taken or the run was over. why: what went wrong, where something did.
     """
 
     scenario: str
@@ -72,8 +76,22 @@ class Outcome:
 
 def command_of(address: str, runs: Path, settings: dict[str, object], *, resume: bool) -> list[str]:
     """The arguments of a coordinator."""
-    given = [part for key, value in {**SETTINGS, **settings}.items() for part in ("--set", f"{key}={spelled(value)}")]
-    return ["start", "--name", RUN, "--broker", address, "--runs", str(runs), *given, *(["--resume"] if resume else [])]
+    given = [
+        part
+        for key, value in {**SETTINGS, **settings}.items()
+        for part in ("--set", f"{key}={spelled(value)}")
+    ]
+    return [
+        "start",
+        "--name",
+        RUN,
+        "--broker",
+        address,
+        "--runs",
+        str(runs),
+        *given,
+        *(["--resume"] if resume else []),
+    ]
 
 
 @dataclass
@@ -85,9 +103,11 @@ class Real:
 
 @dataclass
 class Trial:
-    """What a scenario may break, and when. fuse: the instant at which the coordinator's first life ends, as `benchmarks.faults.fuse` takes it.
+    """What a scenario may break, and when. fuse: the instant at which the coordinator's first life
+    ends, as `benchmarks.faults.fuse` takes it.
 
-    names: of raw agents; real: agents that are processes and train, in their place. each: called at every turn, to break things.
+    names: of raw agents; real: agents that are processes and train, in their place. each: called at
+    every turn, to break things.
     """
 
     folder: Path
@@ -113,25 +133,40 @@ class Trial:
         self.rng = random.Random(self.seed)  # noqa: S311  # repeatable, not secret
         self.runs = self.folder / "runs"
 
-    # ---- parts -----------------------------------------------------------------------------------------------------------
+    # ---- parts -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Starts the broker, the coordinator and the agents."""
         self.started = time.monotonic()
-        self.broker = Broker(self.folder / "broker", self.kind, persistent=self.persistent, host=self.host, under=self.under)
+        self.broker = Broker(
+            self.folder / "broker",
+            self.kind,
+            persistent=self.persistent,
+            host=self.host,
+            under=self.under,
+        )
         self.stack.callback(self.broker.kill)
         self.coordinator = Process("coordinator", self.folder, self.under)
         self.stack.callback(self.coordinator.kill)
         self.start_coordinator()
-        self.fleet = RawFleet(RUN, () if self.real is not None else self.names, (self.host, self.broker.port), self.how)
+        self.fleet = RawFleet(
+            RUN,
+            () if self.real is not None else self.names,
+            (self.host, self.broker.port),
+            self.how,
+        )
         self.stack.callback(self.fleet.close)
 
     def start_coordinator(self) -> None:
         """Starts it, or starts it again: with --resume, once there is something to go on with."""
         begun = (self.runs / RUN / "run.sqlite").exists()
-        arguments = command_of(f"127.0.0.1:{self.broker.port}", self.runs, self.settings, resume=begun)
+        arguments = command_of(
+            f"127.0.0.1:{self.broker.port}", self.runs, self.settings, resume=begun
+        )
         if self.fuse and self.coordinator.lives == 0:
-            self.coordinator.start([sys.executable, "-m", "benchmarks.faults.fuse", *self.fuse, *arguments])
+            self.coordinator.start(
+                [sys.executable, "-m", "benchmarks.faults.fuse", *self.fuse, *arguments]
+            )
         else:
             self.coordinator.start(module("coordinator.cli", *arguments))
 
@@ -144,7 +179,9 @@ class Trial:
         """The latest round that an agent was asked for."""
         if self.real is not None:
             return self.coordinator.said("w1-d1.1.1, ")
-        return max((agent.task.round for agent in self.fleet.agents if agent.task is not None), default=0)
+        return max(
+            (agent.task.round for agent in self.fleet.agents if agent.task is not None), default=0
+        )
 
     @property
     def accepted(self) -> int:
@@ -153,7 +190,7 @@ class Trial:
             return self.coordinator.said(" updates, ")
         return sum(len(agent.accepted) for agent in self.fleet.agents)
 
-    # ---- its course ------------------------------------------------------------------------------------------------------
+    # ---- its course ------------------------------------------------------------------------------
 
     def turn(self) -> bool:
         """One turn of everything; False once the run is over."""
@@ -179,10 +216,19 @@ class Trial:
     def judge(self, name: str) -> Outcome:
         """What became of it."""
         survived = self.coordinator.ended == 0
-        why = "" if survived else f"not over after {time.monotonic() - self.started:.0f} s: {self.coordinator.tail(3)}"
+        why = (
+            ""
+            if survived
+            else f"not over after {time.monotonic() - self.started:.0f} s: "
+            f"{self.coordinator.tail(3)}"
+        )
         found = Replayed({}, 0, 0, equal=False)
         with contextlib.suppress(StoreError):
-            found = replay(self.runs, RUN, *((self.coordinator.lives,) if self.real is None else (0, self.real.make)))
+            found = replay(
+                self.runs,
+                RUN,
+                *((self.coordinator.lives,) if self.real is None else (0, self.real.make)),
+            )
         folded = {(number, agent) for number, agents in found.folded.items() for agent in agents}
         asked = {(number, agent) for number in range(1, ROUNDS + 1) for agent in self.names}
         told = self.told_of() if survived else set()
@@ -190,7 +236,10 @@ class Trial:
         if survived and asked - folded:
             why = f"not in a model: {sorted(asked - folded)}; {self.outcomes()}"
         if survived and not (asked - folded) and (found.foreign or not found.equal):
-            why = f"{found.foreign} updates are foreign, the model is {'the same' if found.equal else 'another'}"
+            why = (
+                f"{found.foreign} updates are foreign, the model is "
+                f"{'the same' if found.equal else 'another'}"
+            )
         return Outcome(
             name,
             self.seed,
@@ -205,10 +254,17 @@ class Trial:
         )
 
     def told_of(self) -> set[tuple[int, str]]:
-        """Tasks that came to nothing because their device could not do them, and said so: no update was made that could be lost."""
+        """Tasks that came to nothing because their device could not do them, and said so: no update
+        was made that could be lost.
+        """
         store = Store.open(self.runs, RUN, read_only=True)
         try:
-            return {(n, e.agent) for n in range(1, ROUNDS + 1) for e in store.entries(n) if e.outcome.startswith("paused: no room")}
+            return {
+                (n, e.agent)
+                for n in range(1, ROUNDS + 1)
+                for e in store.entries(n)
+                if e.outcome.startswith("paused: no room")
+            }
         finally:
             store.close()
 
@@ -216,7 +272,12 @@ class Trial:
         """What the record says of updates that were not folded."""
         store = Store.open(self.runs, RUN, read_only=True)
         try:
-            return "; ".join(f"{n} {e.agent} {e.outcome}" for n in range(1, ROUNDS + 1) for e in store.entries(n) if e.outcome != "folded")
+            return "; ".join(
+                f"{n} {e.agent} {e.outcome}"
+                for n in range(1, ROUNDS + 1)
+                for e in store.entries(n)
+                if e.outcome != "folded"
+            )
         finally:
             store.close()
 
@@ -236,7 +297,9 @@ def later(trial: Trial, strike: Callable[[], object], seconds: float) -> None:
     trial.each = each
 
 
-def turn(name: str, prepare: Callable[[Trial], None], folder: Path, seed: int, kind: str = "mosquitto") -> Outcome:
+def turn(
+    name: str, prepare: Callable[[Trial], None], folder: Path, seed: int, kind: str = "mosquitto"
+) -> Outcome:
     """One run of a scenario; whatever goes wrong in it is its outcome."""
     folder.mkdir(parents=True)
     trial = Trial(folder, seed, kind)
@@ -250,7 +313,18 @@ def turn(name: str, prepare: Callable[[Trial], None], folder: Path, seed: int, k
             return trial.judge(name)
         except EspalierError as error:
             missing = ROUNDS * len(trial.names)
-            return Outcome(name, seed, len(trial.struck), False, missing, 0, False, (), round(time.monotonic() - start, 1), str(error))
+            return Outcome(
+                name,
+                seed,
+                len(trial.struck),
+                False,
+                missing,
+                0,
+                False,
+                (),
+                round(time.monotonic() - start, 1),
+                str(error),
+            )
 
 
 def middle(values: Sequence[float]) -> float:

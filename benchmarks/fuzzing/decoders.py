@@ -1,6 +1,8 @@
-"""Everything that reads what others wrote: each with real encodings to start from, and the errors that it may answer with.
+"""Everything that reads what others wrote: each with real encodings to start from, and the errors
+that it may answer with.
 
-A decoder is fed one input. Whatever it raises beyond its declared errors is a crash, an answer that does not survive being encoded again included.
+A decoder is fed one input. Whatever it raises beyond its declared errors is a crash, an answer that
+does not survive being encoded again included.
 """
 
 from __future__ import annotations
@@ -29,7 +31,15 @@ from export import bundle
 from federated import memory, sheet
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
-from federated.errors import ConfigError, DataError, EspalierError, ExportError, Refused, UsageError, WireError
+from federated.errors import (
+    ConfigError,
+    DataError,
+    EspalierError,
+    ExportError,
+    Refused,
+    UsageError,
+    WireError,
+)
 from federated.task import Task, Update
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.address import parse_address
@@ -68,9 +78,11 @@ Shape = Literal["text", "msgpack", "blob"]
 
 @dataclass(frozen=True)
 class Decoder:
-    """What is fuzzed. feed: decodes one input. errors: that it may raise. seeds: real encodings. shape: of an input, for what bends it.
+    """What is fuzzed. feed: decodes one input. errors: that it may raise. seeds: real encodings.
+    shape: of an input, for what bends it.
 
-    largest: bytes of an input. memory: bytes beyond which no input may take it. share: of the inputs, beside the others.
+    largest: bytes of an input. memory: bytes beyond which no input may take it. share: of the
+    inputs, beside the others.
     """
 
     feed: Callable[[bytes], object]
@@ -82,7 +94,7 @@ class Decoder:
     share: float = 1.0
 
 
-# ---- the wire ----------------------------------------------------------------------------------------------------------
+# ---- the wire ------------------------------------------------------------------------------------
 
 
 def message(data: bytes) -> None:
@@ -95,7 +107,9 @@ def blob(data: bytes) -> None:
     meta, values = tensors.decode(data)
     again, same = tensors.decode(tensors.encode(meta, values))
     assert repr(again) == repr(meta), "a blob's header must survive being encoded"
-    assert [(n, v.dtype, v.shape, v.tobytes()) for n, v in same.items()] == [(n, v.dtype, v.shape, v.tobytes()) for n, v in values.items()]
+    assert [(n, v.dtype, v.shape, v.tobytes()) for n, v in same.items()] == [
+        (n, v.dtype, v.shape, v.tobytes()) for n, v in values.items()
+    ]
 
 
 def topic(data: bytes) -> None:
@@ -107,7 +121,9 @@ def topic(data: bytes) -> None:
 
 
 def transfer(data: bytes) -> None:
-    """Frames of two bytes of length and a message: what a receiver and a sender of one transfer might hear."""
+    """Frames of two bytes of length and a message: what a receiver and a sender of one transfer
+    might hear.
+    """
     receiver = Receiver(samples.MANIFEST, limit=samples.MANIFEST.size)
     sender = Sender(samples.MANIFEST, samples.DATA, 0.0)
     for now, payload in enumerate(samples.frames(data)):
@@ -122,7 +138,9 @@ def transfer(data: bytes) -> None:
                     Receiver(manifest, limit=MEBIBYTE)
         if receiver.complete:
             with contextlib.suppress(Refused):
-                assert bytes(receiver.finish()) == samples.DATA, "what has the digest is what was sent"
+                assert bytes(receiver.finish()) == samples.DATA, (
+                    "what has the digest is what was sent"
+                )
 
 
 class Anything:
@@ -153,12 +171,25 @@ class Listening:
         link = MemoryLink(self.broker, role)
         self.role = role
         if role == "agent":
-            self.participant = Participant(link, samples.CARD, "a", "s1", Equipment(lambda run: samples.PROFILE, samples.Idle(), Spool(folder)))
+            self.participant = Participant(
+                link,
+                samples.CARD,
+                "a",
+                "s1",
+                Equipment(lambda run: samples.PROFILE, samples.Idle(), Spool(folder)),
+            )
             self.participant.join()
         else:
             self.fleet = Fleet(link, samples.CARD, folder)
             self.fleet.endpoint.announce()
-            began = PhaseBegan(self.fleet.clock(), samples.TASK.work, samples.TASK.round, (Planned(samples.TASK),), 1e9, 1)
+            began = PhaseBegan(
+                self.fleet.clock(),
+                samples.TASK.work,
+                samples.TASK.round,
+                (Planned(samples.TASK),),
+                1e9,
+                1,
+            )
             self.fleet.driver.begin(began, Anything())
 
     def hear(self, data: bytes) -> None:
@@ -188,12 +219,17 @@ def listening(role: str) -> Callable[[bytes], object]:
     return feed
 
 
-# ---- files and questions -----------------------------------------------------------------------------------------------
+# ---- files and questions -------------------------------------------------------------------------
 
 
 def file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
     """A decoder of files, fed with bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="espalier-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108
+    folder = Path(
+        tempfile.mkdtemp(
+            prefix="espalier-fuzz-",
+            dir="/dev/shm" if Path("/dev/shm").is_dir() else None,  # noqa: S108
+        )
+    )
 
     def feed(data: bytes) -> object:
         path = folder / name
@@ -217,7 +253,11 @@ def question(data: bytes) -> object:
 
 
 def example(data: bytes) -> object:
-    return sources.unpacked(data, "example") if data.startswith(np.lib.format.MAGIC_PREFIX) else sources.parsed(data, "example")
+    return (
+        sources.unpacked(data, "example")
+        if data.startswith(np.lib.format.MAGIC_PREFIX)
+        else sources.parsed(data, "example")
+    )
 
 
 def left(path: Path) -> object:
@@ -262,7 +302,9 @@ def enrolling() -> Callable[[bytes], object]:
         return status
 
     def feed(data: bytes) -> None:
-        assert asyncio.run(answer(data)) in (200, 400, 403, 413), "a question must not break the coordinator"
+        assert asyncio.run(answer(data)) in (200, 400, 403, 413), (
+            "a question must not break the coordinator"
+        )
 
     return feed
 
@@ -292,19 +334,47 @@ def decoders() -> dict[str, Decoder]:
         "topics": Decoder(topic, (), samples.topic_names(), "text", largest=400),
         "chunks": Decoder(transfer, (WireError,), samples.transfers(), "msgpack"),
         "updates": Decoder(file("1.update", update), (WireError,), samples.updates(), "blob"),
-        "coordinator": Decoder(listening("coordinator"), (), samples.said_to_coordinator(), "msgpack", share=0.5),
+        "coordinator": Decoder(
+            listening("coordinator"), (), samples.said_to_coordinator(), "msgpack", share=0.5
+        ),
         "agent": Decoder(listening("agent"), (), samples.said_to_agent(), "msgpack", share=0.5),
-        "manifests": Decoder(file(bundle.MANIFEST, manifest), (ExportError,), samples.manifests(), "text"),
-        "sheets": Decoder(file("sheet.json", sheet.read), (ConfigError,), samples.sheets(), "text", memory=32 * MEBIBYTE),
-        "configs": Decoder(file("run.toml", configuration), (ConfigError, UsageError), samples.configs(), "text", share=0.3),
-        "passwords": Decoder(file("passwords", passwords.read), (ConfigError,), samples.passwords(), "text", share=0.03),
+        "manifests": Decoder(
+            file(bundle.MANIFEST, manifest), (ExportError,), samples.manifests(), "text"
+        ),
+        "sheets": Decoder(
+            file("sheet.json", sheet.read),
+            (ConfigError,),
+            samples.sheets(),
+            "text",
+            memory=32 * MEBIBYTE,
+        ),
+        "configs": Decoder(
+            file("run.toml", configuration),
+            (ConfigError, UsageError),
+            samples.configs(),
+            "text",
+            share=0.3,
+        ),
+        "passwords": Decoder(
+            file("passwords", passwords.read),
+            (ConfigError,),
+            samples.passwords(),
+            "text",
+            share=0.03,
+        ),
         "memories": Decoder(file("1.kept", kept), (WireError,), samples.blobs(), "blob"),
         "questions": Decoder(question, (DataError,), samples.questions(), "text"),
         "examples": Decoder(example, (DataError,), samples.examples(), "text"),
-        "addresses": Decoder(words(parse_address), (EspalierError,), samples.ADDRESSES, "text", largest=400),
-        "selections": Decoder(words(constraints.parse), (EspalierError,), samples.SELECTIONS, "text", largest=1000),
+        "addresses": Decoder(
+            words(parse_address), (EspalierError,), samples.ADDRESSES, "text", largest=400
+        ),
+        "selections": Decoder(
+            words(constraints.parse), (EspalierError,), samples.SELECTIONS, "text", largest=1000
+        ),
         "tokens": Decoder(words(parse_token), (UsageError,), samples.tokens(), "text", largest=400),
-        "enrolment": Decoder(enrolling(), (), samples.enrolments(), "text", largest=20_000, share=0.1),
+        "enrolment": Decoder(
+            enrolling(), (), samples.enrolments(), "text", largest=20_000, share=0.1
+        ),
         "parts": Decoder(file("w.have", part), (), samples.parts()),
         "notes": Decoder(file("t.task", left), (), samples.notes()),
     }

@@ -1,6 +1,7 @@
 """Inputs bent while they stay well-formed, so that what lies behind the parsers is reached as well.
 
-A tree of plain values is changed in one place, and encoded again; bytes that are no tree are left to the fuzzer's own changes.
+A tree of plain values is changed in one place, and encoded again; bytes that are no tree are left
+to the fuzzer's own changes.
 """
 
 from __future__ import annotations
@@ -18,14 +19,33 @@ __all__ = ["bent"]
 
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 7, 255, 2**31, 2**40, 2**62, 2**63, 2**64 - 1, -(2**63)),
-    *(0.0, 0.5, -1.0, 1e300, 1e-320, float("nan"), float("inf"), "", "a", "all", "../x", "\0", "\ud7ff", "a" * 300, "+", "#"),
+    *(
+        0.0,
+        0.5,
+        -1.0,
+        1e300,
+        1e-320,
+        float("nan"),
+        float("inf"),
+        "",
+        "a",
+        "all",
+        "../x",
+        "\0",
+        "\ud7ff",
+        "a" * 300,
+        "+",
+        "#",
+    ),
     *(b"", b"\xff" * 9, [], {}, [[]], [0] * 70, {"a": {"b": []}}, {"": 0}),
 )
 DEPTH = 24
 
 
 def bent(data: bytes, shape: str, rng: random.Random) -> bytes | None:
-    """A changed input of the same shape, `msgpack` or `blob`; None where it is none that can be read."""
+    """A changed input of the same shape, `msgpack` or `blob`; None where it is none that can be
+    read.
+    """
     if shape == "blob":
         return _blob(data, rng)
     parts = list(frames(data))
@@ -104,7 +124,11 @@ def _near(value: Any, rng: random.Random) -> Any:
             case float():
                 return value * rng.choice((-1.0, 2.0, 1e-9, 1e30))
             case str():
-                return value + rng.choice(("", "/", "@", "é", ".", "-1", "0")) if rng.random() < 0.5 else value[: rng.randrange(len(value) + 1)]
+                return (
+                    value + rng.choice(("", "/", "@", "é", ".", "-1", "0"))
+                    if rng.random() < 0.5
+                    else value[: rng.randrange(len(value) + 1)]
+                )
             case bytes():
                 return value[: rng.randrange(len(value) + 1)] + bytes(rng.randrange(4))
     return rng.choice(ODD)

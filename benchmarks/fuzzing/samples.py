@@ -64,9 +64,23 @@ __all__ = [
 NETWORK = network("preresnet-10", (1, 8, 8), 10)
 SUBMODEL = menu(NETWORK, (0.5, 1.0), (2,))[0]
 SAID = Card("digits", (1, 8, 8), "uint8", 10, 100, 25, (4.9,), (6.0,))
-PROFILE = Profile("a", "h", "Linux", 1.0, 10**9, 1e6, 270336, "torch", SAID, (Timing(SUBMODEL, 32, 0.01),), {"zico": {"w1": 2.0}})
+PROFILE = Profile(
+    "a",
+    "h",
+    "Linux",
+    1.0,
+    10**9,
+    1e6,
+    270336,
+    "torch",
+    SAID,
+    (Timing(SUBMODEL, 32, 0.01),),
+    {"zico": {"w1": 2.0}},
+)
 CARD = m.Run("r", "fedfa", "preresnet-10", NETWORK, (SUBMODEL,), 32, "s0", SAID, {"lr": 0.1})
-TASK = Task("r", 1, 2, "a", "train", SUBMODEL, "v1", "0" * 64, 3000, Recipe(options={"mu": 0.1}), 60.0)
+TASK = Task(
+    "r", 1, 2, "a", "train", SUBMODEL, "v1", "0" * 64, 3000, Recipe(options={"mu": 0.1}), 60.0
+)
 DATA = bytes(range(250)) * 10
 MANIFEST = split(DATA, 1024, "1-2-train-w0.5-d1")
 VERSION = Version("ab" * 6, 9, "ab" * 32, 100, ("w1-d2",), {"a": "w1-d2"})
@@ -88,8 +102,17 @@ MESSAGES: tuple[m.Message, ...] = (
     m.Status("a", "s1", True),
     TASK,
 )
-ADDRESSES = (b"localhost", b"broker.example:1884", b"mqtt://user:pass@10.0.0.1:1883", b"mqtts://[::1]:8883?ca=/etc/ca.pem")
-SELECTIONS = (b"memory>=2GB and label=eu", b"not (cpus<1 or kind=pi) and uplink>1MB/s", b"agent!='a b*'")
+ADDRESSES = (
+    b"localhost",
+    b"broker.example:1884",
+    b"mqtt://user:pass@10.0.0.1:1883",
+    b"mqtts://[::1]:8883?ca=/etc/ca.pem",
+)
+SELECTIONS = (
+    b"memory>=2GB and label=eu",
+    b"not (cpus<1 or kind=pi) and uplink>1MB/s",
+    b"agent!='a b*'",
+)
 SECRET, NOTED = bytes(range(16)), "0" * 64  # of a token; the run of a note in a spool
 CONFIG = b"""name = "r"
 rounds = 3
@@ -140,16 +163,29 @@ def frames(data: bytes, most: int = 16) -> Iterator[bytes]:
 
 
 def messages() -> list[bytes]:
-    return [*(envelope.encode(message) for message in MESSAGES), *(b"\x83\xa1v\x02\xa4kind\xa3run\xa4body" + bomb for bomb in bombs())]
+    return [
+        *(envelope.encode(message) for message in MESSAGES),
+        *(b"\x83\xa1v\x02\xa4kind\xa3run\xa4body" + bomb for bomb in bombs()),
+    ]
 
 
 def bombs() -> list[bytes]:
-    """Few bytes of msgpack that would like to be much memory: lengths that are only claimed, and a great many empty maps."""
-    return [b"\xdd\x00\x01\x00\x00" * 900 + bytes(20_000), b"\xdc\x75\x30" + b"\x80" * 30_000, b"\x91" * 2000 + b"\xc0"]
+    """Few bytes of msgpack that would like to be much memory: lengths that are only claimed, and a
+    great many empty maps.
+    """
+    return [
+        b"\xdd\x00\x01\x00\x00" * 900 + bytes(20_000),
+        b"\xdc\x75\x30" + b"\x80" * 30_000,
+        b"\x91" * 2000 + b"\xc0",
+    ]
 
 
 def arrays() -> dict[str, Any]:
-    return {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "mask": np.array([True, False]), "empty": np.zeros((0, 3), np.int8)}
+    return {
+        "w": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "mask": np.array([True, False]),
+        "empty": np.zeros((0, 3), np.int8),
+    }
 
 
 def made() -> Update:
@@ -160,7 +196,12 @@ def made() -> Update:
 def blobs() -> list[bytes]:
     headers = [b"\x82\xa7tensors\x90\xa4meta\x81\xa1a" + bomb for bomb in bombs()]
     vast = msgpack.packb({"meta": {}, "tensors": [["w", "float32", [0, 2**39, 2**39], 0]]})
-    bare = [tensors.PREFIX.pack(tensors.MAGIC, 1, 0, len(header)) + header + bytes(-(16 + len(header)) % 64) for header in (*headers, vast)]
+    bare = [
+        tensors.PREFIX.pack(tensors.MAGIC, 1, 0, len(header))
+        + header
+        + bytes(-(16 + len(header)) % 64)
+        for header in (*headers, vast)
+    ]
     return [
         *bare,
         bytes(tensors.encode({}, {})),
@@ -181,14 +222,29 @@ def topic_names() -> list[bytes]:
         topics.command("r", "a"),
         topics.everyone("r"),
     ]
-    spelled += [topics.manifest(topics.model("r", "v1", "w0.5-d2")), topics.release_card("r"), topics.ask("r", "a", "q"), topics.profile("r", "a")]
-    return [*(text.encode() for text in spelled), f"{topics.ROOT}/+/agent/#".encode(), b"$SYS/broker"]
+    spelled += [
+        topics.manifest(topics.model("r", "v1", "w0.5-d2")),
+        topics.release_card("r"),
+        topics.ask("r", "a", "q"),
+        topics.profile("r", "a"),
+    ]
+    return [
+        *(text.encode() for text in spelled),
+        f"{topics.ROOT}/+/agent/#".encode(),
+        b"$SYS/broker",
+    ]
 
 
 def transfers() -> list[bytes]:
     chunks = [envelope.encode(chunk) for chunk in slices(MANIFEST, DATA)]
-    grants = [envelope.encode(m.Grant(MANIFEST.transfer, bytes([bits]), True)) for bits in (0, 3, 7)]
-    return [framed(chunks), framed(grants), framed([chunks[1], grants[0], envelope.encode(MANIFEST), chunks[0]])]
+    grants = [
+        envelope.encode(m.Grant(MANIFEST.transfer, bytes([bits]), True)) for bits in (0, 3, 7)
+    ]
+    return [
+        framed(chunks),
+        framed(grants),
+        framed([chunks[1], grants[0], envelope.encode(MANIFEST), chunks[0]]),
+    ]
 
 
 def addressed(where: str, *said: m.Message) -> bytes:
@@ -197,16 +253,26 @@ def addressed(where: str, *said: m.Message) -> bytes:
 
 def said_to_coordinator() -> list[bytes]:
     chunk = topics.chunk(topics.upload("r", "a", MANIFEST.transfer), 0)
-    joined = addressed(topics.status("r", "a"), MESSAGES[14]) + addressed(topics.profile("r", "a"), PROFILE)
+    joined = addressed(topics.status("r", "a"), MESSAGES[14]) + addressed(
+        topics.profile("r", "a"), PROFILE
+    )
     pieces = addressed(chunk, *slices(MANIFEST, DATA))
     offered = joined + addressed(topics.say("r", "a"), MESSAGES[7])
-    return [joined, offered + pieces, offered + addressed(topics.say("r", "a"), MESSAGES[2]) + addressed(topics.heartbeat("r", "a"), MESSAGES[5])]
+    return [
+        joined,
+        offered + pieces,
+        offered
+        + addressed(topics.say("r", "a"), MESSAGES[2])
+        + addressed(topics.heartbeat("r", "a"), MESSAGES[5]),
+    ]
 
 
 def said_to_agent() -> list[bytes]:
     base = topics.model("r", "v1", SUBMODEL.name)
     told = addressed(topics.command("r", "a"), TASK, *MESSAGES[4:5], *MESSAGES[9:11])
-    weights = addressed(topics.manifest(base), MANIFEST) + addressed(topics.chunk(base, 0), *slices(MANIFEST, DATA))
+    weights = addressed(topics.manifest(base), MANIFEST) + addressed(
+        topics.chunk(base, 0), *slices(MANIFEST, DATA)
+    )
     return [
         told,
         told + weights,
@@ -217,22 +283,59 @@ def said_to_agent() -> list[bytes]:
 
 def manifests() -> list[bytes]:
     weights, graph = bundle.File("w1.tensors", 10, "ab" * 32), bundle.File("w1.onnx", 20, "cd" * 32)
-    entry = bundle.Entry("w1", 100, 1000, (bundle.Variant("fp32", graph, 1e-6, 0.9), bundle.Variant("int8-u8s8", graph, 0.1)), weights, ("no",))
-    whole = bundle.Bundle("r", 3, (1, 8, 8), "uint8", "class", 10, 32, (entry,), bundle.File(bundle.CHECK, 5, "ef" * 32), ("0", "1"))
+    entry = bundle.Entry(
+        "w1",
+        100,
+        1000,
+        (bundle.Variant("fp32", graph, 1e-6, 0.9), bundle.Variant("int8-u8s8", graph, 0.1)),
+        weights,
+        ("no",),
+    )
+    whole = bundle.Bundle(
+        "r",
+        3,
+        (1, 8, 8),
+        "uint8",
+        "class",
+        10,
+        32,
+        (entry,),
+        bundle.File(bundle.CHECK, 5, "ef" * 32),
+        ("0", "1"),
+    )
     return [msgspec.json.encode(whole), b"{}"]
 
 
 def sheets() -> list[bytes]:
     calibration = Calibration("preresnet", "torch", "train", 1, (Timing(SUBMODEL, 32, 0.01),))
-    return [msgspec.json.encode({"format": FORMAT, **msgspec.to_builtins(Sheet(PROFILE, (calibration,), versions={"torch": "2"}))}), b'{"format":1}']
+    return [
+        msgspec.json.encode(
+            {
+                "format": FORMAT,
+                **msgspec.to_builtins(Sheet(PROFILE, (calibration,), versions={"torch": "2"})),
+            }
+        ),
+        b'{"format":1}',
+    ]
 
 
 def configs() -> list[bytes]:
-    return [CONFIG, *(file.read_bytes() for file in sorted((Path(__file__).parent.parent / "experiments").glob("*.toml")))]
+    return [
+        CONFIG,
+        *(
+            file.read_bytes()
+            for file in sorted((Path(__file__).parent.parent / "experiments").glob("*.toml"))
+        ),
+    ]
 
 
 def passwords() -> list[bytes]:
-    return [b"ada:$7$20000$c2FsdHNhbHRzYWx0$" + b"YWJjZA==" * 4 + b"\n# a remark\n\neve:$6$c2FsdA==$YWJj\n", b"bob:plain\n"]
+    return [
+        b"ada:$7$20000$c2FsdHNhbHRzYWx0$"
+        + b"YWJjZA==" * 4
+        + b"\n# a remark\n\neve:$6$c2FsdA==$YWJj\n",
+        b"bob:plain\n",
+    ]
 
 
 def questions() -> list[bytes]:
@@ -253,14 +356,31 @@ def tokens() -> list[bytes]:
 def enrolments() -> list[bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, PROFILE.agent)])
-    request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(name)
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
     asked = {"secret": SECRET.hex(), "request": request.decode()}
-    return [json.dumps(asked).encode(), json.dumps({**asked, "secret": "0" * 32}).encode(), b'{"secret": "\xff"}']
+    return [
+        json.dumps(asked).encode(),
+        json.dumps({**asked, "secret": "0" * 32}).encode(),
+        b'{"secret": "\xff"}',
+    ]
 
 
 def parts() -> list[bytes]:
-    return [msgspec.msgpack.encode((MANIFEST, b"\x05")), msgspec.msgpack.encode((MANIFEST, b"")), b"\x92\x81\xa8transfer\xa1\xff\xc4\x00"]
+    return [
+        msgspec.msgpack.encode((MANIFEST, b"\x05")),
+        msgspec.msgpack.encode((MANIFEST, b"")),
+        b"\x92\x81\xa8transfer\xa1\xff\xc4\x00",
+    ]
 
 
 def notes() -> list[bytes]:
-    return [msgspec.msgpack.encode({"run": NOTED, "task": envelope.encode(TASK), "manifest": envelope.encode(MANIFEST)})]
+    return [
+        msgspec.msgpack.encode(
+            {"run": NOTED, "task": envelope.encode(TASK), "manifest": envelope.encode(MANIFEST)}
+        )
+    ]

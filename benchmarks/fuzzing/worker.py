@@ -1,6 +1,8 @@
-"""`python -m benchmarks.fuzzing.worker NAME OUT CORPUS INPUTS SEED`: one decoder under libFuzzer, in a process that ends with it.
+"""`python -m benchmarks.fuzzing.worker NAME OUT CORPUS INPUTS SEED`: one decoder under libFuzzer,
+in a process that ends with it.
 
-Crashes are counted and kept, each kind once, instead of ending the process. The kernel refuses memory beyond the declared limit.
+Crashes are counted and kept, each kind once, instead of ending the process. The kernel refuses
+memory beyond the declared limit.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ INSTRUMENTED = (
 
 
 class Worker:
-    """Feeds one decoder, and counts. found: kinds of crashes, each with the first input that made it, hexadecimal."""
+    """Feeds one decoder, and counts. found: kinds of crashes, each with the first input that made
+    it, hexadecimal.
+    """
 
     def __init__(self, decoder: Decoder, inputs: int, out: Path, corpus: Path) -> None:
         self.decoder, self.inputs, self.out, self.corpus = decoder, inputs, out, corpus
@@ -58,12 +62,22 @@ class Worker:
         except Exception as error:
             self.crashes += 1
             where = traceback.extract_tb(error.__traceback__)[-1]
-            kind = f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {str(error)[:120]}"
-            if len(self.found) < KEPT and not any(known.split(":")[:2] == kind.split(":")[:2] for known in self.found):
+            kind = (
+                f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: "
+                f"{str(error)[:120]}"
+            )
+            if len(self.found) < KEPT and not any(
+                known.split(":")[:2] == kind.split(":")[:2] for known in self.found
+            ):
                 self.found[kind] = data.hex()
         self.longest = max(self.longest, time.perf_counter() - start)
         if self.done == self.inputs:
-            told = {"inputs": self.done, "crashes": self.crashes, "found": self.found, "longest": self.longest}
+            told = {
+                "inputs": self.done,
+                "crashes": self.crashes,
+                "found": self.found,
+                "longest": self.longest,
+            }
             self.out.write_text(json.dumps({**told, "peak": weighed(self.decoder, self.corpus)}))
 
 
@@ -104,7 +118,11 @@ def main(arguments: list[str]) -> None:
         def mutate(data: bytes, most: int, number: int) -> bytes:
             rng = random.Random(number)  # noqa: S311  # repeatable, not secret
             made = bent(data, decoder.shape, rng) if rng.random() < 0.6 else None
-            return made if made is not None and len(made) <= most else bytes(atheris.Mutate(data, most))
+            return (
+                made
+                if made is not None and len(made) <= most
+                else bytes(atheris.Mutate(data, most))
+            )
 
         options["custom_mutator"] = mutate
     given = [

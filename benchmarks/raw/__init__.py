@@ -1,1 +1,3 @@
-"""Agents made of nothing but the protocol: hundreds in one process and one thread, over real sockets to a real broker."""
+"""Agents made of nothing but the protocol: hundreds in one process and one thread, over real
+sockets to a real broker.
+"""

@@ -1,4 +1,6 @@
-"""One raw agent: it speaks the whole protocol, and learns nothing (see `benchmarks.raw.updates`)."""
+"""One raw agent: it speaks the whole protocol, and learns nothing (see
+`benchmarks.raw.updates`).
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ Bend = Callable[[str, str, bytes], Iterable[tuple[str, bytes]]]
 
 @dataclass(frozen=True)
 class Raw:
-    """How a fleet of raw agents behaves. delay: seconds that a training takes. beside: where each connects to, by name, if not to the broker.
+    """How a fleet of raw agents behaves. delay: seconds that a training takes. beside: where each
+    connects to, by name, if not to the broker.
 
-    chunk: bytes of an update's chunks. slow: bytes per second that an agent takes in, by name; others as fast as they come.
+    chunk: bytes of an update's chunks. slow: bytes per second that an agent takes in, by name;
+    others as fast as they come.
     """
 
     delay: float = 0.0
@@ -34,16 +38,25 @@ class Raw:
 
 
 class RawAgent:
-    """One agent: what it hears, it answers by `say`. It survives its link, and `reborn` makes another process of it."""
+    """One agent: what it hears, it answers by `say`. It survives its link, and `reborn` makes
+    another process of it.
+    """
 
-    def __init__(self, name: str, say: Callable[[str, bytes, bool, int], None], listen: Callable[[str, bool], None], how: Raw) -> None:
+    def __init__(
+        self,
+        name: str,
+        say: Callable[[str, bytes, bool, int], None],
+        listen: Callable[[str, bool], None],
+        how: Raw,
+    ) -> None:
         """say: topic, payload, retained, QoS. listen: a pattern, and whether it is to be heard."""
         self.name, self.how = name, how
         self._say, self._listen = say, listen
         self.card: messages.Run | None = None
         self.over = ""
         self.lives = 0
-        self.accepted: dict[int, str] = {}  # round -> sha256 of the update that the coordinator took
+        # round -> sha256 of the update that the coordinator took
+        self.accepted: dict[int, str] = {}
         self.refused: list[str] = []
         self.asked_again = 0  # tasks of a round whose update had been taken
         self.progressed = 0.0
@@ -61,9 +74,10 @@ class RawAgent:
         self.known: tuple[str, dict[str, Array]] | None = None
         self.beaten = self.ready_at = 0.0
         self.waiting: bytes | None = None  # the update, until it is settled
-        self.early: list[messages.Chunk] = []  # chunks that came before their manifest, which is published last
+        # chunks that came before their manifest, which is published last
+        self.early: list[messages.Chunk] = []
 
-    # ---- hearing -------------------------------------------------------------------------------------------------------
+    # ---- hearing ---------------------------------------------------------------------------------
 
     def linked(self, run: str) -> None:
         """The link is there, at first or again."""
@@ -81,14 +95,21 @@ class RawAgent:
                 self.meet(card)
             case Task() as task:
                 self.take(task, now)
-            case messages.Manifest() | messages.Chunk() as message if self.base and topic.startswith(self.base + "/"):
+            case messages.Manifest() | messages.Chunk() as message if (
+                self.base and topic.startswith(self.base + "/")
+            ):
                 self.fetch(message, now)
-            case messages.Grant() as grant if self.sender is not None and grant.transfer == self.sender.manifest.transfer:
+            case messages.Grant() as grant if (
+                self.sender is not None and grant.transfer == self.sender.manifest.transfer
+            ):
                 self.sender.granted(grant.have, grant.open, now)
                 self.send(now)
             case messages.Receipt() as receipt:
                 self.settle(receipt)
-            case messages.Abort() as abort if self.task is not None and (self.task.round, self.task.attempt) <= (abort.round, abort.attempt):
+            case messages.Abort() as abort if self.task is not None and (
+                self.task.round,
+                self.task.attempt,
+            ) <= (abort.round, abort.attempt):
                 self.drop()
             case messages.Goodbye() as goodbye:
                 self.over = goodbye.reason
@@ -102,21 +123,36 @@ class RawAgent:
         """Takes back what it had retained; the coordinator waits for that."""
         if self.card is None:
             return
-        for topic in (topics.profile(self.card.run, self.name), topics.status(self.card.run, self.name)):
+        for topic in (
+            topics.profile(self.card.run, self.name),
+            topics.status(self.card.run, self.name),
+        ):
             self._say(topic, b"", True, 1)
 
     def meet(self, card: messages.Run) -> None:
         known, self.card = self.card, card
-        if card.network is not None and (known is None or (known.session, known.network) != (card.session, card.network)):
+        if card.network is not None and (
+            known is None or (known.session, known.network) != (card.session, card.network)
+        ):
             self.introduce()
             self.offer_again()
 
     def introduce(self) -> None:
         assert self.card is not None
-        run, timings = self.card.run, tuple(Timing(submodel, self.card.batch, 0.001) for submodel in self.card.calibration)
-        profile = Profile(self.name, "raw", "raw", 1.0, 4 << 30, 1e8, 256 << 10, "torch", CARD, timings)
+        run, timings = (
+            self.card.run,
+            tuple(Timing(submodel, self.card.batch, 0.001) for submodel in self.card.calibration),
+        )
+        profile = Profile(
+            self.name, "raw", "raw", 1.0, 4 << 30, 1e8, 256 << 10, "torch", CARD, timings
+        )
         self._say(topics.profile(run, self.name), envelope.encode(profile), True, 1)
-        self._say(topics.status(run, self.name), envelope.encode(messages.Status(self.name, self.session, True)), True, 1)
+        self._say(
+            topics.status(run, self.name),
+            envelope.encode(messages.Status(self.name, self.session, True)),
+            True,
+            1,
+        )
 
     def take(self, task: Task, now: float) -> None:
         if task.work != "train":
@@ -124,7 +160,9 @@ class RawAgent:
         if self.task is not None:
             known, said = (self.task.round, self.task.attempt), (task.round, task.attempt)
             moved = self.base and self.base != topics.model(task.run, task.slot, task.submodel.name)
-            if said < known or (said == known and not moved and (self.base or self.waiting is not None)):
+            if said < known or (
+                said == known and not moved and (self.base or self.waiting is not None)
+            ):
                 return
         self.asked_again += task.round in self.accepted
         self.drop()
@@ -140,7 +178,9 @@ class RawAgent:
         if task is None:
             return
         if isinstance(message, messages.Manifest):
-            if message.sha256 == task.digest and (self.receiver is None or self.receiver.manifest != message):
+            if message.sha256 == task.digest and (
+                self.receiver is None or self.receiver.manifest != message
+            ):
                 self.receiver = Receiver(message, limit=task.size)
             early, self.early = self.early, []
             for chunk in early:
@@ -162,7 +202,11 @@ class RawAgent:
             self.train(task, now)
 
     def settle(self, receipt: messages.Receipt) -> None:
-        if self.sender is None or self.task is None or receipt.transfer != self.sender.manifest.transfer:
+        if (
+            self.sender is None
+            or self.task is None
+            or receipt.transfer != self.sender.manifest.transfer
+        ):
             return
         if receipt.accepted:
             self.accepted[self.task.round] = self.sender.manifest.sha256
@@ -170,19 +214,27 @@ class RawAgent:
             self.refused.append(receipt.reason)
         self.sender = self.waiting = None
 
-    # ---- doing ---------------------------------------------------------------------------------------------------------
+    # ---- doing -----------------------------------------------------------------------------------
 
     def train(self, task: Task, now: float) -> None:
         assert self.known is not None
         update = unsent(task.run, task.round, task.attempt, self.name, task.submodel, task.version)
-        self.waiting, self.ready_at = encoded(update, learned(self.known[1], self.name, task.round)), now + self.how.delay
+        self.waiting, self.ready_at = (
+            encoded(update, learned(self.known[1], self.name, task.round)),
+            now + self.how.delay,
+        )
         self.tick(now)
 
     def tick(self, now: float) -> None:
         """What is due."""
         if self.card is None or self.over:
             return
-        if self.waiting is not None and self.task is not None and self.sender is None and now >= self.ready_at:
+        if (
+            self.waiting is not None
+            and self.task is not None
+            and self.sender is None
+            and now >= self.ready_at
+        ):
             manifest = split(self.waiting, self.how.chunk, self.task.transfer)
             self.sender = Sender(manifest, self.waiting, now)
             self.offer(self.task, manifest)
@@ -193,16 +245,28 @@ class RawAgent:
             self.progressed = now
             self._listen(f"{self.base}/#", False)
             self._listen(f"{self.base}/#", True)
-        state = "send" if self.sender is not None else "train" if self.waiting is not None else "download" if self.base else "idle"
+        state = (
+            "send"
+            if self.sender is not None
+            else "train"
+            if self.waiting is not None
+            else "download"
+            if self.base
+            else "idle"
+        )
         pace = beats(self.task.lease) if self.task is not None and state != "idle" else HEARTBEAT
         if now - self.beaten > pace or state != self.state:
             self.beaten, self.state = now, state
             number = self.task.round if self.task is not None else 0
-            beat = messages.Heartbeat(self.name, self.session, state, number, step=int(now) if state != "idle" else 0)
+            beat = messages.Heartbeat(
+                self.name, self.session, state, number, step=int(now) if state != "idle" else 0
+            )
             self._say(topics.heartbeat(self.card.run, self.name), envelope.encode(beat), False, 0)
 
     def offer(self, task: Task, manifest: messages.Manifest) -> None:
-        offer = messages.Offer(manifest, task.run, task.round, task.attempt, task.work, task.submodel.name)
+        offer = messages.Offer(
+            manifest, task.run, task.round, task.attempt, task.work, task.submodel.name
+        )
         self._say(topics.say(task.run, self.name), envelope.encode(offer), False, 1)
 
     def offer_again(self) -> None:

@@ -1,4 +1,6 @@
-"""Many raw agents over real sockets, in one thread. A fault may bend what they send, cut their links, or end them."""
+"""Many raw agents over real sockets, in one thread. A fault may bend what they send, cut their
+links, or end them.
+"""
 
 from __future__ import annotations
 
@@ -34,22 +36,35 @@ class Socket:
 
     def _made(self) -> mqtt.Client:
         name = f"{self.fleet.run}-{self.name}"
-        client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=MQTTProtocolVersion.MQTTv311, clean_session=False)
+        client = mqtt.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=name,
+            protocol=MQTTProtocolVersion.MQTTv311,
+            clean_session=False,
+        )
         will = messages.Status(self.name, self.agent.session, False)
-        client.will_set(topics.status(self.fleet.run, self.name), envelope.encode(will), qos=1, retain=True)
+        client.will_set(
+            topics.status(self.fleet.run, self.name), envelope.encode(will), qos=1, retain=True
+        )
         client.on_connect = lambda c, u, flags, reason, p: self.connected(reason.is_failure)
         client.on_message = lambda c, u, message: self.heard(message.topic, bytes(message.payload))
         client.on_socket_open = lambda c, u, sock: self.fleet.watch(self, sock)
         client.on_socket_close = lambda c, u, sock: self.fleet.forget(self, sock)
-        client.on_socket_register_write = lambda c, u, sock: self.fleet.wants(self, sock, write=True)
-        client.on_socket_unregister_write = lambda c, u, sock: self.fleet.wants(self, sock, write=False)
+        client.on_socket_register_write = lambda c, u, sock: self.fleet.wants(
+            self, sock, write=True
+        )
+        client.on_socket_unregister_write = lambda c, u, sock: self.fleet.wants(
+            self, sock, write=False
+        )
         return client
 
     def connect(self) -> None:
         """Connects, or comes back later."""
         self.due = time.monotonic() + self.delay
         try:
-            self.client.connect(*self.fleet.how.beside.get(self.name, self.fleet.address), keepalive=30)
+            self.client.connect(
+                *self.fleet.how.beside.get(self.name, self.fleet.address), keepalive=30
+            )
         except OSError:
             self.delay = min(3.0, self.delay * 1.5)
 
@@ -154,7 +169,7 @@ class RawFleet:
         if one.client.is_connected():
             one.agent.tick(now)
 
-    # ---- sockets -------------------------------------------------------------------------------------------------------
+    # ---- sockets ---------------------------------------------------------------------------------
 
     def watch(self, one: Socket, sock: Any) -> None:
         self._selector.register(sock, selectors.EVENT_READ, one)
@@ -164,7 +179,9 @@ class RawFleet:
         one.up = False
 
     def wants(self, one: Socket, sock: Any, *, write: bool) -> None:
-        events = (0 if one.allowance else selectors.EVENT_READ) | (selectors.EVENT_WRITE if write else 0)
+        events = (0 if one.allowance else selectors.EVENT_READ) | (
+            selectors.EVENT_WRITE if write else 0
+        )
         self._forget(sock)
         if events:
             self._selector.register(sock, events, one)

@@ -1,4 +1,5 @@
-"""What a raw agent sends: the received weights and a little noise, a function of (weights, agent, round) alone.
+"""What a raw agent sends: the received weights and a little noise, a function of (weights, agent,
+round) alone.
 
 So whoever knows which updates were folded can compute the model that must come of it.
 """
@@ -26,16 +27,27 @@ Array = NDArray[Any]
 
 
 def learned(weights: Mapping[str, Array], agent: str, round: int) -> dict[str, Array]:
-    """What an agent makes of its weights in a round: float32 noise of SCALE on top, repeatable to the bit."""
+    """What an agent makes of its weights in a round: float32 noise of SCALE on top, repeatable to
+    the bit.
+    """
     rng = np.random.default_rng([zlib.crc32(agent.encode()), round])
-    return {name: w + np.float32(SCALE) * rng.standard_normal(w.shape, np.float32) for name, w in weights.items()}
+    return {
+        name: w + np.float32(SCALE) * rng.standard_normal(w.shape, np.float32)
+        for name, w in weights.items()
+    }
 
 
-def unsent(run: str, round: int, attempt: int, agent: str, submodel: Submodel, version: str) -> Update:
-    """What an agent says beside its tensors: samples, steps and loss of its own, the same whenever it is asked."""
+def unsent(
+    run: str, round: int, attempt: int, agent: str, submodel: Submodel, version: str
+) -> Update:
+    """What an agent says beside its tensors: samples, steps and loss of its own, the same whenever
+    it is asked.
+    """
     number = zlib.crc32(f"{agent} {round}".encode())
     notes = {"loss": 1.0 + number % 100 / 100, "labels": list(range(CARD.outputs))}
-    return Update(run, round, attempt, agent, "train", submodel, version, 10 + number % 90, 1, {}, notes)
+    return Update(
+        run, round, attempt, agent, "train", submodel, version, 10 + number % 90, 1, {}, notes
+    )
 
 
 def encoded(update: Update, values: Mapping[str, Array]) -> bytes:

@@ -1,4 +1,6 @@
-"""`python -m benchmarks schedules`: schedules of faults by the thousand, each from its seed, in virtual time."""
+"""`python -m benchmarks schedules`: schedules of faults by the thousand, each from its seed, in
+virtual time.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,9 @@ Cost: TypeAlias = tuple[float, int]
 class Summary:
     """How schedules ended.
 
-    faults: injected, by kind. finished: schedules with all rounds done. stalled, lost, doubled, unequal: schedules in which this happened;
-    other: in which something else was wrong. failed: seeds of all of these, with what was wrong. seconds: of one processor.
+    faults: injected, by kind. finished: schedules with all rounds done. stalled, lost, doubled,
+    unequal: schedules in which this happened; other: in which something else was wrong. failed:
+    seeds of all of these, with what was wrong. seconds: of one processor.
     """
 
     schedules: int = 0
@@ -79,7 +82,9 @@ def attempt(schedule: Schedule) -> Outcome:
 
 
 def batch(job: Job) -> tuple[list[Outcome], float]:
-    """So many schedules from a seed on, with a planted defect or without, and the seconds of this processor that they took."""
+    """So many schedules from a seed on, with a planted defect or without, and the seconds of this
+    processor that they took.
+    """
     first, count, defect = job
     quiet()
     start = time.process_time()
@@ -103,7 +108,9 @@ def batches(first: int, count: int, defect: str = "") -> Iterator[Job]:
 
 
 def shrink(schedule: Schedule) -> Schedule:
-    """The schedule with as few faults as still fail: each is left out in turn, until none can be."""
+    """The schedule with as few faults as still fail: each is left out in turn, until none can
+    be.
+    """
     faults = list(schedule.faults)
     index = 0
     while index < len(faults):
@@ -143,7 +150,13 @@ def read_log(log: Path | None) -> Summary:
     if log is None or not log.exists():
         return Summary()
     data = json.loads(log.read_text())
-    return Summary(**{**data, "faults": Counter(data["faults"]), "failed": {int(seed): why for seed, why in data["failed"].items()}})
+    return Summary(
+        **{
+            **data,
+            "faults": Counter(data["faults"]),
+            "failed": {int(seed): why for seed, why in data["failed"].items()},
+        }
+    )
 
 
 @dataclass
@@ -151,7 +164,8 @@ class Hunt:
     """A search for one planted defect.
 
     tried: schedules with it. wrong: what one of them showed; empty while none did.
-    costs: seconds of virtual time and trainings that they took, and what the same schedules take without it.
+    costs: seconds of virtual time and trainings that they took, and what the same schedules take
+    without it.
     """
 
     name: str
@@ -167,13 +181,20 @@ class Hunt:
             return ""
         if seconds > COSTLY * before:
             return f"slow: {seconds / before:.3f} times the time"
-        return f"wasteful: {trainings / usual:.3f} times the trainings" if trainings > COSTLY * usual else ""
+        return (
+            f"wasteful: {trainings / usual:.3f} times the trainings"
+            if trainings > COSTLY * usual
+            else ""
+        )
 
 
-def hunt(pool: ProcessPoolExecutor, name: str, seed: int, count: int, usual: dict[int, Cost]) -> Hunt:
+def hunt(
+    pool: ProcessPoolExecutor, name: str, seed: int, count: int, usual: dict[int, Cost]
+) -> Hunt:
     """Try schedules with a planted defect until one shows it, or until it shows in their costs.
 
-    usual: batch by its first seed -> what it costs without defect; those that are missing are added.
+    usual: batch by its first seed -> what it costs without defect; those that are missing are
+    added.
     """
     found = Hunt(name)
     for jobs in batched(batches(seed, count, name), AT_ONCE):
@@ -186,7 +207,10 @@ def hunt(pool: ProcessPoolExecutor, name: str, seed: int, count: int, usual: dic
                 if outcome.wrong:
                     found.wrong = outcome.wrong
                     return found
-            found.costs = added(found.costs[0], cost_of(outcomes)), added(found.costs[1], usual[first])
+            found.costs = (
+                added(found.costs[0], cost_of(outcomes)),
+                added(found.costs[1], usual[first]),
+            )
         if found.costly:
             found.wrong = found.costly
             return found
@@ -194,7 +218,9 @@ def hunt(pool: ProcessPoolExecutor, name: str, seed: int, count: int, usual: dic
 
 
 def cost_of(outcomes: Sequence[Outcome]) -> Cost:
-    return sum(outcome.seconds for outcome in outcomes), sum(outcome.trainings for outcome in outcomes)
+    return sum(outcome.seconds for outcome in outcomes), sum(
+        outcome.trainings for outcome in outcomes
+    )
 
 
 def added(one: Cost, other: Cost) -> Cost:
@@ -207,18 +233,53 @@ def batched(jobs: Iterator[Job], count: int) -> Iterator[list[Job]]:
 
 
 @click.command("schedules")
-@click.option("--count", type=click.IntRange(min=1), default=1000, show_default=True, help="schedules")
-@click.option("--seed", type=click.IntRange(min=0), help="seed of the first schedule; the next ones follow  [default: drawn and printed]")
-@click.option("--planted", is_flag=True, help="try each planted defect instead, until a schedule finds it")
-@click.option("--defect", "names", multiple=True, metavar="NAME", help="only this planted defect; may be repeated")
-@click.option("--replay", type=click.IntRange(min=0), metavar="SEED", help="follow one schedule event by event")
-@click.option("--log", type=click.Path(path_type=Path), metavar="FILE", help="keep the counts here and resume from them")
-@click.option("--beside", type=click.IntRange(min=1), default=2, show_default=True, help="processes")
+@click.option(
+    "--count", type=click.IntRange(min=1), default=1000, show_default=True, help="schedules"
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    help="seed of the first schedule; the next ones follow  [default: drawn and printed]",
+)
+@click.option(
+    "--planted", is_flag=True, help="try each planted defect instead, until a schedule finds it"
+)
+@click.option(
+    "--defect",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="only this planted defect; may be repeated",
+)
+@click.option(
+    "--replay",
+    type=click.IntRange(min=0),
+    metavar="SEED",
+    help="follow one schedule event by event",
+)
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="keep the counts here and resume from them",
+)
+@click.option(
+    "--beside", type=click.IntRange(min=1), default=2, show_default=True, help="processes"
+)
 @FORMAT
 def command(
-    count: int, seed: int | None, planted: bool, names: tuple[str, ...], replay: int | None, log: Path | None, beside: int, form: str
+    count: int,
+    seed: int | None,
+    planted: bool,
+    names: tuple[str, ...],
+    replay: int | None,
+    log: Path | None,
+    beside: int,
+    form: str,
 ) -> None:
-    """Run whole fleets in virtual time, with faults that a seed draws, and check that nothing is lost, doubled, unequal or stalled."""
+    """Run whole fleets in virtual time, with faults that a seed draws, and check that nothing is
+    lost, doubled, unequal or stalled.
+    """
     with speaking_plainly("python -m benchmarks schedules", "coordinator", "interrupted"):
         if replay is not None:
             outcome = follow(replay)
@@ -228,17 +289,28 @@ def command(
             raise Unknown("defect", unknown[0], DEFECTS)
         say = speaker(form)
         first = secrets.randbelow(2**31) if seed is None else seed
-        say(f"seed {first}; replaced are {', '.join(REPLACED)}, the links, the broker and the trainer")
+        say(
+            f"seed {first}; replaced are {', '.join(REPLACED)}, the links, the broker "
+            "and the trainer"
+        )
         with ProcessPoolExecutor(beside) as pool:
-            done = defects(pool, names, first, count, say) if planted or names else schedules(pool, first, count, log, say)
+            done = (
+                defects(pool, names, first, count, say)
+                if planted or names
+                else schedules(pool, first, count, log, say)
+            )
         if form == "json":
             click.echo(json.dumps({"seed": first, **done}))
         if done["wrong"]:
             sys.exit(1)
 
 
-def schedules(pool: ProcessPoolExecutor, seed: int, count: int, log: Path | None, say: Say) -> dict[str, Any]:
-    """Tries schedules, and prints each that fails with the shortest list of faults that still fails."""
+def schedules(
+    pool: ProcessPoolExecutor, seed: int, count: int, log: Path | None, say: Say
+) -> dict[str, Any]:
+    """Tries schedules, and prints each that fails with the shortest list of faults that still
+    fails.
+    """
     found, start = read_log(log), time.perf_counter()
     before = found.schedules
     for outcomes, seconds in pool.map(batch, batches(seed + before, count - before)):
@@ -258,17 +330,35 @@ def schedules(pool: ProcessPoolExecutor, seed: int, count: int, log: Path | None
         say(f"    to keep it: {msgspec.json.encode(shortest).decode()}")
     rate = round((found.schedules - before) / (time.perf_counter() - start), 2)
     faults = sum(found.faults.values())
-    say(f"{found.schedules} schedules with {faults} faults: {found.finished} finished, {len(found.failed)} failed; {rate} a second")
-    return {**vars(found), "finished": found.finished / max(1, found.schedules), "per_second": rate, "wrong": len(found.failed)}
+    say(
+        f"{found.schedules} schedules with {faults} faults: {found.finished} finished, "
+        f"{len(found.failed)} failed; {rate} a second"
+    )
+    return {
+        **vars(found),
+        "finished": found.finished / max(1, found.schedules),
+        "per_second": rate,
+        "wrong": len(found.failed),
+    }
 
 
-def defects(pool: ProcessPoolExecutor, names: Sequence[str], seed: int, count: int, say: Say) -> dict[str, Any]:
+def defects(
+    pool: ProcessPoolExecutor, names: Sequence[str], seed: int, count: int, say: Say
+) -> dict[str, Any]:
     """Try each planted defect until a schedule finds it, then the same schedules without any."""
     found, usual = list[Hunt](), dict[int, Cost]()
     for name in names or [name for name in DEFECTS if name]:
         one = hunt(pool, name, seed, count, usual)
-        say(f"{name}: {f'found after {one.tried} schedules: {one.wrong}' if one.wrong else f'not found in {one.tried} schedules'}")
+        found_it = f"found after {one.tried} schedules: {one.wrong}"
+        say(f"{name}: {found_it if one.wrong else f'not found in {one.tried} schedules'}")
         found.append(one)
     unplanted = schedules(pool, seed, max(one.tried for one in found), None, say)
-    planted = [{"name": one.name, "found_after": one.tried if one.wrong else 0, "wrong": one.wrong} for one in found]
-    return {**unplanted, "planted": planted, "wrong": unplanted["wrong"] + sum(not one.wrong for one in found)}
+    planted = [
+        {"name": one.name, "found_after": one.tried if one.wrong else 0, "wrong": one.wrong}
+        for one in found
+    ]
+    return {
+        **unplanted,
+        "planted": planted,
+        "wrong": unplanted["wrong"] + sum(not one.wrong for one in found),
+    }

@@ -24,15 +24,18 @@ SLOW = 20.0  # seconds between the chunks of an agent that drips
 
 
 class Device:
-    """The process of one agent. A Participant does all the work; this starts it, lets it turn, and starts it again.
+    """The process of one agent. A Participant does all the work; this starts it, lets it turn, and
+    starts it again.
 
     pace: seconds that a task takes, about.
-    character: see `Trainer`; also `drip`, whose updates come a chunk at a time, and `namesake`, which has the name of another agent and leaves for
-    good when it is told to.
+    character: see `Trainer`; also `drip`, whose updates come a chunk at a time, and `namesake`,
+    which has the name of another agent and leaves for good when it is told to.
     over: why its part is over; empty while it is not.
     """
 
-    def __init__(self, network: Network, run: str, folder: Path, name: str, pace: float, character: str = "") -> None:
+    def __init__(
+        self, network: Network, run: str, folder: Path, name: str, pace: float, character: str = ""
+    ) -> None:
         self.network, self.world, self.run = network, network.world, run
         self.folder, self.name, self.pace, self.character = folder, name, pace, character
         self.process = Process(name)
@@ -51,7 +54,10 @@ class Device:
     def begin(self) -> None:
         """Starts the process."""
         self._lives += 1
-        will = topics.status(self.run, self.name), envelope.encode(messages.Status(self.name, self.session, False))
+        will = (
+            topics.status(self.run, self.name),
+            envelope.encode(messages.Status(self.name, self.session, False)),
+        )
         kind = lies.LyingCable if self.character == "liar" else Cable
         self._link = kind(self.network, self.process, will, self.wake, self._note)
         self._link.drip = SLOW if self.character == "drip" else 0.0
@@ -90,7 +96,9 @@ class Device:
         self._guard(self._take_part)
 
     def _guard(self, act: Callable[[], None]) -> None:
-        """Does something as this process. One that dies, or ends by an error, is started again later."""
+        """Does something as this process. One that dies, or ends by an error, is started again
+        later.
+        """
         try:
             with self.world.turn_of(self.process):
                 act()
@@ -136,18 +144,29 @@ class Device:
 
     def _join(self, link: Cable, run: messages.Run) -> Participant:
         link.unsubscribe(topics.run(self.run))
-        trainer, self._spool = Trainer(self.world, self.pace, self.character, self.wake, self._offered), Spool(self.folder, lasting=True)
-        equipment = Equipment(self._measure, trainer, self._spool, clock=partial(self.world.clock, self.process))
+        trainer, self._spool = (
+            Trainer(self.world, self.pace, self.character, self.wake, self._offered),
+            Spool(self.folder, lasting=True),
+        )
+        equipment = Equipment(
+            self._measure, trainer, self._spool, clock=partial(self.world.clock, self.process)
+        )
         participant = self._participant = Participant(link, run, self.name, self.session, equipment)
         participant.join()
         return participant
 
     def _note(self, topic: str, payload: bytes) -> None:
         """Remember what is offered: it must not be trained again."""
-        if topic == topics.say(self.run, self.name) and isinstance(message := envelope.decode(payload), messages.Offer):
+        if topic == topics.say(self.run, self.name) and isinstance(
+            message := envelope.decode(payload), messages.Offer
+        ):
             self._offered.add(message.manifest.transfer)
 
     def _measure(self, run: messages.Run) -> Profile:
         timings = tuple(Timing(submodel, run.batch, self.pace / 10) for submodel in run.calibration)
-        profile = Profile(self.name, "h", "s", 1.0, 10**9, 1e9, 2**18, "torch", DATA, timings, survey_once(run))
-        return lies.about_device(profile, self.world.random) if self.character == "liar" else profile
+        profile = Profile(
+            self.name, "h", "s", 1.0, 10**9, 1e9, 2**18, "torch", DATA, timings, survey_once(run)
+        )
+        return (
+            lies.about_device(profile, self.world.random) if self.character == "liar" else profile
+        )

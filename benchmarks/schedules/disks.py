@@ -1,7 +1,8 @@
 """Disks of the processes of a schedule: real files, whose power can fail, and which can be full.
 
-Files lie in a folder in memory. Writing, syncing, renaming and removing go through here: they count as actions of the process whose turn it is, fail
-where its disk is full, and say what would survive a power cut: of a file, its content at the last sync; of a name, what the folder's last sync saw.
+Files lie in a folder in memory. Writing, syncing, renaming and removing go through here: they count
+as actions of the process whose turn it is, fail where its disk is full, and say what would survive
+a power cut: of a file, its content at the last sync; of a name, what the folder's last sync saw.
 SQLite syncs by itself and is taken to keep its word.
 """
 
@@ -23,10 +24,26 @@ from benchmarks.schedules.world import World
 
 __all__ = ["REPLACED", "Disks"]
 
-REPLACED = "io.open", "mmap.mmap", "os.fsync", "os.posix_fallocate", "os.rename", "os.replace", "os.unlink", "shutil.disk_usage"
+REPLACED = (
+    "io.open",
+    "mmap.mmap",
+    "os.fsync",
+    "os.posix_fallocate",
+    "os.rename",
+    "os.replace",
+    "os.unlink",
+    "shutil.disk_usage",
+)
 DATABASE = ".sqlite"
 EPOCH = 2 * 10**18  # nanoseconds of the wall clock at which a schedule begins
-OPEN, FSYNC, ALLOCATE, RENAME, REPLACE, UNLINK = io.open, os.fsync, os.posix_fallocate, os.rename, os.replace, os.unlink
+OPEN, FSYNC, ALLOCATE, RENAME, REPLACE, UNLINK = (
+    io.open,
+    os.fsync,
+    os.posix_fallocate,
+    os.rename,
+    os.replace,
+    os.unlink,
+)
 USAGE = shutil.disk_usage
 
 
@@ -37,18 +54,28 @@ class Disks:
         self.world, self.root, self.full = world, str(root), set[str]()
         self._stamps = 0
         self._synced: dict[int, bytes] = {}  # contents by inode, as they were when they were synced
-        self._names: dict[str, tuple[int, bytes]] = {}  # path -> inode and content at the last sync of the folder
+        # path -> inode and content at the last sync of the folder
+        self._names: dict[str, tuple[int, bytes]] = {}
 
     @contextmanager
     def replaced(self) -> Iterator[None]:
         """As long as this lasts, files below the root lie on these disks."""
-        made = self._open, mapped(self), self._fsync, self._allocate, self._rename, self._replace, self._unlink, self._usage
+        made = (
+            self._open,
+            mapped(self),
+            self._fsync,
+            self._allocate,
+            self._rename,
+            self._replace,
+            self._unlink,
+            self._usage,
+        )
         with ExitStack() as stack:
             for name, replacement in zip(REPLACED, made, strict=True):
                 stack.enter_context(mock.patch(name, replacement))
             yield
 
-    # ---- faults ------------------------------------------------------------------------------------------------------
+    # ---- faults ----------------------------------------------------------------------------------
 
     def cut_power(self, folder: Path, rng: random.Random) -> None:
         """What was not synced may be gone, torn or there, each by chance."""
@@ -59,11 +86,16 @@ class Disks:
                 continue
             inode, before = self._names.get(name, (-1, None))
             if name not in there:
-                if before is not None and rng.random() < 0.5 and os.path.isdir(os.path.dirname(name)):
+                if (
+                    before is not None
+                    and rng.random() < 0.5
+                    and os.path.isdir(os.path.dirname(name))
+                ):
                     self._put(name, before)  # that it was removed never reached the disk
                 continue
             if os.stat(name).st_ino != inode and rng.random() < 0.5:
-                self._put(name, before)  # that it was made, or renamed to this, never reached the disk
+                # that it was made, or renamed to this, never reached the disk
+                self._put(name, before)
                 continue
             now, kept = content(name), self._synced.get(os.stat(name).st_ino, b"")
             if now != kept:
@@ -88,9 +120,11 @@ class Disks:
         inode = os.stat(name).st_ino
         self._synced[inode], self._names[name] = survived, (inode, survived)
 
-    # ---- what is replaced --------------------------------------------------------------------------------------------
+    # ---- what is replaced ------------------------------------------------------------------------
 
-    def _open(self, file: Any, mode: str = "r", buffering: int = -1, *more: Any, **named: Any) -> Any:
+    def _open(
+        self, file: Any, mode: str = "r", buffering: int = -1, *more: Any, **named: Any
+    ) -> Any:
         if not set(mode) & set("wax+") or "b" not in mode or not self._mine(file):
             return OPEN(file, mode, buffering, *more, **named)
         self.act()
@@ -123,14 +157,15 @@ class Disks:
 
     def _unlink(self, path: Any, **named: Any) -> None:
         if self._mine(path) and self.world.running is not None and self.world.running.dead:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)  # nobody is left who could remove it
+            # nobody is left who could remove it
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         UNLINK(path, **named)
 
     def _usage(self, path: Any) -> Any:
         found = USAGE(path)
         return found._replace(free=0) if self._is_full() else found
 
-    # ---- what the replacements share ---------------------------------------------------------------------------------
+    # ---- what the replacements share -------------------------------------------------------------
 
     def sync(self, path: str) -> None:
         """A process syncs a file, or the names in a folder."""
@@ -138,16 +173,25 @@ class Disks:
         self.check_room()
         if not os.path.isdir(path):
             self._stamps += 1
-            os.utime(path, ns=(stamp := EPOCH + int(self.world.now * 1e9) + self._stamps, stamp))  # what is older must not depend on this machine
+            # what is older must not depend on this machine
+            os.utime(path, ns=(stamp := EPOCH + int(self.world.now * 1e9) + self._stamps, stamp))
             inode = os.stat(path).st_ino
             self._synced[inode] = content(path)
             if self._names.get(path, (-1, b""))[0] == inode:
                 self._names[path] = inode, self._synced[inode]
             return
-        there = {entry.path: entry.inode() for entry in os.scandir(path) if entry.is_file(follow_symlinks=False)}
-        for gone in [name for name in self._names if os.path.dirname(name) == path and name not in there]:
+        there = {
+            entry.path: entry.inode()
+            for entry in os.scandir(path)
+            if entry.is_file(follow_symlinks=False)
+        }
+        for gone in [
+            name for name in self._names if os.path.dirname(name) == path and name not in there
+        ]:
             del self._names[gone]
-        self._names |= {name: (inode, self._synced.get(inode, b"")) for name, inode in there.items()}
+        self._names |= {
+            name: (inode, self._synced.get(inode, b"")) for name, inode in there.items()
+        }
 
     def act(self) -> None:
         """Counts an action of the process whose turn it is. Raises Killed."""

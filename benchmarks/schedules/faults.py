@@ -10,7 +10,8 @@ from typing import Any
 __all__ = ["CHARACTERS", "COORDINATOR", "DEATHS", "KINDS", "Fault", "Schedule", "draw"]
 
 COORDINATOR = "coordinator"
-DEATHS = "bit", "kill", "power"  # a process ends before an action; what its disk lost is seen when it starts again
+# a process ends before an action; what its disk lost is seen when it starts again
+DEATHS = "bit", "kill", "power"
 CHARACTERS = "drip", "liar", "mute"
 HEAL = 240.0  # seconds: no fault that is drawn by time begins later
 
@@ -21,7 +22,8 @@ class Fault:
 
     kind: one of KINDS. who: the process, where it is of one.
     at: seconds at which it begins; of a kill, the action of the process before which it happens.
-    lasts: seconds, or until the process is started again. much: a share, or seconds of a delay or a jump.
+    lasts: seconds, or until the process is started again. much: a share, or seconds of a delay or a
+    jump.
     """
 
     kind: str
@@ -37,7 +39,9 @@ Draw = Callable[[random.Random, list[str]], Fault]
 
 @dataclass(frozen=True)
 class Schedule:
-    """seed: of all that is drawn while it runs. paces: seconds that a task takes, by agent. settings: of the run's configuration."""
+    """seed: of all that is drawn while it runs. paces: seconds that a task takes, by agent.
+    settings: of the run's configuration.
+    """
 
     seed: int
     paces: Mapping[str, float]
@@ -49,7 +53,13 @@ def window(kind: str) -> Draw:
     """A stretch of time in which messages to or from one process suffer."""
 
     def draw(rng: random.Random, names: list[str]) -> Fault:
-        return Fault(kind, rng.choice([COORDINATOR, *names]), rng.uniform(0, HEAL), rng.uniform(1, 30), rng.choice((0.05, 0.2, 0.6)))
+        return Fault(
+            kind,
+            rng.choice([COORDINATOR, *names]),
+            rng.uniform(0, HEAL),
+            rng.uniform(1, 30),
+            rng.choice((0.05, 0.2, 0.6)),
+        )
 
     return draw
 
@@ -58,20 +68,28 @@ def process(kind: str, shortest: float, longest: float) -> Draw:
     """Something that happens to a process at a time."""
 
     def draw(rng: random.Random, names: list[str]) -> Fault:
-        who, at, lasts = rng.choice([COORDINATOR, *names]), rng.uniform(0, HEAL), rng.uniform(shortest, longest)
+        who, at, lasts = (
+            rng.choice([COORDINATOR, *names]),
+            rng.uniform(0, HEAL),
+            rng.uniform(shortest, longest),
+        )
         return Fault(kind, who, at, lasts, rng.choice((-1e5, -30.0, 30.0, 1e5)))
 
     return draw
 
 
 def death(kind: str) -> Draw:
-    """The end of a process before one of its actions, early ones and those of its second life included."""
+    """The end of a process before one of its actions, early ones and those of its second life
+    included.
+    """
 
     def draw(rng: random.Random, names: list[str]) -> Fault:
         coordinator = rng.random() < 0.6
         who = COORDINATOR if coordinator else rng.choice(names)
         most = 3000 if coordinator else 1500
-        return Fault(kind, who, float(int(most ** rng.uniform(0.2, 1.0))), rng.choice((0.1, 2.0, 20.0, 70.0)))
+        return Fault(
+            kind, who, float(int(most ** rng.uniform(0.2, 1.0))), rng.choice((0.1, 2.0, 20.0, 70.0))
+        )
 
     return draw
 
@@ -134,7 +152,8 @@ def draw(seed: int) -> Schedule:
     count = rng.choices((0, 1, 2, 3, 4, 5, 6, 8, 10), (1, 1, 2, 4, 5, 4, 3, 2, 1))[0]
     kinds = list(KINDS)
     faults = tuple(KINDS[rng.choice(kinds)](rng, names) for _ in range(count))
-    honest = len(names) - len({fault.who for fault in faults if fault.kind == "liar"})  # one that lies may be turned away
+    # one that lies may be turned away
+    honest = len(names) - len({fault.who for fault in faults if fault.kind == "liar"})
     buffered = rng.random() < 0.3
     settings: dict[str, Any] = {
         **rng.choice(METHODS),

@@ -19,14 +19,18 @@ from federated.wire.link import Payload
 
 __all__ = ["LyingCable", "about_device", "about_update"]
 
-SHARE = 0.5  # of its offers and heartbeats in which it lies; its profiles and updates are always lies
+# of its offers and heartbeats in which it lies; its profiles and updates are always lies
+SHARE = 0.5
 
 
 def about_device(profile: Profile, rng: random.Random) -> Profile:
     """A profile that must be refused, or that harms nobody else."""
     factor = rng.choice((1e-9, 1e-6, 1e6, 1e9))
     lies: list[Callable[[], Profile]] = [
-        lambda: replace(profile, timings=tuple(replace(one, seconds=one.seconds * factor) for one in profile.timings)),
+        lambda: replace(
+            profile,
+            timings=tuple(replace(one, seconds=one.seconds * factor) for one in profile.timings),
+        ),
         lambda: replace(profile, timings=()),
         lambda: replace(profile, memory=rng.choice((0, 1, 2**62))),
         lambda: replace(profile, uplink=rng.choice((1e-9, 1e15))),
@@ -49,11 +53,30 @@ def about_update(update: Update, rng: random.Random) -> Update:
         lambda: replace(update, samples=2**40),
         lambda: replace(update, steps=0),
         lambda: replace(update, notes={**update.notes, "loss": math.nan}),
-        lambda: replace(update, notes={**update.notes, "tallies": {"all": {"count": [1e300], "loss": [-1.0], "right": [1e300]}}}),
+        lambda: replace(
+            update,
+            notes={
+                **update.notes,
+                "tallies": {"all": {"count": [1e300], "loss": [-1.0], "right": [1e300]}},
+            },
+        ),
         lambda: replace(update, notes={}),
         lambda: replace(update, tensors={}),
-        lambda: replace(update, tensors={**update.tensors, first: np.full_like(update.tensors[first], np.nan)}) if first else update,
-        lambda: replace(update, tensors={**update.tensors, first: np.full_like(update.tensors[first], 1e30)}) if first else update,
+        lambda: (
+            replace(
+                update,
+                tensors={**update.tensors, first: np.full_like(update.tensors[first], np.nan)},
+            )
+            if first
+            else update
+        ),
+        lambda: (
+            replace(
+                update, tensors={**update.tensors, first: np.full_like(update.tensors[first], 1e30)}
+            )
+            if first
+            else update
+        ),
         lambda: replace(update, tensors={**update.tensors, "other": np.zeros(10, np.float32)}),
     ]
     return rng.choice(lies)()
@@ -73,7 +96,11 @@ def about_message(message: messages.Message, rng: random.Random) -> messages.Mes
             ]
             return replace(message, **rng.choice(lies))
         case messages.Heartbeat():
-            return replace(message, step=rng.choice((0, 2**62)), state=rng.choice(("train", "download", "send", "idle")))
+            return replace(
+                message,
+                step=rng.choice((0, 2**62)),
+                state=rng.choice(("train", "download", "send", "idle")),
+            )
     return message
 
 
@@ -83,5 +110,7 @@ class LyingCable(Cable):
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         if self.world.random.random() < SHARE and payload:
             with suppress(WireError):  # bytes that are not a message
-                payload = envelope.encode(about_message(envelope.decode(bytes(payload)), self.world.random))
+                payload = envelope.encode(
+                    about_message(envelope.decode(bytes(payload)), self.world.random)
+                )
         super().publish(topic, payload, retain=retain, qos=qos)

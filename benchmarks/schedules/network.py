@@ -17,7 +17,9 @@ __all__ = ["Cable", "Network"]
 DELAY = 0.002, 0.05  # seconds that a message takes, drawn
 CHUNK = 8192  # bytes, so that every transfer has several
 LIMIT = 1 << 20  # bytes of a payload
-IDLE = 2.0  # seconds that a process which waits for messages sleeps at least, if none comes: looking more often only costs time
+# seconds that a process which waits for messages sleeps at least, if none comes: looking more often
+# only costs time
+IDLE = 2.0
 
 
 class Network:
@@ -33,7 +35,9 @@ class Network:
         self.under_way.append((fault, self.world.now + fault.lasts))
 
     def suffer(self, name: str, delivery: Delivery) -> list[tuple[float, Delivery]]:
-        """What becomes of a message on its way between a process and the broker: how much later it comes, if it does."""
+        """What becomes of a message on its way between a process and the broker: how much later it
+        comes, if it does.
+        """
         now, rng, made = self.world.now, self.world.random, [(0.0, delivery)]
         self.under_way = [(fault, until) for fault, until in self.under_way if until > now]
         for fault, until in self.under_way:
@@ -48,7 +52,15 @@ class Network:
             elif fault.kind == "reorder":
                 made = [(later + rng.uniform(0.01, 5.0), one) for later, one in made]
             elif fault.kind == "damage" and delivery.payload:
-                made = [(later, replace(one, payload=damaged(one.payload, rng.randrange(len(one.payload) * 8)))) for later, one in made]
+                made = [
+                    (
+                        later,
+                        replace(
+                            one, payload=damaged(one.payload, rng.randrange(len(one.payload) * 8))
+                        ),
+                    )
+                    for later, one in made
+                ]
         return made
 
     def hang_up(self, names: list[str], seconds: float) -> None:
@@ -59,7 +71,9 @@ class Network:
                 link.cut(seconds)
 
     def restart(self, seconds: float, *, forget: bool) -> None:
-        """The broker is away for a while. forget: it lost what it retained, and what it held for links."""
+        """The broker is away for a while. forget: it lost what it retained, and what it held for
+        links.
+        """
         self.hang_up(list(self.links), seconds)
         if forget:
             self.broker.retained.clear()
@@ -78,7 +92,8 @@ def ignore(topic: str, payload: bytes) -> None:
 
 
 class Cable(MemoryLink):
-    """A link of one process. Messages come in order, each some milliseconds after it was sent, unless the network does something to them.
+    """A link of one process. Messages come in order, each some milliseconds after it was sent,
+    unless the network does something to them.
 
     wake: called when something came. sent: called with each message that was sent.
     """
@@ -91,7 +106,13 @@ class Cable(MemoryLink):
         wake: Callable[[], None] = lambda: None,
         sent: Callable[[str, bytes], None] = ignore,
     ) -> None:
-        self.world, self.network, self.process, self.wake, self.sent = network.world, network, process, wake, sent
+        self.world, self.network, self.process, self.wake, self.sent = (
+            network.world,
+            network,
+            process,
+            wake,
+            sent,
+        )
         self._last = 0.0
         self._cuts = 0
         self.forgotten = False
@@ -120,7 +141,10 @@ class Cable(MemoryLink):
         self.sent(topic, bytes(payload))
         if self.drip and "/up/" in topic:  # one chunk at a time, each of them late
             self._dripped = max(self._dripped, self.world.now) + self.drip
-            self.world.after(self._dripped - self.world.now, partial(self._send, topic, payload, retain=retain, qos=qos))
+            self.world.after(
+                self._dripped - self.world.now,
+                partial(self._send, topic, payload, retain=retain, qos=qos),
+            )
             return
         self._send(topic, payload, retain=retain, qos=qos)
 

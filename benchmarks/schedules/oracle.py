@@ -1,6 +1,7 @@
 """What must hold in every schedule, watched while it runs and checked when it is over.
 
-An oracle promises no more than the protocol does: an update counts once the coordinator has acknowledged it, and damage to a disk may cost a round.
+An oracle promises no more than the protocol does: an update counts once the coordinator has
+acknowledged it, and damage to a disk may cost a round.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ Struck: TypeAlias = Set[tuple[str, str]]
 
 DISK = "bit", "disk full", "power"  # faults of a disk
 CONFUSING = "damage", "namesake"  # after these, a message may not be what its sender said
-UNORDERED = "delay", "double", "reorder"  # after these, an agent may be asked again after it was told that all is well
+# after these, an agent may be asked again after it was told that all is well
+UNORDERED = "delay", "double", "reorder"
 
 SEGMENTS = 2  # of the journal, and totals: the present one, and the one before until it is swept
 VALUE = 2**17  # bytes of a round's value as MessagePack; the largest of 150 schedules had 23,029
@@ -57,7 +59,7 @@ class Oracle:
         self.attempts = dict[int, int]()
         self.refusals = list[tuple[str, str, str]]()
 
-    # ---- while it runs -----------------------------------------------------------------------------------------------
+    # ---- while it runs ---------------------------------------------------------------------------
 
     def step(self, value: Round, event: on.RoundEvent) -> tuple[Round, list[Action]]:
         """Do what `step` does, and look at what it did."""
@@ -72,20 +74,32 @@ class Oracle:
         if after is not value and (agent := sender(event)):
             self._check_limits(value, after, agent)
         for action in actions:
-            if (isinstance(action, Answer) and not action.accepted and not action.reason) or (isinstance(action, TurnAway) and not action.reason):
+            if (isinstance(action, Answer) and not action.accepted and not action.reason) or (
+                isinstance(action, TurnAway) and not action.reason
+            ):
                 self.fail(f"unexplained: {action.agent} was refused without a reason")
         return after, actions
 
     def _check_limits(self, before: Round, after: Round, agent: str) -> None:
-        """No message of an agent changes when the tasks of others are over, nor when the phase is."""
+        """No message of an agent changes when the tasks of others are over, nor when the phase
+        is.
+        """
         for key, state in after.tasks.items():
             old = before.tasks.get(key)
             if old is None or old is state or key.agent == agent or not (old.open and state.open):
                 continue
             if old.due != state.due:
-                self.fail(f"limited: a message of {agent} changed the limit of {key.agent} from {old.due:.1f} to {state.due:.1f}")
+                self.fail(
+                    f"limited: a message of {agent} changed the limit of {key.agent} "
+                    f"from {old.due:.1f} to {state.due:.1f}"
+                )
         phase, now = before.phase, after.phase
-        if phase is not None and now is not None and (phase.work, phase.began) == (now.work, now.began) and phase.limit != now.limit:
+        if (
+            phase is not None
+            and now is not None
+            and (phase.work, phase.began) == (now.work, now.began)
+            and phase.limit != now.limit
+        ):
             self.fail(f"limited: a message of {agent} changed the limit of the phase")
 
     def hear(self, topic: str, payload: bytes) -> None:
@@ -99,10 +113,12 @@ class Oracle:
             if work == "train":
                 self.promised.add((agent, int(round), int(attempt)))
 
-    # ---- after a death -----------------------------------------------------------------------------------------------
+    # ---- after a death ---------------------------------------------------------------------------
 
     def check_death(self, fleet: Fleet) -> None:
-        """Fail where the journal gives neither the value that died nor the one before its last event."""
+        """Fail where the journal gives neither the value that died nor the one before its last
+        event.
+        """
         self.check_bounds(fleet)
         driver = fleet.driver
         if driver.journal is None or not driver.journal.recording:
@@ -122,7 +138,8 @@ class Oracle:
             self.fail("unequal: the journal does not give the value that died")
 
     def check_kept(self, *, damaged: bool) -> None:
-        """Fail where a death, and what it did to the disk, lost what was acknowledged in the round under way.
+        """Fail where a death, and what it did to the disk, lost what was acknowledged in the round
+        under way.
 
         damaged: whether bits flipped, so that updates in the spool may be asked for again.
         """
@@ -140,18 +157,41 @@ class Oracle:
         value = Round() if found is None else found[0].round
         for event in found[1] if found is not None else ():
             value, _ = steps.step(value, event)
-        known = {(one.key.agent, one.key.round, one.task.attempt): one for one in (*value.settled, *value.tasks.values()) if one.key.work == "train"}
+        known = {
+            (one.key.agent, one.key.round, one.task.attempt): one
+            for one in (*value.settled, *value.tasks.values())
+            if one.key.work == "train"
+        }
         for promise in sorted(self.promised):
             one = known.get(promise)
-            if promise[1] > done and (one is None or one.open) and not damaged and self.attempts.get(promise[1]) == promise[2]:
-                self.fail(f"lost: the journal does not know that the update of {promise[0]} in round {promise[1]} came")
+            if (
+                promise[1] > done
+                and (one is None or one.open)
+                and not damaged
+                and self.attempts.get(promise[1]) == promise[2]
+            ):
+                self.fail(
+                    f"lost: the journal does not know that the update of {promise[0]} "
+                    f"in round {promise[1]} came"
+                )
         for one in () if damaged else known.values():
             kept = one.stage in ("whole", "folding") or one.key in value.unkept
-            if kept and digest_of(self.runs / self.run / "spool" / f"round-{one.key.round:06d}" / named(one.key)) != one.digest:
-                self.fail(f"lost: the update of {one.key.agent} in round {one.key.round} is not in the spool, and in no snapshot")
+            if (
+                kept
+                and digest_of(
+                    self.runs / self.run / "spool" / f"round-{one.key.round:06d}" / named(one.key)
+                )
+                != one.digest
+            ):
+                self.fail(
+                    f"lost: the update of {one.key.agent} in round {one.key.round} is "
+                    "not in the spool, and in no snapshot"
+                )
 
     def check_bounds(self, fleet: Fleet) -> None:
-        """Fail where memory or journal grow beyond what the tasks under way need. The spool must be empty at the end."""
+        """Fail where memory or journal grow beyond what the tasks under way need. The spool must be
+        empty at the end.
+        """
         folder, value = self.runs / self.run, fleet.round
         for agent in value.agents.values():
             if len(agent.tasks) > max(value.rules.stale, 0) + 2:
@@ -162,12 +202,13 @@ class Oracle:
             if len(found := list(folder.glob(pattern))) > SEGMENTS:
                 self.fail(f"unbounded: {len(found)} files {pattern}")
 
-    # ---- at the end --------------------------------------------------------------------------------------------------
+    # ---- at the end ------------------------------------------------------------------------------
 
     def check_end(self, honest: Set[str], struck: Struck, repeated: Sequence[str]) -> Replayed:
         """Check a run that is over.
 
-        honest: agents that do as the protocol says. repeated: agents that trained again what they had offered.
+        honest: agents that do as the protocol says. repeated: agents that trained again what they
+        had offered.
         """
         found = replay(self.runs, self.run, make=learn)
         if found.doubled:
@@ -181,11 +222,20 @@ class Oracle:
         excused = honest if confused or COORDINATOR in harmed else harmed
         answered = self._answers() | self.dropped
         for agent, round, attempt in sorted(self.promised):
-            if (again := self.attempts.get(round, attempt) != attempt) and COORDINATOR not in harmed:
+            if (
+                again := self.attempts.get(round, attempt) != attempt
+            ) and COORDINATOR not in harmed:
                 self.fail(f"lost: round {round} began anew, though no disk was damaged")
             if not again and (agent, round) not in answered:
-                self.fail(f"lost: the update of {agent} in round {round} was acknowledged, and neither folded nor answered for")
-        for agent in (honest & set(repeated)) - excused if not any(kind in UNORDERED for kind, _ in struck) else ():
+                self.fail(
+                    f"lost: the update of {agent} in round {round} was acknowledged, "
+                    "and neither folded nor answered for"
+                )
+        for agent in (
+            (honest & set(repeated)) - excused
+            if not any(kind in UNORDERED for kind, _ in struck)
+            else ()
+        ):
             self.fail(f"wasted: {agent} trained again what it had offered")
         for agent, kind, reason in self.refusals:
             if agent in honest and (agent not in excused or (kind == "size" and not confused)):
@@ -197,7 +247,12 @@ class Oracle:
         store = Store.open(self.runs, self.run, read_only=True)
         try:
             rounds = range(1, store.rounds_done + 1)
-            return {(entry.agent, entry.task or number) for number in rounds for entry in store.entries(number) if entry.outcome}
+            return {
+                (entry.agent, entry.task or number)
+                for number in rounds
+                for entry in store.entries(number)
+                if entry.outcome
+            }
         finally:
             store.close()
 
@@ -205,7 +260,13 @@ class Oracle:
 def sender(event: on.RoundEvent) -> str:
     """The agent whose message an event is about; empty where it is about none."""
     match event:
-        case on.AgentBeat() | on.AgentConnected() | on.AgentLeft() | on.ProfileCame() | on.UpdateOffered():
+        case (
+            on.AgentBeat()
+            | on.AgentConnected()
+            | on.AgentLeft()
+            | on.ProfileCame()
+            | on.UpdateOffered()
+        ):
             return event.agent
         case on.ChunkCame() | on.TaskFailed() | on.UpdateCame() | on.UpdateRefused():
             return event.key.agent

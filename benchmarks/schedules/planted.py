@@ -123,19 +123,35 @@ DRIVER = "coordinator.run.driver.Driver"
 DEFECTS: dict[str, Defect] = {
     "": Defect(),
     "the journal is not synced": Defect((("coordinator.journal.Journal.sync", nothing),)),
-    "an update is acknowledged before it is on disk": Defect((("coordinator.inbox.Inbox.__init__", unchecked),)),
-    "an update leaves the spool before its snapshot": Defect((handlers({on.UpdateFolded: forget_at_once}),)),
-    "an update that comes twice counts twice": Defect((handlers({on.UpdateOffered: accept_again}),)),
-    "a lease never ends": Defect((("coordinator.run.task_state.TaskState.due", property(lambda self: float("inf"))),)),
+    "an update is acknowledged before it is on disk": Defect(
+        (("coordinator.inbox.Inbox.__init__", unchecked),)
+    ),
+    "an update leaves the spool before its snapshot": Defect(
+        (handlers({on.UpdateFolded: forget_at_once}),)
+    ),
+    "an update that comes twice counts twice": Defect(
+        (handlers({on.UpdateOffered: accept_again}),)
+    ),
+    "a lease never ends": Defect(
+        (("coordinator.run.task_state.TaskState.due", property(lambda self: float("inf"))),)
+    ),
     "actions come before their event is written": Defect(((f"{DRIVER}._take", acted_first),)),
     "a torn record is read": Defect((("coordinator.journal.payloads", uncut),)),
     "a journal continues any checkpoint": Defect((("coordinator.journal.Journal._find", newest),)),
     "a replay trusts the spool": Defect(((f"{DRIVER}._update", unlooked),)),
-    "lost tasks are not told again": Defect((("coordinator.run.agents.remind", lambda r, state, pause, out: r),)),
-    "a late task holds the round": Defect((("coordinator.run.task_state.TaskState.working", property(lambda self: self.open)),)),
+    "lost tasks are not told again": Defect(
+        (("coordinator.run.agents.remind", lambda r, state, pause, out: r),)
+    ),
+    "a late task holds the round": Defect(
+        (("coordinator.run.task_state.TaskState.working", property(lambda self: self.open)),)
+    ),
     "a heartbeat extends every lease": Defect((handlers({on.AgentBeat: patient}),)),
     "an update is refused without a reason": Defect((handlers({on.UpdateRefused: unexplained}),)),
     "old segments of the journal stay": Defect((("coordinator.journal.Journal.sweep", nothing),)),
-    "an agent does not offer its update again": Defect((("federated.device.uploads.Uploads.stalled", lambda self, now: []),)),
-    "an agent's update does not outlive its process": Defect((("federated.device.spool.Spool.keep", nothing),)),
+    "an agent does not offer its update again": Defect(
+        (("federated.device.uploads.Uploads.stalled", lambda self, now: []),)
+    ),
+    "an agent's update does not outlive its process": Defect(
+        (("federated.device.spool.Spool.keep", nothing),)
+    ),
 }

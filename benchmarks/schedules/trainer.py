@@ -1,4 +1,6 @@
-"""A trainer that takes virtual seconds, and whose answers follow from agent, round and weights alone."""
+"""A trainer that takes virtual seconds, and whose answers follow from agent, round and weights
+alone.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from models.families import statistics
 __all__ = ["DATA", "Trainer", "learn", "survey_once"]
 
 DATA = Card("digits", (1, 4, 4), "uint8", 4, 100, 20, (5.0,), (6.0,))
-NEARER = np.float32(0.1)  # share of the way to a point of its own that an agent's weights go in a training
+# share of the way to a point of its own that an agent's weights go in a training
+NEARER = np.float32(0.1)
 
 
 def drawn(task: Task) -> float:
@@ -38,17 +41,56 @@ def drawn(task: Task) -> float:
 def learn(task: Task, weights: Mapping[str, NDArray[Any]]) -> Update:
     """The answer to a task."""
     value = drawn(task)
-    said = Update(task.run, task.round, task.attempt, task.agent, task.work, task.submodel, task.version, DATA.examples, 0, {}, {})
+    said = Update(
+        task.run,
+        task.round,
+        task.attempt,
+        task.agent,
+        task.work,
+        task.submodel,
+        task.version,
+        DATA.examples,
+        0,
+        {},
+        {},
+    )
     if task.work == "train":
         tracked = task.recipe.norm == "tracked"
-        own = {name: found for name, found in weights.items() if "/" not in name and (tracked or "running_" not in name)}
-        made = {name: np.ascontiguousarray(found + NEARER * (np.float32(value - 0.5) - found)) for name, found in own.items()}
-        return replace(said, steps=1, tensors=made, notes={"loss": 1.0 + value, **({"labels": [0, 1]} if task.recipe.labels else {})})
+        own = {
+            name: found
+            for name, found in weights.items()
+            if "/" not in name and (tracked or "running_" not in name)
+        }
+        made = {
+            name: np.ascontiguousarray(found + NEARER * (np.float32(value - 0.5) - found))
+            for name, found in own.items()
+        }
+        return replace(
+            said,
+            steps=1,
+            tensors=made,
+            notes={"loss": 1.0 + value, **({"labels": [0, 1]} if task.recipe.labels else {})},
+        )
     if task.work == "calibrate":
-        made = {name: np.full(shape, value + 0.5, np.float32) for name, shape in statistics(task.submodel).items()}
+        made = {
+            name: np.full(shape, value + 0.5, np.float32)
+            for name, shape in statistics(task.submodel).items()
+        }
         return replace(said, tensors=made, notes={"batches": 1})
     held = DATA.held_out
-    return replace(said, samples=held, notes={"tallies": {"all": {"count": [held], "loss": [held * value], "right": [math.floor(held * value)]}}})
+    return replace(
+        said,
+        samples=held,
+        notes={
+            "tallies": {
+                "all": {
+                    "count": [held],
+                    "loss": [held * value],
+                    "right": [math.floor(held * value)],
+                }
+            }
+        },
+    )
 
 
 @dataclass(frozen=True)
@@ -68,12 +110,16 @@ class Surveyed:
         return self.y
 
 
-OWN = Surveyed(np.arange(64 * 16, dtype=np.uint8).reshape(64, 1, 4, 4) % 11, np.arange(64) % 4, (0, 1, 2, 3))
+OWN = Surveyed(
+    np.arange(64 * 16, dtype=np.uint8).reshape(64, 1, 4, 4) % 11, np.arange(64) % 4, (0, 1, 2, 3)
+)
 SURVEYS = dict[tuple[str, tuple[str, ...]], dict[str, Any]]()
 
 
 def survey_once(run: Run) -> dict[str, Any]:
-    """What the method's survey finds in these examples; the same for each run of this method and menu, so it is made once."""
+    """What the method's survey finds in these examples; the same for each run of this method and
+    menu, so it is made once.
+    """
     key = run.method, tuple(submodel.name for submodel in run.menu)
     if key not in SURVEYS:
         SURVEYS[key] = surveyed(run, OWN, 10**9, "cpu")
@@ -118,7 +164,9 @@ class Trainer:
             made = learn(task, tensors.decode(weights.read_bytes())[1])
             if self.character == "liar":
                 made = about_update(made, self.world.random)
-            result.write_bytes(tensors.encode(msgspec.to_builtins(replace(made, tensors={})), made.tensors))
+            result.write_bytes(
+                tensors.encode(msgspec.to_builtins(replace(made, tensors={})), made.tensors)
+            )
         except OSError as error:
             return Outcome(task, None, f"{error}", full=error.errno == errno.ENOSPC)
         return Outcome(task, result, loss=float(made.notes.get("loss", math.nan)))

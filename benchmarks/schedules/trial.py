@@ -1,4 +1,6 @@
-"""One schedule: a coordinator and agents in virtual time, what breaks, and what must hold at the end."""
+"""One schedule: a coordinator and agents in virtual time, what breaks, and what must hold at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ __all__ = ["REPLACED", "Outcome", "Tell", "run_schedule"]
 
 WATCHED = "coordinator.run.driver.step"  # replaced by one that calls it, and looks at what it did
 REPLACED = *disks.REPLACED, "time.monotonic", WATCHED
-"""What is replaced in production code while a schedule runs. Links, broker and trainer are handed in, as other ones are elsewhere."""
+"""What is replaced in production code while a schedule runs. Links, broker and trainer are handed
+in, as other ones are elsewhere.
+"""
 
 Tell = Callable[[float, object], None]
 """Is given the seconds and each event or fault."""
@@ -41,7 +45,8 @@ LIMIT = 20_000.0  # virtual seconds after which a run has stalled
 LIVES = 40  # of the coordinator
 KEEPALIVE = 45.0  # seconds after which a broker takes a silent client to be gone
 PARTING = 300.0  # seconds that agents have to hear that the run is over
-FILES = ".have", ".part", ".task", ".update", ".weights"  # in which bits may flip; the journal and checkpoints refuse to be resumed from
+# in which bits may flip; the journal and checkpoints refuse to be resumed from
+FILES = ".have", ".part", ".task", ".update", ".weights"
 BASE = {
     "name": RUN,
     "seed": 0,
@@ -103,7 +108,9 @@ class Trial:
             self.world.after(0.1 * index, partial(self._join, name, pace))
         with ExitStack() as stack:
             stack.enter_context(self.disks.replaced())
-            stack.enter_context(mock.patch("time.monotonic", partial(self.world.clock, self.coordinator)))
+            stack.enter_context(
+                mock.patch("time.monotonic", partial(self.world.clock, self.coordinator))
+            )
             stack.enter_context(mock.patch(WATCHED, self.oracle.step))
             try:
                 self._live()
@@ -113,11 +120,16 @@ class Trial:
                 device.close()
         if self.outcome.finished and not self.outcome.wrong:
             honest = {name for name, device in self.devices.items() if not device.character}
-            self.outcome.folded = sum(map(len, self.oracle.check_end(honest, self.struck, self.world.repeated).folded.values()))
+            self.outcome.folded = sum(
+                map(
+                    len,
+                    self.oracle.check_end(honest, self.struck, self.world.repeated).folded.values(),
+                )
+            )
         self.outcome.seconds, self.outcome.trainings = self.world.now, self.world.trainings
         return self.outcome
 
-    # ---- the coordinator ---------------------------------------------------------------------------------------------
+    # ---- the coordinator -------------------------------------------------------------------------
 
     def _live(self) -> None:
         """The coordinator's lives, until one comes to the end of the run."""
@@ -138,17 +150,27 @@ class Trial:
         prepared, link, runs, replaying = None, None, self.folder / "runs", False
         try:
             with self.world.turn_of(self.coordinator):
-                prepared = prepare(self._config(), runs, resume=(runs / RUN / "run.sqlite").exists())
+                prepared = prepare(
+                    self._config(), runs, resume=(runs / RUN / "run.sqlite").exists()
+                )
                 link = Cable(self.network, self.coordinator, sent=self.oracle.hear)
                 tell = lambda event: self.tell(self.world.now, event)  # noqa: E731
-                run_coordinator(prepared, link, tell, self._bind, clock=partial(self.world.clock, self.coordinator))
+                run_coordinator(
+                    prepared,
+                    link,
+                    tell,
+                    self._bind,
+                    clock=partial(self.world.clock, self.coordinator),
+                )
             return True
         except Killed as death:
             replaying = came_through(death, "replay")
-        except (StoreError, LinkError, OSError) as error:  # what a person, or systemd, answers by another start
+        except (StoreError, LinkError, OSError) as error:
+            # what a person, or systemd, answers by another start
             self.tell(self.world.now, error)
         finally:
-            if self.coordinator.dead and self.fleet is not None and not replaying:  # who dies in a replay is somewhere within it
+            # who dies in a replay is somewhere within it
+            if self.coordinator.dead and self.fleet is not None and not replaying:
                 self.oracle.check_death(self.fleet)
             if prepared is not None:
                 prepared.close()
@@ -171,8 +193,16 @@ class Trial:
         until = self.world.now + PARTING
         while not all(device.over for device in self.devices.values()) and self.world.step(until):
             pass
-        forgetful = self.outcome.injected.keys() & {"broker forgets", "damage", "lose", "retained lost"}  # nobody is left who would say it again
-        if (waiting := [name for name, device in self.devices.items() if not device.over]) and not forgetful:
+        # nobody is left who would say it again
+        forgetful = self.outcome.injected.keys() & {
+            "broker forgets",
+            "damage",
+            "lose",
+            "retained lost",
+        }
+        if (
+            waiting := [name for name, device in self.devices.items() if not device.over]
+        ) and not forgetful:
             self._fail(f"stalled: {', '.join(waiting)} did not hear that the run is over")
 
     def _start_another(self) -> None:
@@ -188,16 +218,22 @@ class Trial:
     def _fail(self, why: str) -> None:
         self.outcome.wrong = self.outcome.wrong or why
 
-    # ---- faults ------------------------------------------------------------------------------------------------------
+    # ---- faults ----------------------------------------------------------------------------------
 
     def _plan(self, fault: Fault) -> None:
         if fault.kind not in (*DEATHS, *CHARACTERS):
             self.world.after(fault.at, partial(self._break, fault))
 
     def _join(self, name: str, pace: float) -> None:
-        characters = [fault.kind for fault in self.schedule.faults if fault.who == name and fault.kind in CHARACTERS][:1]
+        characters = [
+            fault.kind
+            for fault in self.schedule.faults
+            if fault.who == name and fault.kind in CHARACTERS
+        ][:1]
         self.outcome.injected.update(characters)
-        device = self.devices[name] = Device(self.network, RUN, self.folder / name, name, pace, *characters)
+        device = self.devices[name] = Device(
+            self.network, RUN, self.folder / name, name, pace, *characters
+        )
         self._light(device.process)
         device.begin()
         device.tick()
@@ -220,7 +256,9 @@ class Trial:
         folder = self.folder / ("runs" if fault.who == COORDINATOR else fault.who)
         if fault.kind == "power":
             self.disks.cut_power(folder, self.rng)
-        elif fault.kind == "bit" and (files := [path for path in sorted(folder.rglob("*")) if path.suffix in FILES]):
+        elif fault.kind == "bit" and (
+            files := [path for path in sorted(folder.rglob("*")) if path.suffix in FILES]
+        ):
             self.disks.flip_bit(self.rng.choice(files), self.rng)
         if fault.who == COORDINATOR:
             self._wait = fault.lasts
@@ -229,7 +267,13 @@ class Trial:
 
     def _break(self, fault: Fault) -> None:
         self._strike(fault)
-        process = self.coordinator if fault.who == COORDINATOR else self.devices[fault.who].process if fault.who in self.devices else None
+        process = (
+            self.coordinator
+            if fault.who == COORDINATOR
+            else self.devices[fault.who].process
+            if fault.who in self.devices
+            else None
+        )
         match fault.kind:
             case "cut":
                 self.network.hang_up([fault.who], fault.lasts)
@@ -241,14 +285,22 @@ class Trial:
                 self.disks.full.add(fault.who)
                 self.world.after(fault.lasts, partial(self.disks.full.discard, fault.who))
             case "clock" if process is not None:
-                process.leap += fault.much if fault.who == COORDINATOR else abs(fault.much)  # an agent's clock is never set back
+                # an agent's clock is never set back
+                process.leap += fault.much if fault.who == COORDINATOR else abs(fault.much)
             case "pause" if process is not None:
                 process.paused = self.world.now + fault.lasts
                 if fault.lasts > KEEPALIVE:
-                    self.world.after(KEEPALIVE, partial(self.network.hang_up, [fault.who], fault.lasts - KEEPALIVE))
+                    self.world.after(
+                        KEEPALIVE,
+                        partial(self.network.hang_up, [fault.who], fault.lasts - KEEPALIVE),
+                    )
             case "namesake" if fault.who in self.devices:
-                copied, folder = self.rng.choice(("", *self.devices)), self.folder / f"{fault.who}-namesake"
-                if copied and (self.folder / copied).is_dir() and not folder.exists():  # its disk is a copy of another device's
+                copied, folder = (
+                    self.rng.choice(("", *self.devices)),
+                    self.folder / f"{fault.who}-namesake",
+                )
+                # its disk is a copy of another device's
+                if copied and (self.folder / copied).is_dir() and not folder.exists():
                     shutil.copytree(self.folder / copied, folder)
                 namesake = Device(self.network, RUN, folder, fault.who, 1.0, "namesake")
                 self.namesakes.append(namesake)
@@ -261,9 +313,13 @@ class Trial:
 
 
 def came_through(error: BaseException | None, function: str) -> bool:
-    """Whether an error, or the one that was being handled when it was raised, came out of a function of this name."""
+    """Whether an error, or the one that was being handled when it was raised, came out of a
+    function of this name.
+    """
     while error is not None:
-        if any(frame.f_code.co_name == function for frame, _ in traceback.walk_tb(error.__traceback__)):
+        if any(
+            frame.f_code.co_name == function for frame, _ in traceback.walk_tb(error.__traceback__)
+        ):
             return True
         error = error.__context__
     return False
@@ -271,7 +327,12 @@ def came_through(error: BaseException | None, function: str) -> bool:
 
 def run_schedule(schedule: Schedule, tell: Tell = lambda at, event: None) -> Outcome:
     """Runs a schedule in a folder in memory."""
-    folder = Path(tempfile.mkdtemp(prefix="espalier-schedule-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108
+    folder = Path(
+        tempfile.mkdtemp(
+            prefix="espalier-schedule-",
+            dir="/dev/shm" if Path("/dev/shm").is_dir() else None,  # noqa: S108
+        )
+    )
     try:
         return Trial(schedule, folder, tell).run()
     finally:

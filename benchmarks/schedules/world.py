@@ -1,4 +1,6 @@
-"""Virtual time: what is due next happens next, in one thread, and whose turn it is decides who dies."""
+"""Virtual time: what is due next happens next, in one thread, and whose turn it is decides who
+dies.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ Happening: TypeAlias = Callable[[], None]
 
 
 class Killed(BaseException):
-    """A process ended between two of its actions. Nothing that it does while the exception passes through it has an effect."""
+    """A process ended between two of its actions. Nothing that it does while the exception passes
+    through it has an effect.
+    """
 
 
 class Process:
@@ -86,7 +90,9 @@ class World:
         heapq.heappush(self._due, (self.now + seconds, self._count, happening))
 
     def step(self, until: float) -> bool:
-        """Lets the next thing happen that is due by then; False where nothing is, and it is then. Raises Stalled."""
+        """Lets the next thing happen that is due by then; False where nothing is, and it is then.
+        Raises Stalled.
+        """
         if self.now > self.limit:
             raise Stalled
         if not self._due or self._due[0][0] > until:

@@ -1,4 +1,5 @@
-"""The events of a run: one frozen record for each thing that happens, published once, to every reader.
+"""The events of a run: one frozen record for each thing that happens, published once, to every
+reader.
 
 A reader is a function of an event. Nothing in a run depends on what a reader does with it.
 """
@@ -38,7 +39,7 @@ __all__ = [
     "timing",
 ]
 
-# ---- the run ---------------------------------------------------------------------------------------------------------
+# ---- the run -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class RunPaused:
 
 @dataclass(frozen=True)
 class RoundDelayed:
-    """No round begins for a while, though nobody paused the run; published at each look while that lasts.
+    """No round begins for a while, though nobody paused the run; published at each look while that
+    lasts.
 
     why: in words.
     """
@@ -136,7 +138,7 @@ class RunEnded:
     reason: str
 
 
-# ---- the fleet -------------------------------------------------------------------------------------------------------
+# ---- the fleet -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -215,8 +217,8 @@ class TaskFailed:
 class Rejected:
     """A message or an update was not accepted.
 
-    kind: protocol, malformed, message, unasked, size, update, or answered (an update of a task that has its answer already).
-    source: the agent, or the topic of a message that names none.
+    kind: protocol, malformed, message, unasked, size, update, or answered (an update of a task that
+    has its answer already). source: the agent, or the topic of a message that names none.
     reason: in words.
     agent: the agent's name; None where the topic names none.
     transfer: of the update; empty for another message.

@@ -1,6 +1,8 @@
-"""What a coordinator does at this moment, as a small file in the run's folder: whoever may read the folder can see it, and no port is opened.
+"""What a coordinator does at this moment, as a small file in the run's folder: whoever may read the
+folder can see it, and no port is opened.
 
-The file is written anew about once a second while the coordinator turns. It is for people and monitors only: nothing is resumed from it.
+The file is written anew about once a second while the coordinator turns. It is for people and
+monitors only: nothing is resumed from it.
 """
 
 from __future__ import annotations
@@ -27,13 +29,39 @@ __all__ = ["FILE", "STATES", "TASKS", "Member", "Now", "Observer", "read", "stan
 FILE = "now.json"
 EVERY = 1.0  # seconds between two writings
 AGENTS = 1000  # at most so many are written one by one
-TASKS = ("open", "lost", "received", "folded", "refused", "failed", "paused", "late", "gone", "other")
-STATES = ("idle", "download", "train", "calibrate", "evaluate", "send", "paused", "measuring", "excluded", "refused", "gone", "other")
+TASKS = (
+    "open",
+    "lost",
+    "received",
+    "folded",
+    "refused",
+    "failed",
+    "paused",
+    "late",
+    "gone",
+    "other",
+)
+STATES = (
+    "idle",
+    "download",
+    "train",
+    "calibrate",
+    "evaluate",
+    "send",
+    "paused",
+    "measuring",
+    "excluded",
+    "refused",
+    "gone",
+    "other",
+)
 
 
 @dataclass(frozen=True)
 class Member:
-    """One agent as the coordinator sees it. state: one of STATES. task: one of TASKS, empty without one."""
+    """One agent as the coordinator sees it. state: one of STATES. task: one of TASKS, empty without
+    one.
+    """
 
     agent: str
     state: str
@@ -45,12 +73,15 @@ class Member:
 
 @dataclass(frozen=True)
 class Now:
-    """phase: waiting, paused, train, calibrate, evaluate, between; at the end over, stopped or failed, with the reason.
+    """phase: waiting, paused, train, calibrate, evaluate, between; at the end over, stopped or
+    failed, with the reason.
 
-    round: under way, or done last. began: of the round; all times are UTC, as ISO 8601 writes them. tasks, agents: how many are how.
-    bytes: through the coordinator's link since it started. receiving, waiting: updates on their way in, and in line for that.
-    queued: messages that came and are not handled yet. spool_files, spool_bytes: on the coordinator's disk.
-    epsilon: what private rounds told so far, those before a resume with them; None where they are not private, or before the first may begin.
+    round: under way, or done last. began: of the round; all times are UTC, as ISO 8601 writes them.
+    tasks, agents: how many are how. bytes: through the coordinator's link since it started.
+    receiving, waiting: updates on their way in, and in line for that. queued: messages that came
+    and are not handled yet. spool_files, spool_bytes: on the coordinator's disk.
+    epsilon: what private rounds told so far, those before a resume with them; None where they are
+    not private, or before the first may begin.
     """
 
     run: str
@@ -77,7 +108,9 @@ class Now:
 
 
 def read(folder: Path) -> Now | None:
-    """What the run's coordinator wrote last; None where there is nothing, or nothing to understand."""
+    """What the run's coordinator wrote last; None where there is nothing, or nothing to
+    understand.
+    """
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=Now)
     except (OSError, msgspec.DecodeError):
@@ -110,7 +143,9 @@ def standing(entry: TaskState) -> str:
 class Observer:
     """Keeps the file up to date, about once a second and at each round's start and end."""
 
-    def __init__(self, folder: Path, run: str, rounds: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, folder: Path, run: str, rounds: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.folder, self.run, self.rounds, self.clock = folder, run, rounds, clock
         self.phase, self.round, self.wanted, self.reason = "between", 0, 0, ""
         self.epsilon: float | None = None
@@ -141,7 +176,7 @@ class Observer:
                 pass
         self._write(now=isinstance(event, events.RoundBegan | events.RoundEnded | events.RunEnded))
 
-    # ---- the file --------------------------------------------------------------------------------------------------
+    # ---- the file --------------------------------------------------------------------------------
 
     def _write(self, *, now: bool) -> None:
         """Write the file, if it is time to."""
@@ -186,7 +221,17 @@ class Observer:
 
 def members(agents: list[Agent], entries: list[TaskState]) -> list[Member]:
     tasks = {entry.task.agent: standing(entry) for entry in entries}
-    return [Member(a.name, state_of(a), a.submodel, tasks.get(a.name, ""), None if math.isnan(a.loss) else a.loss, a.absence[:200]) for a in agents]
+    return [
+        Member(
+            a.name,
+            state_of(a),
+            a.submodel,
+            tasks.get(a.name, ""),
+            None if math.isnan(a.loss) else a.loss,
+            a.absence[:200],
+        )
+        for a in agents
+    ]
 
 
 def spooled(spool: Path) -> tuple[int, int]:
@@ -195,7 +240,8 @@ def spooled(spool: Path) -> tuple[int, int]:
     for folder, _, names in os.walk(spool):
         for name in names:
             with contextlib.suppress(OSError):  # gone meanwhile
-                size += os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118  # of a thousand files, each second
+                # of a thousand files, each second
+                size += os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118
                 files += 1
     return files, size
 

@@ -1,4 +1,6 @@
-"""What a person sees of a run: a table that is redrawn on a terminal, lines elsewhere; and the tables of scores."""
+"""What a person sees of a run: a table that is redrawn on a terminal, lines elsewhere; and the
+tables of scores.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ class Lines:
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._waiting = (-1, -math.inf)  # how many agents there were when it was last said, and when that was
+        # how many agents there were when it was last said, and when that was
+        self._waiting = (-1, -math.inf)
         self._rounds, self._paused, self._delayed = 0, False, ""
         self._ended: list[float] = []  # when rounds ended, by the monotonic clock
 
@@ -78,21 +81,30 @@ class Lines:
         self._ended = self._ended or [time.monotonic()]
         names = [f"{agent} {submodel.unowned.name}" for agent, submodel in sorted(chosen.items())]
         if len(names) > NAMED:
-            names = [f"{count} x {submodel}" for submodel, count in sorted(Counter(s.unowned.name for s in chosen.values()).items())]
+            names = [
+                f"{count} x {submodel}"
+                for submodel, count in sorted(
+                    Counter(s.unowned.name for s in chosen.values()).items()
+                )
+            ]
         self._say(f"round {number} of {rounds}: " + (", ".join(names) or "those at work go on"))
 
     def _end(self, done: RoundRecord) -> None:
         missing = [f"{e.agent} {e.outcome}" for e in done.entries if e.outcome != "folded"]
         folded = len(done.entries) - len(missing)
         self._say(
-            f"round {done.round} took {done.seconds:.1f} s: {folded} of {len(done.entries)} updates, "
+            f"round {done.round} took {done.seconds:.1f} s: {folded} of "
+            f"{len(done.entries)} updates, "
             f"{human_bytes(done.bytes_up)} up, {human_bytes(done.bytes_down)} down"
             + (f"; {'; '.join(missing)}" if missing else "")
             + self._left(self._rounds - done.round)
         )
         found = overall(done.scores)
         for key, title in measures(found).items():
-            self._say(f"  {title} ({found[0].view}): " + ", ".join(f"{s.label} {told(s.metrics, key)}" for s in found))
+            self._say(
+                f"  {title} ({found[0].view}): "
+                + ", ".join(f"{s.label} {told(s.metrics, key)}" for s in found)
+            )
 
     def _left(self, rounds: int) -> str:
         """An estimate of the time that so many rounds will take, from the last ones."""
@@ -100,12 +112,18 @@ class Lines:
         if rounds < 1 or len(self._ended) < 2:
             return ""
         seconds = rounds * (self._ended[-1] - self._ended[0]) / (len(self._ended) - 1)
-        return f"; about {seconds / 60:.0f} min left" if seconds > 90 else f"; about {seconds:.0f} s left"
+        return (
+            f"; about {seconds / 60:.0f} min left"
+            if seconds > 90
+            else f"; about {seconds:.0f} s left"
+        )
 
 
 @dataclass
 class Screen:
-    """The same, redrawn in place: round, agents with submodel, state and loss, accuracy per submodel."""
+    """The same, redrawn in place: round, agents with submodel, state and loss, accuracy per
+    submodel.
+    """
 
     console: Console
     agents: Callable[[], Sequence[Agent]]
@@ -146,7 +164,9 @@ class Screen:
                 pass
             case _:
                 return
-        self._redraw(now=isinstance(event, events.RoundBegan | events.UpdateFolded | events.RoundEnded))
+        self._redraw(
+            now=isinstance(event, events.RoundBegan | events.UpdateFolded | events.RoundEnded)
+        )
 
     def _redraw(self, *, now: bool) -> None:
         if self._live is not None and (now or time.monotonic() - self._drawn > REDRAW):
@@ -161,15 +181,24 @@ class Screen:
             self._note,
             f"   {human_bytes(self._bytes[0])} up, {human_bytes(self._bytes[1])} down",
         )
-        table = Table("agent", "submodel", "state", "loss", box=None, pad_edge=False, header_style="dim")
+        table = Table(
+            "agent", "submodel", "state", "loss", box=None, pad_edge=False, header_style="dim"
+        )
         for agent in self.agents():
             said = Text(agent.absence or agent.state)  # another's words: text, never markup
-            table.add_row(agent.name, agent.submodel, said, "" if agent.loss != agent.loss else f"{agent.loss:.3f}")
+            table.add_row(
+                agent.name,
+                agent.submodel,
+                said,
+                "" if agent.loss != agent.loss else f"{agent.loss:.3f}",
+            )
         return Group(head, table, *([score_table(self._scores)] if self._scores else []))
 
 
 def measures(scores: Sequence[Score]) -> dict[str, str]:
-    """The metrics that people read these scores by, and what people call them: of values accuracy is R2, the share of the variance explained."""
+    """The metrics that people read these scores by, and what people call them: of values accuracy
+    is R2, the share of the variance explained.
+    """
     found = {name for s in scores for name in s.metrics}
     first = {"accuracy": "R2" if "rmse" in found else "accuracy"} if "accuracy" in found else {}
     return first | {name: name for name in ("perplexity", "rmse") if name in found}
@@ -180,14 +209,30 @@ def told(metrics: Mapping[str, float], name: str) -> str:
     value = metrics.get(name)
     if value is None:
         return "-"
-    return f"{value:.3f}" if name == "accuracy" else f"{value:.4g}" if value < 10_000 else f"{value:,.0f}"
+    return (
+        f"{value:.3f}"
+        if name == "accuracy"
+        else f"{value:.4g}"
+        if value < 10_000
+        else f"{value:,.0f}"
+    )
 
 
 def score_table(scores: Sequence[Score]) -> Table:
     """What there is to read of each submodel, one column per view."""
     scores = [s for s in scores if not s.agent]
-    columns = [(key, title, view) for key, title in measures(scores).items() for view in sorted({s.view for s in scores})]
-    table = Table("submodel", *(f"{title} ({view})" for _, title, view in columns), box=None, pad_edge=False, header_style="dim")
+    columns = [
+        (key, title, view)
+        for key, title in measures(scores).items()
+        for view in sorted({s.view for s in scores})
+    ]
+    table = Table(
+        "submodel",
+        *(f"{title} ({view})" for _, title, view in columns),
+        box=None,
+        pad_edge=False,
+        header_style="dim",
+    )
     by_key = {(s.submodel, s.view): s.metrics for s in scores}
     for name, label in {s.submodel: s.label for s in scores}.items():
         table.add_row(label, *(told(by_key.get((name, view), {}), key) for key, _, view in columns))
@@ -195,12 +240,27 @@ def score_table(scores: Sequence[Score]) -> Table:
 
 
 def closing_table(rows: Sequence[tuple[str, str, str, int, int]], scores: Sequence[Score]) -> Table:
-    """What each agent carried (name, submodel, the name under which that is scored, parameters, MACs), with the accuracy of its submodel."""
+    """What each agent carried (name, submodel, the name under which that is scored, parameters,
+    MACs), with the accuracy of its submodel.
+    """
     view, title = best_view(scores), measures(scores).get("accuracy", "accuracy")
     found = {s.submodel: s for s in overall(scores)}
-    table = Table("agent", "submodel", "parameters", "MACs", f"{title} ({view})", title="what each agent carried")
+    table = Table(
+        "agent",
+        "submodel",
+        "parameters",
+        "MACs",
+        f"{title} ({view})",
+        title="what each agent carried",
+    )
     for agent, submodel, scored, parameters, macs in rows:
         score = found.get(scored)
         label = marked(submodel, untrained=score is not None and score.trained_updates == 0)
-        table.add_row(agent, label, f"{parameters:,}", f"{macs / 1e6:.2f} M", told(score.metrics if score else {}, "accuracy"))
+        table.add_row(
+            agent,
+            label,
+            f"{parameters:,}",
+            f"{macs / 1e6:.2f} M",
+            told(score.metrics if score else {}, "accuracy"),
+        )
     return table

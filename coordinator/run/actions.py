@@ -10,7 +10,20 @@ from coordinator.observe.events import Event
 from federated.task import Key, Task
 from federated.wire.messages import Offer
 
-__all__ = ["Abort", "Action", "Answer", "Ask", "Fold", "Forget", "Prepare", "Receive", "Relieve", "Report", "Snapshot", "TurnAway"]
+__all__ = [
+    "Abort",
+    "Action",
+    "Answer",
+    "Ask",
+    "Fold",
+    "Forget",
+    "Prepare",
+    "Receive",
+    "Relieve",
+    "Report",
+    "Snapshot",
+    "TurnAway",
+]
 
 
 class Ask(Struct, frozen=True):
@@ -86,4 +99,16 @@ class Report(Struct, frozen=True):
     event: Event
 
 
-Action: TypeAlias = Abort | Answer | Ask | Fold | Forget | Prepare | Receive | Relieve | Report | Snapshot | TurnAway
+Action: TypeAlias = (
+    Abort
+    | Answer
+    | Ask
+    | Fold
+    | Forget
+    | Prepare
+    | Receive
+    | Relieve
+    | Report
+    | Snapshot
+    | TurnAway
+)

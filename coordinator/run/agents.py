@@ -29,7 +29,9 @@ __all__ = [
 
 SILENCE = 45.0  # seconds: three missed heartbeats
 OWING = 3.0  # seconds after which an idle agent is told its task again
-RESTART = 1.0  # the same for an agent whose process is new; whatever agents say, this bounds what is written to disk for it
+# the same for an agent whose process is new; whatever agents say, this bounds what is written to
+# disk for it
+RESTART = 1.0
 
 
 def with_agent(r: Round, agent: Agent) -> Round:
@@ -56,14 +58,17 @@ def connected(r: Round, e: on.AgentConnected, out: list[Action]) -> Round:
     r = replace(r, due=min(r.due, r.now + SILENCE))
     for state in of(r, e.agent):
         if state.open:
-            moved = r.now if restarted else state.moved  # another process begins anew, within the hard limit of the lease
+            # another process begins anew, within the hard limit of the lease
+            moved = r.now if restarted else state.moved
             r = back(r, replace(state, moved=moved))
             r = remind(r, r.tasks[state.key], RESTART, out)
     return r
 
 
 def remind(r: Round, state: TaskState, pause: float, out: list[Action]) -> Round:
-    """Tells an agent its task again, but not twice within so many seconds. It may not know of it, and takes it only once."""
+    """Tells an agent its task again, but not twice within so many seconds. It may not know of it,
+    and takes it only once.
+    """
     if r.now - state.reminded <= pause:
         return r
     out.append(Ask(state.task))
@@ -108,13 +113,18 @@ def out_of_line(r: Round, state: TaskState) -> Round:
 def profile(r: Round, e: on.ProfileCame, out: list[Action]) -> Round:
     if e.refused:
         out += Report(AgentTurnedAway(e.agent, e.refused)), TurnAway(e.agent, e.refused)
-    return with_agent(r, replace(known(r, e.agent), profile=e.profile, refused=e.refused, excluded=e.excluded))
+    return with_agent(
+        r, replace(known(r, e.agent), profile=e.profile, refused=e.refused, excluded=e.excluded)
+    )
 
 
 def beat(r: Round, e: on.AgentBeat, out: list[Action]) -> Round:
-    """A sign of life. An idle agent that still owes an update never heard of its task, or its answer was lost."""
+    """A sign of life. An idle agent that still owes an update never heard of its task, or its
+    answer was lost.
+    """
     agent = known(r, e.agent)
-    if e.session != agent.session:  # of a process that went, or that did not say yet that it is there
+    # of a process that went, or that did not say yet that it is there
+    if e.session != agent.session:
         return with_agent(r, agent)
     returned = not agent.online
     r = with_agent(r, replace(agent, state=e.state, loss=e.loss, online=True))
@@ -126,7 +136,11 @@ def beat(r: Round, e: on.AgentBeat, out: list[Action]) -> Round:
             continue
         if state.lost >= 0:
             r = back(r, state)
-        if e.round in (0, key.round) and e.work in ("", key.work) and (e.state, e.step) != state.shown:
+        if (
+            e.round in (0, key.round)
+            and e.work in ("", key.work)
+            and (e.state, e.step) != state.shown
+        ):
             r = put(r, replace(r.tasks[key], shown=(e.state, e.step), moved=r.now))
         if returned or (e.state == "idle" and r.now - state.asked > OWING):
             r = remind(r, r.tasks[key], RESTART if returned else OWING, out)
@@ -134,7 +148,9 @@ def beat(r: Round, e: on.AgentBeat, out: list[Action]) -> Round:
 
 
 def bar(r: Round, e: on.AgentsBarred, out: list[Action]) -> Round:
-    """Agents whose certificates were revoked are not asked any more, and nothing of theirs is folded; one that enrolled anew may come back."""
+    """Agents whose certificates were revoked are not asked any more, and nothing of theirs is
+    folded; one that enrolled anew may come back.
+    """
     for agent in list(r.agents.values()):
         if agent.name not in e.agents:
             if agent.refused == e.reason:
@@ -155,4 +171,6 @@ def bar(r: Round, e: on.AgentsBarred, out: list[Action]) -> Round:
 
 
 def forget_profiles(r: Round, e: on.CardChanged, out: list[Action]) -> Round:
-    return replace(r, agents=Map({name: replace(agent, profile=None) for name, agent in r.agents.items()}))
+    return replace(
+        r, agents=Map({name: replace(agent, profile=None) for name, agent in r.agents.items()})
+    )

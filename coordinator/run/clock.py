@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 __all__ = ["LEAP", "RunClock"]
 
-LEAP = 60.0  # seconds: a machine that was suspended, or a process that was stopped, adds no more than these at once
+# seconds: a machine that was suspended, or a process that was stopped, adds no more than these at
+# once
+LEAP = 60.0
 
 
 class RunClock:

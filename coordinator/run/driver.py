@@ -53,12 +53,27 @@ AT_HAND = 8  # checked updates that stay mapped until they are folded; others ar
 class Driver:
     """Holds the round, and does what it asks for.
 
-    endpoint: tells agents. inbox: takes updates in. journal: where events are written before anything follows from them; None: an interrupted
-    round begins anew. checkpoint: round and sha256 of the last one. deaf: whether the journal has no room.
+    endpoint: tells agents. inbox: takes updates in. journal: where events are written before
+    anything follows from them; None: an interrupted round begins anew. checkpoint: round and sha256
+    of the last one. deaf: whether the journal has no room.
     """
 
-    def __init__(self, endpoint: Endpoint, inbox: Inbox, rules: Rules, publish: Publish, clock: Callable[[], float], journal: Journal | None) -> None:
-        self.endpoint, self.inbox, self.publish, self.clock, self.journal = endpoint, inbox, publish, clock, journal
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        inbox: Inbox,
+        rules: Rules,
+        publish: Publish,
+        clock: Callable[[], float],
+        journal: Journal | None,
+    ) -> None:
+        self.endpoint, self.inbox, self.publish, self.clock, self.journal = (
+            endpoint,
+            inbox,
+            publish,
+            clock,
+            journal,
+        )
         self.round, self._rules = Round(rules, clock()), rules
         self.checkpoint, self.deaf = "", False
         self._collectors: dict[Work, Collector] = {}
@@ -70,10 +85,12 @@ class Driver:
         assert self.round.phase is not None, "no phase has begun"
         return self.round.phase
 
-    # ---- events ------------------------------------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------
 
     def take(self, event: on.RoundEvent) -> None:
-        """Steps the round with an event, does the actions, and repeats with the events that they cause. Raises StoreError."""
+        """Steps the round with an event, does the actions, and repeats with the events that they
+        cause. Raises StoreError.
+        """
         self._events.append(event)
         if len(self._events) > 1:
             return  # one is being handled, of which this one is a consequence
@@ -86,7 +103,9 @@ class Driver:
             raise
 
     def _take(self, event: on.RoundEvent) -> None:
-        """Writes the event before acting on it. An event that cannot be written is dropped if its sender will repeat it."""
+        """Writes the event before acting on it. An event that cannot be written is dropped if its
+        sender will repeat it.
+        """
         after, actions = step(self.round, event)
         if after is not self.round and self.journal is not None and self.journal.recording:
             try:
@@ -95,19 +114,24 @@ class Driver:
                 if isinstance(event, HEARD):
                     self._hear_nothing(error)
                     return
-                if not (isinstance(event, on.SnapshotTaken) and not event.written):  # that it failed need not be known later
+                # that it failed need not be known later
+                if not (isinstance(event, on.SnapshotTaken) and not event.written):
                     raise
         self.round = after
         self._hear_again()
         if self.journal is not None and any(promises(event, action) for action in actions):
             self.journal.sync()
         if isinstance(event, on.UpdateFolded):
-            self._collectors[self.phase.work].fold(self.round.tasks[event.key], self._update(event.key))
+            self._collectors[self.phase.work].fold(
+                self.round.tasks[event.key], self._update(event.key)
+            )
         for action in actions:
             self._do(action)
 
     def _hear_nothing(self, error: StoreError) -> None:
-        """Stops the clock while the journal has no room, so that agents that cannot be heard do not become late."""
+        """Stops the clock while the journal has no room, so that agents that cannot be heard do not
+        become late.
+        """
         if not self.deaf:
             log.error("%s; nothing is heard until there is room", error)
         self.deaf = True
@@ -115,7 +139,9 @@ class Driver:
             self.clock.still = True
 
     def _hear_again(self) -> None:
-        """Catches up once there is room again: agents say only once that they are online, and what they measured."""
+        """Catches up once there is room again: agents say only once that they are online, and what
+        they measured.
+        """
         if not self.deaf:
             return
         self.deaf = False
@@ -123,7 +149,7 @@ class Driver:
         if isinstance(self.clock, RunClock):
             self.clock.still = False
 
-    # ---- what the round asks for -------------------------------------------------------------------------------------
+    # ---- what the round asks for -----------------------------------------------------------------
 
     def _do(self, action: Action) -> None:
         match action:
@@ -159,7 +185,11 @@ class Driver:
             self.endpoint.tell(agent, self.inbox.open(agent, offer, self.clock()))
         except Refused as error:
             key = Key(agent, offer.submodel, offer.round, offer.work)
-            self.take(on.UpdateRefused(self.clock(), key, offer.attempt, offer.manifest.transfer, str(error), "size"))
+            self.take(
+                on.UpdateRefused(
+                    self.clock(), key, offer.attempt, offer.manifest.transfer, str(error), "size"
+                )
+            )
 
     def _prepare(self, agent: str) -> None:
         collector = self._collectors[self.phase.work]
@@ -190,7 +220,8 @@ class Driver:
         """Begins a new segment of the journal, if the present one has grown long."""
         if self.journal is None or (self.journal.records < LONG and self.journal.written < LARGE):
             return
-        self.journal.records = self.journal.written = 0  # where it fails, it is tried again after as many
+        # where it fails, it is tried again after as many
+        self.journal.records = self.journal.written = 0
         if self.round.plan is None:
             try:
                 self.rebase()
@@ -213,7 +244,9 @@ class Driver:
             raise StoreError(f"{what}, cannot be read: {error}; {REMEDY}") from error
 
     def check(self, task: Task, path: Path, elapsed: float) -> Update:
-        """The update in a file, decoded once and checked once. elapsed: seconds since it was asked for. Raises WireError."""
+        """The update in a file, decoded once and checked once. elapsed: seconds since it was asked
+        for. Raises WireError.
+        """
         update = self.inbox.read(path)
         check_match(task, update)
         self._collectors[task.work].check(task, update, elapsed)
@@ -222,7 +255,7 @@ class Driver:
             self._updates.pop(next(iter(self._updates)))
         return update
 
-    # ---- phases ------------------------------------------------------------------------------------------------------
+    # ---- phases ----------------------------------------------------------------------------------
 
     def begin(self, began: on.PhaseBegan, collector: Collector) -> None:
         self._collectors[began.work] = collector
@@ -246,29 +279,50 @@ class Driver:
         self.checkpoint = store.save(done, value if self.journal is not None else None)
         self.round = value
 
-    # ---- another process ---------------------------------------------------------------------------------------------
+    # ---- another process -------------------------------------------------------------------------
 
     def restore(self, round: Round) -> None:
         """Goes on from a value that an earlier process wrote down, by its rules until `resume`."""
         self._rules, self.round = self.round.rules, round
 
     def replay(self, event: on.RoundEvent, collector: Collector | None) -> None:
-        """An event of an earlier process: the value follows from it, and so does the total; nothing is done once more."""
+        """An event of an earlier process: the value follows from it, and so does the total; nothing
+        is done once more.
+        """
         self.round, _ = step(self.round, event)
-        if isinstance(event, on.UpdateFolded) and collector is not None and self.phase.work == "train":
+        if (
+            isinstance(event, on.UpdateFolded)
+            and collector is not None
+            and self.phase.work == "train"
+        ):
             collector.fold(self.round.tasks[event.key], self._update(event.key))
 
     def resume(self, collector: Collector) -> None:
-        """After the replay: asks again for updates that the spool lost, and says again all that is under way."""
+        """After the replay: asks again for updates that the spool lost, and says again all that is
+        under way.
+        """
         if isinstance(self.clock, RunClock):
             self.clock.go_on(self.round.now)
         self._collectors["train"] = collector
-        open = {state.key: state for state in self.round.tasks.values() if state.open and state.key.work == "train"}
+        open = {
+            state.key: state
+            for state in self.round.tasks.values()
+            if state.open and state.key.work == "train"
+        }
         self.inbox.expect({key: collector.limit(state.task) for key, state in open.items()})
-        whole = [state.key for state in self.round.tasks.values() if state.stage in ("whole", "folding") and state.key.work == "train"]
+        whole = [
+            state.key
+            for state in self.round.tasks.values()
+            if state.stage in ("whole", "folding") and state.key.work == "train"
+        ]
         for key in whole:
             if digest_of(self.inbox.path(key)) != self.round.tasks[key].digest:
-                log.error("the update of %s in round %d is gone or damaged in the spool, and asked for again", key.agent, key.round)
+                log.error(
+                    "the update of %s in round %d is gone or damaged in the spool, and "
+                    "asked for again",
+                    key.agent,
+                    key.round,
+                )
                 self.inbox.remove(key)
                 self.inbox.expect_also(key, collector.limit(self.round.tasks[key].task))
                 self.take(on.UpdateLost(self.clock(), key))
@@ -277,14 +331,18 @@ class Driver:
 
 
 def promises(event: on.RoundEvent, action: Action) -> bool:
-    """Whether others act upon an action, or it cannot be taken back. Calibration and evaluation begin anew in another process."""
+    """Whether others act upon an action, or it cannot be taken back. Calibration and evaluation
+    begin anew in another process.
+    """
     match action:
         case do.Ask(task) | do.Abort(task):
             return task.work == "train"
         case do.Forget(key):
             return key.work == "train"
         case do.Answer():
-            return not isinstance(event, on.UpdateCame | on.UpdateRefused) or event.key.work == "train"
+            return (
+                not isinstance(event, on.UpdateCame | on.UpdateRefused) or event.key.work == "train"
+            )
     return False
 
 

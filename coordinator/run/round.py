@@ -1,7 +1,9 @@
-"""The values of a round: the agents, the state of each task, the phase under way, and queries on them. Nothing here changes or waits.
+"""The values of a round: the agents, the state of each task, the phase under way, and queries on
+them. Nothing here changes or waits.
 
-Maps are persistent: a changed copy shares all but a few nodes with the original, so a step costs the same with ten agents as with thousands.
-Counts that rules need (who is at work, what came) are kept in the phase. `put` is the only place that changes a task, so they are always right.
+Maps are persistent: a changed copy shares all but a few nodes with the original, so a step costs
+the same with ten agents as with thousands. Counts that rules need (who is at work, what came) are
+kept in the phase. `put` is the only place that changes a task, so they are always right.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ __all__ = [
 ]
 
 REST = 32  # rounds that an agent sits out, at most
-RETURN = 20.0  # seconds in which an agent that went may come back to a phase that waits for nobody else
+# seconds in which an agent that went may come back to a phase that waits for nobody else
+RETURN = 20.0
 
 
 class Wasted(Struct, frozen=True):
-    """Leases of one kind of work that ended in a row while their agent was online and delivered nothing.
+    """Leases of one kind of work that ended in a row while their agent was online and delivered
+    nothing.
 
     leases: how many, at most one for each phase.
     round: in which the last one ended.
@@ -47,7 +51,9 @@ class Wasted(Struct, frozen=True):
 
     @property
     def rests(self) -> int:
-        """The last round in which the agent is not asked for such work, unless nobody else can be: it sits out 1, 2, 4, ... rounds."""
+        """The last round in which the agent is not asked for such work, unless nobody else can be:
+        it sits out 1, 2, 4, ... rounds.
+        """
         return self.round + min(1 << (self.leases - 1), REST)
 
 
@@ -106,7 +112,9 @@ class Agent(Struct, frozen=True):
         wasted = self.wasted.get(work)
         if wasted is None or round > wasted.rests:
             return ""
-        return f"its last {wasted.leases} tasks timed out, so it sits out until round {wasted.rests}"
+        return (
+            f"its last {wasted.leases} tasks timed out, so it sits out until round {wasted.rests}"
+        )
 
 
 class Rules(Struct, frozen=True):
@@ -115,8 +123,10 @@ class Rules(Struct, frozen=True):
     stale: rounds that an update may be late; -1: late updates are dropped.
     every: folds between snapshots; 0: no snapshots.
     most: updates that may wait in the spool for earlier names; 0: any number.
-    durable: whether received updates survive this process, so that they stay in the spool until a snapshot holds them.
-    leases: whether tasks have leases; those of simulated devices have none, because their speeds are made up.
+    durable: whether received updates survive this process, so that they stay in the spool until a
+    snapshot holds them.
+    leases: whether tasks have leases; those of simulated devices have none, because their speeds
+    are made up.
     """
 
     stale: int = -1
@@ -135,10 +145,12 @@ class Phase(Struct, frozen=True):
     quorum: updates that close it.
     wanted: agents to be at work at the same time; used only while there are spares.
     spares: agents that may be asked in place of others, in this order.
-    exhausted: none of the spares can be asked until an agent becomes ready or free, so a step need not look at them.
+    exhausted: none of the spares can be asked until an agent becomes ready or free, so a step need
+    not look at them.
     preparing: agents whose tasks are being made.
-    flowing: buffered mode: updates are folded in order of arrival, and tasks carried from earlier rounds count toward the quorum.
-    carries: open tasks go on into later rounds, and those carried so far are part of this phase.
+    flowing: buffered mode: updates are folded in order of arrival, and tasks carried from earlier
+    rounds count toward the quorum. carries: open tasks go on into later rounds, and those carried
+    so far are part of this phase.
     timed: spares are asked only if the time left suffices.
     typical: median of the seconds expected for its tasks.
     order: keys by place.
@@ -189,11 +201,13 @@ class Round(Struct, frozen=True):
     phase: the one under way, or the last one.
     plan: of the round under way, or of the last one.
     trained: the last round whose training has closed.
-    settled: the tasks of that training, as it left them; those that go on into later rounds are not among them.
+    settled: the tasks of that training, as it left them; those that go on into later rounds are not
+    among them.
     ended: when it closed.
     unkept: updates that are folded and in no snapshot, so their files stay in the spool.
     saving: whether a snapshot is under way.
-    refused: length of `unkept` when the last snapshot was tried and not written; it is tried again after the next fold.
+    refused: length of `unkept` when the last snapshot was tried and not written; it is tried again
+    after the next fold.
     waiting: tasks whose updates wait for an upload slot.
     full, relieved: whether the spool has no room, and when room was last made.
     due: no lease ends and no agent falls silent before.
@@ -217,7 +231,7 @@ class Round(Struct, frozen=True):
     due: float = -math.inf
 
 
-# ---- queries ---------------------------------------------------------------------------------------------------------
+# ---- queries -------------------------------------------------------------------------------------
 
 
 def entries(r: Round) -> list[TaskState]:
@@ -226,8 +240,13 @@ def entries(r: Round) -> list[TaskState]:
 
 
 def carried(r: Round) -> list[TaskState]:
-    """Tasks of earlier phases that no phase has settled and the present one does not settle, by key."""
-    return sorted((task for task in r.tasks.values() if task.carried and task.place < 0), key=lambda task: task.key)
+    """Tasks of earlier phases that no phase has settled and the present one does not settle, by
+    key.
+    """
+    return sorted(
+        (task for task in r.tasks.values() if task.carried and task.place < 0),
+        key=lambda task: task.key,
+    )
 
 
 def of(r: Round, agent: str) -> list[TaskState]:
@@ -237,12 +256,14 @@ def of(r: Round, agent: str) -> list[TaskState]:
 
 
 def awaited(r: Round, key: Key, attempt: int) -> TaskState | None:
-    """The task that an update or failure is about; None where this attempt at it was not asked for."""
+    """The task that an update or failure is about; None where this attempt at it was not asked
+    for.
+    """
     task = r.tasks.get(key)
     return task if task is not None and task.task.attempt == attempt else None
 
 
-# ---- changes ---------------------------------------------------------------------------------------------------------
+# ---- changes -------------------------------------------------------------------------------------
 
 
 def put(r: Round, task: TaskState) -> Round:
@@ -256,7 +277,9 @@ def put(r: Round, task: TaskState) -> Round:
     if phase is not None and task.place >= 0:
         waits = task.stage == "whole" and not task.outcome
         if waits and task.place not in phase.whole:
-            phase = replace(phase, whole=phase.whole.set(task.place, key), first=min(phase.first, task.place))
+            phase = replace(
+                phase, whole=phase.whole.set(task.place, key), first=min(phase.first, task.place)
+            )
         elif not waits and task.place in phase.whole:
             phase = replace(phase, whole=phase.whole.delete(task.place))
     return replace(r, tasks=r.tasks.set(key, task), phase=phase)
@@ -273,5 +296,6 @@ def counted(phase: Phase, old: TaskState | None, new: TaskState) -> Phase:
         came=phase.came + after[0] - before[0],
         working=phase.working + after[1] - before[1],
         away=away.set(new.key, new.lost) if after[2] else away,
-        first=min(phase.first, new.place) if after[1] and not before[1] else phase.first,  # others wait for it again
+        # others wait for it again
+        first=min(phase.first, new.place) if after[1] and not before[1] else phase.first,
     )

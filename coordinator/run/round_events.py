@@ -1,6 +1,8 @@
-"""What can happen to a round: frozen records, each with the time at which the coordinator learned of it (`now`, in its own seconds).
+"""What can happen to a round: frozen records, each with the time at which the coordinator learned
+of it (`now`, in its own seconds).
 
-Events hold names, digests and plain values, never tensors. Whatever needs a clock, a disk, a check or a draw was done before the event was made.
+Events hold names, digests and plain values, never tensors. Whatever needs a clock, a disk, a check
+or a draw was done before the event was made.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class AgentLeft(Struct, frozen=True, tag=True):
 
 
 class ProfileCame(Struct, frozen=True, tag=True):
-    """An agent says what it measured. refused, excluded: why it cannot take part, and why this run does not select it."""
+    """An agent says what it measured. refused, excluded: why it cannot take part, and why this run
+    does not select it.
+    """
 
     now: float
     agent: str
@@ -71,7 +75,9 @@ class ProfileCame(Struct, frozen=True, tag=True):
 
 
 class AgentBeat(Struct, frozen=True, tag=True):
-    """A heartbeat: what the agent does, its loss, and how many steps are done. round, work: of the task that it works on; 0 and empty without one."""
+    """A heartbeat: what the agent does, its loss, and how many steps are done. round, work: of the
+    task that it works on; 0 and empty without one.
+    """
 
     now: float
     agent: str
@@ -149,7 +155,8 @@ class ChunkCame(Struct, frozen=True, tag=True):
 class UpdateCame(Struct, frozen=True, tag=True):
     """An update is whole, on disk and checked.
 
-    transfer: its name, which the answer has. digest: its sha256. loss: of its training; NaN for other work.
+    transfer: its name, which the answer has. digest: its sha256. loss: of its training; NaN for
+    other work.
     """
 
     now: float
@@ -179,7 +186,9 @@ class UpdateRefused(Struct, frozen=True, tag=True):
 
 
 class TaskFailed(Struct, frozen=True, tag=True):
-    """An agent says that it cannot do its task. paused: the device may not work now, or has no room; another try may succeed."""
+    """An agent says that it cannot do its task. paused: the device may not work now, or has no
+    room; another try may succeed.
+    """
 
     now: float
     key: Key
@@ -196,7 +205,9 @@ class UpdateFolded(Struct, frozen=True, tag=True):
 
 
 class SnapshotTaken(Struct, frozen=True, tag=True):
-    """A snapshot of the total holds these updates. `written` is False, and there are no keys, where none was written."""
+    """A snapshot of the total holds these updates. `written` is False, and there are no keys, where
+    none was written.
+    """
 
     now: float
     keys: tuple[Key, ...]
@@ -204,20 +215,26 @@ class SnapshotTaken(Struct, frozen=True, tag=True):
 
 
 class RoundStored(Struct, frozen=True, tag=True):
-    """The round is in the store. It is in no journal: the next one begins with the value that follows from it."""
+    """The round is in the store. It is in no journal: the next one begins with the value that
+    follows from it.
+    """
 
     now: float
 
 
 class Resumed(Struct, frozen=True, tag=True):
-    """Another process goes on, after all events before this one were replayed. rules: as its configuration has them."""
+    """Another process goes on, after all events before this one were replayed. rules: as its
+    configuration has them.
+    """
 
     now: float
     rules: Rules
 
 
 class TasksDropped(Struct, frozen=True, tag=True):
-    """Tasks are given up by the coordinator. reason: in words. round: the round under way begins anew."""
+    """Tasks are given up by the coordinator. reason: in words. round: the round under way begins
+    anew.
+    """
 
     now: float
     keys: tuple[Key, ...]
@@ -232,7 +249,9 @@ class SpoolFilled(Struct, frozen=True, tag=True):
 
 
 class Ticked(Struct, frozen=True, tag=True):
-    """Time passed, and everything that was sent was heard. waiting: updates in line for an upload slot, or for room."""
+    """Time passed, and everything that was sent was heard. waiting: updates in line for an upload
+    slot, or for room.
+    """
 
     now: float
     waiting: frozenset[Key] = frozenset()

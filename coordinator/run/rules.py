@@ -1,4 +1,6 @@
-"""Rules that depend only on the state of a round: whom to ask as a replacement, what to fold, when to close a phase."""
+"""Rules that depend only on the state of a round: whom to ask as a replacement, what to fold, when
+to close a phase.
+"""
 
 from __future__ import annotations
 
@@ -17,29 +19,35 @@ from federated.task import Work
 __all__ = ["CAP", "FIRST", "LEAST", "SLACK", "expected", "lease_of", "proceed", "typical"]
 
 LEAST = 10.0  # seconds of a lease: below them, what a device was predicted to need says little
-FIRST = 60.0  # seconds: the same for the first task of its kind, for which a slow device may load and warm up for long
+# seconds: the same for the first task of its kind, for which a slow device may load and warm up for
+# long
+FIRST = 60.0
 DOUBLINGS = 4  # of a lease, at most
 UNMEASURED = 3600.0  # seconds: a longer prediction is believed only of an agent that was measured
 SLACK = 3.0  # times what a device is expected to need, its transfers included
 CAP = 4.0  # times the phase's median: no prediction makes a lease longer
-RELIEF = 1.0  # seconds between tries to make room in a full spool: some updates then leave it together
+# seconds between tries to make room in a full spool: some updates then leave it together
+RELIEF = 1.0
 
 
 def proceed(r: Round, out: list[Action]) -> Round:
-    """Apply every rule once. Whether the phase closes comes first: a phase that closes asks nobody else."""
+    """Apply every rule once. Whether the phase closes comes first: a phase that closes asks nobody
+    else.
+    """
     if r.phase is None or r.phase.closed:
         return r
     return save(settle(fold_next(replace_missing(close(r), out), out), out), out)
 
 
-# ---- leases ----------------------------------------------------------------------------------------------------------
+# ---- leases --------------------------------------------------------------------------------------
 
 
 def expected(agent: Agent | None, work: Work, seconds: float) -> float:
     """Seconds that a task should take.
 
-    Of a training the prediction, which learns from rounds itself; of other work, times how far off it was at the last one, by this clock.
-    What an agent claims before it was ever measured counts for an hour at most.
+    Of a training the prediction, which learns from rounds itself; of other work, times how far off
+    it was at the last one, by this clock. What an agent claims before it was ever measured counts
+    for an hour at most.
     """
     if agent is None or work not in agent.pace:
         return min(seconds, UNMEASURED)
@@ -47,41 +55,57 @@ def expected(agent: Agent | None, work: Work, seconds: float) -> float:
 
 
 def typical(r: Round, work: Work, predicted: Iterable[tuple[str, float]]) -> float:
-    """The median of what tasks should take, which a minority of claims cannot move. predicted: agent and seconds of each.
+    """The median of what tasks should take, which a minority of claims cannot move. predicted:
+    agent and seconds of each.
 
-    Only agents that this clock has measured count, if there are any: of two agents, no claim of one shortens the lease of the other.
+    Only agents that this clock has measured count, if there are any: of two agents, no claim of one
+    shortens the lease of the other.
     """
     known = [(r.agents.get(agent), seconds) for agent, seconds in predicted]
-    measured = [expected(agent, work, seconds) for agent, seconds in known if agent is not None and work in agent.pace]
+    measured = [
+        expected(agent, work, seconds)
+        for agent, seconds in known
+        if agent is not None and work in agent.pace
+    ]
     if measured:
         return median_high(measured)
-    return median_low([expected(agent, work, seconds) for agent, seconds in known]) if known else 0.0
+    return (
+        median_low([expected(agent, work, seconds) for agent, seconds in known]) if known else 0.0
+    )
 
 
 def lease_of(r: Round, agent: Agent, work: Work, seconds: float) -> float:
-    """Seconds of a task's lease, for a task that is predicted to take so many; 0 where tasks have none.
+    """Seconds of a task's lease, for a task that is predicted to take so many; 0 where tasks have
+    none.
 
-    It doubles with each lease that was wasted, so that a device that is slower than predicted delivers in the end. Such devices are asked
-    less often (see `Wasted`), so that one that never delivers costs less and less.
+    It doubles with each lease that was wasted, so that a device that is slower than predicted
+    delivers in the end. Such devices are asked less often (see `Wasted`), so that one that never
+    delivers costs less and less.
     """
     if not r.rules.leases:
         return 0.0
     wasted = agent.wasted[work].leases if work in agent.wasted else 0
     least = LEAST if work in agent.pace or wasted else FIRST
     cap = CAP * r.phase.typical if r.phase is not None and r.phase.typical else math.inf
-    return (1 << min(wasted, DOUBLINGS)) * max(least, SLACK * min(expected(agent, work, seconds), cap))
+    return (1 << min(wasted, DOUBLINGS)) * max(
+        least, SLACK * min(expected(agent, work, seconds), cap)
+    )
 
 
-# ---- replacement -----------------------------------------------------------------------------------------------------
+# ---- replacement ---------------------------------------------------------------------------------
 
 
 def replace_missing(r: Round, out: list[Action]) -> Round:
-    """Asks replacements for agents that left, failed or are late; in buffered mode also for agents that have delivered."""
+    """Asks replacements for agents that left, failed or are late; in buffered mode also for agents
+    that have delivered.
+    """
     phase = r.phase
     assert phase is not None
     if not phase.spares or phase.closing or phase.exhausted:
         return r
-    missing = phase.wanted - phase.working - len(phase.preparing) - (0 if phase.flowing else phase.came)
+    missing = (
+        phase.wanted - phase.working - len(phase.preparing) - (0 if phase.flowing else phase.came)
+    )
     if missing <= 0:
         return r
     chosen = list(islice((spare.agent for spare in phase.spares if fits(r, phase, spare)), missing))
@@ -103,11 +127,12 @@ def fits(r: Round, phase: Phase, spare: Spare) -> bool:
     return not phase.timed or spare.seconds <= phase.began + phase.limit - r.now
 
 
-# ---- folding ---------------------------------------------------------------------------------------------------------
+# ---- folding -------------------------------------------------------------------------------------
 
 
 def fold_next(r: Round, out: list[Action]) -> Round:
-    """One update at a time, in the order of keys, so that sums repeat bit for bit: an update waits for those before it that are being worked on.
+    """One update at a time, in the order of keys, so that sums repeat bit for bit: an update waits
+    for those before it that are being worked on.
 
     None waits where the spool is full, too many wait already, or the phase closes.
     """
@@ -123,7 +148,12 @@ def fold_next(r: Round, out: list[Action]) -> Round:
     out.append(Fold(key))
     r = put(r, replace(r.tasks[key], stage="folding"))
     assert r.phase is not None
-    return replace(r, phase=replace(r.phase, folding=key, first=max(place, phase.first) if not hurry else phase.first))
+    return replace(
+        r,
+        phase=replace(
+            r.phase, folding=key, first=max(place, phase.first) if not hurry else phase.first
+        ),
+    )
 
 
 def first_in_order(r: Round, phase: Phase) -> int:
@@ -137,7 +167,7 @@ def first_in_order(r: Round, phase: Phase) -> int:
     return place
 
 
-# ---- the end of a phase ----------------------------------------------------------------------------------------------
+# ---- the end of a phase --------------------------------------------------------------------------
 
 
 def close(r: Round) -> Round:
@@ -149,7 +179,9 @@ def close(r: Round) -> Round:
 
 
 def settle(r: Round, out: list[Action]) -> Round:
-    """Once all that came is folded: what is still open goes on into the next round, or is given up."""
+    """Once all that came is folded: what is still open goes on into the next round, or is given
+    up.
+    """
     assert r.phase is not None
     if not r.phase.closing or r.phase.whole or r.phase.folding is not None:
         return r
@@ -160,7 +192,11 @@ def settle(r: Round, out: list[Action]) -> Round:
             r = put(r, replace(state, carried=True, place=-1))
             continue
         outcome = "gone" if state.lost >= 0 else "stale" if state.carried else "late"
-        reason = "its weights are too old" if outcome == "stale" else f"round {state.task.round} is closed"
+        reason = (
+            "its weights are too old"
+            if outcome == "stale"
+            else f"round {state.task.round} is closed"
+        )
         out.append(Abort(state.task, reason))
         r = put(r, replace(state, stage="done", outcome=outcome))
     phase = r.phase
@@ -172,14 +208,24 @@ def settle(r: Round, out: list[Action]) -> Round:
 
 
 def reason_to_close(r: Round, phase: Phase) -> str:
-    """Quorum, deadline, or nobody left who could bring more. Training waits for late agents until the deadline as long as nothing came."""
+    """Quorum, deadline, or nobody left who could bring more. Training waits for late agents until
+    the deadline as long as nothing came.
+    """
     if phase.came >= phase.quorum:
         return "quorum"
     if r.now >= phase.began + phase.limit:
         return "deadline"
-    if phase.working or phase.preparing or any(r.now - went < RETURN for went in phase.away.values()):
+    if (
+        phase.working
+        or phase.preparing
+        or any(r.now - went < RETURN for went in phase.away.values())
+    ):
         return ""
-    if phase.work == "train" and not phase.came and any(overdue(r.tasks[key]) for key in phase.order):
+    if (
+        phase.work == "train"
+        and not phase.came
+        and any(overdue(r.tasks[key]) for key in phase.order)
+    ):
         return ""
     return "nobody left"
 
@@ -196,7 +242,9 @@ def may_carry(r: Round, state: TaskState) -> bool:
 
 
 def save(r: Round, out: list[Action]) -> Round:
-    """A snapshot after so many folds; in a full spool as soon as nothing is left to fold, so that files can leave it."""
+    """A snapshot after so many folds; in a full spool as soon as nothing is left to fold, so that
+    files can leave it.
+    """
     phase = r.phase
     assert phase is not None
     if r.saving:

@@ -1,7 +1,7 @@
 """`step(round, event) -> (round, actions)`: no clock, socket, disk or callback.
 
-One handler per event writes down what happened and answers it. Then `proceed` looks at where the round stands and decides what follows.
-An event that changes nothing gives the same round back.
+One handler per event writes down what happened and answers it. Then `proceed` looks at where the
+round stands and decides what follows. An event that changes nothing gives the same round back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ __all__ = ["step"]
 
 
 def step(r: Round, event: on.RoundEvent) -> tuple[Round, list[Action]]:
-    """What the round becomes, and what is to be done. The same round where the event changed nothing."""
+    """What the round becomes, and what is to be done. The same round where the event changed
+    nothing.
+    """
     out: list[Action] = []
     before = replace(r, now=max(r.now, event.now))
     after = proceed(HANDLERS[type(event)](before, event, out), out)
@@ -34,14 +36,19 @@ def step(r: Round, event: on.RoundEvent) -> tuple[Round, list[Action]]:
 
 
 def tick(r: Round, e: on.Ticked, out: list[Action]) -> Round:
-    """All that time alone brings about: silent agents, and leases that are over. Most ticks find that nothing is due."""
+    """All that time alone brings about: silent agents, and leases that are over. Most ticks find
+    that nothing is due.
+    """
     r = line_up(r, e.waiting)
     if r.now < r.due:
         return r
     for agent in list(r.agents.values()):
         if agent.online and r.now - agent.seen > agents.SILENCE:
             r = agents.lose(r, agent.name, f"silent for {agents.SILENCE:.0f} s", out)
-    due = min((agent.seen + agents.SILENCE for agent in r.agents.values() if agent.online), default=math.inf)
+    due = min(
+        (agent.seen + agents.SILENCE for agent in r.agents.values() if agent.online),
+        default=math.inf,
+    )
     for state in list(r.tasks.values()):
         if not (state.working or state.away) or state.place < 0:
             continue
@@ -75,14 +82,20 @@ def expire(r: Round, state: TaskState, out: list[Action]) -> Round:
 
 
 def waste(r: Round, state: TaskState) -> Round:
-    """Counts a lease against an agent that was online and delivered nothing of this kind of work in the phase. A phase counts once."""
+    """Counts a lease against an agent that was online and delivered nothing of this kind of work in
+    the phase. A phase counts once.
+    """
     agent, work = r.agents[state.task.agent], state.task.work
     assert r.phase is not None
     before = agent.wasted.get(work, Wasted(0, 0))
-    delivered = any(r.tasks[key].came for key in agent.tasks if key.work == work and r.tasks[key].place >= 0)
+    delivered = any(
+        r.tasks[key].came for key in agent.tasks if key.work == work and r.tasks[key].place >= 0
+    )
     if state.lost >= 0 or delivered or (before.leases and before.round == r.phase.round):
         return r
-    return agents.with_agent(r, replace(agent, wasted={**agent.wasted, work: Wasted(before.leases + 1, r.phase.round)}))
+    return agents.with_agent(
+        r, replace(agent, wasted={**agent.wasted, work: Wasted(before.leases + 1, r.phase.round)})
+    )
 
 
 Handler = Callable[[Round, Any, list[Action]], Round]

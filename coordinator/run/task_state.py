@@ -1,4 +1,6 @@
-"""The state of one task: when it was asked, what its agent showed since, and when its lease is over."""
+"""The state of one task: when it was asked, what its agent showed since, and when its lease is
+over.
+"""
 
 from __future__ import annotations
 
@@ -45,19 +47,24 @@ class TaskState(Struct, frozen=True):
     """How one task stands.
 
     task: as its agent was asked.
-    place: position in the order of folding of the present phase; -1 for a carried task that is not part of it.
+    place: position in the order of folding of the present phase; -1 for a carried task that is not
+    part of it.
     asked: when it was sent, in the coordinator's seconds.
-    seconds: predicted for it while it is open; once the update is whole, those that passed, without those in line for an upload slot.
-    stage: asked (open), whole (its update is checked and in the spool), folding, or done.
+    seconds: predicted for it while it is open; once the update is whole, those that passed, without
+    those in line for an upload slot. stage: asked (open), whole (its update is checked and in the
+    spool), folding, or done.
     outcome: empty while it is open or whole, then `folded` or why not.
     digest: sha256 of the update that came.
-    shown, moved: the last sign of progress (what the agent does, and how much is done), and when it was new.
+    shown, moved: the last sign of progress (what the agent does, and how much is done), and when it
+    was new.
     sent: when the last chunk of its update came; minus infinity before the first.
     lost: when its agent went; negative while it is there.
-    late: its lease expired, so it no longer counts toward the quorum; its update is still accepted while the phase is open.
-    waiting: since when its update waits for an upload slot; negative while it does not.
+    late: its lease expired, so it no longer counts toward the quorum; its update is still accepted
+    while the phase is open. waiting: since when its update waits for an upload slot; negative while
+    it does not.
     waited: seconds that it waited for upload slots so far.
-    reminded: when its agent was last told of it again, in the coordinator's seconds; minus infinity before the first time.
+    reminded: when its agent was last told of it again, in the coordinator's seconds; minus infinity
+    before the first time.
     resumed: it was sent by an earlier process, so this clock says nothing of it.
     carried: it is of an earlier round.
     """
@@ -96,7 +103,9 @@ class TaskState(Struct, frozen=True):
 
     @property
     def away(self) -> bool:
-        """Whether its agent went and is expected back. Simulated agents, whose tasks have no lease, do not come back."""
+        """Whether its agent went and is expected back. Simulated agents, whose tasks have no lease,
+        do not come back.
+        """
         return self.open and self.lost >= 0 and not self.late and self.task.lease > 0
 
     @property
@@ -106,17 +115,32 @@ class TaskState(Struct, frozen=True):
 
     @property
     def due(self) -> float:
-        """When its lease is over, unless new progress is shown before. Away from the coordinator, an agent can show none."""
+        """When its lease is over, unless new progress is shown before. Away from the coordinator,
+        an agent can show none.
+        """
         lease, began = self.task.lease, self.asked + self.waited
         if not lease or self.waiting >= 0:
             return math.inf
         if self.lost >= 0:
             return began + HARD * lease
-        return min(max(began + lease, self.moved + MISSED * beats(lease), self.sent + IDLE), began + HARD * lease)
+        return min(
+            max(began + lease, self.moved + MISSED * beats(lease), self.sent + IDLE),
+            began + HARD * lease,
+        )
 
     def reopened(self, now: float) -> TaskState:
         """The same task after its update was lost: it is asked for again."""
-        return replace(self, stage="asked", outcome="", digest="", asked=now, moved=now, waited=0.0, late=False, resumed=True)
+        return replace(
+            self,
+            stage="asked",
+            outcome="",
+            digest="",
+            asked=now,
+            moved=now,
+            waited=0.0,
+            late=False,
+            resumed=True,
+        )
 
     def took(self, now: float) -> float:
         """Seconds since it was asked, without those in line for an upload slot."""

@@ -11,7 +11,17 @@ from coordinator.run.agents import known, with_agent
 from coordinator.run.round import Round, awaited, put
 from federated.task import Key
 
-__all__ = ["chunk", "fail", "fill", "folded", "lose_update", "offer", "refuse", "snapshot", "update"]
+__all__ = [
+    "chunk",
+    "fail",
+    "fill",
+    "folded",
+    "lose_update",
+    "offer",
+    "refuse",
+    "snapshot",
+    "update",
+]
 
 
 def offer(r: Round, e: on.UpdateOffered, out: list[Action]) -> Round:
@@ -32,7 +42,9 @@ def offer(r: Round, e: on.UpdateOffered, out: list[Action]) -> Round:
 
 def chunk(r: Round, e: on.ChunkCame, out: list[Action]) -> Round:
     r, state = with_agent(r, known(r, e.key.agent)), r.tasks.get(e.key)
-    return put(r, replace(state, moved=r.now, sent=r.now)) if state is not None and state.open else r
+    return (
+        put(r, replace(state, moved=r.now, sent=r.now)) if state is not None and state.open else r
+    )
 
 
 def update(r: Round, e: on.UpdateCame, out: list[Action]) -> Round:
@@ -43,12 +55,18 @@ def update(r: Round, e: on.UpdateCame, out: list[Action]) -> Round:
     took = state.took(r.now)
     agent = known(r, e.key.agent)
     if e.key.work in agent.wasted:
-        agent = replace(agent, wasted={work: wasted for work, wasted in agent.wasted.items() if work != e.key.work})
+        agent = replace(
+            agent,
+            wasted={work: wasted for work, wasted in agent.wasted.items() if work != e.key.work},
+        )
     if state.seconds > 0 and not state.resumed:
         agent = replace(agent, pace={**agent.pace, e.key.work: took / state.seconds})
     if e.key.work == "train":
         agent = replace(agent, loss=e.loss)
-    return put(with_agent(r, agent), replace(state, stage="whole", digest=e.digest, seconds=took, waiting=-1.0))
+    return put(
+        with_agent(r, agent),
+        replace(state, stage="whole", digest=e.digest, seconds=took, waiting=-1.0),
+    )
 
 
 def lose_update(r: Round, e: on.UpdateLost, out: list[Action]) -> Round:
@@ -63,7 +81,10 @@ def refuse(r: Round, e: on.UpdateRefused, out: list[Action]) -> Round:
     if state is None or not state.open:
         return r
     out.append(Answer(e.key.agent, e.transfer, False, e.reason, e.kind))
-    return put(with_agent(r, known(r, e.key.agent)), replace(state, stage="done", outcome=f"refused: {e.reason}"))
+    return put(
+        with_agent(r, known(r, e.key.agent)),
+        replace(state, stage="done", outcome=f"refused: {e.reason}"),
+    )
 
 
 def fail(r: Round, e: on.TaskFailed, out: list[Action]) -> Round:
@@ -88,7 +109,9 @@ def folded(r: Round, e: on.UpdateFolded, out: list[Action]) -> Round:
 
 
 def snapshot(r: Round, e: on.SnapshotTaken, out: list[Action]) -> Round:
-    """What it holds need not stay in the spool. Where the disk did not take it, it is tried again after the next fold."""
+    """What it holds need not stay in the spool. Where the disk did not take it, it is tried again
+    after the next fold.
+    """
     if e.written:
         out += [Forget(key) for key in e.keys]
         kept = frozenset(e.keys)

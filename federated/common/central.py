@@ -1,4 +1,6 @@
-"""The norm of a layer without its largest entries (FedFA, Park and Joe-Wong, arXiv 2406.09877, Algorithm 1, line 12), by one partition."""
+"""The norm of a layer without its largest entries (FedFA, Park and Joe-Wong, arXiv 2406.09877,
+Algorithm 1, line 12), by one partition.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,18 @@ from torch import Tensor
 __all__ = ["central_norm"]
 
 SHARE = 0.95  # of the entries, by size, that count for the norm
-GUESS, SAMPLE, LARGE = 0.93, 1 << 12, 1 << 16  # where the upper entries are taken to begin, from so many entries, in tensors from this size on
+# where the upper entries are taken to begin, from so many entries, in tensors from this size on
+GUESS, SAMPLE, LARGE = 0.93, 1 << 12, 1 << 16
 BLOCK = 1 << 16  # entries summed in float32
 
 
 def central_norm(tensor: Tensor, scaling: str) -> float:
-    """Norm of the entries up to the 95th percentile of the absolute values, linearly interpolated, inclusive.
+    """Norm of the entries up to the 95th percentile of the absolute values, linearly interpolated,
+    inclusive.
 
-    scaling: "l2", or "rms" to divide by the square root of the number of entries. The value at the percentile's lower rank decides: above it
-    the percentile takes in ties of that value only, so that one partition does and nothing need be interpolated.
+    scaling: "l2", or "rms" to divide by the square root of the number of entries. The value at the
+    percentile's lower rank decides: above it the percentile takes in ties of that value only, so
+    that one partition does and nothing need be interpolated.
     """
     sizes: NDArray[np.float32] = np.abs(tensor.detach().numpy().reshape(-1))
     rank = math.floor(round(SHARE * (sizes.size - 1), 9))
@@ -28,13 +33,19 @@ def central_norm(tensor: Tensor, scaling: str) -> float:
     top.partition(rank)
     ties = int(np.count_nonzero(top[rank + 1 :] == top[rank]))
     square = sure + energy(top[: rank + 1]) + ties * float(top[rank]) ** 2
-    return math.sqrt(square / (sizes.size - top.size + rank + 1 + ties)) if scaling == "rms" else math.sqrt(square)
+    return (
+        math.sqrt(square / (sizes.size - top.size + rank + 1 + ties))
+        if scaling == "rms"
+        else math.sqrt(square)
+    )
 
 
 def split(sizes: NDArray[np.float32], rank: int) -> tuple[NDArray[np.float32], float]:
-    """The upper entries, among them surely that of this rank, and the energy of those below; writes over `sizes`.
+    """The upper entries, among them surely that of this rank, and the energy of those below; writes
+    over `sizes`.
 
-    A regular sample guesses where the upper ones begin, which spares the partition nine tenths of a large tensor; a wrong guess spares nothing.
+    A regular sample guesses where the upper ones begin, which spares the partition nine tenths of a
+    large tensor; a wrong guess spares nothing.
     """
     if sizes.size >= LARGE:
         sample = sizes[:: sizes.size // SAMPLE]
@@ -48,7 +59,12 @@ def split(sizes: NDArray[np.float32], rank: int) -> tuple[NDArray[np.float32], f
 
 
 def energy(values: NDArray[np.float32]) -> float:
-    """Sum of squares, by blocks in float32 and over blocks in float64; in float64 throughout where a block would overflow."""
+    """Sum of squares, by blocks in float32 and over blocks in float64; in float64 throughout where
+    a block would overflow.
+    """
     with np.errstate(over="ignore"):
-        total = sum(float(np.dot(block, block)) for block in np.array_split(values, 1 + values.size // BLOCK))
+        total = sum(
+            float(np.dot(block, block))
+            for block in np.array_split(values, 1 + values.size // BLOCK)
+        )
     return total if math.isfinite(total) else float(np.square(values, dtype=np.float64).sum())

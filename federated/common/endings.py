@@ -14,7 +14,9 @@ __all__ = ["endings", "inner", "ordered"]
 
 
 def endings(network: Network, features: Sequence[str]) -> tuple[Submodel, ...]:
-    """At full width one submodel for each exit, the shallowest first. Raises ConfigError where the network has no such exits."""
+    """At full width one submodel for each exit, the shallowest first. Raises ConfigError where the
+    network has no such exits.
+    """
     whole = full(network, features)
     try:
         shapes(whole)
@@ -29,10 +31,17 @@ def ordered(submodels: Iterable[Submodel]) -> tuple[Submodel, ...]:
 
 
 def inner(settings: Settings, menu: Sequence[Submodel], submodel: Submodel) -> Sequence[Submodel]:
-    """The submodels of a menu that end at one of a submodel's exits, at the same width: a device trains all its exits."""
+    """The submodels of a menu that end at one of a submodel's exits, at the same width: a device
+    trains all its exits.
+    """
     whole = [block for section in submodel.mask for block in section]
 
     def ends_within(other: Submodel) -> bool:
-        return all(mine or not its for mine, its in zip(whole, (block for section in other.mask for block in section), strict=True))
+        return all(
+            mine or not its
+            for mine, its in zip(
+                whole, (block for section in other.mask for block in section), strict=True
+            )
+        )
 
     return [other for other in menu if other.width == submodel.width and ends_within(other)]

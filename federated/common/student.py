@@ -1,10 +1,13 @@
-"""What a strong device does for the weak in RecipFL (`federated.methods.recipfl`): after its own network it trains the small one, which it teaches.
+"""What a strong device does for the weak in RecipFL (`federated.methods.recipfl`): after its own
+network it trains the small one, which it teaches.
 
     L_S = CE(f_S(x), y) + CE(f_S(x), softmax f_L(x)) + KL(softmax h_L || softmax h_S)
 
-f are logits and h what enters the classifier, the last term only where both have as many features (poster, Strong-to-Weak Device Knowledge Transfer;
-the authors' code); of values, squared errors take the place of the cross-entropies. The teacher is the large network as just trained, in evaluation
-mode. Since no running statistics travel, the device first measures the teacher's on its own data; those of the authors' devices are of the same data.
+f are logits and h what enters the classifier, the last term only where both have as many features
+(poster, Strong-to-Weak Device Knowledge Transfer; the authors' code); of values, squared errors
+take the place of the cross-entropies. The teacher is the large network as just trained, in
+evaluation mode. Since no running statistics travel, the device first measures the teacher's on its
+own data; those of the authors' devices are of the same data.
 """
 
 from __future__ import annotations
@@ -32,21 +35,36 @@ __all__ = ["HOOKS", "PREFIX", "histogram", "passes", "student_loss", "teach", "w
 PREFIX = "small/"  # of the small network's tensors on their way to a strong device and back
 
 
-def with_student(settings: Settings, menu: Sequence[Submodel], submodel: Submodel) -> Sequence[Submodel]:
-    """The submodels that an update of one trains, smallest first: under `transfer` the largest one's trains the smallest too."""
-    return (menu[0], submodel) if settings["transfer"] and len(menu) > 1 and submodel.plain == menu[-1] else (submodel,)
+def with_student(
+    settings: Settings, menu: Sequence[Submodel], submodel: Submodel
+) -> Sequence[Submodel]:
+    """The submodels that an update of one trains, smallest first: under `transfer` the largest
+    one's trains the smallest too.
+    """
+    return (
+        (menu[0], submodel)
+        if settings["transfer"] and len(menu) > 1 and submodel.plain == menu[-1]
+        else (submodel,)
+    )
 
 
 def histogram(survey: Survey) -> dict[str, list[float]]:
-    """The share of each class among a device's examples, where they have classes. It leaves the device, in its profile."""
+    """The share of each class among a device's examples, where they have classes. It leaves the
+    device, in its profile.
+    """
     if survey.network.objective != "class":
         return {}
-    counts = torch.bincount(torch.from_numpy(survey.y.astype("int64")).flatten(), minlength=survey.network.outputs)
+    counts = torch.bincount(
+        torch.from_numpy(survey.y.astype("int64")).flatten(), minlength=survey.network.outputs
+    )
     return {"histogram": (counts / counts.sum()).tolist()}
 
 
-def student_loss(logits: Tensor, teacher: Tensor, features: Tensor | None, taught: Tensor | None, y: Tensor) -> Tensor:
-    """L_S of a batch. logits, features: the student's; teacher, taught: the teacher's, without gradient; no features: no last term.
+def student_loss(
+    logits: Tensor, teacher: Tensor, features: Tensor | None, taught: Tensor | None, y: Tensor
+) -> Tensor:
+    """L_S of a batch. logits, features: the student's; teacher, taught: the teacher's, without
+    gradient; no features: no last term.
 
     y: classes, or values, which are told by their type.
     """
@@ -60,11 +78,15 @@ def student_loss(logits: Tensor, teacher: Tensor, features: Tensor | None, taugh
 
 
 def watched(net: nn.Module, submodel: Submodel) -> Callable[[Tensor], tuple[Tensor, Tensor | None]]:
-    """The network as a function to its logits and to what enters its last classifier, [rows, features]; None where that is not to be seen."""
+    """The network as a function to its logits and to what enters its last classifier, [rows,
+    features]; None where that is not to be seen.
+    """
     seen: list[Tensor] = []
     heads = [name.rpartition(".")[0] for name in shapes(submodel) if name in labelled(submodel)]
     if heads:
-        net.get_submodule(heads[-1]).register_forward_pre_hook(lambda module, inputs: seen.extend(x for x in inputs[:1] if x.is_floating_point()))
+        net.get_submodule(heads[-1]).register_forward_pre_hook(
+            lambda module, inputs: seen.extend(x for x in inputs[:1] if x.is_floating_point())
+        )
 
     def both(x: Tensor) -> tuple[Tensor, Tensor | None]:
         seen.clear()
@@ -80,7 +102,9 @@ def small_network(recipe: Recipe) -> Submodel | None:
 
 
 def passes(recipe: Recipe, submodel: Submodel, before: Submodel | None) -> tuple[Pass, ...]:
-    """The device's own network; with a small one also that, its teacher's answers, and one pass in all that measures the teacher's batch norm."""
+    """The device's own network; with a small one also that, its teacher's answers, and one pass in
+    all that measures the teacher's batch norm.
+    """
     student = small_network(recipe)
     if student is None:
         return (Pass(submodel),)
@@ -89,20 +113,32 @@ def passes(recipe: Recipe, submodel: Submodel, before: Submodel | None) -> tuple
 
 
 def teach(session: Session) -> None:
-    """Trains the small network, where one came with the task, and has it sent. Raises Refused where it would run code of another's choice."""
+    """Trains the small network, where one came with the task, and has it sent. Raises Refused where
+    it would run code of another's choice.
+    """
     submodel = small_network(session.recipe)
     if submodel is None:
         return
-    if ":" in submodel.network.family and submodel.network.family != session.submodel.network.family:
+    if (
+        ":" in submodel.network.family
+        and submodel.network.family != session.submodel.network.family
+    ):
         raise Refused(
-            f"a small network '{submodel.network.family}' beside '{session.submodel.network.family}': only the one that was agreed to is built"
+            f"a small network '{submodel.network.family}' beside "
+            f"'{session.submodel.network.family}': only the one that was agreed to is "
+            "built"
         )
     net = build(submodel).to(session.device)
     with torch.no_grad():
         for name, value in net.named_parameters():
             value.copy_(session.received[PREFIX + name])
-    recipe, seed = replace(session.recipe, hook="", options={}), int(torch.randint(2**62, (), generator=session.generator))
-    student = open_session(net, submodel, recipe, session.x, session.y, labels=session.labels, seed=seed)
+    recipe, seed = (
+        replace(session.recipe, hook="", options={}),
+        int(torch.randint(2**62, (), generator=session.generator)),
+    )
+    student = open_session(
+        net, submodel, recipe, session.x, session.y, labels=session.labels, seed=seed
+    )
     student.round = session.round
     if norms(session.net):
         calibrate(session.net, (x for x, _ in batches(session)))

@@ -1,1 +1,3 @@
-"""What devices learn from: data sets, the ways to share them out, and nothing of methods. Importing this package imports no torch."""
+"""What devices learn from: data sets, the ways to share them out, and nothing of methods. Importing
+this package imports no torch.
+"""

@@ -1,10 +1,13 @@
-"""Arrays that a person gives, in an `.npz` file or by a function, as a Dataset; it says what is wrong with them.
+"""Arrays that a person gives, in an `.npz` file or by a function, as a Dataset; it says what is
+wrong with them.
 
-An `.npz` file holds `x` [n, ...] and `y`, and may hold `x_test` and `y_test` (or `x_held` and `y_held`), `outputs` (a number), `target`
-("class", "value" or "token") and `users` [n]. A function takes nothing and gives (x, y), (x, y, x_held, y_held) or a Dataset.
-Whole numbers in y are classes, fractions are values. Images are channel-first, [n, channels, height, width]; [n, height, width] becomes one
-channel. uint8 and float32 are kept, other numbers become float32, tokens int64. Without `outputs`, there are as many classes as the largest
-label plus 1: a device that lacks the last class must say so.
+An `.npz` file holds `x` [n, ...] and `y`, and may hold `x_test` and `y_test` (or `x_held` and
+`y_held`), `outputs` (a number), `target` ("class", "value" or "token") and `users` [n]. A function
+takes nothing and gives (x, y), (x, y, x_held, y_held) or a Dataset.
+Whole numbers in y are classes, fractions are values. Images are channel-first, [n, channels,
+height, width]; [n, height, width] becomes one channel. uint8 and float32 are kept, other numbers
+become float32, tokens int64. Without `outputs`, there are as many classes as the largest label plus
+1: a device that lacks the last class must say so.
 """
 
 from __future__ import annotations
@@ -23,7 +26,17 @@ from models.function import imported
 
 __all__ = ["UNREADABLE", "dataset", "read_function", "read_npz"]
 
-UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile, zlib.error)  # what numpy makes of a damaged file
+# what numpy makes of a damaged file
+UNREADABLE = (
+    OSError,
+    EOFError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def read_npz(path: Path) -> Dataset:
@@ -34,13 +47,20 @@ def read_npz(path: Path) -> Dataset:
     except FileNotFoundError:
         raise DataError(f"data '{path}': no such file") from None
     except UNREADABLE as error:
-        why = "it holds pickled objects, which are not read" if "allow_pickle" in str(error) else error
+        why = (
+            "it holds pickled objects, which are not read"
+            if "allow_pickle" in str(error)
+            else error
+        )
         raise DataError(f"data '{path}': expected an .npz file of plain arrays: {why}") from error
-    return _named(path.name, found)  # a card names its data: the folders of a person do not leave the device
+    # a card names its data: the folders of a person do not leave the device
+    return _named(path.name, found)
 
 
 def read_function(spec: str) -> Dataset:
-    """What `module:function` gives; the module may lie where the command was called. Raises DataError."""
+    """What `module:function` gives; the module may lie where the command was called. Raises
+    DataError.
+    """
     try:
         found = imported(spec)()
     except Exception as error:
@@ -48,11 +68,23 @@ def read_function(spec: str) -> Dataset:
     if isinstance(found, Dataset):
         return found
     if not isinstance(found, tuple) or len(found) not in (2, 4):
-        raise DataError(f"data '{spec}': expected (x, y), (x, y, x_held, y_held) or a Dataset, found {type(found).__name__}")
+        raise DataError(
+            f"data '{spec}': expected (x, y), (x, y, x_held, y_held) or a Dataset, "
+            f"found {type(found).__name__}"
+        )
     return dataset(spec, *found)
 
 
-def dataset(name: str, x: Any, y: Any, x_held: Any = None, y_held: Any = None, outputs: Any = None, target: Any = None, users: Any = None) -> Dataset:
+def dataset(
+    name: str,
+    x: Any,
+    y: Any,
+    x_held: Any = None,
+    y_held: Any = None,
+    outputs: Any = None,
+    target: Any = None,
+    users: Any = None,
+) -> Dataset:
     """Whatever a person gave, as the arrays that a Dataset takes. Raises DataError."""
     if target is None:
         target = "value" if np.issubdtype(np.asarray(y).dtype, np.floating) else "class"
@@ -65,19 +97,27 @@ def dataset(name: str, x: Any, y: Any, x_held: Any = None, y_held: Any = None, o
         tokens = (examples, held) if target == "token" else ()
         outputs = max(2, *(int(part.max(initial=0)) + 1 for part in (truth, held_truth, *tokens)))
     elif np.ndim(outputs) or not np.issubdtype(np.asarray(outputs).dtype, np.integer):
-        raise DataError(f"data '{name}': expected outputs as one whole number, found {np.asarray(outputs).dtype} {list(np.shape(outputs))}")
+        raise DataError(
+            f"data '{name}': expected outputs as one whole number, found "
+            f"{np.asarray(outputs).dtype} {list(np.shape(outputs))}"
+        )
     people = None if users is None else _whole(name, "users", users)
-    return Dataset(name, examples, truth, held, held_truth, int(outputs), str(target), people)  # type: ignore[arg-type]  # which checks it
+    # which checks it
+    return Dataset(name, examples, truth, held, held_truth, int(outputs), str(target), people)  # type: ignore[arg-type]
 
 
 def _named(name: str, arrays: Mapping[str, Any]) -> Dataset:
     missing = [key for key in ("x", "y") if key not in arrays]
     if missing:
-        raise DataError(f"data '{name}': expected arrays x and y, found {', '.join(sorted(arrays)) or 'none'}")
+        raise DataError(
+            f"data '{name}': expected arrays x and y, found {', '.join(sorted(arrays)) or 'none'}"
+        )
     given = {key: arrays[key] for key in ("outputs", "target", "users") if key in arrays}
     for x_held, y_held in (("x_held", "y_held"), ("x_test", "y_test")):
         if (x_held in arrays) != (y_held in arrays):
-            raise DataError(f"data '{name}': expected {x_held} and {y_held} together, found only one")
+            raise DataError(
+                f"data '{name}': expected {x_held} and {y_held} together, found only one"
+            )
         if x_held in arrays:
             return dataset(name, arrays["x"], arrays["y"], arrays[x_held], arrays[y_held], **given)
     return dataset(name, arrays["x"], arrays["y"], **given)
@@ -87,7 +127,9 @@ def _examples(name: str, key: str, value: Any, target: str) -> Array:
     if target == "token":
         return _whole(name, key, value)
     array = np.atleast_1d(value)
-    if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_) or np.iscomplexobj(array):
+    if not (np.issubdtype(array.dtype, np.number) or array.dtype == np.bool_) or np.iscomplexobj(
+        array
+    ):
         raise DataError(f"data '{name}': expected numbers in {key}, found {array.dtype}")
     if array.dtype != np.uint8:
         array = _single(array)

@@ -1,7 +1,9 @@
-"""Where data comes from, and the two questions asked of it: what a coordinator holds (`central`), what a device holds (`device`).
+"""Where data comes from, and the two questions asked of it: what a coordinator holds (`central`),
+what a device holds (`device`).
 
-A data set is named (a key of DATASETS), or it is the path of an `.npz` file, a `.csv` file, or a folder of pictures (or the `.zip` of one),
-or `module:function`. `arrays`, `table` and `images` say what these hold.
+A data set is named (a key of DATASETS), or it is the path of an `.npz` file, a `.csv` file, or a
+folder of pictures (or the `.zip` of one), or `module:function`. `arrays`, `table` and `images` say
+what these hold.
 """
 
 from __future__ import annotations
@@ -32,11 +34,16 @@ HELD = 0.2  # of the examples, held out where the data comes without a test part
 
 
 def digits(root: Path) -> Dataset:
-    """1797 handwritten digits, 8x8, values 0 to 16, shipped with the package, so that a first run needs no network.
+    """1797 handwritten digits, 8x8, values 0 to 16, shipped with the package, so that a first run
+    needs no network.
 
-    Alpaydin and Kaynak 1998, UCI Machine Learning Repository, doi 10.24432/C50P49, CC BY 4.0; see DIGITS.md beside it.
+    Alpaydin and Kaynak 1998, UCI Machine Learning Repository, doi 10.24432/C50P49, CC BY 4.0; see
+    DIGITS.md beside it.
     """
-    with importlib.resources.files("federated.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
+    with (
+        importlib.resources.files("federated.data").joinpath("digits.npz").open("rb") as file,
+        np.load(file) as arrays,
+    ):
         return of_arrays("digits", arrays["x"], arrays["y"])
 
 
@@ -61,7 +68,8 @@ def data_root() -> Path:
 def load(spec: str, root: Path | str | None = None) -> Dataset:
     """All of a data set as it was published: its test part, if it has one, is held out.
 
-    Raises Unknown for a name that is none; DataError for data that is missing, unreadable or unusable; MissingExtra.
+    Raises Unknown for a name that is none; DataError for data that is missing, unreadable or
+    unusable; MissingExtra.
     """
     if spec in DATASETS:
         return DATASETS[spec](Path(root) if root else data_root())
@@ -78,21 +86,25 @@ def load(spec: str, root: Path | str | None = None) -> Dataset:
         return _several(read_function(spec))
     if "/" in spec or os.sep in spec or path.exists():
         raise DataError(
-            f"data '{spec}': expected a file ending in .npz or .csv, a folder of pictures or the .zip of one, that is there, "
+            f"data '{spec}': expected a file ending in .npz or .csv, a folder of "
+            "pictures or the .zip of one, that is there, "
             f"or one of {', '.join(DATASETS)}, or module:function"
         )
     raise Unknown("data set", spec, DATASETS)
 
 
 def central(spec: str, root: Path | str | None = None) -> Dataset:
-    """What a coordinator holds: the published test part held out, else 20 % that no agent's shard contains: of every class, or of the people.
+    """What a coordinator holds: the published test part held out, else 20 % that no agent's shard
+    contains: of every class, or of the people.
 
-    The rest is what shards are made of: a coordinator in the field looks only at the held-out part, a simulation shares out the rest.
+    The rest is what shards are made of: a coordinator in the field looks only at the held-out part,
+    a simulation shares out the rest.
     """
     dataset = load(spec, root)
     if len(dataset.x_held):
         return dataset
-    rng = generator("central", dataset.name)  # not its spelling: FILE.csv and FILE.csv:COLUMN are one, on the coordinator and on agents
+    # not its spelling: FILE.csv and FILE.csv:COLUMN are one, on the coordinator and on agents
+    rng = generator("central", dataset.name)
     if dataset.users is not None and len(np.unique(dataset.users)) > 1:
         return _divided(dataset, *hold_out_users(dataset.users, HELD, rng))
     return _divided(dataset, *hold_out(strata(dataset)[0], HELD, rng))
@@ -108,10 +120,13 @@ def device(
     seed: int = 0,
     held: float = HELD,
 ) -> Dataset:
-    """What the agent `name` holds, with a part of its own held out (of every class, or the last recordings; at least 1 example).
+    """What the agent `name` holds, with a part of its own held out (of every class, or the last
+    recordings; at least 1 example).
 
-    With a shard, that part of the data set: a Shard, or as a command spells it, I/N of `partition` drawn with `seed`.
-    Without one, a shard drawn from the agent's name when the data set is a published one; all of it when it is the device's
+    With a shard, that part of the data set: a Shard, or as a command spells it, I/N of `partition`
+    drawn with `seed`.
+    Without one, a shard drawn from the agent's name when the data set is a published one; all of it
+    when it is the device's
     own, and then its own test part is the held-out one.
     Raises what `load` raises, and DataError for a shard of less than 2 examples.
     """
@@ -128,12 +143,15 @@ def device(
 
 
 def part(whole: Dataset, indices: Indices, *, name: str, held: float = HELD) -> Dataset:
-    """Some training examples of a data set as the data of the agent `name`, a share of them held out; `whole`'s held-out part stays behind.
+    """Some training examples of a data set as the data of the agent `name`, a share of them held
+    out; `whole`'s held-out part stays behind.
 
     Raises DataError for less than 2 examples.
     """
     if len(indices) < 2:
-        raise DataError(f"{whole.name}, shard of '{name}': expected at least 2 examples, found {len(indices)}")
+        raise DataError(
+            f"{whole.name}, shard of '{name}': expected at least 2 examples, found {len(indices)}"
+        )
     if whole.sessions is None:
         train, local = hold_out(strata(whole)[0][indices], held, generator("held", name))
     else:
@@ -144,12 +162,25 @@ def part(whole: Dataset, indices: Indices, *, name: str, held: float = HELD) -> 
 
 def _divided(dataset: Dataset, train: Indices, held: Indices) -> Dataset:
     x, y = dataset.x, dataset.y
-    users, sessions = (None if of is None else of[train] for of in (dataset.users, dataset.sessions))
-    return replace(dataset, x=x[train], y=y[train], x_held=x[held], y_held=y[held], users=users, sessions=sessions)
+    users, sessions = (
+        None if of is None else of[train] for of in (dataset.users, dataset.sessions)
+    )
+    return replace(
+        dataset,
+        x=x[train],
+        y=y[train],
+        x_held=x[held],
+        y_held=y[held],
+        users=users,
+        sessions=sessions,
+    )
 
 
 def _several(dataset: Dataset) -> Dataset:
     """A source of one class is a mistake (a shard of one class is not)."""
     if dataset.target == "class" and len(dataset.labels) < 2:
-        raise DataError(f"{dataset.name}: expected examples of at least 2 classes in y, found only class {dataset.labels[0]}")
+        raise DataError(
+            f"{dataset.name}: expected examples of at least 2 classes in y, found only "
+            f"class {dataset.labels[0]}"
+        )
     return dataset

@@ -21,9 +21,16 @@ Labels = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
-BLOCK = 4096  # examples whose moments are taken at once: a copy in float64 of a whole data set would not fit a small device
+# examples whose moments are taken at once: a copy in float64 of a whole data set would not fit a
+# small device
+BLOCK = 4096
 TINY = 1e-30  # below, float32 divides by what may be 0
-KINDS: dict[Target, tuple[str, ...]] = {"class": ("uint8", "float32"), "value": ("uint8", "float32"), "token": ("int64",)}  # of x
+# of x
+KINDS: dict[Target, tuple[str, ...]] = {
+    "class": ("uint8", "float32"),
+    "value": ("uint8", "float32"),
+    "token": ("int64",),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,14 +38,19 @@ class Dataset:
     """Raw examples; networks normalise them, nothing else does.
 
     name: what people call it; it opens every message about it.
-    x: examples to train on, uint8 or float32 [n, *inputs], images channel-first; for tokens int64 [n, T].
-    y: what each teaches: its class, int64 [n]; its values, float32 [n, outputs] ([n] becomes [n, 1]); the token after each, int64 [n, T].
-    x_held, y_held: examples never trained on, of the same kind; both may be of length 0.
-    outputs: number of classes (a device may hold only some of them), of values, or of tokens in the vocabulary.
+    x: examples to train on, uint8 or float32 [n, *inputs], images channel-first; for tokens int64
+    [n, T].
+    y: what each teaches: its class, int64 [n]; its values, float32 [n, outputs] ([n] becomes [n,
+    1]); the token after each, int64 [n, T]. x_held, y_held: examples never trained on, of the same
+    kind; both may be of length 0.
+    outputs: number of classes (a device may hold only some of them), of values, or of tokens in the
+    vocabulary.
     users: int64 [n], whom each training example is of, or None.
-    sessions: int64 [n], which recording each training example is from, ascending in time, where examples of one overlap; or None.
+    sessions: int64 [n], which recording each training example is from, ascending in time, where
+    examples of one overlap; or None.
 
-    Raises DataError when something is missing, empty, of different lengths or shapes, out of range, or not finite.
+    Raises DataError when something is missing, empty, of different lengths or shapes, out of range,
+    or not finite.
     """
 
     name: str
@@ -53,7 +65,9 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if self.target not in KINDS:
-            raise DataError(f"{self.name}: expected a target among {', '.join(KINDS)}, found '{self.target}'")
+            raise DataError(
+                f"{self.name}: expected a target among {', '.join(KINDS)}, found '{self.target}'"
+            )
         least = 1 if self.target == "value" else 2
         if self.outputs < least:
             what = {"class": "classes", "value": "values", "token": "tokens"}[self.target]
@@ -68,10 +82,15 @@ class Dataset:
         _check(self, "x_held", self.x_held, "y_held", self.y_held)
         if (self.x.shape[1:], self.x.dtype) != (self.x_held.shape[1:], self.x_held.dtype):
             want, found = (f"{part.dtype} {list(part.shape[1:])}" for part in (self.x, self.x_held))
-            raise DataError(f"{self.name}: expected examples in x_held like those in x, {want}, found {found}")
+            raise DataError(
+                f"{self.name}: expected examples in x_held like those in x, {want}, found {found}"
+            )
         for key, of in (("users", self.users), ("sessions", self.sessions)):
             if of is not None and (of.dtype != np.int64 or of.shape != (len(self.x),)):
-                raise DataError(f"{self.name}: expected {key} of int64 [{len(self.x)}], one per example in x, found {of.dtype} {list(of.shape)}")
+                raise DataError(
+                    f"{self.name}: expected {key} of int64 [{len(self.x)}], one per "
+                    f"example in x, found {of.dtype} {list(of.shape)}"
+                )
 
     @cached_property
     def labels(self) -> tuple[int, ...]:
@@ -82,12 +101,24 @@ class Dataset:
         return tuple((np.union1d(found, self.x) if self.target == "token" else found).tolist())
 
     def card(self) -> Card:
-        """Sizes and per-channel moments (population standard deviation) of the training part, in raw units: no example leaves with it."""
+        """Sizes and per-channel moments (population standard deviation) of the training part, in
+        raw units: no example leaves with it.
+        """
         mean, std = ((0.0,), (1.0,)) if self.target == "token" else _moments(self.x)
         shift, scale = _moments(self.y) if self.target == "value" else ((), ())
         inputs = tuple(self.x.shape[1:])
         return Card(
-            self.name, inputs, self.x.dtype.name, self.outputs, len(self.x), len(self.x_held), mean, std, self.target, shift=shift, scale=scale
+            self.name,
+            inputs,
+            self.x.dtype.name,
+            self.outputs,
+            len(self.x),
+            len(self.x_held),
+            mean,
+            std,
+            self.target,
+            shift=shift,
+            scale=scale,
         )
 
 
@@ -96,10 +127,16 @@ def _check(dataset: Dataset, xs: str, x: Array, ys: str, y: Labels | Values) -> 
     if x.dtype.name not in kinds:
         raise DataError(f"{name}: expected {xs} of {' or '.join(kinds)}, found {x.dtype}")
     if x.ndim < 2 or 0 in x.shape[1:]:
-        raise DataError(f"{name}: expected {xs} of shape [n, features] or [n, channels, height, width], found {list(x.shape)}")
+        raise DataError(
+            f"{name}: expected {xs} of shape [n, features] or [n, channels, height, "
+            f"width], found {list(x.shape)}"
+        )
     _check_shape(dataset, ys, y, x)
     if len(x) != len(y):
-        raise DataError(f"{name}: expected as many labels in {ys} as examples in {xs}, found {len(y)} and {len(x)}")
+        raise DataError(
+            f"{name}: expected as many labels in {ys} as examples in {xs}, found "
+            f"{len(y)} and {len(x)}"
+        )
     if dataset.target == "token":
         _check_range(name, xs, x, dataset.outputs)
     if dataset.target != "value":
@@ -131,8 +168,13 @@ def _check_finite(name: str, key: str, array: Array) -> None:
         return
     for start, block in _blocks(array):
         if not np.isfinite(block).all():
-            example = start + int(np.flatnonzero(~np.isfinite(block.reshape(len(block), -1)).all(axis=1))[0])
-            raise DataError(f"{name}: expected finite numbers in {key}, found NaN or infinity in example {example}")
+            example = start + int(
+                np.flatnonzero(~np.isfinite(block.reshape(len(block), -1)).all(axis=1))[0]
+            )
+            raise DataError(
+                f"{name}: expected finite numbers in {key}, found NaN or infinity in "
+                f"example {example}"
+            )
 
 
 def _blocks(x: Array) -> Iterator[tuple[int, Array]]:
@@ -141,7 +183,9 @@ def _blocks(x: Array) -> Iterator[tuple[int, Array]]:
 
 
 def _moments(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel (axis 1), in two passes so that a large mean costs no digits."""
+    """Mean and standard deviation per channel (axis 1), in two passes so that a large mean costs no
+    digits.
+    """
     axes = (0, *range(2, x.ndim))
     count = x.size // x.shape[1]
     mean = sum(b.sum(axis=axes, dtype=np.float64) for _, b in _blocks(x)) / count
@@ -151,5 +195,7 @@ def _moments(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _spread(mean: float, std: float) -> float:
-    """A channel without spread divides by 1: a tiny floor would blow up the first example that differs. Small units are no lack of spread."""
+    """A channel without spread divides by 1: a tiny floor would blow up the first example that
+    differs. Small units are no lack of spread.
+    """
     return float(std) if std > max(1e-6 * math.fabs(mean), TINY) else 1.0

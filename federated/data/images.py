@@ -1,7 +1,9 @@
-"""Folders of pictures, plain or in a `.zip`: `CLASS/FILE`, or `train/CLASS/FILE` with `test/CLASS/FILE`.
+"""Folders of pictures, plain or in a `.zip`: `CLASS/FILE`, or `train/CLASS/FILE` with
+`test/CLASS/FILE`.
 
-Classes are the folders' names, sorted; an empty folder counts, so that devices that lack a class number the others alike. Without `test`, the
-folder `valid` or `val` is held out; with it, they are left out. Hidden files, and files beside the class folders, are passed over.
+Classes are the folders' names, sorted; an empty folder counts, so that devices that lack a class
+number the others alike. Without `test`, the folder `valid` or `val` is held out; with it, they are
+left out. Hidden files, and files beside the class folders, are passed over.
 """
 
 from __future__ import annotations
@@ -27,39 +29,64 @@ Place = tuple[str, ...]  # a path within the folder, by its parts
 Open = Callable[[Place], IO[bytes]]
 
 HELD = ("test", "valid", "val")  # the first that is there
-UNREADABLE = (OSError, EOFError, RuntimeError, SyntaxError, ValueError, struct.error, zipfile.BadZipFile, zlib.error)  # of damaged files
-GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")  # Pillow's names of 8-bit pictures
+# of damaged files
+UNREADABLE = (
+    OSError,
+    EOFError,
+    RuntimeError,
+    SyntaxError,
+    ValueError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+# Pillow's names of 8-bit pictures
+GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 
 
 def read_folder(path: Path) -> Dataset:
-    """Pictures of a folder, uint8 [n, 1 or 3, height, width]. Raises DataError, naming the first odd file; MissingExtra without Pillow."""
+    """Pictures of a folder, uint8 [n, 1 or 3, height, width]. Raises DataError, naming the first
+    odd file; MissingExtra without Pillow.
+    """
     files, folders = list[Place](), list[Place]()
     for folder, inside, names in os.walk(path, followlinks=True):
         at = Path(folder).relative_to(path).parts
         folders += [(*at, name) for name in inside]
         files += [(*at, name) for name in names]
-    return _read(path.resolve().name, files, folders, lambda place: path.joinpath(*place).open("rb"))
+    return _read(
+        path.resolve().name, files, folders, lambda place: path.joinpath(*place).open("rb")
+    )
 
 
 def read_zip(path: Path) -> Dataset:
-    """The same of a folder in a `.zip`, which is read in one pass and not unpacked. Raises DataError, MissingExtra."""
+    """The same of a folder in a `.zip`, which is read in one pass and not unpacked. Raises
+    DataError, MissingExtra.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
-            names = {tuple(name.replace("\\", "/").strip("/").split("/")): name for name in archive.namelist()}  # some of Windows' have backslashes
+            # some of Windows' have backslashes
+            names = {
+                tuple(name.replace("\\", "/").strip("/").split("/")): name
+                for name in archive.namelist()
+            }
             files = [place for place, name in names.items() if not name.endswith(("/", "\\"))]
             folders = [place for place, name in names.items() if name.endswith(("/", "\\"))]
             return _read(path.name, files, folders, lambda place: archive.open(names[place]))
     except FileNotFoundError:
         raise DataError(f"data '{path}': no such file") from None
     except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"data '{path}': expected a .zip of a folder of pictures: {error}") from error
+        raise DataError(
+            f"data '{path}': expected a .zip of a folder of pictures: {error}"
+        ) from error
 
 
 def _read(name: str, files: Collection[Place], folders: Collection[Place], open_: Open) -> Dataset:
     files, folders = sorted(filter(_shown, files)), sorted(filter(_shown, folders))
     found = [_classes(name, part, files, folders) for part in _parts(files)]
     if not any(found[0].values()):
-        raise DataError(f"data '{name}': expected pictures as CLASS/FILE or train/CLASS/FILE, found none")
+        raise DataError(
+            f"data '{name}': expected pictures as CLASS/FILE or train/CLASS/FILE, found none"
+        )
     labels = {label: i for i, label in enumerate(sorted(set[str]().union(*found)))}
     places = [place for classes in found for inside in classes.values() for place in inside]
     x, y = _pixels(name, places, open_), np.array([labels[place[-2]] for place in places], np.int64)
@@ -72,7 +99,9 @@ def _shown(place: Place) -> bool:
 
 
 def _parts(files: Collection[Place]) -> list[Place]:
-    """Where the class folders are: below the one folder that holds all, if there is one, and in its training and its held-out part."""
+    """Where the class folders are: below the one folder that holds all, if there is one, and in its
+    training and its held-out part.
+    """
     base: Place = ()
     while True:
         tops = {place[len(base)] for place in files if len(place) > len(base) + 1}
@@ -83,14 +112,21 @@ def _parts(files: Collection[Place]) -> list[Place]:
         base = (*base, *tops)
 
 
-def _classes(name: str, part: Place, files: Collection[Place], folders: Collection[Place]) -> dict[str, list[Place]]:
+def _classes(
+    name: str, part: Place, files: Collection[Place], folders: Collection[Place]
+) -> dict[str, list[Place]]:
     """Class -> its files, both sorted."""
     n = len(part)
-    classes: dict[str, list[Place]] = {place[n]: [] for place in folders if place[:n] == part and len(place) == n + 1}
+    classes: dict[str, list[Place]] = {
+        place[n]: [] for place in folders if place[:n] == part and len(place) == n + 1
+    }
     for place in files:
         if place[:n] == part and len(place) > n + 1:
             if len(place) > n + 2:
-                raise DataError(f"data '{name}': expected {'/'.join((*part, 'CLASS', 'FILE'))}, found {'/'.join(place)}")
+                raise DataError(
+                    f"data '{name}': expected {'/'.join((*part, 'CLASS', 'FILE'))}, "
+                    f"found {'/'.join(place)}"
+                )
             classes.setdefault(place[n], []).append(place)
     return dict(sorted(classes.items()))
 
@@ -105,7 +141,8 @@ def _pixels(name: str, places: Collection[Place], open_: Open) -> Pixels:
         if picture.shape[1:] != x.shape[2:]:
             (h, w), (height, width) = x.shape[2:], picture.shape[1:]
             raise DataError(
-                f"data '{name}': expected pictures of one size, {w}x{h} as {'/'.join(first)}, found {'/'.join(place)} of {width}x{height}"
+                f"data '{name}': expected pictures of one size, {w}x{h} as "
+                f"{'/'.join(first)}, found {'/'.join(place)} of {width}x{height}"
             )
         if len(picture) > x.shape[1]:
             x = np.repeat(x, len(picture), axis=1)
@@ -122,9 +159,14 @@ def _decoded(name: str, place: Place, open_: Open) -> Pixels:
     try:
         with open_(place) as file, Image.open(file) as picture:
             if picture.mode not in GREY + COLOUR:
-                raise DataError(f"data '{name}': expected pictures of 8 bits in grey or colour, found {'/'.join(place)} of mode {picture.mode}")
+                raise DataError(
+                    f"data '{name}': expected pictures of 8 bits in grey or colour, "
+                    f"found {'/'.join(place)} of mode {picture.mode}"
+                )
             picture.info.pop("transparency", None)  # of a palette, of which Pillow would warn
             array = np.asarray(picture.convert("L" if picture.mode in GREY else "RGB"))
     except (*UNREADABLE, Image.DecompressionBombError) as error:
-        raise DataError(f"data '{name}': expected a picture in {'/'.join(place)}: {error}") from error
+        raise DataError(
+            f"data '{name}': expected a picture in {'/'.join(place)}: {error}"
+        ) from error
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)

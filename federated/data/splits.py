@@ -1,4 +1,6 @@
-"""The arithmetic of sharing examples out: lists of index arrays, one per agent, that are disjoint, cover all, and hold at least 2 each."""
+"""The arithmetic of sharing examples out: lists of index arrays, one per agent, that are disjoint,
+cover all, and hold at least 2 each.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ Split = list[Indices]
 
 
 def equal(n: int, agents: int, rng: np.random.Generator) -> Split:
-    """Equal parts of a shuffle; sizes differ by at most 1. Raises DataError when there are too few examples."""
+    """Equal parts of a shuffle; sizes differ by at most 1. Raises DataError when there are too few
+    examples.
+    """
     _enough(n, agents, LEAST)
     return [np.sort(part) for part in np.array_split(rng.permutation(n), agents)]
 
 
 def unequal(kinds: Labels, agents: int, ratio: float, rng: np.random.Generator) -> Split:
-    """Sizes drawn between `ratio` and 1 of the largest, each with every kind in about its share (FedFA's IID: n_min >= n_max / 2).
+    """Sizes drawn between `ratio` and 1 of the largest, each with every kind in about its share
+    (FedFA's IID: n_min >= n_max / 2).
 
     Raises DataError when that did not happen in 200 draws, or an agent would lack a kind.
     """
@@ -30,28 +35,47 @@ def unequal(kinds: Labels, agents: int, ratio: float, rng: np.random.Generator) 
     what = f"partition iid:{ratio:g} of {len(kinds)} examples over {agents} agents"
     for _ in range(DRAWS):
         weights = rng.uniform(ratio, 1, agents)
-        sizes = np.diff(np.round(np.cumsum([0.0, *weights]) / weights.sum() * len(kinds)).astype(np.intp))
+        sizes = np.diff(
+            np.round(np.cumsum([0.0, *weights]) / weights.sum() * len(kinds)).astype(np.intp)
+        )
         if sizes.min() >= max(LEAST, ratio * sizes.max()):
             break
     else:
-        raise DataError(f"{what}: expected the smallest at least {ratio:g} of the largest, found none such in {DRAWS} draws; take a smaller ratio")
+        raise DataError(
+            f"{what}: expected the smallest at least {ratio:g} of the largest, found "
+            f"none such in {DRAWS} draws; take a smaller ratio"
+        )
     shuffled = rng.permutation(len(kinds))
     order = shuffled[np.argsort(kinds[shuffled], kind="stable")]
-    turns = np.concatenate([(np.arange(size) + rng.random()) / size for size in sizes])  # each agent takes its turns at even distances
+    # each agent takes its turns at even distances
+    turns = np.concatenate([(np.arange(size) + rng.random()) / size for size in sizes])
     owner = np.repeat(np.arange(agents), sizes)[np.argsort(turns, kind="stable")]
     parts = [np.sort(order[owner == agent]) for agent in range(agents)]
     for agent, part in enumerate(parts):
         lacking = np.setdiff1d(kinds, kinds[part])
         if len(lacking):
-            raise DataError(f"{what}: expected every class on every agent, found none of class {lacking[0]} on agent {agent}")
+            raise DataError(
+                f"{what}: expected every class on every agent, found none of class "
+                f"{lacking[0]} on agent {agent}"
+            )
     return parts
 
 
-def dirichlet(y: Labels, agents: int, alpha: float, rng: np.random.Generator, minimum: int = LEAST, *, balanced: bool = False) -> Split:
-    """Per class, proportions over agents drawn from Dirichlet(alpha) (Yurochkin et al. 2019, arXiv:1905.12022, section 4).
+def dirichlet(
+    y: Labels,
+    agents: int,
+    alpha: float,
+    rng: np.random.Generator,
+    minimum: int = LEAST,
+    *,
+    balanced: bool = False,
+) -> Split:
+    """Per class, proportions over agents drawn from Dirichlet(alpha) (Yurochkin et al. 2019,
+    arXiv:1905.12022, section 4).
 
-    Drawn again, all classes at once, until every agent has at least `minimum` examples. balanced: who has its share of all examples gets
-    no more of the next classes (NIID-Bench, Li et al. 2021, arXiv:2102.02079; the authors' code).
+    Drawn again, all classes at once, until every agent has at least `minimum` examples. balanced:
+    who has its share of all examples gets no more of the next classes (NIID-Bench, Li et al. 2021,
+    arXiv:2102.02079; the authors' code).
     Raises DataError when that cannot be, or did not happen in 200 draws.
     """
     _enough(len(y), agents, minimum)
@@ -64,40 +88,53 @@ def dirichlet(y: Labels, agents: int, alpha: float, rng: np.random.Generator, mi
         if min(sizes) > smallest:
             smallest, where = min(sizes), sizes.index(min(sizes))
     raise DataError(
-        f"partition dirichlet:{alpha:g} of {len(y)} examples over {agents} agents: expected at least {minimum} for each, "
-        f"found {smallest} at best, for agent {where}, in {DRAWS} draws; take a larger alpha or fewer agents"
+        f"partition dirichlet:{alpha:g} of {len(y)} examples over {agents} agents: "
+        f"expected at least {minimum} for each, "
+        f"found {smallest} at best, for agent {where}, in {DRAWS} draws; take a larger "
+        "alpha or fewer agents"
     )
 
 
 def classes_per_agent(y: Labels, agents: int, classes: int, rng: np.random.Generator) -> Split:
-    """Each agent holds exactly `classes` classes; the holders of a class share it equally, and classes have equally many holders (to 1).
+    """Each agent holds exactly `classes` classes; the holders of a class share it equally, and
+    classes have equally many holders (to 1).
 
-    The label skew of HeteroFL (arXiv:2010.01264, section 4). Raises DataError when the agents cannot hold all classes, or a class has
-    fewer examples than holders.
+    The label skew of HeteroFL (arXiv:2010.01264, section 4). Raises DataError when the agents
+    cannot hold all classes, or a class has fewer examples than holders.
     """
     present, counts = np.unique(y, return_counts=True)
     what = f"partition classes:{classes} of {len(present)} classes over {agents} agents"
     if not 1 <= classes <= len(present) or agents * classes < len(present):
         raise DataError(
-            f"{what}: expected 1 to {len(present)} classes per agent, and {len(present)} or more in all, found {classes} and {agents * classes}"
+            f"{what}: expected 1 to {len(present)} classes per agent, and "
+            f"{len(present)} or more in all, found {classes} and {agents * classes}"
         )
     holders = _holders(len(present), agents, classes, rng)
     parts: list[list[Indices]] = [[] for _ in range(agents)]
     for c, count, agents_of_c in zip(present, counts, holders, strict=True):
         if count < len(agents_of_c):
-            raise DataError(f"{what}: expected at least {len(agents_of_c)} examples of class {c}, found {count}")
+            raise DataError(
+                f"{what}: expected at least {len(agents_of_c)} examples of class {c}, found {count}"
+            )
         shuffled = rng.permutation(np.flatnonzero(y == c))
-        for agent, part in zip(agents_of_c, np.array_split(shuffled, len(agents_of_c)), strict=True):
+        for agent, part in zip(
+            agents_of_c, np.array_split(shuffled, len(agents_of_c)), strict=True
+        ):
             parts[agent].append(part)
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
 def by_user(users: Labels, agents: int) -> Split:
-    """One person is one device, in the order of their numbers; with fewer devices than people, the person with most examples left goes to
-    the device with fewest. Raises DataError when there are more devices than people."""
+    """One person is one device, in the order of their numbers; with fewer devices than people, the
+    person with most examples left goes to the device with fewest. Raises DataError when there are
+    more devices than people.
+    """
     people, counts = np.unique(users, return_counts=True)
     if not 1 <= agents <= len(people):
-        raise DataError(f"partition users of {len(people)} people over {agents} agents: expected 1 to {len(people)} agents, found {agents}")
+        raise DataError(
+            f"partition users of {len(people)} people over {agents} agents: expected 1 "
+            f"to {len(people)} agents, found {agents}"
+        )
     if agents == len(people):
         return [np.flatnonzero(users == person) for person in people]
     theirs: list[list[int]] = [[] for _ in range(agents)]
@@ -110,12 +147,17 @@ def by_user(users: Labels, agents: int) -> Split:
 
 
 def skewed(y: Labels, agents: int, strong: int, alpha: float, rng: np.random.Generator) -> Split:
-    """The `strong` first agents hold half of the examples, drawn alike; the others share the rest by Dirichlet(alpha) (RecipFL).
+    """The `strong` first agents hold half of the examples, drawn alike; the others share the rest
+    by Dirichlet(alpha) (RecipFL).
 
-    Raises DataError when there are not more agents than strong ones, or as `equal` and `dirichlet` do.
+    Raises DataError when there are not more agents than strong ones, or as `equal` and `dirichlet`
+    do.
     """
     if agents <= strong:
-        raise DataError(f"partition skewed:{strong}:{alpha:g}: expected more agents than the {strong} strong ones, found {agents}")
+        raise DataError(
+            f"partition skewed:{strong}:{alpha:g}: expected more agents than the "
+            f"{strong} strong ones, found {agents}"
+        )
     shuffled = rng.permutation(len(y))
     half, rest = shuffled[: len(y) // 2], np.sort(shuffled[len(y) // 2 :])
     first = [np.sort(half[part]) for part in equal(len(half), strong, rng)]
@@ -124,7 +166,10 @@ def skewed(y: Labels, agents: int, strong: int, alpha: float, rng: np.random.Gen
 
 def _enough(n: int, agents: int, minimum: int) -> None:
     if agents < 1 or n < agents * minimum:
-        raise DataError(f"{n} examples over {agents} agents: expected at least 1 agent, and {minimum} examples for each, {agents * minimum} in all")
+        raise DataError(
+            f"{n} examples over {agents} agents: expected at least 1 agent, and "
+            f"{minimum} examples for each, {agents * minimum} in all"
+        )
 
 
 def _draw(y: Labels, agents: int, alpha: float, rng: np.random.Generator, balanced: bool) -> Split:
@@ -144,7 +189,9 @@ def _draw(y: Labels, agents: int, alpha: float, rng: np.random.Generator, balanc
 
 
 def _holders(present: int, agents: int, classes: int, rng: np.random.Generator) -> list[list[int]]:
-    """Per class its agents: each agent takes the classes with the fewest holders so far, ties at random."""
+    """Per class its agents: each agent takes the classes with the fewest holders so far, ties at
+    random.
+    """
     holders: list[list[int]] = [[] for _ in range(present)]
     for agent in range(agents):
         ties = rng.permutation(present)

@@ -1,7 +1,9 @@
-"""Tables as `.csv` files: a header, one example per line, and one column that the others are to tell.
+"""Tables as `.csv` files: a header, one example per line, and one column that the others are to
+tell.
 
-`FILE.csv` has the target in its last column, `FILE.csv:NAME` in the column of that name. Whole numbers in it are classes as they are; text is
-a class by its place among the file's sorted texts, so that devices with files of their own should write numbers; fractions are values.
+`FILE.csv` has the target in its last column, `FILE.csv:NAME` in the column of that name. Whole
+numbers in it are classes as they are; text is a class by its place among the file's sorted texts,
+so that devices with files of their own should write numbers; fractions are values.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def is_table(spec: str) -> bool:
 
 
 def read_table(spec: str) -> Dataset:
-    """float32 [n, columns] of a file; nothing is held out. Raises DataError, naming column and line where a cell is no number."""
+    """float32 [n, columns] of a file; nothing is held out. Raises DataError, naming column and line
+    where a cell is no number.
+    """
     stem, _, column = spec.partition(".csv:")
     path = Path(f"{stem}.csv" if column else spec)
     header, rows, lines = _cells(path)
@@ -56,22 +60,33 @@ def _cells(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"data '{path}': expected a table in UTF-8: {error}") from error
     if len(header) < 2 or not found:
-        raise DataError(f"data '{path}': expected a header of 2 or more names parted by commas, and lines below it, found {header} and {len(found)}")
+        raise DataError(
+            f"data '{path}': expected a header of 2 or more names parted by commas, and "
+            f"lines below it, found {header} and {len(found)}"
+        )
     if not all(header) or all(_reads(cell, float) for cell in header):
         why = "each column needs a name; programs that number the rows may leave that column's out"
-        raise DataError(f"data '{path}', line 1: expected the names of the columns, found {', '.join(map(repr, header))}: {why}")
+        raise DataError(
+            f"data '{path}', line 1: expected the names of the columns, found "
+            f"{', '.join(map(repr, header))}: {why}"
+        )
     for row, line in found:
         if len(row) != len(header):
-            raise DataError(f"data '{path}', line {line}: expected {len(header)} cells, found {len(row)}")
+            raise DataError(
+                f"data '{path}', line {line}: expected {len(header)} cells, found {len(row)}"
+            )
     return header, [row for row, _ in found], [line for _, line in found]
 
 
-def _target(name: str, column: str, cells: Sequence[str], lines: Sequence[int]) -> tuple[Labels | Values, int, Target]:
+def _target(
+    name: str, column: str, cells: Sequence[str], lines: Sequence[int]
+) -> tuple[Labels | Values, int, Target]:
     if all(_reads(cell, int) for cell in cells):
         for cell, line in zip(cells, lines, strict=True):
             if not 0 <= int(cell) < MOST:
                 raise DataError(
-                    f"data '{name}', line {line}, column {column}: expected a class from 0 to {MOST - 1}, found {cell}; "
+                    f"data '{name}', line {line}, column {column}: expected a class "
+                    f"from 0 to {MOST - 1}, found {cell}; "
                     f"write amounts with a decimal point ({cell}.0)"
                 )
         y = np.array([int(cell) for cell in cells], np.int64)
@@ -80,14 +95,20 @@ def _target(name: str, column: str, cells: Sequence[str], lines: Sequence[int]) 
         return _numbers(name, column, cells, lines)[:, None], 1, "value"
     texts, labels = np.unique([cell.strip() for cell in cells], return_inverse=True)
     if not texts[0]:
-        raise DataError(f"data '{name}', line {lines[int(labels.argmin())]}, column {column}: expected a class, found an empty cell")
+        raise DataError(
+            f"data '{name}', line {lines[int(labels.argmin())]}, column {column}: "
+            "expected a class, found an empty cell"
+        )
     return labels.astype(np.int64), max(2, len(texts)), "class"
 
 
 def _numbers(name: str, column: str, cells: Sequence[str], lines: Sequence[int]) -> Values:
     for cell, line in zip(cells, lines, strict=True):
         if not _reads(cell, float) or not abs(float(cell)) <= LARGEST:
-            raise DataError(f"data '{name}', line {line}, column {column}: expected a finite number, found '{cell}'")
+            raise DataError(
+                f"data '{name}', line {line}, column {column}: expected a finite "
+                f"number, found '{cell}'"
+            )
     return np.array([float(cell) for cell in cells], np.float32)
 
 

@@ -18,9 +18,11 @@ PARTS = ("train", "valid", "test")
 
 
 def wikitext_2(root: Path) -> Dataset:
-    """2,088,628 and 245,569 words of Wikipedia in windows of 64 that do not overlap, int64 [n, 64]; 33,278 words are known.
+    """2,088,628 and 245,569 words of Wikipedia in windows of 64 that do not overlap, int64 [n, 64];
+    33,278 words are known.
 
-    Merity et al. 2016, arXiv:1609.07843; CC BY-SA. The validation part gives words to the vocabulary, and is not used otherwise. Raises DataError.
+    Merity et al. 2016, arXiv:1609.07843; CC BY-SA. The validation part gives words to the
+    vocabulary, and is not used otherwise. Raises DataError.
     """
     known: dict[str, int] = {}
     train, _, test = (_encode(_file(root / "wikitext-2", part), known) for part in PARTS)
@@ -32,7 +34,10 @@ def _file(folder: Path, part: str) -> Path:
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    raise DataError(f"wikitext-2: expected {' or '.join(names)} in {folder}; copy the published files there, or name their place by --data-root")
+    raise DataError(
+        f"wikitext-2: expected {' or '.join(names)} in {folder}; copy the published "
+        "files there, or name their place by --data-root"
+    )
 
 
 def _encode(path: Path, known: dict[str, int]) -> Labels:

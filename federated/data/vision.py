@@ -1,4 +1,6 @@
-"""Published pictures by torchvision's own loaders, imported only when called, and CINIC-10, which torchvision does not know."""
+"""Published pictures by torchvision's own loaders, imported only when called, and CINIC-10, which
+torchvision does not know.
+"""
 
 from __future__ import annotations
 
@@ -24,39 +26,60 @@ __all__ = ["cifar10", "cifar100", "cinic10", "fashion_mnist", "mnist", "svhn"]
 
 CINIC = "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"
 CINIC_MD5 = "6ee4d0c996905fe93221de577967a372"
-BY_TRAIN = ({"train": True}, {"train": False})  # how most of torchvision's loaders name their two parts
+# how most of torchvision's loaders name their two parts
+BY_TRAIN = ({"train": True}, {"train": False})
 
 
 def mnist(root: Path) -> Dataset:
-    """60,000 and 10,000 handwritten digits, uint8 [1, 28, 28] (LeCun, Cortes and Burges 1998). Raises DataError, MissingExtra."""
+    """60,000 and 10,000 handwritten digits, uint8 [1, 28, 28] (LeCun, Cortes and Burges 1998).
+    Raises DataError, MissingExtra.
+    """
     return _load("mnist", "MNIST", root, root / "MNIST" / "raw", "its four -ubyte.gz files")
 
 
 def fashion_mnist(root: Path) -> Dataset:
-    """60,000 and 10,000 pictures of clothes, uint8 [1, 28, 28] (Xiao et al. 2017, arXiv:1708.07747; MIT). Raises DataError, MissingExtra."""
-    return _load("fashion-mnist", "FashionMNIST", root, root / "FashionMNIST" / "raw", "its four -ubyte.gz files")
+    """60,000 and 10,000 pictures of clothes, uint8 [1, 28, 28] (Xiao et al. 2017, arXiv:1708.07747;
+    MIT). Raises DataError, MissingExtra.
+    """
+    return _load(
+        "fashion-mnist",
+        "FashionMNIST",
+        root,
+        root / "FashionMNIST" / "raw",
+        "its four -ubyte.gz files",
+    )
 
 
 def cifar10(root: Path) -> Dataset:
-    """50,000 and 10,000 pictures of ten things, uint8 [3, 32, 32] (Krizhevsky 2009). Raises DataError, MissingExtra."""
+    """50,000 and 10,000 pictures of ten things, uint8 [3, 32, 32] (Krizhevsky 2009). Raises
+    DataError, MissingExtra.
+    """
     return _load("cifar10", "CIFAR10", root, root, "cifar-10-python.tar.gz")
 
 
 def cifar100(root: Path) -> Dataset:
-    """50,000 and 10,000 pictures of a hundred things, uint8 [3, 32, 32] (Krizhevsky 2009). Raises DataError, MissingExtra."""
+    """50,000 and 10,000 pictures of a hundred things, uint8 [3, 32, 32] (Krizhevsky 2009). Raises
+    DataError, MissingExtra.
+    """
     return _load("cifar100", "CIFAR100", root, root, "cifar-100-python.tar.gz")
 
 
 def svhn(root: Path) -> Dataset:
-    """73,257 and 26,032 house numbers, uint8 [3, 32, 32], 0 to 9 (Netzer et al. 2011); the extra part is left out. Raises DataError, MissingExtra."""
+    """73,257 and 26,032 house numbers, uint8 [3, 32, 32], 0 to 9 (Netzer et al. 2011); the extra
+    part is left out. Raises DataError, MissingExtra.
+    """
     kinds = ({"split": "train"}, {"split": "test"})
-    return _load("svhn", "SVHN", root / "SVHN", root / "SVHN", "train_32x32.mat and test_32x32.mat", kinds)
+    return _load(
+        "svhn", "SVHN", root / "SVHN", root / "SVHN", "train_32x32.mat and test_32x32.mat", kinds
+    )
 
 
 def cinic10(root: Path) -> Dataset:
-    """90,000 and 90,000 pictures of CIFAR-10's ten things, uint8 [3, 32, 32]; the validation part is left out.
+    """90,000 and 90,000 pictures of CIFAR-10's ten things, uint8 [3, 32, 32]; the validation part
+    is left out.
 
-    Darlow et al. 2018, arXiv:1810.03505, doi 10.7488/ds/2448; CC BY 4.0. Raises DataError, MissingExtra.
+    Darlow et al. 2018, arXiv:1810.03505, doi 10.7488/ds/2448; CC BY 4.0. Raises DataError,
+    MissingExtra.
     """
     folder = root / "CINIC-10"
     if not _unpacked(folder):
@@ -74,36 +97,53 @@ def _unpacked(folder: Path) -> bool:
 
 def _unpack(archive: Path, folder: Path) -> None:
     """All or nothing: what is cut off halfway is not taken for the whole."""
-    with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".cinic10-") as staging, tarfile.open(archive) as tar:
+    with (
+        tempfile.TemporaryDirectory(dir=archive.parent, prefix=".cinic10-") as staging,
+        tarfile.open(archive) as tar,
+    ):
         unpacked = Path(staging) / "all"
         if hasattr(tarfile, "data_filter"):
             tar.extractall(unpacked, filter="data")
         else:  # Python before 3.11.4, as Debian 12 and Raspberry Pi OS have it
-            tar.extractall(unpacked, members=[member for member in tar if _harmless(member)])  # noqa: S202  # nosec B202  # these cannot leave the folder
+            # nosec B202  # these cannot leave the folder
+            tar.extractall(unpacked, members=[member for member in tar if _harmless(member)])  # noqa: S202
         (unpacked / folder.name if (unpacked / folder.name).is_dir() else unpacked).rename(folder)
 
 
 def _harmless(member: tarfile.TarInfo) -> bool:
-    """Whether a member is a plain file or folder that unpacks below the folder that it is unpacked to."""
+    """Whether a member is a plain file or folder that unpacks below the folder that it is unpacked
+    to.
+    """
     path = PurePosixPath(member.name)
     return (member.isfile() or member.isdir()) and not path.is_absolute() and ".." not in path.parts
 
 
-def _load(name: str, loader: str, root: Path, place: Path, files: str, kinds: Sequence[Mapping[str, Any]] = BY_TRAIN) -> Dataset:
+def _load(
+    name: str,
+    loader: str,
+    root: Path,
+    place: Path,
+    files: str,
+    kinds: Sequence[Mapping[str, Any]] = BY_TRAIN,
+) -> Dataset:
     datasets = _torchvision(name, "datasets")
     with _fetching(name, root, place, files), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"dtype\(\): align should be")  # of numpy, on pickles as old as CIFAR's
+        # of numpy, on pickles as old as CIFAR's
+        warnings.filterwarnings("ignore", message=r"dtype\(\): align should be")
         try:
             parts = [getattr(datasets, loader)(str(root), download=True, **kind) for kind in kinds]
         except ModuleNotFoundError as error:
             raise MissingExtra(f"the data set {name}", "data", error.name or "scipy") from error
     (x, y), (x_held, y_held) = (_arrays(part) for part in parts)
-    return Dataset(name, x, y, x_held, y_held, len(parts[0].classes) if hasattr(parts[0], "classes") else 10)
+    return Dataset(
+        name, x, y, x_held, y_held, len(parts[0].classes) if hasattr(parts[0], "classes") else 10
+    )
 
 
 @contextmanager
 def _fetching(name: str, root: Path, place: Path, files: str) -> Iterator[None]:
-    """Agents of one machine start at once; only one may download and unpack. Where nothing can be written, nobody does, and what is there is read.
+    """Agents of one machine start at once; only one may download and unpack. Where nothing can be
+    written, nobody does, and what is there is read.
 
     Raises DataError for whatever hinders it.
     """
@@ -122,7 +162,10 @@ def _fetching(name: str, root: Path, place: Path, files: str) -> Iterator[None]:
 
 def _arrays(part: Any) -> tuple[Array, Labels]:
     """Channel-first, of the arrays and tensors, and the orders of axes, that the loaders keep."""
-    x, y = np.asarray(part.data), np.asarray(part.targets if hasattr(part, "targets") else part.labels)
+    x, y = (
+        np.asarray(part.data),
+        np.asarray(part.targets if hasattr(part, "targets") else part.labels),
+    )
     x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2) if x.shape[-1] == 3 else x
     return np.ascontiguousarray(x), y.astype(np.int64, copy=False)
 
@@ -131,4 +174,6 @@ def _torchvision(name: str, part: str) -> ModuleType:
     try:
         return torchvision(part)
     except ModuleNotFoundError as error:
-        raise MissingExtra(f"the data set {name}", "train", (error.name or "torchvision").partition(".")[0]) from error
+        raise MissingExtra(
+            f"the data set {name}", "train", (error.name or "torchvision").partition(".")[0]
+        ) from error

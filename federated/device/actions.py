@@ -39,7 +39,9 @@ class AskStatus(Struct, frozen=True):
 
 
 class Fetch(Struct, frozen=True):
-    """Fetch the weights of a task, and no others, unless they are here; `WeightsCame` or `WeightsFailed` follows."""
+    """Fetch the weights of a task, and no others, unless they are here; `WeightsCame` or
+    `WeightsFailed` follows.
+    """
 
     task: Task
 
@@ -63,7 +65,9 @@ class StopTraining(Struct, frozen=True):
 
 
 class Offer(Struct, frozen=True):
-    """Offer the update of a task, and send it as the coordinator allows. anew: forget what was sent of it before."""
+    """Offer the update of a task, and send it as the coordinator allows. anew: forget what was sent
+    of it before.
+    """
 
     task: Task
     anew: bool
@@ -76,7 +80,9 @@ class Forget(Struct, frozen=True):
 
 
 class Trim(Struct, frozen=True):
-    """Remove old weights, but not those of this digest, while the spool is over its limit; if that is not enough, `SpoolOverfull` follows."""
+    """Remove old weights, but not those of this digest, while the spool is over its limit; if that
+    is not enough, `SpoolOverfull` follows.
+    """
 
     digest: str
 
@@ -90,11 +96,15 @@ class Look(Struct, frozen=True):
 
 
 class Erase(Struct, frozen=True):
-    """Remove everything of this run from the spool, and the agent's retained messages from the broker."""
+    """Remove everything of this run from the spool, and the agent's retained messages from the
+    broker.
+    """
 
 
 class Log(Struct, frozen=True):
-    """Write a line to the log. about: the task that it is about; event: what happened to it, in a word or two."""
+    """Write a line to the log. about: the task that it is about; event: what happened to it, in a
+    word or two.
+    """
 
     text: str
     warn: bool = False
@@ -103,5 +113,18 @@ class Log(Struct, frozen=True):
 
 
 AgentAction: TypeAlias = (
-    AskStatus | Erase | Fetch | Forget | FreeSpace | Log | Look | Measure | Offer | StopFetching | StopTraining | Tell | Train | Trim
+    AskStatus
+    | Erase
+    | Fetch
+    | Forget
+    | FreeSpace
+    | Log
+    | Look
+    | Measure
+    | Offer
+    | StopFetching
+    | StopTraining
+    | Tell
+    | Train
+    | Trim
 )

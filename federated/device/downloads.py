@@ -1,4 +1,6 @@
-"""The weights that an agent holds: those that are here, by digest, and the ones that are on their way. No torch here."""
+"""The weights that an agent holds: those that are here, by digest, and the ones that are on their
+way. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,20 @@ CACHED = 8  # downloads kept on disk: a calibration's weights are the next round
 
 
 class Downloads:
-    """Downloads in a spool, one under way at a time; at most `cached` are kept, fewer where the spool is full.
+    """Downloads in a spool, one under way at a time; at most `cached` are kept, fewer where the
+    spool is full.
 
-    shared: by digest, the latest last, where agents of one process share them; else what an earlier process left.
+    shared: by digest, the latest last, where agents of one process share them; else what an earlier
+    process left.
     """
 
-    def __init__(self, link: Link, spool: Spool, shared: OrderedDict[str, Path] | None, cached: int) -> None:
+    def __init__(
+        self, link: Link, spool: Spool, shared: OrderedDict[str, Path] | None, cached: int
+    ) -> None:
         self.link, self.spool = link, spool
         self._here = spool.whole() if shared is None else shared
-        self._unseen = set(self._here) if shared is None else set()  # of an earlier process: looked at before they are used
+        # of an earlier process: looked at before they are used
+        self._unseen = set(self._here) if shared is None else set()
         self._cached = cached
         self._coming: Download | None = None
 
@@ -37,17 +44,26 @@ class Downloads:
         return self._here[digest]
 
     def fetch(self, task: Task, now: float) -> bool:
-        """Begins to fetch the weights of a task, in place of any others; True where they are here."""
+        """Begins to fetch the weights of a task, in place of any others; True where they are
+        here.
+        """
         self.stop()
         if self._find(task.digest):
             return True
         self.spool.only(task.digest)
-        base, path = topics.model(task.run, task.slot, task.submodel.name), self.spool.weights(task.digest)
-        self._coming = Download(self.link, base, task.digest, task.size, path, now, sync=self.spool.lasting)
+        base, path = (
+            topics.model(task.run, task.slot, task.submodel.name),
+            self.spool.weights(task.digest),
+        )
+        self._coming = Download(
+            self.link, base, task.digest, task.size, path, now, sync=self.spool.lasting
+        )
         return False
 
     def hear(self, topic: str, message: messages.Manifest | messages.Chunk, now: float) -> bool:
-        """Takes a message; True once the weights that were fetched are here. Raises Refused, and OSError where there is no room for them."""
+        """Takes a message; True once the weights that were fetched are here. Raises Refused, and
+        OSError where there is no room for them.
+        """
         if self._coming is None or not topic.startswith(self._coming.base + "/"):
             return False
         try:
@@ -89,7 +105,9 @@ class Downloads:
 
     @property
     def spare(self) -> bool:
-        """Whether weights here can be removed, since only this agent has them and can fetch them again."""
+        """Whether weights here can be removed, since only this agent has them and can fetch them
+        again.
+        """
         return self.spool.lasting and bool(self._here)
 
     def free(self) -> None:
@@ -99,8 +117,12 @@ class Downloads:
             self._remove(digest)
 
     def bound(self, used: str) -> None:
-        """Keeps the spool within its limit as far as weights go, the oldest first, which can be had again; never those that are used."""
-        while self.spool.excess() and (old := next((digest for digest in self._here if digest != used), "")):
+        """Keeps the spool within its limit as far as weights go, the oldest first, which can be had
+        again; never those that are used.
+        """
+        while self.spool.excess() and (
+            old := next((digest for digest in self._here if digest != used), "")
+        ):
             log.info("the spool is full: weights %s are removed", old[:12])
             self._remove(old)
 

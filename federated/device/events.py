@@ -1,6 +1,8 @@
-"""What can happen to an agent: frozen records, each with the time at which it learned of it (`now`, in the agent's own seconds).
+"""What can happen to an agent: frozen records, each with the time at which it learned of it (`now`,
+in the agent's own seconds).
 
-Events hold names, digests and plain values, never tensors. Whatever needs a clock, a disk or a measurement was done before the event was made.
+Events hold names, digests and plain values, never tensors. Whatever needs a clock, a disk or a
+measurement was done before the event was made.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class CardCame(Struct, frozen=True, tag=True):
 
 
 class Dismissed(Struct, frozen=True, tag=True):
-    """The coordinator wants nothing more of this agent. refused: it was turned away; else the run is over."""
+    """The coordinator wants nothing more of this agent. refused: it was turned away; else the run
+    is over.
+    """
 
     now: float
     reason: str
@@ -106,7 +110,9 @@ class WeightsCame(Struct, frozen=True, tag=True):
 
 
 class WeightsFailed(Struct, frozen=True, tag=True):
-    """The disk has no room for weights of this digest. where: the folder, and what the system said. spare: whether other weights there can go."""
+    """The disk has no room for weights of this digest. where: the folder, and what the system said.
+    spare: whether other weights there can go.
+    """
 
     now: float
     digest: str
@@ -138,7 +144,9 @@ class SpoolOverfull(Struct, frozen=True, tag=True):
 
 
 class UploadStalled(Struct, frozen=True, tag=True):
-    """The upload of a task's update makes no progress, or the coordinator does not answer its offer."""
+    """The upload of a task's update makes no progress, or the coordinator does not answer its
+    offer.
+    """
 
     now: float
     task: Task
@@ -168,7 +176,9 @@ class PauseSeen(Struct, frozen=True, tag=True):
 
 
 class Ticked(Struct, frozen=True, tag=True):
-    """Everything that came was heard. chunks: received of the weights on their way. steps: taken and planned by the trainer."""
+    """Everything that came was heard. chunks: received of the weights on their way. steps: taken
+    and planned by the trainer.
+    """
 
     now: float
     chunks: int = 0

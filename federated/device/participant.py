@@ -1,7 +1,9 @@
-"""The driver of an agent: turns what comes, what the trainer does and time into events, hands them to `step`, and does the actions.
+"""The driver of an agent: turns what comes, what the trainer does and time into events, hands them
+to `step`, and does the actions.
 
-It is the only part of an agent that waits. Tasks survive a lost link, a broker restart and a coordinator restart. With a lasting spool, finished
-updates and downloads also survive the agent's own process, and the next process resumes them.
+It is the only part of an agent that waits. Tasks survive a lost link, a broker restart and a
+coordinator restart. With a lasting spool, finished updates and downloads also survive the agent's
+own process, and the next process resumes them.
 """
 
 from __future__ import annotations
@@ -40,11 +42,14 @@ def willing() -> str:
 class Equipment:
     """What an agent works with.
 
-    measure: what this device can do for a run; called when the agent is made, and whenever the run changes.
+    measure: what this device can do for a run; called when the agent is made, and whenever the run
+    changes.
     trainer: does the tasks. spool: keeps weights and updates.
-    pause: why the device is to take no task now; empty where it may. A task that has begun is finished.
+    pause: why the device is to take no task now; empty where it may. A task that has begun is
+    finished.
     clock: seconds, never set back.
-    weights: downloads by digest, the latest last, which agents of one process may share; None: those of the spool. cached: how many are kept.
+    weights: downloads by digest, the latest last, which agents of one process may share; None:
+    those of the spool. cached: how many are kept.
     """
 
     measure: Callable[[messages.Run], Profile]
@@ -57,9 +62,13 @@ class Equipment:
 
 
 class Participant:
-    """One agent in one run: `join`, then `turn` until `over`, then `leave`. value: where it stands; only `take` changes it."""
+    """One agent in one run: `join`, then `turn` until `over`, then `leave`. value: where it stands;
+    only `take` changes it.
+    """
 
-    def __init__(self, link: Link, run: messages.Run, name: str, session: str, equipment: Equipment) -> None:
+    def __init__(
+        self, link: Link, run: messages.Run, name: str, session: str, equipment: Equipment
+    ) -> None:
         self.link, self.equipment = link, equipment
         self._downloads = Downloads(link, equipment.spool, equipment.weights, equipment.cached)
         self._uploads = Uploads(link, run.run, name, equipment.spool)
@@ -68,7 +77,7 @@ class Participant:
         now, paused, profile = equipment.clock(), equipment.pause(), equipment.measure(run)
         self.value = AgentState(run, name, session, profile, paused=paused, looked=now, tasks=left)
 
-    # ---- life --------------------------------------------------------------------------------------------------------
+    # ---- life ------------------------------------------------------------------------------------
 
     def join(self) -> None:
         """Listens, and says who is here: the measured profile, then the birth, both retained."""
@@ -77,7 +86,9 @@ class Participant:
         self.take(on.Started(self.equipment.clock()))
 
     def turn(self, timeout: float) -> bool:
-        """Handles one delivery, if one comes within `timeout` seconds, and all that is due; False once `over`."""
+        """Handles one delivery, if one comes within `timeout` seconds, and all that is due; False
+        once `over`.
+        """
         delivery = self.link.receive(timeout)
         if delivery is not None:
             try:
@@ -88,14 +99,16 @@ class Participant:
         return not self.over
 
     def leave(self) -> None:
-        """Stops the work and signs off; if that cannot be sent, the will says it. Nothing of a run that is over stays in the broker or the spool."""
+        """Stops the work and signs off; if that cannot be sent, the will says it. Nothing of a run
+        that is over stays in the broker or the spool.
+        """
         self.take(on.Stopped(self.equipment.clock()))
 
     def remeasured(self, profile: Profile) -> None:
         """The device measured itself again: from now on this is what it says of itself."""
         self.take(on.ProfileMeasured(self.equipment.clock(), profile))
 
-    # ---- what others look at -----------------------------------------------------------------------------------------
+    # ---- what others look at ---------------------------------------------------------------------
 
     @property
     def run(self) -> messages.Run:
@@ -134,10 +147,12 @@ class Participant:
         """Whether it was turned away."""
         return self.value.refused
 
-    # ---- events ------------------------------------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------
 
     def take(self, event: on.AgentEvent) -> None:
-        """Steps the agent with an event, does the actions, and repeats with the events that they cause."""
+        """Steps the agent with an event, does the actions, and repeats with the events that they
+        cause.
+        """
         self._events.append(event)
         if len(self._events) > 1:
             return  # one is being handled, of which this one is a consequence
@@ -177,7 +192,10 @@ class Participant:
         match message:
             case Task() as task:
                 if (task.run, task.agent) != (self.run.run, self.name):
-                    raise Refused(f"a task for {task.agent} of {task.run} came to {self.name} of {self.run.run}")
+                    raise Refused(
+                        f"a task for {task.agent} of {task.run} came to {self.name} of "
+                        f"{self.run.run}"
+                    )
                 return on.TaskCame(now, task)
             case messages.Receipt(transfer, accepted, reason):
                 return on.UpdateAnswered(now, transfer, accepted, reason)
@@ -206,7 +224,11 @@ class Participant:
     def _advance(self, now: float) -> None:
         """Looks at the trainer and at what is on its way, then says that time passed."""
         one = active(self.value)
-        if one is not None and one.stage == "training" and (outcome := self.equipment.trainer.poll()) is not None:
+        if (
+            one is not None
+            and one.stage == "training"
+            and (outcome := self.equipment.trainer.poll()) is not None
+        ):
             self.take(self._ended(outcome, now))
         if self.value.online:
             self._downloads.tick(now)
@@ -225,7 +247,7 @@ class Participant:
                 failure = f"its update cannot be read: {error}"
         return on.TrainingEnded(now, outcome.task, outcome.loss, failure, outcome.full)
 
-    # ---- actions -----------------------------------------------------------------------------------------------------
+    # ---- actions ---------------------------------------------------------------------------------
 
     def _do(self, action: do.AgentAction) -> None:
         now = self.equipment.clock()
@@ -242,7 +264,11 @@ class Participant:
             case do.FreeSpace():
                 self._downloads.free()
             case do.Train(task):
-                self.equipment.trainer.begin(task, self._downloads.path(task.digest), self.equipment.spool.update(task.transfer))
+                self.equipment.trainer.begin(
+                    task,
+                    self._downloads.path(task.digest),
+                    self.equipment.spool.update(task.transfer),
+                )
             case do.StopTraining():
                 self.equipment.trainer.cancel()
             case do.Offer(task, anew):
@@ -260,9 +286,16 @@ class Participant:
             case do.Erase():
                 self._erase()
             case do.Log(text, warn, about, event):
-                log.log(logging.WARNING if warn else logging.INFO, "%s", text, extra=fields(about, event) if about is not None else None)
+                log.log(
+                    logging.WARNING if warn else logging.INFO,
+                    "%s",
+                    text,
+                    extra=fields(about, event) if about is not None else None,
+                )
 
-    def _tell(self, message: messages.Failure | messages.Heartbeat | messages.Status | Profile) -> None:
+    def _tell(
+        self, message: messages.Failure | messages.Heartbeat | messages.Status | Profile
+    ) -> None:
         run, name, payload = self.run.run, self.name, envelope.encode(message)
         match message:
             case Profile():
@@ -277,10 +310,20 @@ class Participant:
     def _erase(self) -> None:
         if self.equipment.spool.lasting:
             self.equipment.spool.clear()
-        for topic in (topics.profile(self.run.run, self.name), topics.status(self.run.run, self.name)):
+        for topic in (
+            topics.profile(self.run.run, self.name),
+            topics.status(self.run.run, self.name),
+        ):
             self.link.publish(topic, b"", retain=True)
 
 
 def fields(task: Task, event: str) -> dict[str, object]:
     """The fields of a line in the log that is about a task."""
-    return {"event": event, "run": task.run, "round": task.round, "agent": task.agent, "work": task.work, "submodel": task.submodel.name}
+    return {
+        "event": event,
+        "run": task.run,
+        "round": task.round,
+        "agent": task.agent,
+        "work": task.work,
+        "submodel": task.submodel.name,
+    }

@@ -1,4 +1,6 @@
-"""Rules that depend only on the state of an agent: what to give up, what to do next, what to say."""
+"""Rules that depend only on the state of an agent: what to give up, what to do next, what to
+say.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,17 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from federated.device.actions import AgentAction, Fetch, Forget, Log, Offer, StopFetching, StopTraining, Tell, Train
+from federated.device.actions import (
+    AgentAction,
+    Fetch,
+    Forget,
+    Log,
+    Offer,
+    StopFetching,
+    StopTraining,
+    Tell,
+    Train,
+)
 from federated.device.events import Ticked
 from federated.device.state import AgentState, OpenTask, active, activity, put, sending, without
 from federated.errors import brief
@@ -24,7 +36,9 @@ def proceed(a: AgentState, out: list[AgentAction]) -> AgentState:
 
 
 def expire(a: AgentState, out: list[AgentAction]) -> AgentState:
-    """Give up tasks whose time is up. A finished update stays: the coordinator says itself what comes too late."""
+    """Give up tasks whose time is up. A finished update stays: the coordinator says itself what
+    comes too late.
+    """
     late = [one for one in a.tasks if one.stage != "sending" and a.now > one.until]
     return drop(a, late, "its deadline passed", out)
 
@@ -43,7 +57,9 @@ def start(a: AgentState, out: list[AgentAction]) -> AgentState:
 
 
 def speak(a: AgentState, out: list[AgentAction]) -> AgentState:
-    """Say who is here, what failed and what is finished, as far as it is not said yet. A link that is down gets nothing, so its queue stays empty."""
+    """Say who is here, what failed and what is finished, as far as it is not said yet. A link that
+    is down gets nothing, so its queue stays empty.
+    """
     if not a.online:
         return a
     if a.said is None:
@@ -62,19 +78,23 @@ def speak(a: AgentState, out: list[AgentAction]) -> AgentState:
 
 
 def beat(a: AgentState, e: Ticked, out: list[AgentAction]) -> AgentState:
-    """Send a heartbeat when the agent does something else, and at intervals that depend on the lease of its task."""
+    """Send a heartbeat when the agent does something else, and at intervals that depend on the
+    lease of its task.
+    """
     one, doing = active(a), activity(a)
     pace = beats(one.task.lease if one is not None else 0.0)
     if not a.online or a.over or (a.now - a.beaten[0] < pace and a.beaten[1] == doing):
         return a
     heartbeat = Heartbeat(a.name, a.session, doing, 0, a.loss, "", e.chunks)
     if one is not None and one.stage == "training":
-        heartbeat = Heartbeat(a.name, a.session, doing, one.task.round, a.loss, one.task.work, *e.steps)
+        heartbeat = Heartbeat(
+            a.name, a.session, doing, one.task.round, a.loss, one.task.work, *e.steps
+        )
     out.append(Tell(heartbeat))
     return replace(a, beaten=(a.now, doing))
 
 
-# ---- what rules and handlers share -----------------------------------------------------------------------------------
+# ---- what rules and handlers share ---------------------------------------------------------------
 
 
 def status(a: AgentState, *, online: bool) -> Status:
@@ -98,10 +118,16 @@ def drop(a: AgentState, gone: Sequence[OpenTask], why: str, out: list[AgentActio
     return without(a, *gone)
 
 
-def fail(a: AgentState, task: Task, reason: str, out: list[AgentAction], *, paused: bool = False) -> AgentState:
-    """Note that a task failed, so that the coordinator is told. paused: the device may not work now, or has no room; another try may succeed."""
+def fail(
+    a: AgentState, task: Task, reason: str, out: list[AgentAction], *, paused: bool = False
+) -> AgentState:
+    """Note that a task failed, so that the coordinator is told. paused: the device may not work
+    now, or has no room; another try may succeed.
+    """
     event = "put off" if paused else "failed"
     out.append(Log(f"round {task.round}: {task.work} {event}: {reason}", True, task, event))
-    failure = Failure(task.run, task.round, task.attempt, task.work, task.submodel.name, brief(reason), paused)
+    failure = Failure(
+        task.run, task.round, task.attempt, task.work, task.submodel.name, brief(reason), paused
+    )
     failures = a.failures if paused else (*a.failures, failure)[-REMEMBERED:]
     return replace(a, failures=failures, unsaid=(*a.unsaid, failure))

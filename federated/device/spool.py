@@ -1,11 +1,15 @@
-"""The files of one agent in one run: weights that came, updates that go, and what the device keeps between rounds. No torch here.
+"""The files of one agent in one run: weights that came, updates that go, and what the device keeps
+between rounds. No torch here.
 
-    DIGEST.weights       weights that are whole; on their way, .part and .have (see `federated.wire.partial`)
+    DIGEST.weights       weights that are whole; on their way, .part and .have (see
+    `federated.wire.partial`)
     TRANSFER.update      what a task made
-    TRANSFER.task        of which task it is, and in which pieces it was first offered: without this, it was never finished
+    TRANSFER.task        of which task it is, and in which pieces it was first offered: without
+    this, it was never finished
     memory/              see `federated.memory`
 
-A lasting spool outlives its process: the next one of this agent goes on with all of it but what was never finished.
+A lasting spool outlives its process: the next one of this agent goes on with all of it but what was
+never finished.
 """
 
 from __future__ import annotations
@@ -60,7 +64,9 @@ class Kept:
 
 @dataclass(frozen=True)
 class _Note:
-    """What stands in a TRANSFER.task. run: the `identity` of the run that it was for; task, manifest: encoded messages."""
+    """What stands in a TRANSFER.task. run: the `identity` of the run that it was for; task,
+    manifest: encoded messages.
+    """
 
     run: str
     task: bytes
@@ -71,7 +77,9 @@ msgspec.msgpack.Decoder(_Note)  # learnt here, by one thread (see `federated.wir
 
 
 def identity(run: messages.Run) -> str:
-    """What two cards share that are of one run; a coordinator that came back has another session and the same run."""
+    """What two cards share that are of one run; a coordinator that came back has another session
+    and the same run.
+    """
     return hashlib.sha256(envelope.encode(replace(run, session="none"))).hexdigest()
 
 
@@ -79,13 +87,17 @@ class Spool:
     """One agent's folder. A lasting one is held by one process at a time: `close` lets go."""
 
     def __init__(self, folder: Path, *, lasting: bool = False, limit: int = LIMIT) -> None:
-        """limit: bytes. Raises InUse where another process holds the folder, StoreError where it cannot be written."""
+        """limit: bytes. Raises InUse where another process holds the folder, StoreError where it
+        cannot be written.
+        """
         self.folder, self.lasting, self.limit = folder, lasting, limit
         try:
             disk.make(folder, "what this device learned")
             self._lock = _hold(folder) if lasting else -1
         except OSError as error:
-            raise StoreError(f"the spool {folder} cannot be used: {error.strerror or error}") from error
+            raise StoreError(
+                f"the spool {folder} cannot be used: {error.strerror or error}"
+            ) from error
 
     def close(self) -> None:
         """Lets another process have the folder. Closing twice is fine."""
@@ -93,15 +105,21 @@ class Spool:
             os.close(self._lock)
             self._lock = -1
 
-    # ---- weights ---------------------------------------------------------------------------------------------------
+    # ---- weights ---------------------------------------------------------------------------------
 
     def weights(self, digest: str) -> Path:
         """Where weights of this sha256 lie, or are to."""
         return self.folder / f"{digest}{WEIGHTS}"
 
     def whole(self) -> OrderedDict[str, Path]:
-        """Weights that an earlier process left, by digest, the latest last; nobody looked at their bytes since (see `sound`)."""
-        found = [path for path in self.folder.iterdir() if WHOLE.fullmatch(path.name)] if self.lasting else []
+        """Weights that an earlier process left, by digest, the latest last; nobody looked at their
+        bytes since (see `sound`).
+        """
+        found = (
+            [path for path in self.folder.iterdir() if WHOLE.fullmatch(path.name)]
+            if self.lasting
+            else []
+        )
         return OrderedDict((path.stem, path) for path in sorted(found, key=_modified))
 
     @staticmethod
@@ -113,29 +131,40 @@ class Spool:
             return False
 
     def only(self, digest: str) -> None:
-        """Forgets what came of all other weights that are not whole: one transfer is under way at a time."""
+        """Forgets what came of all other weights that are not whole: one transfer is under way at a
+        time.
+        """
         for path in self.folder.glob(f"*{WEIGHTS}.*"):
             if not path.name.startswith(digest):
                 _remove(path)
 
-    # ---- updates ---------------------------------------------------------------------------------------------------
+    # ---- updates ---------------------------------------------------------------------------------
 
     def update(self, transfer: str) -> Path:
         """Where the update of a transfer lies, or is to."""
         return self.folder / f"{transfer}{UPDATE}"
 
     def keep(self, kept: Kept, run: messages.Run) -> None:
-        """Notes of what an update is, so that it is offered again after a restart. Where the disk takes no note, it only goes without."""
+        """Notes of what an update is, so that it is offered again after a restart. Where the disk
+        takes no note, it only goes without.
+        """
         if not self.lasting:
             return
         note = _Note(identity(run), envelope.encode(kept.task), envelope.encode(kept.manifest))
         try:
             disk.write(kept.path.with_suffix(TASK), msgspec.msgpack.encode(note))
         except OSError as error:
-            log.warning("round %d: the update would not outlive a restart: %s: %s", kept.task.round, self.folder, error.strerror or error)
+            log.warning(
+                "round %d: the update would not outlive a restart: %s: %s",
+                kept.task.round,
+                self.folder,
+                error.strerror or error,
+            )
 
     def left(self, run: messages.Run) -> Iterator[Kept]:
-        """The finished updates of this run that an earlier process left, the oldest first; whatever else it left in this folder is removed."""
+        """The finished updates of this run that an earlier process left, the oldest first; whatever
+        else it left in this folder is removed.
+        """
         if not self.lasting:
             return
         for path in sorted(self.folder.glob(f"*{TASK}"), key=_modified):
@@ -147,7 +176,12 @@ class Spool:
         known = {path.stem for path in self.folder.glob(f"*{TASK}")}
         for path in self.folder.iterdir():
             own = path.suffix in (TASK, UPDATE) and path.stem in known
-            if not own and path.name != FOLDER and not WHOLE.fullmatch(path.name) and not COMING.fullmatch(path.name):
+            if (
+                not own
+                and path.name != FOLDER
+                and not WHOLE.fullmatch(path.name)
+                and not COMING.fullmatch(path.name)
+            ):
                 _remove(path)
 
     def forget(self, transfer: str) -> None:
@@ -155,11 +189,19 @@ class Spool:
         for suffix in (TASK, UPDATE):
             _remove(self.folder / f"{transfer}{suffix}")
 
-    # ---- bounds ----------------------------------------------------------------------------------------------------
+    # ---- bounds ----------------------------------------------------------------------------------
 
     def excess(self) -> int:
         """Bytes over the limit; the memory is not counted, it bounds itself."""
-        return max(0, sum(_size(path) for path in self.folder.iterdir() if path.name != FOLDER) - self.limit) if self.lasting else 0
+        return (
+            max(
+                0,
+                sum(_size(path) for path in self.folder.iterdir() if path.name != FOLDER)
+                - self.limit,
+            )
+            if self.lasting
+            else 0
+        )
 
     def clear(self) -> None:
         """Removes all but the memory: the run is over."""
@@ -168,7 +210,9 @@ class Spool:
                 _remove(path)
 
     def tidy(self, others: Iterable[Path], now: float | None = None) -> None:
-        """Removes what is older than AGE in this folder, and in folders of other runs that nobody holds. now: seconds of the wall clock."""
+        """Removes what is older than AGE in this folder, and in folders of other runs that nobody
+        holds. now: seconds of the wall clock.
+        """
         now = time.time() if now is None else now
         _drop_old(self.folder, now)
         for folder in others:
@@ -190,11 +234,20 @@ class Spool:
         try:
             note = msgspec.msgpack.decode(path.read_bytes(), type=_Note)
             task, manifest = envelope.decode(note.task), envelope.decode(note.manifest)
-            whole = isinstance(manifest, messages.Manifest) and _size(update) == manifest.size and digest(update) == manifest.sha256
+            whole = (
+                isinstance(manifest, messages.Manifest)
+                and _size(update) == manifest.size
+                and digest(update) == manifest.sha256
+            )
         except (OSError, ValueError, WireError) as error:  # msgspec's are ValueErrors
             log.warning("%s is passed over: %s", path, error)
             return None
-        if note.run != run or not isinstance(task, Task) or not isinstance(manifest, messages.Manifest) or manifest.transfer != path.stem:
+        if (
+            note.run != run
+            or not isinstance(task, Task)
+            or not isinstance(manifest, messages.Manifest)
+            or manifest.transfer != path.stem
+        ):
             log.info("%s is of another run, or of this one before it changed", path)
             return None
         if not whole:
@@ -216,18 +269,25 @@ def mapped(path: Path) -> memoryview:
 
 
 def _hold(folder: Path) -> int:
-    """A lock on a folder until the handle is closed or the process ends. Raises InUse where another process has it."""
+    """A lock on a folder until the handle is closed or the process ends. Raises InUse where another
+    process has it.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise InUse(f"{folder} is in use by another agent of this name: give each agent its own --name, or its own --spool") from None
+        raise InUse(
+            f"{folder} is in use by another agent of this name: give each agent its own "
+            "--name, or its own --spool"
+        ) from None
     return handle
 
 
 def _drop_old(folder: Path, now: float) -> None:
-    """Removes files that are too old by the wall clock, which may have been wrong when they were written: an age that cannot be starts anew."""
+    """Removes files that are too old by the wall clock, which may have been wrong when they were
+    written: an age that cannot be starts anew.
+    """
     for path in list(folder.iterdir()) if folder.is_dir() else []:
         age = now - _modified(path)
         if not -60.0 <= age <= FOREVER:

@@ -1,4 +1,6 @@
-"""The values of an agent: its tasks, and what it knows, said and remembers. Nothing here changes or waits."""
+"""The values of an agent: its tasks, and what it knows, said and remembers. Nothing here changes or
+waits.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ class OpenTask(Struct, frozen=True):
 
     task: as it was asked for last.
     until: when it is given up unless it is done, in the agent's seconds.
-    stage: waiting (for its turn), fetching (its weights), ready (they are here), training, or sending (its update).
+    stage: waiting (for its turn), fetching (its weights), ready (they are here), training, or
+    sending (its update).
     offered: whether its update was offered on the present connection.
     """
 
@@ -48,7 +51,8 @@ class AgentState(Struct, frozen=True):
     looked: when it last looked whether it may work.
     said: the `paused` of its last status; None where it has to introduce itself.
     tasks: the open ones, in the order in which they came.
-    failures: of tasks that failed, the oldest first; each is told again if its task is asked for again.
+    failures: of tasks that failed, the oldest first; each is told again if its task is asked for
+    again.
     unsaid: failures that the coordinator is to be told.
     loss: of its last training; NaN before.
     beaten: when the last heartbeat went, and what the agent was doing then.
@@ -78,7 +82,7 @@ class AgentState(Struct, frozen=True):
     refused: bool = False
 
 
-# ---- queries ---------------------------------------------------------------------------------------------------------
+# ---- queries -------------------------------------------------------------------------------------
 
 
 def find(a: AgentState, task: Task) -> OpenTask | None:
@@ -97,13 +101,15 @@ def sending(a: AgentState) -> list[OpenTask]:
 
 
 def activity(a: AgentState) -> str:
-    """What the agent does, in one word: the work of the task in training, download, send or idle."""
+    """What the agent does, in one word: the work of the task in training, download, send or
+    idle.
+    """
     if (one := active(a)) is not None:
         return one.task.work if one.stage == "training" else "download"
     return "send" if sending(a) else "idle"
 
 
-# ---- changes ---------------------------------------------------------------------------------------------------------
+# ---- changes -------------------------------------------------------------------------------------
 
 
 def put(a: AgentState, changed: OpenTask) -> AgentState:
@@ -113,4 +119,6 @@ def put(a: AgentState, changed: OpenTask) -> AgentState:
 
 def without(a: AgentState, *gone: OpenTask) -> AgentState:
     """The agent without these tasks."""
-    return replace(a, tasks=tuple(one for one in a.tasks if not any(one is other for other in gone)))
+    return replace(
+        a, tasks=tuple(one for one in a.tasks if not any(one is other for other in gone))
+    )

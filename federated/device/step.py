@@ -1,6 +1,7 @@
 """`step(agent, event) -> (agent, actions)`: no clock, socket, disk or callback.
 
-One handler per event writes down what happened. Then `proceed` looks at where the agent stands and decides what follows.
+One handler per event writes down what happened. Then `proceed` looks at where the agent stands and
+decides what follows.
 An event that changes nothing gives the same agent back.
 """
 
@@ -15,7 +16,20 @@ from typing import Any
 from msgspec.structs import replace
 
 from federated.device import events as on
-from federated.device.actions import AgentAction, AskStatus, Erase, Fetch, Forget, FreeSpace, Log, Look, Measure, Offer, Tell, Trim
+from federated.device.actions import (
+    AgentAction,
+    AskStatus,
+    Erase,
+    Fetch,
+    Forget,
+    FreeSpace,
+    Log,
+    Look,
+    Measure,
+    Offer,
+    Tell,
+    Trim,
+)
 from federated.device.namesake import hear
 from federated.device.rules import beat, drop, fail, proceed, status
 from federated.device.state import AgentState, OpenTask, active, find, put, sending, without
@@ -27,7 +41,9 @@ LOOK = 5.0  # seconds between looks at whether the device may work
 
 
 def step(a: AgentState, event: on.AgentEvent) -> tuple[AgentState, list[AgentAction]]:
-    """What the agent becomes, and what is to be done. The same agent where the event changed nothing."""
+    """What the agent becomes, and what is to be done. The same agent where the event changed
+    nothing.
+    """
     out: list[AgentAction] = []
     before = replace(a, now=max(a.now, event.now))
     after = proceed(HANDLERS[type(event)](before, event, out), out)
@@ -36,7 +52,7 @@ def step(a: AgentState, event: on.AgentEvent) -> tuple[AgentState, list[AgentAct
     return (a if after == before else after), out
 
 
-# ---- the agent and its link ------------------------------------------------------------------------------------------
+# ---- the agent and its link ----------------------------------------------------------------------
 
 
 def started(a: AgentState, e: on.Started, out: list[AgentAction]) -> AgentState:
@@ -44,7 +60,9 @@ def started(a: AgentState, e: on.Started, out: list[AgentAction]) -> AgentState:
 
 
 def stopped(a: AgentState, e: on.Stopped, out: list[AgentAction]) -> AgentState:
-    """Finished updates stay in the spool, for the next process, unless the run is over. A link that is down leaves the farewell to the last will."""
+    """Finished updates stay in the spool, for the next process, unless the run is over. A link that
+    is down leaves the farewell to the last will.
+    """
     over = bool(a.over) and not a.refused
     a = drop(a, [one for one in a.tasks if over or one.stage != "sending"], "leaving", out)
     if over:
@@ -86,7 +104,9 @@ def dismissed(a: AgentState, e: on.Dismissed, out: list[AgentAction]) -> AgentSt
 
 
 def card(a: AgentState, e: on.CardCame, out: list[AgentAction]) -> AgentState:
-    """If only the coordinator restarted, the tasks stay. If the run changed, drop them and measure the device again."""
+    """If only the coordinator restarted, the tasks stay. If the run changed, drop them and measure
+    the device again.
+    """
     if e.card.run != a.card.run or e.card == a.card:
         return a
     same = dataclasses.replace(e.card, session=a.card.session) == a.card
@@ -115,11 +135,13 @@ def ticked(a: AgentState, e: on.Ticked, out: list[AgentAction]) -> AgentState:
     return replace(a, looked=a.now)
 
 
-# ---- tasks -----------------------------------------------------------------------------------------------------------
+# ---- tasks ---------------------------------------------------------------------------------------
 
 
 def task_came(a: AgentState, e: on.TaskCame, out: list[AgentAction]) -> AgentState:
-    """A broker may deliver twice, and a coordinator that came back asks again: what is under way has time anew, the rest is said again."""
+    """A broker may deliver twice, and a coordinator that came back asks again: what is under way
+    has time anew, the rest is said again.
+    """
     known = find(a, e.task)
     if known is not None and known.stage == "sending":
         return put(a, replace(known, offered=False))
@@ -138,12 +160,21 @@ def task_came(a: AgentState, e: on.TaskCame, out: list[AgentAction]) -> AgentSta
 
 
 def outdates(new: Task, old: Task) -> bool:
-    """Whether `new` makes `old` obsolete. An evaluation does not: the coordinator may still accept the update of an earlier training."""
-    return (old.round, old.attempt) < (new.round, new.attempt) and (new.work == "train" or old.work != "train")
+    """Whether `new` makes `old` obsolete. An evaluation does not: the coordinator may still accept
+    the update of an earlier training.
+    """
+    return (old.round, old.attempt) < (new.round, new.attempt) and (
+        new.work == "train" or old.work != "train"
+    )
 
 
 def aborted(a: AgentState, e: on.TasksAborted, out: list[AgentAction]) -> AgentState:
-    return drop(a, [one for one in a.tasks if one.task.round <= e.round and one.task.attempt <= e.attempt], e.reason, out)
+    return drop(
+        a,
+        [one for one in a.tasks if one.task.round <= e.round and one.task.attempt <= e.attempt],
+        e.reason,
+        out,
+    )
 
 
 def weights_came(a: AgentState, e: on.WeightsCame, out: list[AgentAction]) -> AgentState:
@@ -154,7 +185,9 @@ def weights_came(a: AgentState, e: on.WeightsCame, out: list[AgentAction]) -> Ag
 
 
 def weights_failed(a: AgentState, e: on.WeightsFailed, out: list[AgentAction]) -> AgentState:
-    """A full disk first costs weights that can be fetched again, then the task, which may be tried again when there is room."""
+    """A full disk first costs weights that can be fetched again, then the task, which may be tried
+    again when there is room.
+    """
     one = active(a)
     if one is None or one.stage != "fetching" or one.task.digest != e.digest:
         return a
@@ -162,7 +195,13 @@ def weights_failed(a: AgentState, e: on.WeightsFailed, out: list[AgentAction]) -
         out.append(FreeSpace())
         return put(a, replace(one, stage="waiting"))
     a = replace(without(a, one), loss=math.nan)
-    return fail(a, one.task, f"no room for its weights ({one.task.size} bytes) in {e.where}", out, paused=True)
+    return fail(
+        a,
+        one.task,
+        f"no room for its weights ({one.task.size} bytes) in {e.where}",
+        out,
+        paused=True,
+    )
 
 
 def training_ended(a: AgentState, e: on.TrainingEnded, out: list[AgentAction]) -> AgentState:
@@ -177,7 +216,7 @@ def training_ended(a: AgentState, e: on.TrainingEnded, out: list[AgentAction]) -
     return put(a, replace(one, stage="sending"))
 
 
-# ---- updates ---------------------------------------------------------------------------------------------------------
+# ---- updates -------------------------------------------------------------------------------------
 
 
 def overfull(a: AgentState, e: on.SpoolOverfull, out: list[AgentAction]) -> AgentState:
@@ -185,7 +224,9 @@ def overfull(a: AgentState, e: on.SpoolOverfull, out: list[AgentAction]) -> Agen
     updates = sending(a)
     if len(updates) < 2:
         return a
-    out.append(Log(f"the spool is full: the update of round {updates[0].task.round} is given up", True))
+    out.append(
+        Log(f"the spool is full: the update of round {updates[0].task.round} is given up", True)
+    )
     a = drop(a, updates[:1], "the spool is full", out)
     out.append(Trim(updates[-1].task.digest))
     return a
@@ -204,7 +245,14 @@ def answered(a: AgentState, e: on.UpdateAnswered, out: list[AgentAction]) -> Age
         return a
     out.append(Forget(one.task))
     if not e.accepted:
-        out.append(Log(f"round {one.task.round}: the coordinator refused the update: {e.reason}", True, one.task, "refused"))
+        out.append(
+            Log(
+                f"round {one.task.round}: the coordinator refused the update: {e.reason}",
+                True,
+                one.task,
+                "refused",
+            )
+        )
     done = e.accepted and one.task.work == "train"
     return replace(without(a, one), finished=a.finished + done)
 

@@ -30,12 +30,16 @@ class Outcome:
 
 
 class Trainer(Protocol):
-    """Does the work of tasks in the background, one at a time. progress: steps that are taken, and planned, as far as it says."""
+    """Does the work of tasks in the background, one at a time. progress: steps that are taken, and
+    planned, as far as it says.
+    """
 
     progress: tuple[int, int]
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
-        """Starts a task whose encoded weights are in `weights`; writes the encoded update to `result`."""
+        """Starts a task whose encoded weights are in `weights`; writes the encoded update to
+        `result`.
+        """
 
     def poll(self) -> Outcome | None:
         """The outcome, once there is one; never waits."""

@@ -1,4 +1,6 @@
-"""An agent's finished updates on their way to the coordinator: their files, and what of them is sent and received. No torch here."""
+"""An agent's finished updates on their way to the coordinator: their files, and what of them is
+sent and received. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ __all__ = ["AHEAD", "Uploads"]
 
 log = logging.getLogger(__name__)
 
-AHEAD = 2 * WINDOW  # chunks of all updates together that may be under way: less than a link's queue holds
+# chunks of all updates together that may be under way: less than a link's queue holds
+AHEAD = 2 * WINDOW
 
 
 @dataclass
@@ -37,21 +40,33 @@ class Uploads:
         self._uploads: dict[str, Upload] = {}
 
     def resume(self, run: messages.Run) -> Iterator[Task]:
-        """Takes in what an earlier process left of this run: in the pieces of then, so that what the coordinator has of it counts."""
+        """Takes in what an earlier process left of this run: in the pieces of then, so that what
+        the coordinator has of it counts.
+        """
         for kept in self.spool.left(run):
             if kept.task.agent != self.agent:
-                log.warning("%s holds an update of %s, which is not this agent: it is dropped", self.spool.folder, kept.task.agent)
+                log.warning(
+                    "%s holds an update of %s, which is not this agent: it is dropped",
+                    self.spool.folder,
+                    kept.task.agent,
+                )
                 self.spool.forget(kept.manifest.transfer)
                 continue
             data, manifest = mapped(kept.path), kept.manifest
             if manifest.chunk > self.link.max_chunk:  # the broker takes less than it did
                 manifest = split(data, self.link.max_chunk, manifest.transfer)
-            log.info("round %d: an update of %s is there, and offered again", kept.task.round, kept.task.submodel.name)
+            log.info(
+                "round %d: an update of %s is there, and offered again",
+                kept.task.round,
+                kept.task.submodel.name,
+            )
             self._put(Kept(kept.task, manifest, kept.path), data)
             yield kept.task
 
     def add(self, task: Task, path: Path, run: messages.Run) -> None:
-        """Takes an update's file in. Raises OSError or ValueError where there is nothing to read."""
+        """Takes an update's file in. Raises OSError or ValueError where there is nothing to
+        read.
+        """
         data = mapped(path)
         kept = Kept(task, split(data, self.link.max_chunk, task.transfer), path)
         self.spool.keep(kept, run)
@@ -63,11 +78,15 @@ class Uploads:
         self.spool.forget(task.transfer)
 
     def offer(self, task: Task, *, anew: bool) -> None:
-        """Offers an update; the answer says what the coordinator has of it. anew: whatever was under way may be lost."""
+        """Offers an update; the answer says what the coordinator has of it. anew: whatever was
+        under way may be lost.
+        """
         upload = self._uploads[task.transfer]
         if anew:
             upload.sender = Sender(upload.kept.manifest, upload.data)
-        offer = messages.Offer(upload.kept.manifest, task.run, task.round, task.attempt, task.work, task.submodel.name)
+        offer = messages.Offer(
+            upload.kept.manifest, task.run, task.round, task.attempt, task.work, task.submodel.name
+        )
         self.link.publish(topics.say(self.run, self.agent), envelope.encode(offer))
 
     def granted(self, grant: messages.Grant, now: float) -> None:
@@ -76,7 +95,9 @@ class Uploads:
             self._uploads[grant.transfer].sender.granted(grant.have, grant.open, now)
 
     def stalled(self, now: float) -> list[Task]:
-        """Whose uploads make no progress, so that the coordinator is to be asked; each is said once, then again after a longer while."""
+        """Whose uploads make no progress, so that the coordinator is to be asked; each is said
+        once, then again after a longer while.
+        """
         return [upload.kept.task for upload in self._uploads.values() if upload.sender.stalled(now)]
 
     def send(self, now: float) -> None:

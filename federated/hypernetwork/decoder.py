@@ -1,7 +1,9 @@
-"""From a node's features to its tensors: decoders, slices, tiles and the scale that weights begin with.
+"""From a node's features to its tensors: decoders, slices, tiles and the scale that weights begin
+with.
 
-The decoder of RecipFL (Zhang et al., How Few Davids Improve One Goliath; the authors' code, which follows GHN-2, Knyazev et al., arXiv 2110.13100,
-section 3.2): one perceptron per kind of tensor makes the largest of the kind, smaller ones are its leading corner, larger ones repeat it.
+The decoder of RecipFL (Zhang et al., How Few Davids Improve One Goliath; the authors' code, which
+follows GHN-2, Knyazev et al., arXiv 2110.13100, section 3.2): one perceptron per kind of tensor
+makes the largest of the kind, smaller ones are its leading corner, larger ones repeat it.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ __all__ = ["Decoder", "capped", "largest", "normalised", "tile"]
 
 
 class Decoder(nn.Module):
-    """linear, relu, linear, [N, inputs] -> [N, *shape]: the tensors of N nodes. push: [hidden], added before the relu.
+    """linear, relu, linear, [N, inputs] -> [N, *shape]: the tensors of N nodes. push: [hidden],
+    added before the relu.
 
-    The last weight is [*shape, hidden] and the bias [*shape], so that a hypernetwork's tensors say what it makes.
+    The last weight is [*shape, hidden] and the bias [*shape], so that a hypernetwork's tensors say
+    what it makes.
     """
 
     def __init__(self, inputs: int, hidden: int, shape: Sequence[int]) -> None:
@@ -40,7 +44,9 @@ class Decoder(nn.Module):
 
 
 def tile(value: Tensor, shape: Sequence[int]) -> Tensor:
-    """`value` in another shape of as many axes: its leading part where it is longer, repeated where it is shorter."""
+    """`value` in another shape of as many axes: its leading part where it is longer, repeated where
+    it is shorter.
+    """
     value = value[at(corner([min(a, b) for a, b in zip(value.shape, shape, strict=True)]))]
     if tuple(value.shape) == tuple(shape):
         return value
@@ -49,7 +55,9 @@ def tile(value: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def normalised(value: Tensor, role: Role, factor: float) -> Tensor:
-    """weight: factor * value. scale, of a normalising layer: 2 sigmoid(value / 2), in (0, 2). bias: tanh(value / 5)."""
+    """weight: factor * value. scale, of a normalising layer: 2 sigmoid(value / 2), in (0, 2). bias:
+    tanh(value / 5).
+    """
     if role == "weight":
         return value * factor
     return 2 * torch.sigmoid(value / 2) if role == "scale" else torch.tanh(0.2 * value)

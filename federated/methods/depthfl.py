@@ -1,21 +1,27 @@
-"""DepthFL: Kim, Yu, Kim and Moon, Depthwise Federated Learning for Heterogeneous Clients (ICLR 2023, OpenReview pf8RIZTMU58), on FedDyn.
+"""DepthFL: Kim, Yu, Kim and Moon, Depthwise Federated Learning for Heterogeneous Clients (ICLR
+2023, OpenReview pf8RIZTMU58), on FedDyn.
 
-Against FedAvg: a device of depth n keeps sections 1 to n whole, with an exit after each of them (`models.exits`), and trains all its exits at
-once, each taught by its others (mutual self-distillation, section 3.2; here z_i are logits and p_i their softmax, T = 1):
+Against FedAvg: a device of depth n keeps sections 1 to n whole, with an exit after each of them
+(`models.exits`), and trains all its exits at once, each taught by its others (mutual
+self-distillation, section 3.2; here z_i are logits and p_i their softmax, T = 1):
 
-    sum_i [ CE(z_i) + lambda_t / (n - 1) * sum_(j != i) KL(p_j || p_i) ],    lambda_t = exp(-5 (1 - min(t, ramp) / ramp)^2)
+    sum_i [ CE(z_i) + lambda_t / (n - 1) * sum_(j != i) KL(p_j || p_i) ],    lambda_t = exp(-5 (1 -
+    min(t, ramp) / ramp)^2)
 
-in round t, from 1, with no gradient through p_j. The mean is uniform. The authors' ramp is 300 of 1000 rounds; the default is the same share, 0.3
-of the run's rounds, because a ramp of 300 in a run of 20 rounds would leave lambda at 0.013.
+in round t, from 1, with no gradient through p_j. The mean is uniform. The authors' ramp is 300 of
+1000 rounds; the default is the same share, 0.3 of the run's rounds, because a ramp of 300 in a run
+of 20 rounds would leave lambda at 0.013.
 
-On top sits FedDyn (Acar et al., arXiv 2111.04263, Algorithm 1), as in the authors' code; `solver = "fedavg"` leaves it out, for comparisons that
-give every method the same solver. Its device half is the recipe's (`federated.variates`). For weights and biases, with N the number of agents and
-count the number of them whose update of this round holds the coordinate,
+On top sits FedDyn (Acar et al., arXiv 2111.04263, Algorithm 1), as in the authors' code; `solver =
+"fedavg"` leaves it out, for comparisons that give every method the same solver. Its device half is
+the recipe's (`federated.variates`). For weights and biases, with N the number of agents and count
+the number of them whose update of this round holds the coordinate,
 
     h <- h - alpha count / N (mean - w),    w <- mean - h / alpha
 
-`distillation = 0` leaves each exit to itself, and `exit = "adapter"` makes exits small: so is the DepthFL that NeFL compares itself to (arXiv
-2308.07761, section V-A2). Running statistics take the plain mean. Neither noise nor late updates are allowed: h would remember them for ever.
+`distillation = 0` leaves each exit to itself, and `exit = "adapter"` makes exits small: so is the
+DepthFL that NeFL compares itself to (arXiv 2308.07761, section V-A2). Running statistics take the
+plain mean. Neither noise nor late updates are allowed: h would remember them for ever.
 """
 
 from __future__ import annotations
@@ -35,7 +41,17 @@ from federated.common.endings import endings, inner, ordered
 from federated.common.inactive import one_exit, one_size
 from federated.errors import ConfigError
 from federated.hooks import Hooks, Session
-from federated.method import MODES, Method, Part, Setting, Settings, State, Tensors, round_at, varied
+from federated.method import (
+    MODES,
+    Method,
+    Part,
+    Setting,
+    Settings,
+    State,
+    Tensors,
+    round_at,
+    varied,
+)
 from federated.methods import fedavg as base
 from federated.task import Recipe, Update
 from models.families import initial
@@ -53,13 +69,24 @@ MEMORY = "FedDyn's h remembers for ever what was late, noise or a lie"
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     """Every width with every depth; a depth is a number of sections. Raises ConfigError."""
     if network.objective == "value" and settings["distillation"] > 0:
-        raise ConfigError("depthfl distils probabilities of classes, and these data are for regression: set method.distillation = 0")
+        raise ConfigError(
+            "depthfl distils probabilities of classes, and these data are for "
+            "regression: set method.distillation = 0"
+        )
     if settings["solver"] == "feddyn" and settings["alpha"] <= 0:
-        raise ConfigError(f"setting 'alpha' of depthfl: expected a number above 0 for feddyn, found {settings['alpha']}")
-    sizes, widths, depths = endings(network, (EXITS[settings["exit"]],)), settings["widths"], settings["depths"]
+        raise ConfigError(
+            "setting 'alpha' of depthfl: expected a number above 0 for feddyn, found "
+            f"{settings['alpha']}"
+        )
+    sizes, widths, depths = (
+        endings(network, (EXITS[settings["exit"]],)),
+        settings["widths"],
+        settings["depths"],
+    )
     if not widths or not all(1 <= depth <= len(sizes) for depth in depths):
         raise ConfigError(
-            f"a menu of widths {list(widths)} and depths {list(depths)}; expected at least one width, and from 1 to {len(sizes)} sections"
+            f"a menu of widths {list(widths)} and depths {list(depths)}; expected at "
+            f"least one width, and from 1 to {len(sizes)} sections"
         )
     chosen = [sizes[depth - 1] for depth in depths] or sizes
     return ordered(replace(size, width=float(width)) for size in chosen for width in widths)
@@ -68,7 +95,11 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
 def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
     """FedAvg's; exits that the initial network lacks are drawn from the seed."""
     drawn = initial(submodels[0].network, settings["seed"], submodels[0].features)
-    fitting = {name: tensors[name] for name, value in drawn.items() if name in tensors and tensors[name].shape == value.shape}
+    fitting = {
+        name: tensors[name]
+        for name, value in drawn.items()
+        if name in tensors and tensors[name].shape == value.shape
+    }
     return base.start({**drawn, **fitting}, submodels, settings)
 
 
@@ -79,9 +110,15 @@ def consistency(number: int, ramp: int) -> float:
 
 def distilling_recipe(state: State, submodel: Submodel) -> Recipe:
     settings = state.settings
-    weight = settings["distillation"] * consistency(state.round + 1, round_at(settings["ramp"], settings["rounds"]))
+    weight = settings["distillation"] * consistency(
+        state.round + 1, round_at(settings["ramp"], settings["rounds"])
+    )
     made = replace(base.recipe(state, submodel), hook="depthfl", options={"weight": weight})
-    return replace(made, variate="feddyn", pull=float(settings["alpha"])) if settings["solver"] == "feddyn" else made
+    return (
+        replace(made, variate="feddyn", pull=float(settings["alpha"]))
+        if settings["solver"] == "feddyn"
+        else made
+    )
 
 
 def distilled_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
@@ -92,7 +129,10 @@ def distilled_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
     weight = float(session.recipe.options["weight"]) / max(1, len(outs) - 1)
     logs = [F.log_softmax(out, 1) for out in outs] if weight else []
     taught = [
-        F.kl_div(log, other.detach(), reduction="batchmean", log_target=True) for i, log in enumerate(logs) for j, other in enumerate(logs) if i != j
+        F.kl_div(log, other.detach(), reduction="batchmean", log_target=True)
+        for i, log in enumerate(logs)
+        for j, other in enumerate(logs)
+        if i != j
     ]
     return torch.stack(own + [weight * one for one in taught]).sum()
 
@@ -107,7 +147,11 @@ def dynamic_finish(state: State, total: Total, rng: np.random.Generator) -> Stat
     after = base.finish(state, total, rng)
     if state.settings["solver"] != "feddyn":
         return after
-    alpha, agents, new = state.settings["alpha"], max(sum(state.fleet.values()), len(total.seen)), dict[str, Tensor]()
+    alpha, agents, new = (
+        state.settings["alpha"],
+        max(sum(state.fleet.values()), len(total.seen)),
+        dict[str, Tensor](),
+    )
     for home, one in total.sums.items():
         if home.endswith(STATISTICS):
             continue
@@ -124,31 +168,65 @@ def dynamic_finish(state: State, total: Total, rng: np.random.Generator) -> Stat
 def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
     rounds, ramp = settings["rounds"], round_at(settings["ramp"], settings["rounds"])
     if settings["distillation"] == 0:
-        yield "distillation = 0 lets no exit learn from another: set method.distillation above 0, such as 1.0"
+        yield (
+            "distillation = 0 lets no exit learn from another: set method.distillation above 0, "
+            "such as 1.0"
+        )
     elif ramp > rounds > 0:
         share = f"{consistency(rounds, ramp):.2g}"
         late = f"ramp = {ramp} exceeds the run's rounds ({rounds})"
-        yield f"{late}, so distillation never weighs more than {share}: set method.ramp to a share such as 0.3"
+        yield (
+            f"{late}, so distillation never weighs more than {share}: set method.ramp to a share "
+            "such as 0.3"
+        )
     yield from one_exit(menu, settings)
     yield from one_size(menu, settings)
 
 
 def depthfl() -> Method:
     fedavg = base.fedavg()
-    training = {"epochs": 5, "batch": 50, "lr": 0.1, "lr_decay": 0.998, "momentum": 0.0, "decay": 1e-3}  # the authors', for CIFAR-100
+    # the authors', for CIFAR-100
+    training = {
+        "epochs": 5,
+        "batch": 50,
+        "lr": 0.1,
+        "lr_decay": 0.998,
+        "momentum": 0.0,
+        "decay": 1e-3,
+    }
     choices = {
-        "depths": Setting((), "sections that a submodel keeps, with an exit after each; none: a submodel for each number", each="whole numbers"),
-        "solver": Setting("feddyn", "feddyn corrects the mean by what devices and coordinator remember", ("feddyn", "fedavg")),
+        "depths": Setting(
+            (),
+            "sections that a submodel keeps, with an exit after each; none: a submodel "
+            "for each number",
+            each="whole numbers",
+        ),
+        "solver": Setting(
+            "feddyn",
+            "feddyn corrects the mean by what devices and coordinator remember",
+            ("feddyn", "fedavg"),
+        ),
         "alpha": Setting(0.1, "of feddyn: pull towards the received weights", least=0),
-        "distillation": Setting(1.0, "full weight of what the exits teach each other; 0: nothing", least=0),
-        "exit": Setting("attention", "the authors' exits, or a convolution and a linear each", tuple(EXITS)),
-        "ramp": Setting(0.3, "when the exits teach each other with full weight; 0: from the first round; the authors': 300", least=0, schedule=True),
+        "distillation": Setting(
+            1.0, "full weight of what the exits teach each other; 0: nothing", least=0
+        ),
+        "exit": Setting(
+            "attention", "the authors' exits, or a convolution and a linear each", tuple(EXITS)
+        ),
+        "ramp": Setting(
+            0.3,
+            "when the exits teach each other with full weight; 0: from the first round; "
+            "the authors': 300",
+            least=0,
+            schedule=True,
+        ),
     }
     return replace(
         fedavg,
         name="depthfl",
         summary="shallower copies with an exit after each section; the exits teach each other",
-        paper="Kim, Yu, Kim and Moon, DepthFL, ICLR 2023 (not on arXiv); Acar et al., FedDyn (arXiv 2111.04263)",
+        paper="Kim, Yu, Kim and Moon, DepthFL, ICLR 2023 (not on arXiv); Acar et al., FedDyn "
+        "(arXiv 2111.04263)",
         settings=varied(fedavg.settings, weighting="uniform", sharing=None, **training, **choices),
         features=FEATURES,
         forbids=dict.fromkeys(MODES, MEMORY),

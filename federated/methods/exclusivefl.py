@@ -1,8 +1,10 @@
 """ExclusiveFL: FedAvg within each architecture, nothing shared between them.
 
-A baseline of RecipFL (Zhang et al., How Few Davids Improve One Goliath, WWW 2024, doi 10.1145/3589334.3645544), which has no paper of its own.
-It is FedAvg (McMahan et al., arXiv 1602.05629) with `sharing = "architecture"`: a submodel of which there is one device is trained by that
-device alone. The default sizes are RecipFL's two, of which the small one keeps a fifth of the channels.
+A baseline of RecipFL (Zhang et al., How Few Davids Improve One Goliath, WWW 2024, doi
+10.1145/3589334.3645544), which has no paper of its own. It is FedAvg (McMahan et al., arXiv
+1602.05629) with `sharing = "architecture"`: a submodel of which there is one device is trained by
+that device alone. The default sizes are RecipFL's two, of which the small one keeps a fifth of the
+channels.
 """
 
 from __future__ import annotations
@@ -24,7 +26,12 @@ def exclusivefl() -> Method:
         base,
         name="exclusivefl",
         summary="FedAvg within each size; sizes learn nothing from each other",
-        paper="a baseline of RecipFL (Zhang et al., WWW 2024): McMahan et al. (arXiv 1602.05629) per architecture",
-        settings=varied(base.settings, widths=WIDTHS, sharing=Setting("architecture", "what this method is", ("architecture",))),
+        paper="a baseline of RecipFL (Zhang et al., WWW 2024): McMahan et al. (arXiv 1602.05629) "
+        "per architecture",
+        settings=varied(
+            base.settings,
+            widths=WIDTHS,
+            sharing=Setting("architecture", "what this method is", ("architecture",)),
+        ),
         inactive=one_size,
     )

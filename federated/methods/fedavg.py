@@ -1,11 +1,14 @@
-"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data (arXiv 1602.05629, Algorithm 1).
+"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data
+(arXiv 1602.05629, Algorithm 1).
 
     w <- sum_c n_c w_c / sum_c n_c
 
-over the devices c of a round with n_c examples each. Here the mean is taken per coordinate over the devices that hold it, and a coordinate
-that nobody holds keeps its value: with one size for all this is FedAvg, and with a menu of sizes the coverage mean that InCo calls
-HeteroAvg. With `sharing = "architecture"` the mean is taken over the devices of one size only, each size starting from its corner of the
-initial network. Running statistics of batch norm travel and are averaged like weights (`norm = "tracked"`), or stay out (`"static"`).
+over the devices c of a round with n_c examples each. Here the mean is taken per coordinate over the
+devices that hold it, and a coordinate that nobody holds keeps its value: with one size for all this
+is FedAvg, and with a menu of sizes the coverage mean that InCo calls HeteroAvg. With `sharing =
+"architecture"` the mean is taken over the devices of one size only, each size starting from its
+corner of the initial network. Running statistics of batch norm travel and are averaged like weights
+(`norm = "tracked"`), or stay out (`"static"`).
 
 Every other method is built on this record.
 """
@@ -29,29 +32,68 @@ from models.families import full, menu, parameters, shapes, statistics
 from models.slicing import Plan, Row, at, corners, extract
 from models.submodel import Network, Submodel
 
-__all__ = ["apart", "assign", "dispatch", "fedavg", "finish", "parts", "place", "proposal", "rate", "recipe", "start", "weight"]
+__all__ = [
+    "apart",
+    "assign",
+    "dispatch",
+    "fedavg",
+    "finish",
+    "parts",
+    "place",
+    "proposal",
+    "rate",
+    "recipe",
+    "start",
+    "weight",
+]
 
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
-        "widths": Setting((1.0,), "kept shares of every layer's channels, one submodel each", above=0, most=1),
-        "depths": Setting((), "kept blocks per section, one number or one per section; none: every block", least=1, each="whole numbers or lists"),
-        "weighting": Setting("samples", "what an update weighs: its examples, or as much as any other", ("samples", "uniform")),
+        "widths": Setting(
+            (1.0,), "kept shares of every layer's channels, one submodel each", above=0, most=1
+        ),
+        "depths": Setting(
+            (),
+            "kept blocks per section, one number or one per section; none: every block",
+            least=1,
+            each="whole numbers or lists",
+        ),
+        "weighting": Setting(
+            "samples",
+            "what an update weighs: its examples, or as much as any other",
+            ("samples", "uniform"),
+        ),
         "sharing": Setting(
-            "coverage", "with whom a weight is averaged: all who hold it, or devices of the same submodel", ("coverage", "architecture")
+            "coverage",
+            "with whom a weight is averaged: all who hold it, or devices of the same submodel",
+            ("coverage", "architecture"),
         ),
         "epochs": Setting(1, "passes over a device's data per round", least=1),
-        "steps": Setting(0, "at most so many steps per round; 0: as many as the passes have", least=0),
+        "steps": Setting(
+            0, "at most so many steps per round; 0: as many as the passes have", least=0
+        ),
         "batch": Setting(32, "examples per step", least=1),
         "optimiser": Setting("sgd", "made anew each round", ("sgd", "adam", "adamw")),
         "lr": Setting(0.05, "learning rate", above=0),
         "lr_decay": Setting(1.0, "factor of the learning rate after each round", above=0),
-        "milestones": Setting((), "each is a round from which the learning rate is a tenth of what it was before", above=0, schedule=True),
+        "milestones": Setting(
+            (),
+            "each is a round from which the learning rate is a tenth of what it was before",
+            above=0,
+            schedule=True,
+        ),
         "momentum": Setting(0.9, "of sgd", least=0, most=1),
         "decay": Setting(0.0, "weight decay", least=0),
         "clip": Setting(0.0, "largest L2 norm of a step's gradient; 0: any", least=0),
         "masked": Setting(False, "logits of classes that a device does not hold are 0 in training"),
-        "hide": Setting(0.15, "share of the tokens that a masked network is not shown", least=0, most=1),
-        "norm": Setting("tracked", "statistics of batch norm travel like weights, or are measured by the fleet", ("static", "tracked")),
+        "hide": Setting(
+            0.15, "share of the tokens that a masked network is not shown", least=0, most=1
+        ),
+        "norm": Setting(
+            "tracked",
+            "statistics of batch norm travel like weights, or are measured by the fleet",
+            ("static", "tracked"),
+        ),
     }
 )
 RECIPE = tuple(f.name for f in fields(Recipe))
@@ -59,7 +101,9 @@ TENTH = 0.1
 CLIP = 1.0  # of gradients of values, where the settings say none
 
 
-def proposal(network: Network, settings: Settings, features: Sequence[str] = ()) -> tuple[Submodel, ...]:
+def proposal(
+    network: Network, settings: Settings, features: Sequence[str] = ()
+) -> tuple[Submodel, ...]:
     """Every width with every depth of the settings; no depths means every block."""
     deepest = max(map(len, full(network).mask), default=1)
     try:
@@ -69,28 +113,36 @@ def proposal(network: Network, settings: Settings, features: Sequence[str] = ())
 
 
 def start(tensors: Tensors, submodels: Sequence[Submodel], settings: Settings) -> State:
-    """tensors: parameters and running statistics of the whole network; under static norm the latter are left out."""
+    """tensors: parameters and running statistics of the whole network; under static norm the latter
+    are left out.
+    """
     network = submodels[0].network
     whole = full(network, submodels[0].features)
     kept = shapes(whole) | (statistics(whole) if settings["norm"] == "tracked" else {})
     return State(0, {name: tensors[name] for name in kept}, settings)
 
 
-def assign(state: State, profile: Profile | None, affordable: Sequence[Submodel], rng: np.random.Generator) -> Submodel:
+def assign(
+    state: State, profile: Profile | None, affordable: Sequence[Submodel], rng: np.random.Generator
+) -> Submodel:
     """The submodel with most parameters."""
     return max(affordable, key=lambda s: (parameters(s), s.name))
 
 
 def place(state: State, submodel: Submodel) -> Plan:
     local = shapes(submodel) | (statistics(submodel) if state.settings["norm"] == "tracked" else {})
-    plan = corners({home: tuple(value.shape) for home, value in state.tensors.items()}, submodel, local)
+    plan = corners(
+        {home: tuple(value.shape) for home, value in state.tensors.items()}, submodel, local
+    )
     if state.settings.get("sharing") == "architecture":
         return replace(plan, rows=tuple(apart(row, submodel.plain.name) for row in plan.rows))
     return plan
 
 
 def apart(row: Row, group: str) -> Row:
-    """The row of a corner, in a home of a group's own; until it is written, that reads the corner."""
+    """The row of a corner, in a home of a group's own; until it is written, that reads the
+    corner.
+    """
     return replace(row, home=f"{row.home}@{group}", shape=tuple(stop for _, stop in row.here))
 
 
@@ -99,10 +151,16 @@ def dispatch(state: State, plan: Plan) -> dict[str, Tensor]:
 
 
 def recipe(state: State, submodel: Submodel) -> Recipe:
-    """The settings as a recipe. Values know no classes to mask, and the squared error of an untrained network has no bound: its gradient gets one."""
+    """The settings as a recipe. Values know no classes to mask, and the squared error of an
+    untrained network has no bound: its gradient gets one.
+    """
     known: dict[str, Any] = {key: state.settings[key] for key in RECIPE if key in state.settings}
     made = Recipe(**{**known, "lr": rate(state.settings, state.round + 1)})
-    return replace(made, masked=False, clip=made.clip or CLIP) if submodel.network.objective == "value" else made
+    return (
+        replace(made, masked=False, clip=made.clip or CLIP)
+        if submodel.network.objective == "value"
+        else made
+    )
 
 
 def rate(settings: Settings, number: int) -> float:
@@ -112,9 +170,14 @@ def rate(settings: Settings, number: int) -> float:
 
 
 def falls(settings: Settings) -> list[int]:
-    """The rounds from which the learning rate is a tenth of what it was. Shares leave every rate at least one round, in a run of few rounds too."""
+    """The rounds from which the learning rate is a tenth of what it was. Shares leave every rate at
+    least one round, in a run of few rounds too.
+    """
     milestones, rounds = settings["milestones"], settings["rounds"]
-    return [max(index, round_at(at, rounds)) if at < 1 else round_at(at, rounds) for index, at in enumerate(milestones, 2)]
+    return [
+        max(index, round_at(at, rounds)) if at < 1 else round_at(at, rounds)
+        for index, at in enumerate(milestones, 2)
+    ]
 
 
 def weight(state: State, update: Update) -> float:
@@ -127,11 +190,19 @@ def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
     share = weight(state, update)
     for row in plan.rows:
         if row.local in update.tensors:
-            yield Part(row.home, row.there, row.shape, torch.as_tensor(update.tensors[row.local])[at(row.here)], share)
+            yield Part(
+                row.home,
+                row.there,
+                row.shape,
+                torch.as_tensor(update.tensors[row.local])[at(row.here)],
+                share,
+            )
 
 
 def finish(state: State, total: Total, rng: np.random.Generator) -> State:
-    """The coverage mean of every home that the round touched; a variance stays at or above 0, and an empty round changes no tensor."""
+    """The coverage mean of every home that the round touched; a variance stays at or above 0, and
+    an empty round changes no tensor.
+    """
     new = {home: mean(one, state.tensors.get(home)) for home, one in total.sums.items()}
     for home, value in new.items():
         if home.partition("@")[0].endswith("running_var"):
@@ -142,8 +213,10 @@ def finish(state: State, total: Total, rng: np.random.Generator) -> State:
 def fedavg() -> Method:
     return Method(
         name="fedavg",
-        summary="the mean of all devices' weights, by examples; with several sizes, of those that hold a weight",
-        paper="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017 (arXiv 1602.05629)",
+        summary="the mean of all devices' weights, by examples; with several sizes, of those that "
+        "hold a weight",
+        paper="McMahan et al., Communication-Efficient Learning of Deep Networks from "
+        "Decentralized Data, AISTATS 2017 (arXiv 1602.05629)",
         settings=SETTINGS,
         features=(),
         menu=proposal,

@@ -1,21 +1,28 @@
-"""FjORD: Horvath et al., Fair and Accurate Federated Learning under heterogeneous targets with Ordered Dropout (arXiv 2102.13451, Algorithm 1).
+"""FjORD: Horvath et al., Fair and Accurate Federated Learning under heterogeneous targets with
+Ordered Dropout (arXiv 2102.13451, Algorithm 1).
 
-Against FedAvg, on the device: each batch is passed through a width p drawn uniformly from those of the menu up to the device's own, one p for
-all layers, on the leading ceil(p C) channels of each (ordered dropout). Its gradient falls on that corner of the device's weights, which are
-sent whole: a coordinate is averaged, by examples, over the devices that hold it, whether or not they drew its width.
+Against FedAvg, on the device: each batch is passed through a width p drawn uniformly from those of
+the menu up to the device's own, one p for all layers, on the leading ceil(p C) channels of each
+(ordered dropout). Its gradient falls on that corner of the device's weights, which are sent whole:
+a coordinate is averaged, by examples, over the devices that hold it, whether or not they drew its
+width.
 
-With `kd` (self-distillation, section 3.4; the default, since the paper's FjORD is both) each batch passes the device's own width too, and the drawn
-width learns from its outputs instead of from the labels:
+With `kd` (self-distillation, section 3.4; the default, since the paper's FjORD is both) each batch
+passes the device's own width too, and the drawn width learns from its outputs instead of from the
+labels:
 
     CE(F_max(x), y) + CE(F_p(x), softmax(F_max(x)))
 
-with the second softmax held constant: the authors' code, which is the paper's mixture at alpha = T = 1. Values are learned by squared error.
-Where the device's own width is drawn, the second term has no gradient and is left out, so the narrowest devices pay nothing for it.
+with the second softmax held constant: the authors' code, which is the paper's mixture at alpha = T
+= 1. Values are learned by squared error. Where the device's own width is drawn, the second term has
+no gradient and is left out, so the narrowest devices pay nothing for it.
 
-Batch norm: the authors keep running statistics per width and one affine, of which a width takes the corner. Under static norm (the default)
-training uses batch statistics and the fleet measures those of each width afterwards, so they are separate as well; under tracked norm each
-width has its own, which travel. `affine = "separate"` gives each width its own weights and biases of the norms too (as NeFL has FjORD). What
-belongs to width p lives in `NAME@wp`; of widths below its own a device gets it as `wp/NAME`.
+Batch norm: the authors keep running statistics per width and one affine, of which a width takes the
+corner. Under static norm (the default) training uses batch statistics and the fleet measures those
+of each width afterwards, so they are separate as well; under tracked norm each width has its own,
+which travel. `affine = "separate"` gives each width its own weights and biases of the norms too (as
+NeFL has FjORD). What belongs to width p lives in `NAME@wp`; of widths below its own a device gets
+it as `wp/NAME`.
 """
 
 from __future__ import annotations
@@ -55,11 +62,19 @@ def group(submodel: Submodel) -> str:
 
 def separate(submodel: Submodel, settings: Settings) -> frozenset[str]:
     """The tensors that each width has of its own."""
-    affine = normalising(submodel) & shapes(submodel).keys() if settings["affine"] == "separate" else frozenset()
-    return frozenset(affine | statistics(submodel).keys()) if settings["norm"] == "tracked" else frozenset(affine)
+    affine = (
+        normalising(submodel) & shapes(submodel).keys()
+        if settings["affine"] == "separate"
+        else frozenset()
+    )
+    return (
+        frozenset(affine | statistics(submodel).keys())
+        if settings["norm"] == "tracked"
+        else frozenset(affine)
+    )
 
 
-# ---- the coordinator -----------------------------------------------------------------------------------------------
+# ---- the coordinator -----------------------------------------------------------------------------
 
 
 def place(state: State, submodel: Submodel) -> Plan:
@@ -68,7 +83,10 @@ def place(state: State, submodel: Submodel) -> Plan:
     rows = [fedavg.apart(row, group(submodel)) if row.local in own else row for row in plan.rows]
     for small in narrower(submodel, state.settings["widths"]) if own else ():
         belonging = (row for row in fedavg.place(state, small).rows if row.local in own)
-        rows += [replace(fedavg.apart(row, group(small)), local=f"{group(small)}/{row.local}") for row in belonging]
+        rows += [
+            replace(fedavg.apart(row, group(small)), local=f"{group(small)}/{row.local}")
+            for row in belonging
+        ]
     return replace(plan, rows=tuple(rows))
 
 
@@ -77,19 +95,26 @@ def recipe(state: State, submodel: Submodel) -> Recipe:
     return replace(fedavg.recipe(state, submodel), hook="fjord", options=options)
 
 
-def drawable(settings: Settings, menu: Sequence[Submodel], submodel: Submodel) -> Sequence[Submodel]:
-    """The submodel and those of the menu that have the same blocks at smaller widths: a device draws among these for each batch."""
-    return [other for other in menu if other.mask == submodel.mask and other.width <= submodel.width]
+def drawable(
+    settings: Settings, menu: Sequence[Submodel], submodel: Submodel
+) -> Sequence[Submodel]:
+    """The submodel and those of the menu that have the same blocks at smaller widths: a device
+    draws among these for each batch.
+    """
+    return [
+        other for other in menu if other.mask == submodel.mask and other.width <= submodel.width
+    ]
 
 
-# ---- the device ----------------------------------------------------------------------------------------------------
+# ---- the device ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Nested:
     """A narrower network that reads its parameters from the corners of the device's.
 
-    own: names of the tensors that it has of its own. prefix: before the names of these as they travel.
+    own: names of the tensors that it has of its own. prefix: before the names of these as they
+    travel.
     """
 
     net: nn.Module
@@ -101,7 +126,11 @@ class Nested:
         with torch.random.fork_rng(devices=[]):
             net = build(small)
         prefix = f"{group(small)}/"
-        own = {name.removeprefix(prefix): value for name, value in session.received.items() if name.startswith(prefix)}
+        own = {
+            name.removeprefix(prefix): value
+            for name, value in session.received.items()
+            if name.startswith(prefix)
+        }
         net.load_state_dict(own, strict=False)
         set_norm(net, session.recipe.norm)
         return cls(net.to(session.device).train(), frozenset(own), prefix)
@@ -111,12 +140,19 @@ class Nested:
 
     def answer(self, session: Session, x: Tensor) -> Tensor:
         wide = dict(session.net.named_parameters())
-        parts = {name: wide[name][at(corner(p.shape))] for name, p in self.net.named_parameters() if name not in self.own}
+        parts = {
+            name: wide[name][at(corner(p.shape))]
+            for name, p in self.net.named_parameters()
+            if name not in self.own
+        }
         return functional_call(self.net, parts, (x,))  # type: ignore[no-any-return]
 
 
 def open_widths(session: Session) -> None:
-    nested = [Nested.of(session, small) for small in narrower(session.submodel, session.recipe.options["widths"])]
+    nested = [
+        Nested.of(session, small)
+        for small in narrower(session.submodel, session.recipe.options["widths"])
+    ]
     session.own = nested
     session.parameters += [p for one in nested for p in one.parameters()]
 
@@ -128,8 +164,11 @@ def close_widths(session: Session) -> None:
 
 
 def loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
-    """Of the drawn width; with kd that of the device's own as well, from which the drawn one learns."""
-    drawn = int(torch.randint(len(session.own) + 1, (), generator=session.generator))  # the last is the device's own
+    """Of the drawn width; with kd that of the device's own as well, from which the drawn one
+    learns.
+    """
+    # the last is the device's own
+    drawn = int(torch.randint(len(session.own) + 1, (), generator=session.generator))
     network, labels = session.submodel.network, session.labels if session.recipe.masked else None
     narrow = session.own[drawn] if drawn < len(session.own) else None
     if narrow is None or not session.recipe.options["kd"]:
@@ -142,38 +181,68 @@ def loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
 
 
 def distilled(network: Network, out: Tensor, teacher: Tensor) -> Tensor:
-    """Cross-entropy with the teacher's probabilities, at temperature 1; the squared error of values."""
-    return F.mse_loss(out, teacher) if network.objective == "value" else F.cross_entropy(out, teacher.softmax(1))
+    """Cross-entropy with the teacher's probabilities, at temperature 1; the squared error of
+    values.
+    """
+    return (
+        F.mse_loss(out, teacher)
+        if network.objective == "value"
+        else F.cross_entropy(out, teacher.softmax(1))
+    )
 
 
 def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
     if not any(narrower(submodel, settings["widths"]) for submodel in menu):
-        yield f"widths {list(settings['widths'])} leave no narrower width to draw: set method.widths to at least two values"
+        yield (
+            f"widths {list(settings['widths'])} leave no narrower width to draw: set "
+            "method.widths to at least two values"
+        )
     elif not settings["kd"]:
         yield "kd = false lets no width learn from a wider one: set method.kd = true"
 
 
 def passes(recipe: Recipe, submodel: Submodel, before: Submodel | None) -> tuple[Pass, ...]:
-    """Each batch passes one width, all equally likely; with kd the device's own width in any case, and once where that is the drawn one."""
+    """Each batch passes one width, all equally likely; with kd the device's own width in any case,
+    and once where that is the drawn one.
+    """
     narrow, own = narrower(submodel, recipe.options["widths"]), Pass(submodel)
     share = 1 / (len(narrow) + 1)
-    return (*(Pass(one, share) for one in narrow), own if recipe.options["kd"] else replace(own, times=share))
+    return (
+        *(Pass(one, share) for one in narrow),
+        own if recipe.options["kd"] else replace(own, times=share),
+    )
 
 
 def fjord() -> Method:
     base = fedavg.fedavg()
-    training = {"epochs": 1, "batch": 32, "lr": 0.1, "momentum": 0.0, "decay": 1e-4, "norm": "static"}
+    training = {
+        "epochs": 1,
+        "batch": 32,
+        "lr": 0.1,
+        "momentum": 0.0,
+        "decay": 1e-4,
+        "norm": "static",
+    }
     return replace(
         base,
         name="fjord",
-        summary="each batch trains a width drawn at random, up to the device's own; narrow networks are nested in wide ones",
+        summary="each batch trains a width drawn at random, up to the device's own; narrow "
+        "networks are nested in wide ones",
         paper="Horvath et al., FjORD, NeurIPS 2021 (arXiv 2102.13451)",
         settings=varied(
             base.settings,
             widths=WIDTHS,
             sharing=None,
-            affine=Setting("shared", "weights and biases of norms are corners like all others, or every width's own", ("shared", "separate")),
-            kd=Setting(True, "self-distillation: the drawn width learns from the outputs of the device's own width"),
+            affine=Setting(
+                "shared",
+                "weights and biases of norms are corners like all others, or every width's own",
+                ("shared", "separate"),
+            ),
+            kd=Setting(
+                True,
+                "self-distillation: the drawn width learns from the outputs of the "
+                "device's own width",
+            ),
             **training,
         ),
         place=place,

@@ -1,9 +1,11 @@
-"""HeteroFL: Diao, Ding and Tarokh, Computation and Communication Efficient Federated Learning for Heterogeneous Clients (arXiv 2010.01264).
+"""HeteroFL: Diao, Ding and Tarokh, Computation and Communication Efficient Federated Learning for
+Heterogeneous Clients (arXiv 2010.01264).
 
-Against FedAvg: devices hold the leading channels at one of five rates; the mean over the devices that hold a coordinate is uniform
-(the authors' code counts devices, not examples); of the tensors that have a row per class a device contributes the rows of its own
-classes only, so that the row of a class that nobody has stays; logits of absent classes are set to 0 in training; a Scaler divides by the
-rate before each norm in training; batch norm is static.
+Against FedAvg: devices hold the leading channels at one of five rates; the mean over the devices
+that hold a coordinate is uniform (the authors' code counts devices, not examples); of the tensors
+that have a row per class a device contributes the rows of its own classes only, so that the row of
+a class that nobody has stays; logits of absent classes are set to 0 in training; a Scaler divides
+by the rate before each norm in training; batch norm is static.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
 
 def own_rows(part: Part, labels: list[int], outputs: int) -> Part:
-    """The part with weight only in the rows (axis 0, classes) that a device holds examples of, and in those that stand for no class."""
+    """The part with weight only in the rows (axis 0, classes) that a device holds examples of, and
+    in those that stand for no class.
+    """
     rows = torch.arange(*part.where[0])
     held: Tensor = torch.isin(rows, torch.tensor(labels, dtype=torch.long)) | (rows >= outputs)
     return replace(part, weight=part.weight * held.double())
@@ -38,7 +42,11 @@ def own_rows(part: Part, labels: list[int], outputs: int) -> Part:
 def own_parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
     classes, labels = labelled(plan.submodel), update.notes.get("labels")
     for part in parts(state, plan, update):
-        yield part if part.home not in classes or labels is None else own_rows(part, list(labels), plan.submodel.network.outputs)
+        yield (
+            part
+            if part.home not in classes or labels is None
+            else own_rows(part, list(labels), plan.submodel.network.outputs)
+        )
 
 
 def own_recipe(state: State, submodel: Submodel) -> Recipe:
@@ -52,15 +60,22 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
 
 def heterofl() -> Method:
     base = fedavg()
-    recipe = {"epochs": 5, "batch": 10, "lr": 0.1, "decay": 5e-4, "clip": 1.0, "masked": True}  # the authors', for CIFAR-10
+    # the authors', for CIFAR-10
+    recipe = {"epochs": 5, "batch": 10, "lr": 0.1, "decay": 5e-4, "clip": 1.0, "masked": True}
     return replace(
         base,
         name="heterofl",
-        summary="narrower copies for smaller devices; each weight is the mean over the devices that hold it",
+        summary="narrower copies for smaller devices; each weight is the mean over the devices "
+        "that hold it",
         paper="Diao, Ding and Tarokh, HeteroFL, ICLR 2021 (arXiv 2010.01264)",
-        settings=varied(base.settings, widths=RATES, weighting="uniform", norm="static", sharing=None, **recipe),
+        settings=varied(
+            base.settings, widths=RATES, weighting="uniform", norm="static", sharing=None, **recipe
+        ),
         features=FEATURES,
-        forbids={"private": "which classes a device holds goes out as it is, and says which rows are divided by what"},
+        forbids={
+            "private": "which classes a device holds goes out as it is, and says which rows are "
+            "divided by what"
+        },
         menu=propose,
         recipe=own_recipe,
         parts=own_parts,

@@ -1,20 +1,30 @@
-"""InclusiveFL: Liu, Wu, Wu, Wang, Lyu, Chen and Xie, No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices (KDD 2022,
-arXiv 2202.08036), which its authors have for BERT, and DepthFL's for ResNets. Here it serves every family of networks with sections.
+"""InclusiveFL: Liu, Wu, Wu, Wang, Lyu, Chen and Xie, No One Left Behind: Inclusive Federated
+Learning over Heterogeneous Devices (KDD 2022, arXiv 2202.08036), which its authors have for BERT,
+and DepthFL's for ResNets. Here it serves every family of networks with sections.
 
-A size is a submodel of the menu, a layer one of its blocks, and a section a stack of layers: BERT is one section of 12, of which its sizes keep 4,
-8 and 12, and so does every section here by default, in thirds. A size's top layer in a section is the last one that it keeps there, if the whole
-network has more. The head is all that follows the last section (classifier, pooler, last norm). Against FedAvg, on the coordinator:
+A size is a submodel of the menu, a layer one of its blocks, and a section a stack of layers: BERT
+is one section of 12, of which its sizes keep 4, 8 and 12, and so does every section here by
+default, in thirds. A size's top layer in a section is the last one that it keeps there, if the
+whole network has more. The head is all that follows the last section (classifier, pooler, last
+norm). Against FedAvg, on the coordinator:
 
-1. Within each size the mean over its devices, by examples (homogeneous aggregation). Its gradient is g = received weights - mean.
-2. Momentum distillation: the top layer of a size takes g <- beta m + (1 - beta) g, where m is the mean of this round's gradients of layers L_s .. L_l
-   of the next larger size, and L_s and L_l are how many layers the two keep in that section. Of those layers only tensors of the top layer's shape
-   count (a section's first block differs). Without devices of either size in a round nothing is distilled.
-3. A step of each size: w <- w - g, which is the mean (`server = "average"`), or AdamW's with a state for each size, as in the authors' code.
-4. Sizes share (heterogeneous aggregation): the mean over the sizes of a round by their examples, of all but top layers and heads. These belong to
-   their size and live in `NAME@SIZE`; those of the whole network, which is nobody's smaller size, in `NAME`.
+1. Within each size the mean over its devices, by examples (homogeneous aggregation). Its gradient
+is g = received weights - mean.
+2. Momentum distillation: the top layer of a size takes g <- beta m + (1 - beta) g, where m is the
+mean of this round's gradients of layers L_s .. L_l
+   of the next larger size, and L_s and L_l are how many layers the two keep in that section. Of
+   those layers only tensors of the top layer's shape count (a section's first block differs).
+   Without devices of either size in a round nothing is distilled.
+3. A step of each size: w <- w - g, which is the mean (`server = "average"`), or AdamW's with a
+state for each size, as in the authors' code.
+4. Sizes share (heterogeneous aggregation): the mean over the sizes of a round by their examples, of
+all but top layers and heads. These belong to
+   their size and live in `NAME@SIZE`; those of the whole network, which is nobody's smaller size,
+   in `NAME`.
 
-Where paper and code disagree this is the paper: the code overwrites m in its loop and never injects it. It keeps a gradient of one batch, where
-devices here train as their recipe says, and counts sizes that had no device in a round. Running statistics are averaged and never distilled.
+Where paper and code disagree this is the paper: the code overwrites m in its loop and never injects
+it. It keeps a gradient of one batch, where devices here train as their recipe says, and counts
+sizes that had no device in a round. Running statistics are averaged and never distilled.
 """
 
 from __future__ import annotations
@@ -46,11 +56,14 @@ ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
-    """Every width with every depth; by default a third, two thirds and all of each section's blocks. Raises ConfigError."""
+    """Every width with every depth; by default a third, two thirds and all of each section's
+    blocks. Raises ConfigError.
+    """
     sections = full(network).mask
     if not sections or max(map(len, sections)) < 2:
         raise ConfigError(
-            f"model '{network.family}' has no layers to leave out; inclusivefl needs sections of blocks, as preresnet, resnet or vit have"
+            f"model '{network.family}' has no layers to leave out; inclusivefl needs "
+            "sections of blocks, as preresnet, resnet or vit have"
         )
     thirds = tuple(tuple(kept(share, len(section)) for section in sections) for share in THIRDS)
     return base.proposal(network, {**settings, "depths": settings["depths"] or thirds})
@@ -58,15 +71,25 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
 
 @lru_cache(maxsize=1024)
 def size_local(submodel: Submodel) -> frozenset[str]:
-    """Names of the tensors that a size keeps to itself: of its top layers, and of its head; none of the whole network's."""
-    tops = {(section, depth(submodel, section) - 1) for section, mask in enumerate(submodel.mask) if not all(mask)}
+    """Names of the tensors that a size keeps to itself: of its top layers, and of its head; none of
+    the whole network's.
+    """
+    tops = {
+        (section, depth(submodel, section) - 1)
+        for section, mask in enumerate(submodel.mask)
+        if not all(mask)
+    }
     if not tops:
         return frozenset()
     found: set[str] = set()
     for names in (list(shapes(submodel)), list(statistics(submodel))):
         places = [address(submodel.network, name) for name in names]
         last = max((index for index, there in enumerate(places) if there), default=len(names))
-        found |= {name for index, (name, there) in enumerate(zip(names, places, strict=True)) if index > last or (there and there[:2] in tops)}
+        found |= {
+            name
+            for index, (name, there) in enumerate(zip(names, places, strict=True))
+            if index > last or (there and there[:2] in tops)
+        }
     return frozenset(found)
 
 
@@ -77,11 +100,18 @@ def depth(submodel: Submodel, section: int) -> int:
 
 def place(state: State, submodel: Submodel) -> Plan:
     plan, own = base.place(state, submodel), size_local(submodel)
-    return replace(plan, rows=tuple(base.apart(row, submodel.plain.name) if row.local in own else row for row in plan.rows))
+    return replace(
+        plan,
+        rows=tuple(
+            base.apart(row, submodel.plain.name) if row.local in own else row for row in plan.rows
+        ),
+    )
 
 
 def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
-    """FedAvg's, each to the sum of its size, `HOME/SIZE`; and to `m/NAME@SIZE` the gradients that the smaller size is to take in."""
+    """FedAvg's, each to the sum of its size, `HOME/SIZE`; and to `m/NAME@SIZE` the gradients that
+    the smaller size is to take in.
+    """
     for part in base.parts(state, plan, update):
         yield replace(part, home=f"{part.home}/{plan.submodel.plain.name}")
     if state.settings["beta"]:
@@ -89,28 +119,51 @@ def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
 
 
 def lessons(state: State, plan: Plan, update: Update) -> Iterator[Part]:
-    """The gradients of layers L_s .. L_l, for each size and section that this submodel is the next larger of."""
+    """The gradients of layers L_s .. L_l, for each size and section that this submodel is the next
+    larger of.
+    """
     network, local = plan.submodel.network, shapes(plan.submodel)
-    places = {there: name for name in local if (there := address(network, name)) and name in update.tensors}
+    places = {
+        there: name
+        for name in local
+        if (there := address(network, name)) and name in update.tensors
+    }
     received = extract(state.tensors, plan)
     for section in range(len(plan.submodel.mask)):
         for size in pupils(state, plan.submodel, section):
             top = depth(size, section)
             for (where, block, rest), name in places.items():
                 taught = places.get((section, top - 1, rest))
-                if where == section and block >= top - 1 and taught is not None and local[taught] == local[name]:
+                if (
+                    where == section
+                    and block >= top - 1
+                    and taught is not None
+                    and local[taught] == local[name]
+                ):
                     gradient = received[name] - torch.as_tensor(update.tensors[name])
                     shape = local[taught]
-                    yield Part(f"{MOMENTUM}{taught}@{size.name}", corner(shape), shape, gradient, base.weight(state, update))
+                    yield Part(
+                        f"{MOMENTUM}{taught}@{size.name}",
+                        corner(shape),
+                        shape,
+                        gradient,
+                        base.weight(state, update),
+                    )
 
 
 def pupils(state: State, submodel: Submodel, section: int) -> list[Submodel]:
-    """The sizes of the menu of which this one is the next larger in a section: the smallest that keeps more blocks there, of the same width."""
-    menu = [size for size in propose(submodel.network, state.settings) if size.width == submodel.width]
+    """The sizes of the menu of which this one is the next larger in a section: the smallest that
+    keeps more blocks there, of the same width.
+    """
+    menu = [
+        size for size in propose(submodel.network, state.settings) if size.width == submodel.width
+    ]
     return [
         size
         for size in menu
-        if not all(size.mask[section]) and submodel.plain == next((larger for larger in menu if depth(larger, section) > depth(size, section)), None)
+        if not all(size.mask[section])
+        and submodel.plain
+        == next((larger for larger in menu if depth(larger, section) > depth(size, section)), None)
     ]
 
 
@@ -121,26 +174,46 @@ def finish(state: State, total: Total, rng: np.random.Generator) -> State:
         if key.startswith(MOMENTUM):
             continue
         home, _, _ = key.rpartition("/")
-        old, momentum = present(state.tensors, home, one.value.shape), total.sums.get(MOMENTUM + home)
+        old, momentum = (
+            present(state.tensors, home, one.value.shape),
+            total.sums.get(MOMENTUM + home),
+        )
         new = mean(one, old)
         if momentum is not None:
             beta = state.settings["beta"]
             new = old - beta * mean(momentum) - (1 - beta) * (old - new)
-        if state.settings["server"] == "adamw" and not home.partition("@")[0].endswith(("running_mean", "running_var")):
+        if state.settings["server"] == "adamw" and not home.partition("@")[0].endswith(
+            ("running_mean", "running_var")
+        ):
             known = {name: f"adam/{name}/{key}" for name in ADAM}
-            new, moments = stepped(old, old - new, {name: state.tensors[own] for name, own in known.items() if own in state.tensors}, state.settings)
+            new, moments = stepped(
+                old,
+                old - new,
+                {name: state.tensors[own] for name, own in known.items() if own in state.tensors},
+                state.settings,
+            )
             memory |= {known[name]: value for name, value in moments.items()}
         for where, (weight, *_) in one.cover.items():
-            fold(shared, [Part(home, where, tuple(one.value.shape), new[at(where)], weight)], (key, *map(str, where)))
+            fold(
+                shared,
+                [Part(home, where, tuple(one.value.shape), new[at(where)], weight)],
+                (key, *map(str, where)),
+            )
     after = base.finish(state, shared, rng)
     return replace(after, tensors={**after.tensors, **memory})
 
 
-def stepped(old: Tensor, gradient: Tensor, known: dict[str, Tensor], settings: Settings) -> tuple[Tensor, dict[str, Tensor]]:
-    """One step of AdamW with what is known of its state, nothing at first; the new weights and the new state."""
+def stepped(
+    old: Tensor, gradient: Tensor, known: dict[str, Tensor], settings: Settings
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """One step of AdamW with what is known of its state, nothing at first; the new weights and the
+    new state.
+    """
     weights = nn.Parameter(old.clone())
     weights.grad = gradient
-    optimiser = torch.optim.AdamW([weights], lr=settings["server_lr"], weight_decay=settings["server_decay"])
+    optimiser = torch.optim.AdamW(
+        [weights], lr=settings["server_lr"], weight_decay=settings["server_decay"]
+    )
     if known:
         optimiser.state[weights] = {name: value.clone() for name, value in known.items()}
     optimiser.step()
@@ -157,19 +230,37 @@ def inclusivefl() -> Method:
     method = base.fedavg()
     choices = {
         "depths": Setting(
-            (), "kept blocks per section, one number or one per section; none: a third, two thirds and all", least=1, each="whole numbers or lists"
+            (),
+            "kept blocks per section, one number or one per section; none: a third, two "
+            "thirds and all",
+            least=1,
+            each="whole numbers or lists",
         ),
-        "beta": Setting(0.2, "share of the larger size's momentum in the gradient of a smaller one's top layer", least=0, most=1),
-        "server": Setting("average", "how a size moves by its devices' mean gradient: to their mean, or by AdamW", ("average", "adamw")),
+        "beta": Setting(
+            0.2,
+            "share of the larger size's momentum in the gradient of a smaller one's top layer",
+            least=0,
+            most=1,
+        ),
+        "server": Setting(
+            "average",
+            "how a size moves by its devices' mean gradient: to their mean, or by AdamW",
+            ("average", "adamw"),
+        ),
         "server_lr": Setting(0.001, "learning rate of the coordinator's adamw", above=0),
         "server_decay": Setting(0.0, "weight decay of the coordinator's adamw", least=0),
     }
     return replace(
         method,
         name="inclusivefl",
-        summary="shallower copies with top layers and heads of their own; larger ones teach the top layers of smaller ones",
-        paper="Liu et al., No One Left Behind: Inclusive Federated Learning over Heterogeneous Devices, KDD 2022 (arXiv 2202.08036)",
-        settings=varied({key: setting for key, setting in method.settings.items() if key != "sharing"}, **choices),
+        summary="shallower copies with top layers and heads of their own; larger ones teach the "
+        "top layers of smaller ones",
+        paper="Liu et al., No One Left Behind: Inclusive Federated Learning over Heterogeneous "
+        "Devices, KDD 2022 (arXiv 2202.08036)",
+        settings=varied(
+            {key: setting for key, setting in method.settings.items() if key != "sharing"},
+            **choices,
+        ),
         forbids={"private": SUMS, "robust": SUMS},
         menu=propose,
         place=place,

@@ -1,7 +1,8 @@
-"""InCo with FedProx: Chan et al., Internal Cross-layer Gradients for Extending Homogeneity to Heterogeneity in FL (arXiv 2308.11464).
+"""InCo with FedProx: Chan et al., Internal Cross-layer Gradients for Extending Homogeneity to
+Heterogeneity in FL (arXiv 2308.11464).
 
-FedProx's devices, then the cross-layer step (`federated.common.crosslayer`). Against FedProx's default the pull is ten times as strong: the paper
-sets mu / 2 = 0.05.
+FedProx's devices, then the cross-layer step (`federated.common.crosslayer`). Against FedProx's
+default the pull is ten times as strong: the paper sets mu / 2 = 0.05.
 """
 
 from __future__ import annotations

@@ -1,16 +1,21 @@
-"""MOON: Li, He and Song, Model-Contrastive Federated Learning (arXiv 2103.16257, equation 3 and Algorithm 1).
+"""MOON: Li, He and Song, Model-Contrastive Federated Learning (arXiv 2103.16257, equation 3 and
+Algorithm 1).
 
-Against FedAvg, the network has a projection head before its last linear (feature "projection"), whose output is z, and a device adds to its loss
-mu times
+Against FedAvg, the network has a projection head before its last linear (feature "projection"),
+whose output is z, and a device adds to its loss mu times
 
-    l_con = -log( e^{sim(z, z_glob)/T} / (e^{sim(z, z_glob)/T} + e^{sim(z, z_prev)/T}) ),    sim the cosine, mean over the batch
+    l_con = -log( e^{sim(z, z_glob)/T} / (e^{sim(z, z_glob)/T} + e^{sim(z, z_prev)/T}) ),    sim the
+    cosine, mean over the batch
 
-so that z comes near that of the weights it received and away from that of its own weights of the round before, which it keeps. Both those
-networks are fixed and in evaluation mode; norms that track nothing have no statistics to evaluate with, so under `norm = "static"` theirs
-normalise by the batch, as the network in training does. With several sizes z_glob is that of the device's own submodel.
+so that z comes near that of the weights it received and away from that of its own weights of the
+round before, which it keeps. Both those networks are fixed and in evaluation mode; norms that track
+nothing have no statistics to evaluate with, so under `norm = "static"` theirs normalise by the
+batch, as the network in training does. With several sizes z_glob is that of the device's own
+submodel.
 
-l_con is 0 in a device's first round and in its first with another submodel, since there is no network before; and of a batch of one example, which
-the authors skip (the loop joins a last one to the batch before it). A device computes three forward passes and one backward, and holds three
+l_con is 0 in a device's first round and in its first with another submodel, since there is no
+network before; and of a batch of one example, which the authors skip (the loop joins a last one to
+the batch before it). A device computes three forward passes and one backward, and holds three
 networks.
 """
 
@@ -43,7 +48,9 @@ PREVIOUS = "previous/"  # in a device's memory: previous/SUBMODEL/NAME
 
 @dataclass(frozen=True)
 class Fixed:
-    """The two networks that z is compared with: of the weights received, and of the round before, if there was one."""
+    """The two networks that z is compared with: of the weights received, and of the round before,
+    if there was one.
+    """
 
     received: nn.Module
     previous: nn.Module
@@ -58,7 +65,11 @@ def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor | None, temperature: floa
 
 def opened(session: Session) -> None:
     prefix = f"{PREVIOUS}{session.submodel.name}/"
-    kept = {name.removeprefix(prefix): value for name, value in session.memory.items() if name.startswith(prefix)}
+    kept = {
+        name.removeprefix(prefix): value
+        for name, value in session.memory.items()
+        if name.startswith(prefix)
+    }
     session.own = Fixed(fixed(session, {}), fixed(session, kept)) if kept else None
 
 
@@ -67,7 +78,8 @@ def fixed(session: Session, tensors: Mapping[str, Tensor]) -> nn.Module:
     net = deepcopy(session.net).requires_grad_(False).eval()
     net.load_state_dict({**net.state_dict(), **tensors})
     if session.recipe.norm == "static":
-        for layer in norms(net).values():  # their momentum is 0, so that they measure and keep nothing
+        # their momentum is 0, so that they measure and keep nothing
+        for layer in norms(net).values():
             layer.training = True
     return net
 
@@ -89,7 +101,10 @@ def contrasted(session: Session, x: Tensor, truth: Tensor) -> Tensor:
         return plain_loss(session, x, truth)
     loss, z = represented(session.net, lambda: plain_loss(session, x, truth))
     with torch.no_grad():
-        z_glob, z_prev = (represented(net, lambda net=net: net(x))[1] for net in (session.own.received, session.own.previous))  # type: ignore[misc]
+        z_glob, z_prev = (
+            represented(net, lambda net=net: net(x))[1]  # type: ignore[misc]
+            for net in (session.own.received, session.own.previous)
+        )
     options = session.recipe.options
     return loss + float(options["mu"]) * contrast(z, z_glob, z_prev, float(options["temperature"]))
 
@@ -97,16 +112,25 @@ def contrasted(session: Session, x: Tensor, truth: Tensor) -> Tensor:
 def closed(session: Session) -> None:
     """Keeps the trained network, and no other."""
     prefix = f"{PREVIOUS}{session.submodel.name}/"
-    session.memory = {prefix + name: value.detach().clone() for name, value in session.net.state_dict().items() if value.is_floating_point()}
+    session.memory = {
+        prefix + name: value.detach().clone()
+        for name, value in session.net.state_dict().items()
+        if value.is_floating_point()
+    }
 
 
 def contrasting(state: State, submodel: Submodel) -> Recipe:
-    options = {"mu": float(state.settings["mu"]), "temperature": float(state.settings["temperature"])}
+    options = {
+        "mu": float(state.settings["mu"]),
+        "temperature": float(state.settings["temperature"]),
+    }
     return replace(recipe(state, submodel), hook="moon", options=options)
 
 
 def passes(recipe: Recipe, submodel: Submodel, before: Submodel | None) -> tuple[Pass, ...]:
-    """The device's own network, and without gradient the received and the previous one, once there is a previous one of this submodel."""
+    """The device's own network, and without gradient the received and the previous one, once there
+    is a previous one of this submodel.
+    """
     fixed = Pass(submodel, 2, learns=False)
     return (Pass(submodel), fixed) if before == submodel else (Pass(submodel),)
 
@@ -124,11 +148,15 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
 
 def moon() -> Method:
     base = fedavg()
-    own = {"mu": Setting(1.0, "weight of the contrast", least=0), "temperature": Setting(0.5, "by which similarities are divided", above=0)}
+    own = {
+        "mu": Setting(1.0, "weight of the contrast", least=0),
+        "temperature": Setting(0.5, "by which similarities are divided", above=0),
+    }
     return replace(
         base,
         name="moon",
-        summary="FedAvg whose devices keep their representations near the received network's and away from their own of before",
+        summary="FedAvg whose devices keep their representations near the received network's and "
+        "away from their own of before",
         paper="Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021 (arXiv 2103.16257)",
         settings=varied(base.settings, **own),
         features=FEATURES,

@@ -1,7 +1,9 @@
-"""NeFL-W: Kang, Cha, Shin, Lee and Kang, NeFL: Nested Model Scaling for Federated Learning with System Heterogeneous Clients (arXiv 2308.07761).
+"""NeFL-W: Kang, Cha, Shin, Lee and Kang, NeFL: Nested Model Scaling for Federated Learning with
+System Heterogeneous Clients (arXiv 2308.07761).
 
-Submodels keep every block and sqrt(gamma) of the channels of each layer, so about a share gamma of the parameters (section III). Norms and the
-learnable steps of residual functions belong to their submodel, the rest to all: see `federated.common.nested`.
+Submodels keep every block and sqrt(gamma) of the channels of each layer, so about a share gamma of
+the parameters (section III). Norms and the learnable steps of residual functions belong to their
+submodel, the rest to all: see `federated.common.nested`.
 """
 
 from __future__ import annotations

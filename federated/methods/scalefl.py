@@ -1,18 +1,26 @@
-"""ScaleFL: Ilhan, Su and Liu, Resource-Adaptive Federated Learning with Heterogeneous Clients (CVPR 2023; not on arXiv).
+"""ScaleFL: Ilhan, Su and Liu, Resource-Adaptive Federated Learning with Heterogeneous Clients (CVPR
+2023; not on arXiv).
 
-Against FedAvg: a level is narrow and shallow at once. Level l keeps a share v_l of all channels and ends at exit h_l (section 3.1; `models.exits`,
-exits-conv), by default v = (.7, .7, .75, 1) and h = (1, 2, 3, 4); a network of fewer exits ends at its last one. A Scaler divides by v before
-each norm, in evaluation too, as in the authors' code. A device trains all its exits z_1 .. z_n, and the last one teaches the others (section 3.3):
+Against FedAvg: a level is narrow and shallow at once. Level l keeps a share v_l of all channels and
+ends at exit h_l (section 3.1; `models.exits`, exits-conv), by default v = (.7, .7, .75, 1) and h =
+(1, 2, 3, 4); a network of fewer exits ends at its last one. A Scaler divides by v before each norm,
+in evaluation too, as in the authors' code. A device trains all its exits z_1 .. z_n, and the last
+one teaches the others (section 3.3):
 
-    ( sum_(j < n) j (CE(z_j) + gamma T^2 KL(softmax(z_n / T) || softmax(z_j / T))) + n CE(z_n) ) / (n (n + 1) / 2),    T = 3
+    ( sum_(j < n) j (CE(z_j) + gamma T^2 KL(softmax(z_n / T) || softmax(z_j / T))) + n CE(z_n) ) /
+    (n (n + 1) / 2),    T = 3
 
-with gamma 0 until a quarter of the rounds are over, and .05 after it: the authors' value for BERT. Their code leaves it 0 for images, which switches
-off the self-distillation that their paper is about. The learning rate falls to a tenth after each third of the rounds: their code has rounds 100 and
-200 for CIFAR without a number of rounds, and 30 and 60 of 90 for ImageNet. Paper and code leave open or disagree: `variant`
-"code" averages KL over examples and classes and lets its gradient reach the teacher, "clean" averages over examples and does not. The mean is
-uniform over those who hold a weight. The code also asks whether a weight had a gradient, since its levels carry exits that they do not train; here a
-submodel ends at its last exit, and all of it has one. It rounds kept channels down, here they are rounded up (.7 of 16 is 12, not 11). It evaluates
-batch norm by the statistics of the batch; here they are static, measured by the fleet.
+with gamma 0 until a quarter of the rounds are over, and .05 after it: the authors' value for BERT.
+Their code leaves it 0 for images, which switches off the self-distillation that their paper is
+about. The learning rate falls to a tenth after each third of the rounds: their code has rounds 100
+and 200 for CIFAR without a number of rounds, and 30 and 60 of 90 for ImageNet. Paper and code leave
+open or disagree: `variant`
+"code" averages KL over examples and classes and lets its gradient reach the teacher, "clean"
+averages over examples and does not. The mean is uniform over those who hold a weight. The code also
+asks whether a weight had a gradient, since its levels carry exits that they do not train; here a
+submodel ends at its last exit, and all of it has one. It rounds kept channels down, here they are
+rounded up (.7 of 16 is 12, not 11). It evaluates batch norm by the statistics of the batch; here
+they are static, measured by the fleet.
 """
 
 from __future__ import annotations
@@ -46,33 +54,59 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     """One level for each pair of width and exit. Raises ConfigError."""
     widths, ends = settings["widths"], settings["depths"]
     if not widths or len(widths) != len(ends):
-        raise ConfigError(f"levels of widths {list(widths)} and depths {list(ends)}; expected as many of both, and at least one")
+        raise ConfigError(
+            f"levels of widths {list(widths)} and depths {list(ends)}; expected as many "
+            "of both, and at least one"
+        )
     if network.objective == "value" and settings["gamma"] > 0:
-        raise ConfigError("scalefl distils probabilities of classes, and these data are for regression: set method.gamma = 0")
+        raise ConfigError(
+            "scalefl distils probabilities of classes, and these data are for "
+            "regression: set method.gamma = 0"
+        )
     sizes = endings(network, FEATURES)
-    return ordered(replace(sizes[min(h, len(sizes)) - 1], width=float(v)) for v, h in zip(widths, ends, strict=True))
+    return ordered(
+        replace(sizes[min(h, len(sizes)) - 1], width=float(v))
+        for v, h in zip(widths, ends, strict=True)
+    )
 
 
 def weighing_recipe(state: State, submodel: Submodel) -> Recipe:
     settings = state.settings
     gamma = settings["gamma"] if state.round > QUIET * settings["rounds"] else 0.0
-    options = {"gamma": float(gamma), "temperature": float(settings["temperature"]), "variant": settings["variant"]}
+    options = {
+        "gamma": float(gamma),
+        "temperature": float(settings["temperature"]),
+        "variant": settings["variant"],
+    }
     return replace(recipe(state, submodel), hook="scalefl", options=options)
 
 
 def weighted_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
-    """Of a batch, the mean over exits, the j-th with weight j; each but the last with what the last one teaches it."""
+    """Of a batch, the mean over exits, the j-th with weight j; each but the last with what the last
+    one teaches it.
+    """
     outs = objective.answers(session.net, session.submodel, x)
-    labels, gamma = session.labels if session.recipe.masked else None, session.recipe.options["gamma"]
+    labels, gamma = (
+        session.labels if session.recipe.masked else None,
+        session.recipe.options["gamma"],
+    )
     losses = [objective.masked_loss(session.submodel.network, out, truth, labels) for out in outs]
     if gamma:
-        losses = [own + gamma * taught(out, outs[-1], session) for own, out in zip(losses[:-1], outs[:-1], strict=True)] + losses[-1:]
-    return torch.stack([j * one for j, one in enumerate(losses, 1)]).sum() / (len(outs) * (len(outs) + 1) / 2)
+        losses = [
+            own + gamma * taught(out, outs[-1], session)
+            for own, out in zip(losses[:-1], outs[:-1], strict=True)
+        ] + losses[-1:]
+    return torch.stack([j * one for j, one in enumerate(losses, 1)]).sum() / (
+        len(outs) * (len(outs) + 1) / 2
+    )
 
 
 def taught(out: Tensor, last: Tensor, session: Session) -> Tensor:
     """T^2 KL of an exit from the last one."""
-    clean, heat = session.recipe.options["variant"] == "clean", float(session.recipe.options["temperature"])
+    clean, heat = (
+        session.recipe.options["variant"] == "clean",
+        float(session.recipe.options["temperature"]),
+    )
     teacher = F.softmax((last.detach() if clean else last) / heat, 1)
     apart = F.kl_div(F.log_softmax(out / heat, 1), teacher, reduction="sum")
     return heat**2 * apart / (len(out) if clean else out.numel())
@@ -80,7 +114,9 @@ def taught(out: Tensor, last: Tensor, session: Session) -> Tensor:
 
 def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
     if settings["gamma"] == 0:
-        yield "gamma = 0 lets no exit learn from the last one: set method.gamma above 0, such as 0.05"
+        yield (
+            "gamma = 0 lets no exit learn from the last one: set method.gamma above 0, such as 0.05"
+        )
     else:
         yield from one_round(menu, settings, effect="distillation has not begun")
     yield from one_exit(menu, settings)
@@ -89,19 +125,44 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
 
 def scalefl() -> Method:
     base = fedavg()
-    training = {"epochs": 5, "batch": 16, "lr": 0.1, "decay": 5e-4, "milestones": THIRDS}  # the authors', for CIFAR
+    # the authors', for CIFAR
+    training = {"epochs": 5, "batch": 16, "lr": 0.1, "decay": 5e-4, "milestones": THIRDS}
     choices = {
-        "depths": Setting(EXITS, "exit that each level ends at, one for each of widths", least=1, each="whole numbers"),
-        "gamma": Setting(0.05, "weight of what the last exit teaches the others, after a quarter of the rounds; 0: nothing", least=0),
+        "depths": Setting(
+            EXITS,
+            "exit that each level ends at, one for each of widths",
+            least=1,
+            each="whole numbers",
+        ),
+        "gamma": Setting(
+            0.05,
+            "weight of what the last exit teaches the others, after a quarter of the "
+            "rounds; 0: nothing",
+            least=0,
+        ),
         "temperature": Setting(3.0, "of that distillation", above=0),
-        "variant": Setting("code", "code: its mean over classes too, gradient to the teacher; clean: neither", ("code", "clean")),
+        "variant": Setting(
+            "code",
+            "code: its mean over classes too, gradient to the teacher; clean: neither",
+            ("code", "clean"),
+        ),
     }
     return replace(
         base,
         name="scalefl",
-        summary="copies narrower and shallower at once, with exits of which the last teaches the others",
-        paper="Ilhan, Su and Liu, ScaleFL: Resource-Adaptive Federated Learning with Heterogeneous Clients, CVPR 2023 (not on arXiv)",
-        settings=varied(base.settings, widths=WIDTHS, weighting="uniform", norm="static", sharing=None, **training, **choices),
+        summary="copies narrower and shallower at once, with exits of which the last teaches the "
+        "others",
+        paper="Ilhan, Su and Liu, ScaleFL: Resource-Adaptive Federated Learning with Heterogeneous "
+        "Clients, CVPR 2023 (not on arXiv)",
+        settings=varied(
+            base.settings,
+            widths=WIDTHS,
+            weighting="uniform",
+            norm="static",
+            sharing=None,
+            **training,
+            **choices,
+        ),
         features=FEATURES,
         menu=propose,
         recipe=weighing_recipe,

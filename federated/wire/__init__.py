@@ -1,1 +1,3 @@
-"""What travels between agents and coordinator, and how: tensors, messages, topics, chunks and links. No torch anywhere."""
+"""What travels between agents and coordinator, and how: tensors, messages, topics, chunks and
+links. No torch anywhere.
+"""

@@ -1,4 +1,5 @@
-"""How a person names a broker: `HOST`, `HOST:PORT`, `mqtt://[user:password@]host[:port]` or `mqtts://...[?ca=FILE&cert=FILE&key=FILE]`.
+"""How a person names a broker: `HOST`, `HOST:PORT`, `mqtt://[user:password@]host[:port]` or
+`mqtts://...[?ca=FILE&cert=FILE&key=FILE]`.
 
 IPv6 in brackets. Every part of a file's name that a URL would read otherwise is quoted as in URLs.
 """
@@ -16,14 +17,19 @@ __all__ = ["PORTS", "Address", "identified", "parse_address", "url"]
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 FILES = ("ca", "cert", "key")
 QUOTED = "a '/', '?', '#' or '@' of a password is written %2F, %3F, %23, %40"
-EXPECTED = "expected HOST, HOST:PORT, mqtt://[user:password@]host[:port] or mqtts://...[?ca=FILE&cert=FILE&key=FILE]"
+EXPECTED = (
+    "expected HOST, HOST:PORT, mqtt://[user:password@]host[:port] or "
+    "mqtts://...[?ca=FILE&cert=FILE&key=FILE]"
+)
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a broker is. ca: file of the certificate authority to trust, in place of the system's; the password shows nowhere.
+    """Where a broker is. ca: file of the certificate authority to trust, in place of the system's;
+    the password shows nowhere.
 
-    cert: file of the certificate that this client shows, with what leads from it to its authority; key: of its key, empty where `cert` holds both.
+    cert: file of the certificate that this client shows, with what leads from it to its authority;
+    key: of its key, empty where `cert` holds both.
     """
 
     host: str
@@ -62,13 +68,19 @@ def parse_address(text: str) -> Address:
         raise _wrong(text, "a host is missing" if not host else "port 0 is no broker's")
     options = parse_qs(parts.query, keep_blank_values=True)
     if parts.path not in ("", "/") or options.keys() - set(FILES) or (options and scheme == "mqtt"):
-        raise _wrong(text, "only '?ca=FILE', 'cert=FILE' and 'key=FILE' may follow, and only with mqtts://")
+        raise _wrong(
+            text, "only '?ca=FILE', 'cert=FILE' and 'key=FILE' may follow, and only with mqtts://"
+        )
     files = {name: found[0] for name, found in options.items()}
     if "key" in files and "cert" not in files:
         raise _wrong(text, "a key is of use only with its certificate: give cert=FILE too")
-    user, password = (None if part is None else unquote(part) for part in (parts.username, parts.password))
+    user, password = (
+        None if part is None else unquote(part) for part in (parts.username, parts.password)
+    )
     conceal(password)
-    return Address(host, PORTS[scheme] if port is None else port, scheme == "mqtts", user, password, **files)
+    return Address(
+        host, PORTS[scheme] if port is None else port, scheme == "mqtts", user, password, **files
+    )
 
 
 def identified(address: Address, ca: str, cert: str) -> Address:
@@ -77,11 +89,15 @@ def identified(address: Address, ca: str, cert: str) -> Address:
 
 
 def url(address: Address) -> str:
-    """The text that `parse_address` reads as this address, its password included: not to be shown."""
+    """The text that `parse_address` reads as this address, its password included: not to be
+    shown.
+    """
     user = (
         ""
         if address.user is None
-        else quote(address.user, safe="") + ("" if address.password is None else f":{quote(address.password, safe='')}") + "@"
+        else quote(address.user, safe="")
+        + ("" if address.password is None else f":{quote(address.password, safe='')}")
+        + "@"
     )
     scheme, where = str(address).split("://")
     files = {name: value for name in FILES if (value := getattr(address, name)) is not None}

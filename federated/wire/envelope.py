@@ -1,7 +1,9 @@
 """How messages travel: in a msgpack envelope `{"v": protocol, "kind": name, "body": fields}`.
 
-A message is checked field by field before anyone sees it. Fields that this version does not know are ignored, so
-that a later version may add some; a change of meaning raises `PROTOCOL`, and peers of another version are refused
+A message is checked field by field before anyone sees it. Fields that this version does not know
+are ignored, so
+that a later version may add some; a change of meaning raises `PROTOCOL`, and peers of another
+version are refused
 with a reason instead of a decoding error.
 """
 
@@ -41,7 +43,9 @@ from models.submodel import Submodel
 __all__ = ["MAX_MESSAGE", "MESSAGES", "PROTOCOL", "decode", "encode"]
 
 PROTOCOL = 2
-MAX_MESSAGE = 1 << 20  # bytes of any but a chunk (a release for 4,000 agents of the longest names): read, it takes up to 80 times that
+# bytes of any but a chunk (a release for 4,000 agents of the longest names): read, it takes up to
+# 80 times that
+MAX_MESSAGE = 1 << 20
 
 MESSAGES: dict[str, type[Message]] = {
     "abort": Abort,
@@ -64,11 +68,15 @@ MESSAGES: dict[str, type[Message]] = {
 }
 
 for _type in (*MESSAGES.values(), Update):
-    msgspec.msgpack.Decoder(_type)  # msgspec learns a type when it first converts one, and crashes where two threads do so at once (0.22)
+    # msgspec learns a type when it first converts one, and crashes where two threads do so at once
+    # (0.22)
+    msgspec.msgpack.Decoder(_type)
 
 
 class _Envelope(msgspec.Struct):
-    """Seen through without making anything of what is inside; every length is that of what is there."""
+    """Seen through without making anything of what is inside; every length is that of what is
+    there.
+    """
 
     v: msgspec.Raw
     kind: msgspec.Raw
@@ -77,9 +85,21 @@ class _Envelope(msgspec.Struct):
 
 _ENVELOPE, _CHUNK = msgspec.msgpack.Decoder(_Envelope), msgspec.msgpack.Decoder(Chunk)
 _KINDS: dict[type[Message], str] = {type_: kind for kind, type_ in MESSAGES.items()}
-_TEXTS = {type_: [name for name, hint in get_type_hints(type_, include_extras=True).items() if hint == Text] for type_ in _KINDS}
-# The largest of each msgpack type that a message may hold; a length beyond it is refused before anything is allocated.
-_LIMITS = {"max_str_len": 1 << 20, "max_bin_len": MAX_CHUNK, "max_array_len": 1 << 16, "max_map_len": 1 << 16, "max_ext_len": 0}
+_TEXTS = {
+    type_: [
+        name for name, hint in get_type_hints(type_, include_extras=True).items() if hint == Text
+    ]
+    for type_ in _KINDS
+}
+# The largest of each msgpack type that a message may hold; a length beyond it is refused before
+# anything is allocated.
+_LIMITS = {
+    "max_str_len": 1 << 20,
+    "max_bin_len": MAX_CHUNK,
+    "max_array_len": 1 << 16,
+    "max_map_len": 1 << 16,
+    "max_ext_len": 0,
+}
 _SIZE = 1 << 62  # bytes of a memory or chunk, as of every `Natural`
 _OUTSIDE = 256  # bytes of a version and a kind, whoever's
 
@@ -88,26 +108,39 @@ def encode(message: Message) -> bytes:
     """The payload of a message. Texts are cut to what `decode` takes."""
     body = msgspec.to_builtins(message, builtin_types=(bytes,))
     body |= {name: brief(body[name]) for name in _TEXTS[type(message)]}
-    payload: bytes = msgpack.packb({"v": PROTOCOL, "kind": _KINDS[type(message)], "body": body}, use_bin_type=True)
+    payload: bytes = msgpack.packb(
+        {"v": PROTOCOL, "kind": _KINDS[type(message)], "body": body}, use_bin_type=True
+    )
     return payload
 
 
 def decode(payload: bytes | bytearray | memoryview) -> Message:
-    """The message of a payload. Raises ProtocolMismatch for another version, Malformed for everything else that is wrong."""
+    """The message of a payload. Raises ProtocolMismatch for another version, Malformed for
+    everything else that is wrong.
+    """
     envelope = _opened(payload)
     if (v := _unpack(envelope.v)) != PROTOCOL or isinstance(v, bool):
-        raise ProtocolMismatch(f"the peer speaks protocol {_glimpse(v)}, this side {PROTOCOL}: install the same version on both")
+        raise ProtocolMismatch(
+            f"the peer speaks protocol {_glimpse(v)}, this side {PROTOCOL}: install the "
+            "same version on both"
+        )
     kind = _unpack(envelope.kind)
     if not isinstance(kind, str) or kind not in MESSAGES:
-        raise Malformed(f"message: expected a kind among {', '.join(MESSAGES)}, found {_glimpse(kind)}")
+        raise Malformed(
+            f"message: expected a kind among {', '.join(MESSAGES)}, found {_glimpse(kind)}"
+        )
     if kind != "chunk" and len(payload) > MAX_MESSAGE:
-        raise Malformed(f"message '{kind}': expected at most {MAX_MESSAGE} bytes, found {len(payload)}")
+        raise Malformed(
+            f"message '{kind}': expected at most {MAX_MESSAGE} bytes, found {len(payload)}"
+        )
     message: Message
     try:
         if kind == "chunk":
             message = _CHUNK.decode(envelope.body)
         else:
-            message = msgspec.convert(_unpack(envelope.body), MESSAGES[kind], strict=True, builtin_types=(bytes,))
+            message = msgspec.convert(
+                _unpack(envelope.body), MESSAGES[kind], strict=True, builtin_types=(bytes,)
+            )
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise Malformed(f"message '{kind}': {error}") from None
     _check(kind, message)
@@ -118,7 +151,10 @@ def _opened(payload: bytes | bytearray | memoryview) -> _Envelope:
     try:
         envelope = _ENVELOPE.decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise Malformed(f"message of {len(payload)} bytes: expected a msgpack map of v, kind and body, found: {str(error)[:200]}") from None
+        raise Malformed(
+            f"message of {len(payload)} bytes: expected a msgpack map of v, kind and "
+            f"body, found: {str(error)[:200]}"
+        ) from None
     if len(outside := bytes(envelope.v) + bytes(envelope.kind)) > _OUTSIDE:
         raise Malformed(f"message: expected a version and a kind, found {len(outside)} bytes")
     return envelope
@@ -127,15 +163,28 @@ def _opened(payload: bytes | bytearray | memoryview) -> _Envelope:
 def _unpack(part: msgspec.Raw) -> Any:
     try:
         return msgpack.unpackb(memoryview(part), raw=False, strict_map_key=True, **_LIMITS)
-    except (ValueError, TypeError, RecursionError, OverflowError, msgpack.exceptions.UnpackException) as error:
-        raise Malformed(f"message: expected msgpack, found {type(error).__name__}: {str(error)[:200]}") from None
+    except (
+        ValueError,
+        TypeError,
+        RecursionError,
+        OverflowError,
+        msgpack.exceptions.UnpackException,
+    ) as error:
+        raise Malformed(
+            f"message: expected msgpack, found {type(error).__name__}: {str(error)[:200]}"
+        ) from None
 
 
 def _check(kind: str, message: Message) -> None:
-    """What the types of records that are not ours to annotate leave open: names that become topic levels and files, sizes, times."""
+    """What the types of records that are not ours to annotate leave open: names that become topic
+    levels and files, sizes, times.
+    """
     match message:
         case Task():
-            wrong = not 0 < message.deadline < math.inf or min(message.round, message.attempt, message.size) < 0
+            wrong = (
+                not 0 < message.deadline < math.inf
+                or min(message.round, message.attempt, message.size) < 0
+            )
             names = [
                 (message.run, topics.NAME),
                 (message.agent, topics.AGENT),
@@ -145,26 +194,44 @@ def _check(kind: str, message: Message) -> None:
             ]
             names.append((_submodel_name(kind, message.submodel), topics.SUBMODEL))
         case Profile():
-            wrong = not all(0 <= size < _SIZE for size in (message.memory, message.chunk)) or not 0 <= message.cpus < math.inf
+            wrong = (
+                not all(0 <= size < _SIZE for size in (message.memory, message.chunk))
+                or not 0 <= message.cpus < math.inf
+            )
             wrong = wrong or not (message.uplink == 0 or 1 <= message.uplink < math.inf)
             wrong = wrong or any(not 0 <= timing.seconds < math.inf for timing in message.timings)
             names = [(message.agent, topics.AGENT)]
         case Release():
-            versions = [version for version in (message.stable, message.canary) if version is not None]
+            versions = [
+                version for version in (message.stable, message.canary) if version is not None
+            ]
             wrong = any(not version.sha256.startswith(version.name) for version in versions)
             names = []
         case Serving():
-            times = [seconds for seconds in (message.p50, message.p90, message.p90_before) if seconds is not None]
-            shares = [share for share in (message.accuracy, message.accuracy_before) if share is not None]
-            wrong = not all(0 <= seconds < math.inf for seconds in times) or not all(-math.inf < share <= 1 for share in shares)
+            times = [
+                seconds
+                for seconds in (message.p50, message.p90, message.p90_before)
+                if seconds is not None
+            ]
+            shares = [
+                share for share in (message.accuracy, message.accuracy_before) if share is not None
+            ]
+            wrong = not all(0 <= seconds < math.inf for seconds in times) or not all(
+                -math.inf < share <= 1 for share in shares
+            )
             names = []
         case _:
             return
     for name, pattern in names:
         if not re.match(pattern, name):
-            raise Malformed(f"message '{kind}': expected a name like {pattern}, found {name[:100]!r}")
+            raise Malformed(
+                f"message '{kind}': expected a name like {pattern}, found {name[:100]!r}"
+            )
     if wrong:
-        raise Malformed(f"message '{kind}': expected sizes, times and digests that can be, found {_glimpse(message)}")
+        raise Malformed(
+            f"message '{kind}': expected sizes, times and digests that can be, found "
+            f"{_glimpse(message)}"
+        )
 
 
 _SHA256 = r"^[0-9a-f]{64}\Z"
@@ -172,7 +239,10 @@ _SHA256 = r"^[0-9a-f]{64}\Z"
 
 def _submodel_name(kind: str, submodel: Submodel) -> str:
     if not 0 < submodel.width <= 1 or submodel.branches < 1:
-        raise Malformed(f"message '{kind}': expected a submodel of a width in (0, 1] and at least one branch, found {_glimpse(submodel)}")
+        raise Malformed(
+            f"message '{kind}': expected a submodel of a width in (0, 1] and at least "
+            f"one branch, found {_glimpse(submodel)}"
+        )
     return submodel.name
 
 

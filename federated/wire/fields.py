@@ -1,4 +1,6 @@
-"""The types of the fields of messages: what their names, numbers and texts may be, checked before anyone sees a message."""
+"""The types of the fields of messages: what their names, numbers and texts may be, checked before
+anyone sees a message.
+"""
 
 from __future__ import annotations
 

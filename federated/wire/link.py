@@ -1,4 +1,6 @@
-"""What an agent or a coordinator holds of the network: publish, subscribe, receive; and the link that speaks MQTT."""
+"""What an agent or a coordinator holds of the network: publish, subscribe, receive; and the link
+that speaks MQTT.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,36 @@ from federated.wire.address import Address, parse_address
 from federated.wire.inbox import LINK_DOWN, LINK_UP, Delivery, Inbox
 from federated.wire.mqtt import MAX_PACKET, Handlers, connect, measure, part
 
-__all__ = ["CHUNK", "LINK_DOWN", "LINK_UP", "OVERHEAD", "PROBES", "Delivery", "Link", "MqttLink", "Payload", "Probe", "Will", "chunk_within"]
+__all__ = [
+    "CHUNK",
+    "LINK_DOWN",
+    "LINK_UP",
+    "OVERHEAD",
+    "PROBES",
+    "Delivery",
+    "Link",
+    "MqttLink",
+    "Payload",
+    "Probe",
+    "Will",
+    "chunk_within",
+]
 
 log = logging.getLogger(__name__)
 
-CHUNK = 256 << 10  # bytes of data per chunk: large enough to be fast, small enough for slow links and careful brokers
+# bytes of data per chunk: large enough to be fast, small enough for slow links and careful brokers
+CHUNK = 256 << 10
 OVERHEAD = 4 << 10  # bytes that a packet holds beside a chunk's data: topic, envelope, MQTT itself
-PROBES = (CHUNK + OVERHEAD, 96 << 10, 32 << 10)  # payloads to try: ours, one for brokers that stop at 128 KB, a last resort
+# payloads to try: ours, one for brokers that stop at 128 KB, a last resort
+PROBES = (CHUNK + OVERHEAD, 96 << 10, 32 << 10)
 STRIKES = 3  # connections lost in a row, each with a message under way and none acknowledged
 SHORT, SHORTS = 5.0, 5  # connections in a row that lasted less than so many seconds
-SHUT = 3  # connections in a row without a greeting (the first is the one that was lost), after which TLS is asked why
-HOLD = 20.0  # seconds that a full inbox holds the network up (less than half the keep-alive) before a delivery is dropped
+# connections in a row without a greeting (the first is the one that was lost), after which TLS is
+# asked why
+SHUT = 3
+# seconds that a full inbox holds the network up (less than half the keep-alive) before a delivery
+# is dropped
+HOLD = 20.0
 ANSWER = 2.0  # seconds that a repeated subscription waits for the broker's answer
 FAREWELL = 5.0  # seconds that closing waits for what is still to be sent
 
@@ -39,9 +60,11 @@ Probe: TypeAlias = tuple[int, float]
 
 
 class Link(Protocol):
-    """A connection that mends itself. Thread-safe; nothing calls back: everything comes through `receive`.
+    """A connection that mends itself. Thread-safe; nothing calls back: everything comes through
+    `receive`.
 
-    QoS 1 means that the broker has a message, not that anyone received it: whatever matters is acknowledged by messages.
+    QoS 1 means that the broker has a message, not that anyone received it: whatever matters is
+    acknowledged by messages.
     """
 
     max_payload: int  # bytes of the largest payload that the broker takes
@@ -54,22 +77,32 @@ class Link(Protocol):
         """Deliveries that came and wait for `receive`."""
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
-        """Sends a message, or queues it while the link is down. Raises LinkError if it is too large, or the queue stays full."""
+        """Sends a message, or queues it while the link is down. Raises LinkError if it is too
+        large, or the queue stays full.
+        """
 
     def subscribe(self, pattern: str) -> None:
-        """Hears a pattern, across reconnections, from before what this link publishes next; what is retained comes (again)."""
+        """Hears a pattern, across reconnections, from before what this link publishes next; what is
+        retained comes (again).
+        """
 
     def unsubscribe(self, pattern: str) -> None:
         """No longer hears a pattern."""
 
     def receive(self, timeout: float) -> Delivery | None:
-        """The next delivery or link event, waiting up to `timeout` seconds. Raises LinkError once the link is beyond mending."""
+        """The next delivery or link event, waiting up to `timeout` seconds. Raises LinkError once
+        the link is beyond mending.
+        """
 
     def flush(self, timeout: float) -> bool:
-        """Wait until the broker has acknowledged everything published so far, across reconnections; False if it has not after `timeout` seconds."""
+        """Wait until the broker has acknowledged everything published so far, across reconnections;
+        False if it has not after `timeout` seconds.
+        """
 
     def probe(self, topic: str, sizes: tuple[int, ...] = ...) -> Probe:
-        """Sends itself payloads of these sizes (bytes), largest first: the largest that passed, and bytes per second on the way up."""
+        """Sends itself payloads of these sizes (bytes), largest first: the largest that passed, and
+        bytes per second on the way up.
+        """
 
     def close(self) -> None:
         """Signs off without the last will. Closing twice is fine."""
@@ -83,7 +116,8 @@ def chunk_within(max_payload: int, chunk: int = CHUNK) -> int:
 class MqttLink:
     """A `Link` over MQTT, 5 or else 3.1.1. `protocol` is the version that the broker took.
 
-    The network has a thread of its own, which only fills the inbox; when nobody empties it, the network slows down.
+    The network has a thread of its own, which only fills the inbox; when nobody empties it, the
+    network slows down.
     """
 
     def __init__(
@@ -97,10 +131,12 @@ class MqttLink:
         chunk: int = CHUNK,
         version: int | None = None,
     ) -> None:
-        """Connects. timeout: seconds for that; patience: seconds that `publish` waits for room; version: an MQTT protocol number, else the best.
+        """Connects. timeout: seconds for that; patience: seconds that `publish` waits for room;
+        version: an MQTT protocol number, else the best.
 
         will: topic and payload, which the broker publishes retained should this link vanish.
-        Raises UsageError for an address that is none, ConfigError for an unusable CA file, LinkError.
+        Raises UsageError for an address that is none, ConfigError for an unusable CA file,
+        LinkError.
         """
         self.address = parse_address(address) if isinstance(address, str) else address
         self.client_id, self.sent_bytes, self.received_bytes = client_id, 0, 0
@@ -108,22 +144,40 @@ class MqttLink:
         self._inbox = Inbox()
         self._patterns: dict[str, None] = {}
         self._asked: dict[int, str] = {}  # subscriptions by message id, until the broker answers
-        self._flying: list[tuple[mqtt.MQTTMessageInfo, str, int]] = []  # published, perhaps not acknowledged: topic, bytes
-        self._lock = threading.Lock()  # never taken in the network's thread: it holds locks of its own when it calls
+        # published, perhaps not acknowledged: topic, bytes
+        self._flying: list[tuple[mqtt.MQTTMessageInfo, str, int]] = []
+        # never taken in the network's thread: it holds locks of its own when it calls
+        self._lock = threading.Lock()
         self._revival = threading.Lock()
         self._acknowledged = threading.Event()
         self._fatal, self._closed, self._greeted, self._up = "", False, False, False
         self._strikes, self._shorts, self._acks, self._since = 0, 0, 0, time.monotonic()
         self._shut = 0  # connections in a row that the broker cut before it greeted
-        handlers = Handlers(self._on_connected, self._on_disconnected, self._on_message, self._on_published, self._on_subscribed)
-        greeting = connect(self.address, secure.private_name(self.address, client_id), will, handlers, timeout=timeout, version=version)
+        handlers = Handlers(
+            self._on_connected,
+            self._on_disconnected,
+            self._on_message,
+            self._on_published,
+            self._on_subscribed,
+        )
+        greeting = connect(
+            self.address,
+            secure.private_name(self.address, client_id),
+            will,
+            handlers,
+            timeout=timeout,
+            version=version,
+        )
         self._client, self.protocol = greeting.client, greeting.protocol
         self._limit(min(MAX_PACKET, greeting.max_packet) - OVERHEAD)
 
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         self._check()
         if len(payload) > self.max_payload:
-            raise LinkError(f"{topic}: a payload of {len(payload)} bytes is over the broker's limit of {self.max_payload}: lower wire.chunk")
+            raise LinkError(
+                f"{topic}: a payload of {len(payload)} bytes is over the broker's limit "
+                f"of {self.max_payload}: lower wire.chunk"
+            )
         data = payload if isinstance(payload, bytes) else bytes(payload)
         until = time.monotonic() + self._patience
         with self._lock:
@@ -132,10 +186,14 @@ class MqttLink:
                 info = self._client.publish(topic, data, qos=qos, retain=retain)
                 if info.rc != mqtt.MQTT_ERR_QUEUE_SIZE:
                     if info.rc == mqtt.MQTT_ERR_NO_CONN and qos > 0:
-                        info.rc = mqtt.MQTT_ERR_SUCCESS  # it is queued all the same, and could not be asked about otherwise
+                        # it is queued all the same, and could not be asked about otherwise
+                        info.rc = mqtt.MQTT_ERR_SUCCESS
                     break
                 if time.monotonic() > until:
-                    raise LinkError(f"{self.address}: the broker acknowledged nothing for {self._patience:.0f} s; {topic} was not sent")
+                    raise LinkError(
+                        f"{self.address}: the broker acknowledged nothing for "
+                        f"{self._patience:.0f} s; {topic} was not sent"
+                    )
                 self._acknowledged.wait(0.05)
                 self._check()
             self.sent_bytes += len(topic) + len(data)
@@ -148,12 +206,20 @@ class MqttLink:
         again = pattern in self._patterns and self.protocol != mqtt.MQTTv5
         with self._lock:
             if again:
-                self._client.unsubscribe(pattern)  # rumqttd repeats what is retained only for a new subscription
+                # rumqttd repeats what is retained only for a new subscription
+                self._client.unsubscribe(pattern)
             self._patterns[pattern] = None
             mid = self._ask(pattern, SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE)
         until = time.monotonic() + ANSWER
-        while again and mid in self._asked and self._client.is_connected() and time.monotonic() < until:
-            time.sleep(0.002)  # it reads what is retained only afterwards: what this link publishes next must not take its place
+        while (
+            again
+            and mid in self._asked
+            and self._client.is_connected()
+            and time.monotonic() < until
+        ):
+            # it reads what is retained only afterwards: what this link publishes next must not take
+            # its place
+            time.sleep(0.002)
 
     def unsubscribe(self, pattern: str) -> None:
         with self._lock:
@@ -182,22 +248,38 @@ class MqttLink:
     def probe(self, topic: str, sizes: tuple[int, ...] = PROBES) -> Probe:
         """Also lowers `max_payload` and `max_chunk` to what passed, where more did not."""
         own = secure.private_name(self.address, f"{self.client_id}-probe")
-        passed, rate = measure(self.address, own, topic, sizes, limit=self.max_payload, version=self.protocol, timeout=30.0)
+        passed, rate = measure(
+            self.address,
+            own,
+            topic,
+            sizes,
+            limit=self.max_payload,
+            version=self.protocol,
+            timeout=30.0,
+        )
         if passed < max(sizes):
             self._limit(passed)
         return passed, rate
 
     def close(self) -> None:
-        """Wait up to FAREWELL seconds for acknowledgements, unless the link is down; log by kind what the broker has not acknowledged by then."""
+        """Wait up to FAREWELL seconds for acknowledgements, unless the link is down; log by kind
+        what the broker has not acknowledged by then.
+        """
         if self._closed:
             return
         if self._client.is_connected():
             self.flush(FAREWELL)
         self._closed = True
         if lost := self._under_way():
-            log.warning("%s: the link of '%s' closed before the broker acknowledged %s", self.address, self.client_id, _counted(lost))
+            log.warning(
+                "%s: the link of '%s' closed before the broker acknowledged %s",
+                self.address,
+                self.client_id,
+                _counted(lost),
+            )
         if self.protocol != mqtt.MQTTv5 and self._patterns and self._client.is_connected():
-            self._client.unsubscribe(list(self._patterns))  # a session of 3.1.1 outlives us: let it queue nothing
+            # a session of 3.1.1 outlives us: let it queue nothing
+            self._client.unsubscribe(list(self._patterns))
         part(self._client, self.protocol)
         self._inbox.close()
 
@@ -205,7 +287,9 @@ class MqttLink:
         self.max_payload, self.max_chunk = payload, chunk_within(payload, self._chunk)
 
     def _under_way(self) -> list[tuple[str, int]]:
-        return [(topic, size) for info, topic, size in list(self._flying) if not info.is_published()]
+        return [
+            (topic, size) for info, topic, size in list(self._flying) if not info.is_published()
+        ]
 
     def _check(self) -> None:
         """Raises LinkError where the link is beyond mending; revives a network thread that died."""
@@ -219,7 +303,9 @@ class MqttLink:
             self._revive()
 
     def _inquire(self) -> None:
-        """Asks a broker's TLS why it does not let this client in again. Who was revoked need not come back; whatever else it is may pass."""
+        """Asks a broker's TLS why it does not let this client in again. Who was revoked need not
+        come back; whatever else it is may pass.
+        """
         self._shut = 0
         why = secure.refusal(self.address)
         if why == secure.REVOKED:
@@ -228,7 +314,9 @@ class MqttLink:
             log.warning("%s: no way back to the broker so far: %s", self.address, why)
 
     def _revive(self) -> None:
-        """Starts the network's thread again. It ends by itself only where something in it raised, and then says nothing."""
+        """Starts the network's thread again. It ends by itself only where something in it raised,
+        and then says nothing.
+        """
         with self._revival:
             if self._client._thread is not None or self._closed:
                 return
@@ -245,14 +333,16 @@ class MqttLink:
     def _ask(self, pattern: str, retained: int) -> int | None:
         """Send a subscription; its message id."""
         if self.protocol == mqtt.MQTTv5:
-            _, mid = self._client.subscribe(pattern, options=SubscribeOptions(qos=1, retainHandling=retained))
+            _, mid = self._client.subscribe(
+                pattern, options=SubscribeOptions(qos=1, retainHandling=retained)
+            )
         else:
             _, mid = self._client.subscribe(pattern, qos=1)
         if mid is not None:
             self._asked[mid] = pattern
         return mid
 
-    # ---- in the network's thread -----------------------------------------------------------------------------------
+    # ---- in the network's thread -----------------------------------------------------------------
 
     def _on_connected(self, client: mqtt.Client, resumed: bool) -> None:
         self._acks, self._since, self._shut, self._up = 0, time.monotonic(), 0, True
@@ -261,35 +351,46 @@ class MqttLink:
             return
         for pattern in list(self._patterns):
             self._ask(pattern, SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
-        self._inbox.put(Delivery(LINK_UP, b"resumed" if resumed else b""), force=True)  # then: rumqttd ignores a client that unsubscribes first
+        # then: rumqttd ignores a client that unsubscribes first
+        self._inbox.put(Delivery(LINK_UP, b"resumed" if resumed else b""), force=True)
 
     def _on_disconnected(self, client: mqtt.Client, reason: ReasonCode) -> None:
         if self._closed or not self._greeted:
             return
         self._inbox.put(Delivery(LINK_DOWN, str(reason).encode()), force=True)
         self._shut += 1
-        if not self._up:  # an attempt that came to nothing says nothing of the broker's limits, nor of others of this name
+        # an attempt that came to nothing says nothing of the broker's limits, nor of others of this
+        # name
+        if not self._up:
             return
         self._up = False
         self._shorts = self._shorts + 1 if time.monotonic() - self._since < SHORT else 0
         if reason.getName() == "Session taken over":
-            self._end(f"{self.address}: another client connected as '{self.client_id}' and took its place: each needs a name of its own (--name)")
+            self._end(
+                f"{self.address}: another client connected as '{self.client_id}' and "
+                "took its place: each needs a name of its own (--name)"
+            )
         elif self._shorts >= SHORTS:
-            who = f"is another client connected as '{self.client_id}'? Each needs a name of its own (--name)"
+            who = (
+                f"is another client connected as '{self.client_id}'? Each needs a name of its own "
+                "(--name)"
+            )
             self._end(f"{self.address}: the broker keeps hanging up; {who}")
         flights = self._under_way()
         self._strikes = self._strikes + 1 if flights and not self._acks else 0
         if self._strikes >= STRIKES:
             topic, size = max(flights, key=lambda flight: flight[1])
             self._end(
-                f"{self.address}: the broker hung up {STRIKES} times over a packet of {size} bytes ({topic}): it may take no packets of that size; "
+                f"{self.address}: the broker hung up {STRIKES} times over a packet of "
+                f"{size} bytes ({topic}): it may take no packets of that size; "
                 "lower wire.chunk, or raise the broker's limit (mosquitto: max_packet_size)"
             )
 
     def _end(self, why: str) -> None:
         self._fatal = why
         self._client.disconnect()
-        self._client.loop_stop()  # else the library would connect once more, and throw out who took over
+        # else the library would connect once more, and throw out who took over
+        self._client.loop_stop()
 
     def _on_message(self, message: mqtt.MQTTMessage) -> None:
         topic = message.topic  # decoded at each access
@@ -297,24 +398,39 @@ class MqttLink:
         if not self._subscribed(topic):
             return
         if not self._inbox.put(Delivery(topic, bytes(message.payload), message.retain), HOLD):
-            log.warning("dropped a delivery of %d bytes on %s: nobody took it for %.0f s", len(message.payload), topic, HOLD)
+            log.warning(
+                "dropped a delivery of %d bytes on %s: nobody took it for %.0f s",
+                len(message.payload),
+                topic,
+                HOLD,
+            )
 
     def _subscribed(self, topic: str) -> bool:
-        """Whether a subscription covers a topic. A broker may deliver others: of an earlier session, just unsubscribed, or (amqtt 0.12) anybody's."""
-        return topic in self._patterns or any(topics.matches(pattern, topic) for pattern in list(self._patterns))
+        """Whether a subscription covers a topic. A broker may deliver others: of an earlier
+        session, just unsubscribed, or (amqtt 0.12) anybody's.
+        """
+        return topic in self._patterns or any(
+            topics.matches(pattern, topic) for pattern in list(self._patterns)
+        )
 
     def _on_published(self, reason: ReasonCode) -> None:
         self._acks += 1
         self._strikes = 0
         if reason.is_failure:
             self._shut = SHUT  # it may have been revoked meanwhile: the next call asks
-            self._fatal = f"{self.address}: the broker refuses to take a message: {reason}; check what this user may publish (its own topics?)"
+            self._fatal = (
+                f"{self.address}: the broker refuses to take a message: {reason}; check what this "
+                "user may publish (its own topics?)"
+            )
         self._acknowledged.set()
 
     def _on_subscribed(self, mid: int, reasons: list[ReasonCode]) -> None:
         pattern = self._asked.pop(mid, "")
         if any(reason.is_failure for reason in reasons):
-            self._fatal = f"{self.address}: the broker refuses a subscription to '{pattern}': {reasons[0]}; check what this user may hear"
+            self._fatal = (
+                f"{self.address}: the broker refuses a subscription to '{pattern}': {reasons[0]}; "
+                "check what this user may hear"
+            )
 
 
 def _counted(flights: list[tuple[str, int]]) -> str:

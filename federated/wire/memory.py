@@ -1,7 +1,10 @@
-"""A broker and links in one process: a whole federation without a network, for tests and simulation.
+"""A broker and links in one process: a whole federation without a network, for tests and
+simulation.
 
-It does what MQTT promises (retained messages, wildcards, last wills, sessions that queue while their link is down)
-and, on request, what networks do to it: `MemoryBroker.tamper` drops, repeats or corrupts deliveries.
+It does what MQTT promises (retained messages, wildcards, last wills, sessions that queue while
+their link is down)
+and, on request, what networks do to it: `MemoryBroker.tamper` drops, repeats or corrupts
+deliveries.
 """
 
 from __future__ import annotations
@@ -31,18 +34,24 @@ class MemoryBroker:
         self.tamper = tamper
         self.retained: dict[str, bytes] = {}
         self._links: dict[str, MemoryLink] = {}
-        self._exact: dict[str, dict[MemoryLink, None]] = {}  # who hears a topic: found at once, however many links there are
+        # who hears a topic: found at once, however many links there are
+        self._exact: dict[str, dict[MemoryLink, None]] = {}
         self._wild: dict[str, dict[MemoryLink, None]] = {}
         self._lock = threading.RLock()
 
     def publish(self, topic: str, payload: bytes, *, retain: bool, qos: int = 1) -> None:
-        """Hands a message to every link that hears its topic, once each, and keeps it if asked; empty and retained, it forgets."""
+        """Hands a message to every link that hears its topic, once each, and keeps it if asked;
+        empty and retained, it forgets.
+        """
         with self._lock:
             if retain and payload:
                 self.retained[topic] = payload
             elif retain:
                 self.retained.pop(topic, None)
-            several = [self._exact.get(topic, {}), *(links for pattern, links in self._wild.items() if matches(pattern, topic))]
+            several = [
+                self._exact.get(topic, {}),
+                *(links for pattern, links in self._wild.items() if matches(pattern, topic)),
+            ]
             for link in dict.fromkeys(link for links in several for link in links):
                 self._deliver(link, Delivery(topic, payload), qos)
 
@@ -63,7 +72,9 @@ class MemoryBroker:
         return self._wild if "+" in pattern or "#" in pattern else self._exact
 
     def attach(self, link: MemoryLink) -> None:
-        """Takes a link in; one of the same name is thrown out, as a broker does, and its will published."""
+        """Takes a link in; one of the same name is thrown out, as a broker does, and its will
+        published.
+        """
         with self._lock:
             old = self._links.get(link.client_id)
             if old is not None:
@@ -88,7 +99,13 @@ class MemoryBroker:
         """Delivers what is retained under a pattern."""
         with self._lock:
             wild = self._hearing(pattern) is self._wild
-            found = [topic for topic in self.retained if matches(pattern, topic)] if wild else [pattern] if pattern in self.retained else []
+            found = (
+                [topic for topic in self.retained if matches(pattern, topic)]
+                if wild
+                else [pattern]
+                if pattern in self.retained
+                else []
+            )
             for topic in found:
                 self._deliver(link, Delivery(topic, self.retained[topic], retained=True), 1)
 
@@ -98,7 +115,8 @@ class MemoryBroker:
 
 
 class MemoryLink:
-    """A `Link` to a MemoryBroker. `kill` ends it as a crash would; `drop` and `mend` cut it for a while.
+    """A `Link` to a MemoryBroker. `kill` ends it as a crash would; `drop` and `mend` cut it for a
+    while.
 
     arrived: called, by whoever publishes, after each delivery that can be received.
     """
@@ -113,13 +131,19 @@ class MemoryLink:
         arrived: Callable[[], None] = lambda: None,
     ) -> None:
         self.client_id, self.will, self.arrived = client_id, will, arrived
-        self.max_payload, self.max_chunk = broker.max_payload, chunk_within(broker.max_payload, chunk)
+        self.max_payload, self.max_chunk = (
+            broker.max_payload,
+            chunk_within(broker.max_payload, chunk),
+        )
         self.sent_bytes = self.received_bytes = 0
         self.patterns: set[str] = set()
-        self._inbox = Inbox()  # only ever filled by force: sender and receiver may share a thread, and waiting would be for ever
+        # only ever filled by force: sender and receiver may share a thread, and waiting would be
+        # for ever
+        self._inbox = Inbox()
         self._broker = broker
         self._down = self._closed = False
-        self._going: list[tuple[str, bytes, bool]] = []  # what waits for the link to mend, on either side of it
+        # what waits for the link to mend, on either side of it
+        self._going: list[tuple[str, bytes, bool]] = []
         self._coming: list[Delivery] = []
         broker.attach(self)
 
@@ -134,7 +158,10 @@ class MemoryLink:
     def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
         self._check_open()
         if len(payload) > self.max_payload:
-            raise LinkError(f"{topic}: a payload of {len(payload)} bytes is over the broker's limit of {self.max_payload}: lower wire.chunk")
+            raise LinkError(
+                f"{topic}: a payload of {len(payload)} bytes is over the broker's limit "
+                f"of {self.max_payload}: lower wire.chunk"
+            )
         self.sent_bytes += len(topic) + len(payload)
         if not self._down:
             self._broker.publish(topic, bytes(payload), retain=retain, qos=qos)
@@ -169,7 +196,9 @@ class MemoryLink:
         """The largest of `sizes` within the broker's limit; the rate is that of one copy."""
         passed = max((size for size in sizes if size <= self.max_payload), default=0)
         if not passed:
-            raise LinkError(f"no payload of {sizes} bytes passes the broker's limit of {self.max_payload}")
+            raise LinkError(
+                f"no payload of {sizes} bytes passes the broker's limit of {self.max_payload}"
+            )
         start = time.perf_counter()
         self.publish(topic, bytearray(passed), qos=0)
         return passed, passed / max(time.perf_counter() - start, 1e-9)
@@ -182,7 +211,9 @@ class MemoryLink:
         self._end(abruptly=True)
 
     def drop(self) -> None:
-        """Loses the connection for a while: the will is published, messages in both directions wait."""
+        """Loses the connection for a while: the will is published, messages in both directions
+        wait.
+        """
         self._check_open()
         if not self._down:
             self._inbox.put(Delivery(LINK_DOWN, b"dropped"), force=True)

@@ -1,7 +1,8 @@
-"""What a coordinator and its agents say to each other: frozen records, each field of a type that is checked (`federated.wire.fields`).
+"""What a coordinator and its agents say to each other: frozen records, each field of a type that is
+checked (`federated.wire.fields`).
 
-A profile and a task are messages too (`federated.task`), and so is what is said of releases (`federated.wire.releases`); how they all travel is
-in `federated.wire.envelope`.
+A profile and a task are messages too (`federated.task`), and so is what is said of releases
+(`federated.wire.releases`); how they all travel is in `federated.wire.envelope`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta
 
 from federated.task import Card, Profile, Task, Work
-from federated.wire.fields import AgentName, Crc, Digest, Name, Natural, SubmodelName, Text, Transfer, Word
+from federated.wire.fields import (
+    AgentName,
+    Crc,
+    Digest,
+    Name,
+    Natural,
+    SubmodelName,
+    Text,
+    Transfer,
+    Word,
+)
 from federated.wire.releases import Release, Serving
 from federated.wire.topics import UNOWNED
 from models.submodel import Network, Submodel
@@ -43,12 +54,15 @@ JOINING = "joining"  # what a Refusal is about if it turns an agent away
 MIN_CHUNK = 1 << 10
 MAX_CHUNK = 64 << 20
 NAMES = 1 << 15  # bytes of a profile's texts and labels, which have lengths of their own
-NUMBER = 16  # bytes of a number and of what says how long the name beside it is: 9 and 3 at the most
+# bytes of a number and of what says how long the name beside it is: 9 and 3 at the most
+NUMBER = 16
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a transfer holds: `size` bytes in chunks of `chunk` bytes (the last may be shorter), with a sha256 over all."""
+    """What a transfer holds: `size` bytes in chunks of `chunk` bytes (the last may be shorter),
+    with a sha256 over all.
+    """
 
     transfer: Transfer
     size: Natural
@@ -75,7 +89,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Grant:
-    """The receiver's bitmap of a transfer (bit i % 8 of byte i // 8, from the least), and whether the sender may send now."""
+    """The receiver's bitmap of a transfer (bit i % 8 of byte i // 8, from the least), and whether
+    the sender may send now.
+    """
 
     transfer: Transfer
     have: bytes
@@ -95,7 +111,8 @@ class Receipt:
 class Run:
     """Retained card of a run, by which an agent measures itself before it joins.
 
-    session: of the coordinator's process; a new one means that it came back, and goes on with the tasks of before.
+    session: of the coordinator's process; a new one means that it came back, and goes on with the
+    tasks of before.
     calibration: submodels to time at `batch` examples; data: what a device's data must look like.
     settings, menu: of the method, where it surveys the devices that join; empty otherwise.
     """
@@ -113,24 +130,33 @@ class Run:
 
     @property
     def survey_limit(self) -> int:
-        """Bytes that a device's survey may take, in msgpack: a number of each class and one of each submodel by its name, and 1 KiB beside them."""
+        """Bytes that a device's survey may take, in msgpack: a number of each class and one of each
+        submodel by its name, and 1 KiB beside them.
+        """
         classes = self.network.outputs if self.network is not None else 0
         return 1024 + NUMBER * classes + (UNOWNED + NUMBER) * len(self.menu)
 
     @property
     def profile_limit(self) -> int:
-        """Bytes that a profile may take without its timings: its survey, two moments of each channel and of each value, and its names.
+        """Bytes that a profile may take without its timings: its survey, two moments of each
+        channel and of each value, and its names.
 
         Before the network is known, they are as many as fit a message.
         """
         known = self.network
-        moments = 2 * (known.inputs[0] + (known.outputs if known.objective == "value" else 0)) if known is not None else MAX_CHUNK
+        moments = (
+            2 * (known.inputs[0] + (known.outputs if known.objective == "value" else 0))
+            if known is not None
+            else MAX_CHUNK
+        )
         return NAMES + self.survey_limit + NUMBER * moments
 
 
 @dataclass(frozen=True)
 class Status:
-    """Retained birth and last will of an agent; session: of the agent's process. paused: why it takes no task at present; empty where it does."""
+    """Retained birth and last will of an agent; session: of the agent's process. paused: why it
+    takes no task at present; empty where it does.
+    """
 
     agent: AgentName
     session: Name
@@ -166,7 +192,9 @@ class Offer:
 
 @dataclass(frozen=True)
 class Failure:
-    """A task that came to nothing, and why. paused: the device may not work now, or has no room; another try may succeed."""
+    """A task that came to nothing, and why. paused: the device may not work now, or has no room;
+    another try may succeed.
+    """
 
     run: Name
     round: Natural
@@ -188,7 +216,9 @@ class Abort:
 
 @dataclass(frozen=True)
 class Echo:
-    """A device's question whether anyone hears it, at `sent` by its clock; the coordinator says it back, with its own time. Seconds since 1970."""
+    """A device's question whether anyone hears it, at `sent` by its clock; the coordinator says it
+    back, with its own time. Seconds since 1970.
+    """
 
     agent: AgentName
     sent: float
@@ -211,4 +241,6 @@ class Refusal:
 
 
 _Some: TypeAlias = Abort | Chunk | Echo | Failure | Goodbye | Grant | Heartbeat | Manifest
-Message: TypeAlias = _Some | Offer | Profile | Receipt | Refusal | Release | Run | Serving | Status | Task
+Message: TypeAlias = (
+    _Some | Offer | Profile | Receipt | Refusal | Release | Run | Serving | Status | Task
+)

@@ -1,6 +1,8 @@
-"""The MQTT client library, set up: how to connect within a bounded time, and what to tell a person where that fails.
+"""The MQTT client library, set up: how to connect within a bounded time, and what to tell a person
+where that fails.
 
-MQTT 5 is tried first, for the broker's packet limit and its sessions that expire; then 3.1.1, which everything works on.
+MQTT 5 is tried first, for the broker's packet limit and its sessions that expire; then 3.1.1, which
+everything works on.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ KEEPALIVE = 60  # seconds
 INFLIGHT, QUEUED = 8, 64  # messages without acknowledgement, and waiting to be sent
 UNKNOWN_USER = ("Bad user name or password", "Not authorized")
 HURRY = 2.0  # seconds that the newer protocol has, once there is a connection
-SPOKEN: dict[tuple[str, int], int] = {}  # what brokers took, by host and port, so that only the first link has to find out
+# what brokers took, by host and port, so that only the first link has to find out
+SPOKEN: dict[tuple[str, int], int] = {}
 PROTOCOLS = (mqtt.MQTTv5, mqtt.MQTTv311)
 
 Handler: TypeAlias = Callable[..., None]
@@ -53,7 +56,9 @@ class Handlers:
     subscribed: Callable[[int, list[ReasonCode]], None]
 
 
-NOTHING = Handlers(lambda c, s: None, lambda c, r: None, lambda m: None, lambda r: None, lambda m, r: None)
+NOTHING = Handlers(
+    lambda c, s: None, lambda c, r: None, lambda m: None, lambda r: None, lambda m, r: None
+)
 
 
 @dataclass
@@ -91,16 +96,21 @@ def connect(
 ) -> Greeting:
     """A connected client whose network thread runs and which reconnects by itself.
 
-    will: topic and payload, published retained by the broker when the client vanishes. version: an MQTT protocol number, else the best.
-    Raises LinkError within `timeout` seconds, saying what was tried and what to do; ConfigError for an unusable CA file.
+    will: topic and payload, published retained by the broker when the client vanishes. version: an
+    MQTT protocol number, else the best. Raises LinkError within `timeout` seconds, saying what was
+    tried and what to do; ConfigError for an unusable CA file.
     """
     until = time.monotonic() + timeout
     place = address.host, address.port
-    protocols = [version] if version is not None else [p for p in PROTOCOLS if p <= SPOKEN.get(place, p)]
+    protocols = (
+        [version] if version is not None else [p for p in PROTOCOLS if p <= SPOKEN.get(place, p)]
+    )
     while True:
         protocol = protocols.pop(0)
         try:
-            greeting = _try(address, client_id, will, handlers, protocol, until, hurry=bool(protocols))
+            greeting = _try(
+                address, client_id, will, handlers, protocol, until, hurry=bool(protocols)
+            )
         except _ProtocolError as error:
             if not protocols:
                 raise LinkError(str(error)) from None
@@ -114,17 +124,33 @@ class _ProtocolError(Exception):
 
 
 def _try(
-    address: Address, client_id: str, will: tuple[str, bytes] | None, handlers: Handlers, protocol: int, until: float, *, hurry: bool
+    address: Address,
+    client_id: str,
+    will: tuple[str, bytes] | None,
+    handlers: Handlers,
+    protocol: int,
+    until: float,
+    *,
+    hurry: bool,
 ) -> Greeting:
-    """`hurry`: there is another protocol to try; a broker that knows only that one may wait for the rest of what it cannot read."""
+    """`hurry`: there is another protocol to try; a broker that knows only that one may wait for the
+    rest of what it cannot read.
+    """
     door = _Door()
     client = _client(address, client_id, will, protocol, handlers, door)
     timeout = client.connect_timeout = max(0.1, until - time.monotonic())
     try:
         if protocol == mqtt.MQTTv5:
-            # Clean at first: what a broker queued for an earlier process of this name means nothing to this one.
+            # Clean at first: what a broker queued for an earlier process of this name means nothing
+            # to this one.
             expiry = _expiry(PacketTypes.CONNECT, EXPIRY)
-            client.connect(address.host, address.port, KEEPALIVE, clean_start=mqtt.MQTT_CLEAN_START_FIRST_ONLY, properties=expiry)
+            client.connect(
+                address.host,
+                address.port,
+                KEEPALIVE,
+                clean_start=mqtt.MQTT_CLEAN_START_FIRST_ONLY,
+                properties=expiry,
+            )
         else:
             client.connect(address.host, address.port, KEEPALIVE)
     except (OSError, ValueError) as error:
@@ -138,18 +164,37 @@ def _try(
     if door.reason is None and address.tls and (why := secure.refusal(address)):
         raise LinkError(f"{where}: {why}")
     if door.reason is None:
-        raise _ProtocolError(f"{where}: something listens there, but does not answer as an MQTT broker: try another port, or mqtts://")
+        raise _ProtocolError(
+            f"{where}: something listens there, but does not answer as an MQTT broker: "
+            "try another port, or mqtts://"
+        )
     name = door.reason.getName()
     if name == "Unsupported protocol version":
         raise _ProtocolError(f"{where}: it speaks neither MQTT 5 nor 3.1.1")
-    hint = ": give user and password as mqtt://user:password@host, or ask who runs it" if name in UNKNOWN_USER else ""
+    hint = (
+        ": give user and password as mqtt://user:password@host, or ask who runs it"
+        if name in UNKNOWN_USER
+        else ""
+    )
     raise LinkError(f"{where}: it refuses this client: {name.lower()}{hint}")
 
 
-def _client(address: Address, client_id: str, will: tuple[str, bytes] | None, protocol: int, handlers: Handlers, door: _Door) -> mqtt.Client:
+def _client(
+    address: Address,
+    client_id: str,
+    will: tuple[str, bytes] | None,
+    protocol: int,
+    handlers: Handlers,
+    door: _Door,
+) -> mqtt.Client:
     """A client with everything set, which must be so before it connects."""
     options: dict[str, Any] = {} if protocol == mqtt.MQTTv5 else {"clean_session": False}
-    client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=client_id, protocol=MQTTProtocolVersion(protocol), **options)
+    client = mqtt.Client(
+        CallbackAPIVersion.VERSION2,
+        client_id=client_id,
+        protocol=MQTTProtocolVersion(protocol),
+        **options,
+    )
     client.max_inflight_messages_set(INFLIGHT)
     client.max_queued_messages_set(QUEUED)
     if address.user is not None:
@@ -162,12 +207,24 @@ def _client(address: Address, client_id: str, will: tuple[str, bytes] | None, pr
         client.on_pre_connect = lambda c, _: _show_newest(made, address)
     _jitter(client)
 
-    def on_connect(c: mqtt.Client, _: Any, flags: mqtt.ConnectFlags, reason: ReasonCode, properties: Properties | None) -> None:
+    def on_connect(
+        c: mqtt.Client,
+        _: Any,
+        flags: mqtt.ConnectFlags,
+        reason: ReasonCode,
+        properties: Properties | None,
+    ) -> None:
         if not reason.is_failure:
             handlers.connected(c, flags.session_present)
         door.answer(reason, properties)
 
-    def on_disconnect(c: mqtt.Client, _: Any, flags: mqtt.DisconnectFlags, reason: ReasonCode, properties: Properties | None) -> None:
+    def on_disconnect(
+        c: mqtt.Client,
+        _: Any,
+        flags: mqtt.DisconnectFlags,
+        reason: ReasonCode,
+        properties: Properties | None,
+    ) -> None:
         _jitter(c)
         door.answer(None, properties)
         handlers.disconnected(c, reason)
@@ -194,7 +251,9 @@ def _send_at_once(client: mqtt.Client, _: Any, sock: Any) -> None:
 
 
 def part(client: mqtt.Client, protocol: int) -> None:
-    """Signs off, so that the broker forgets the session (MQTT 5) and drops the will, and ends the network thread."""
+    """Signs off, so that the broker forgets the session (MQTT 5) and drops the will, and ends the
+    network thread.
+    """
     if protocol == mqtt.MQTTv5:
         client.disconnect(properties=_expiry(PacketTypes.DISCONNECT, 0))
     else:
@@ -202,25 +261,51 @@ def part(client: mqtt.Client, protocol: int) -> None:
     client.loop_stop()
 
 
-def measure(address: Address, client_id: str, topic: str, sizes: tuple[int, ...], *, limit: int, version: int, timeout: float) -> tuple[int, float]:
-    """The largest of `sizes` (bytes) that the broker acknowledges, and bytes per second on the way to it, over clients of their own.
+def measure(
+    address: Address,
+    client_id: str,
+    topic: str,
+    sizes: tuple[int, ...],
+    *,
+    limit: int,
+    version: int,
+    timeout: float,
+) -> tuple[int, float]:
+    """The largest of `sizes` (bytes) that the broker acknowledges, and bytes per second on the way
+    to it, over clients of their own.
 
-    A broker cuts whoever sends too much, and the library would send it again for ever: so each attempt has a client that is thrown away.
+    A broker cuts whoever sends too much, and the library would send it again for ever: so each
+    attempt has a client that is thrown away.
     """
     for size in sorted(sizes, reverse=True):
-        rate = _acknowledged(address, client_id, topic, size, version, timeout) if size <= limit else None
+        rate = (
+            _acknowledged(address, client_id, topic, size, version, timeout)
+            if size <= limit
+            else None
+        )
         if rate is not None:
             return size, rate
         log.info("a payload of %d bytes does not pass the broker", size)
     raise LinkError(
-        f"{address}: the broker takes no payload of {min(sizes)} bytes within {timeout:.0f} s: raise its packet limit (mosquitto: max_packet_size)"
+        f"{address}: the broker takes no payload of {min(sizes)} bytes within "
+        f"{timeout:.0f} s: raise its packet limit (mosquitto: max_packet_size)"
     )
 
 
-def _acknowledged(address: Address, client_id: str, topic: str, size: int, version: int, timeout: float) -> float | None:
-    """Bytes per second until the acknowledgement, over up to four messages in a second; None where it does not come."""
+def _acknowledged(
+    address: Address, client_id: str, topic: str, size: int, version: int, timeout: float
+) -> float | None:
+    """Bytes per second until the acknowledgement, over up to four messages in a second; None where
+    it does not come.
+    """
     cut = threading.Event()
-    handlers = Handlers(NOTHING.connected, lambda c, r: cut.set(), NOTHING.message, NOTHING.published, NOTHING.subscribed)
+    handlers = Handlers(
+        NOTHING.connected,
+        lambda c, r: cut.set(),
+        NOTHING.message,
+        NOTHING.published,
+        NOTHING.subscribed,
+    )
     client = connect(address, client_id, None, handlers, timeout=timeout, version=version).client
     try:
         sent, start = 0, time.perf_counter()
@@ -236,7 +321,10 @@ def _acknowledged(address: Address, client_id: str, topic: str, size: int, versi
 
 
 def _jitter(client: mqtt.Client) -> None:
-    """A fleet that lost its broker does not come back all at once: each waits from 1 to 2 s at first, up to a minute later on."""
+    """A fleet that lost its broker does not come back all at once: each waits from 1 to 2 s at
+    first, up to a minute later on.
+    """
+
     client.reconnect_delay_set(1.0 + random.random(), 60.0)  # type: ignore[arg-type]  # noqa: S311  # any number will do
 
 
@@ -252,7 +340,10 @@ def _explain(address: Address, error: Exception, timeout: float) -> str:
         case socket.gaierror():
             why = f"the name '{address.host}' does not resolve: check it, or give an IP address"
         case ConnectionRefusedError():
-            why = "refused, nothing listens there: start a broker (mosquitto, or coordinator start), or check host and port"
+            why = (
+                "refused, nothing listens there: start a broker (mosquitto, or coordinator "
+                "start), or check host and port"
+            )
         case ssl.SSLError():
             why = secure.explain(address, error)
         case TimeoutError():
@@ -269,7 +360,12 @@ def _explain(address: Address, error: Exception, timeout: float) -> str:
 def _resolved(address: Address) -> str:
     """The IP addresses of a name, in words."""
     try:
-        found = sorted({str(info[4][0]) for info in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)})
+        found = sorted(
+            {
+                str(info[4][0])
+                for info in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            }
+        )
     except OSError:
         return ""
     return "" if found == [address.host] else f" ({', '.join(found)})"

@@ -1,11 +1,13 @@
-"""A transfer's bytes as they come in: a mapped file, beside it the bitmap of what is there. Both outlive the process that writes them.
+"""A transfer's bytes as they come in: a mapped file, beside it the bitmap of what is there. Both
+outlive the process that writes them.
 
     NAME.part     the bytes, all of their room taken at once
     NAME.have     the manifest and the bitmap, written whenever the bitmap is told to the sender
     NAME          the whole, once its sha256 was what the manifest promised
 
-A process that is killed leaves what it wrote to the system, so the next one goes on where it ended. After a power cut the bitmap may name
-chunks that never reached the disk: the sha256 shows it, and the transfer starts over.
+A process that is killed leaves what it wrote to the system, so the next one goes on where it ended.
+After a power cut the bitmap may name chunks that never reached the disk: the sha256 shows it, and
+the transfer starts over.
 """
 
 from __future__ import annotations
@@ -32,26 +34,40 @@ class Partial:
     def __init__(self, manifest: Manifest, path: Path, *, limit: int) -> None:
         """Goes on with what lies there of the same manifest, else begins anew.
 
-        limit: bytes that are expected at the most. Raises Refused for a manifest of more, OSError where there is no room for it.
+        limit: bytes that are expected at the most. Raises Refused for a manifest of more, OSError
+        where there is no room for it.
         """
         if manifest.size > limit:
-            raise Refused(f"transfer {manifest.transfer}: expected at most {limit} bytes, found {manifest.size}")
+            raise Refused(
+                f"transfer {manifest.transfer}: expected at most {limit} bytes, found "
+                f"{manifest.size}"
+            )
         self.manifest, self.path = manifest, path
         self._part, self._have = path.with_name(path.name + PART), path.with_name(path.name + HAVE)
         have = self._kept()
-        self._map = allocate(self._part, manifest.size) if have is None else _mapped(self._part, manifest.size)
-        self.receiver = Receiver(manifest, limit=limit, buffer=memoryview(self._map), have=have or b"")
+        self._map = (
+            allocate(self._part, manifest.size)
+            if have is None
+            else _mapped(self._part, manifest.size)
+        )
+        self.receiver = Receiver(
+            manifest, limit=limit, buffer=memoryview(self._map), have=have or b""
+        )
 
     @property
     def complete(self) -> bool:
         return self.receiver.complete
 
     def take(self, chunk: Chunk, now: float) -> bool:
-        """Stores a chunk; False for one that is here already. Raises Refused for one that is foreign or damaged."""
+        """Stores a chunk; False for one that is here already. Raises Refused for one that is
+        foreign or damaged.
+        """
         return self.receiver.take(chunk, now)
 
     def tell(self) -> bytes:
-        """The bitmap, kept on disk before anyone is told of it; a disk that does not take it costs only what a restart would have saved."""
+        """The bitmap, kept on disk before anyone is told of it; a disk that does not take it costs
+        only what a restart would have saved.
+        """
         have = self.receiver.have
         if not any(have):
             return have  # what a restart finds without it
@@ -62,7 +78,9 @@ class Partial:
         return have
 
     def finish(self, *, sync: bool = True) -> Path:
-        """The whole, in its place. sync: returns once the disk has it. Raises Refused where its sha256 is another, and has nothing then."""
+        """The whole, in its place. sync: returns once the disk has it. Raises Refused where its
+        sha256 is another, and has nothing then.
+        """
         try:
             self.receiver.finish()
         except Refused:
@@ -77,7 +95,8 @@ class Partial:
 
     def close(self) -> None:
         """Lets go of the files and leaves them."""
-        with contextlib.suppress(BufferError):  # somebody still holds a view, an error in a log say: it closes when they let go
+        # somebody still holds a view, an error in a log say: it closes when they let go
+        with contextlib.suppress(BufferError):
             self.receiver.release()
             self._map.close()
 
@@ -90,15 +109,23 @@ class Partial:
     def _kept(self) -> bytes | None:
         """The bitmap of an earlier process, where it was of this very transfer."""
         try:
-            known, have = msgspec.msgpack.decode(self._have.read_bytes(), type=tuple[Manifest, bytes])
+            known, have = msgspec.msgpack.decode(
+                self._have.read_bytes(), type=tuple[Manifest, bytes]
+            )
             whole = self._part.stat().st_size == self.manifest.size
         except (OSError, ValueError, RecursionError):  # msgspec's are ValueErrors
             return None
-        return have if whole and known == self.manifest and len(have) == -(-self.manifest.total // 8) else None
+        return (
+            have
+            if whole and known == self.manifest and len(have) == -(-self.manifest.total // 8)
+            else None
+        )
 
 
 def allocate(path: Path, size: int) -> mmap.mmap:
-    """A new file of `size` bytes, mapped, its space taken at once: a full disk is an error here, not a signal later. Raises OSError."""
+    """A new file of `size` bytes, mapped, its space taken at once: a full disk is an error here,
+    not a signal later. Raises OSError.
+    """
     try:
         with path.open("w+b") as file:
             os.posix_fallocate(file.fileno(), 0, size)

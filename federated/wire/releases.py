@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from federated.wire.fields import AgentName, Digest, Name, Natural, SubmodelName, SubmodelOrNone, Text, VersionName, VersionOrNone, Word
+from federated.wire.fields import (
+    AgentName,
+    Digest,
+    Name,
+    Natural,
+    SubmodelName,
+    SubmodelOrNone,
+    Text,
+    VersionName,
+    VersionOrNone,
+    Word,
+)
 
 __all__ = ["UNTRAINED", "Release", "Serving", "Version", "marked"]
 
@@ -18,9 +29,11 @@ def marked(submodel: str, *, untrained: bool) -> str:
 
 @dataclass(frozen=True)
 class Version:
-    """A released folder of files, told by its manifest: name: the first digits of that file's sha256; size: its bytes.
+    """A released folder of files, told by its manifest: name: the first digits of that file's
+    sha256; size: its bytes.
 
-    round: of the run that the networks are of. submodels: that it holds. assignment: which of them each agent is to use.
+    round: of the run that the networks are of. submodels: that it holds. assignment: which of them
+    each agent is to use.
     untrained: those of them that no update of the run trained.
     """
 
@@ -35,7 +48,9 @@ class Version:
 
 @dataclass(frozen=True)
 class Release:
-    """Retained card of what a run released: stable is for all, canary for these agents first. None: there is no such version."""
+    """Retained card of what a run released: stable is for all, canary for these agents first. None:
+    there is no such version.
+    """
 
     run: Name
     stable: Version | None = None
@@ -47,8 +62,9 @@ class Release:
 class Serving:
     """Retained report of an agent that answers. session: of its process.
 
-    version, submodel, variant, provider: what it answers with; empty while it has nothing. p50, p90: seconds of one answer, measured on
-    this device as it took the version up. accuracy: on `examples` held-out ones of its own; None without. answered, failed: requests since its start.
+    version, submodel, variant, provider: what it answers with; empty while it has nothing. p50,
+    p90: seconds of one answer, measured on this device as it took the version up. accuracy: on
+    `examples` held-out ones of its own; None without. answered, failed: requests since its start.
     p90_before, accuracy_before: the same of the version `before`, measured in the same minute.
     refused: a later version that it did not take up, and goes on without, for this reason.
     """

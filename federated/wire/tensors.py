@@ -1,8 +1,11 @@
-"""Tensors as one blob: a header that says what is where, then the raw values, each tensor aligned to 64 bytes.
+"""Tensors as one blob: a header that says what is where, then the raw values, each tensor aligned
+to 64 bytes.
 
-    b"ESPL" | version u16 | 0 u16 | header bytes u64 | header (msgpack: meta, tensors) | padding | tensor | padding | tensor ...
+    b"ESPL" | version u16 | 0 u16 | header bytes u64 | header (msgpack: meta, tensors) | padding |
+    tensor | padding | tensor ...
 
-Offsets count from the start of the aligned data. Decoding copies nothing: the arrays are views of what was received.
+Offsets count from the start of the aligned data. Decoding copies nothing: the arrays are views of
+what was received.
 Values are little-endian; nothing of a blob is used before it was checked.
 """
 
@@ -33,14 +36,21 @@ MAX_AXES = 8
 DTYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 
 
-def encode(meta: Mapping[str, Any], tensors: Mapping[str, Any], into: bytearray | None = None) -> memoryview:
-    """The blob of plain values `meta` and of named arrays (numpy, or torch tensors on a CPU), in order.
+def encode(
+    meta: Mapping[str, Any], tensors: Mapping[str, Any], into: bytearray | None = None
+) -> memoryview:
+    """The blob of plain values `meta` and of named arrays (numpy, or torch tensors on a CPU), in
+    order.
 
-    into: a buffer to use again, which saves the page faults of a fresh one; it grows where it is too small, for which
-    no view of an earlier blob may be alive. ValueError: a dtype that does not travel, or more axes than 8.
+    into: a buffer to use again, which saves the page faults of a fresh one; it grows where it is
+    too small, for which
+    no view of an earlier blob may be alive. ValueError: a dtype that does not travel, or more axes
+    than 8.
     """
     arrays = {name: _numpy(value) for name, value in tensors.items()}
-    header, starts, size = layout(meta, {name: (array.dtype.name, array.shape) for name, array in arrays.items()})
+    header, starts, size = layout(
+        meta, {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
+    )
     base, end = len(header), len(header) + size
     buffer = bytearray(end) if into is None else into
     if len(buffer) < end:
@@ -52,16 +62,22 @@ def encode(meta: Mapping[str, Any], tensors: Mapping[str, Any], into: bytearray 
     return view
 
 
-def layout(meta: Mapping[str, Any], entries: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, dict[str, int], int]:
+def layout(
+    meta: Mapping[str, Any], entries: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> tuple[bytes, dict[str, int], int]:
     """Where a blob holds what, for a writer that streams it.
 
-    entries: name -> (dtype, shape), in order. Returns all bytes before the data, the offset in the data at which each tensor starts, and the
-    size of the data in bytes. ValueError: a dtype that does not travel, or more axes than 8.
+    entries: name -> (dtype, shape), in order. Returns all bytes before the data, the offset in the
+    data at which each tensor starts, and the size of the data in bytes. ValueError: a dtype that
+    does not travel, or more axes than 8.
     """
     starts, end, rows = dict[str, int](), 0, list[list[Any]]()
     for name, (dtype, shape) in entries.items():
         if dtype not in DTYPES or len(shape) > MAX_AXES:
-            raise ValueError(f"tensor {name}: expected one of {', '.join(DTYPES)} with at most {MAX_AXES} axes, found {dtype} with {len(shape)}")
+            raise ValueError(
+                f"tensor {name}: expected one of {', '.join(DTYPES)} with at most "
+                f"{MAX_AXES} axes, found {dtype} with {len(shape)}"
+            )
         starts[name] = _aligned(end)
         end = starts[name] + math.prod(shape) * np.dtype(dtype).itemsize
         rows.append([name, dtype, list(shape), starts[name]])
@@ -70,7 +86,9 @@ def layout(meta: Mapping[str, Any], entries: Mapping[str, tuple[str, tuple[int, 
     return packed.ljust(_aligned(len(packed)), b"\0"), starts, end
 
 
-def decode(buffer: bytes | bytearray | memoryview, *, limit: int | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
+def decode(
+    buffer: bytes | bytearray | memoryview, *, limit: int | None = None
+) -> tuple[dict[str, Any], dict[str, Array]]:
     """meta and read-only views of the tensors of a blob. Raises Malformed, naming what is wrong.
 
     limit: bytes beyond which a blob is refused unread.
@@ -84,37 +102,61 @@ def decode(buffer: bytes | bytearray | memoryview, *, limit: int | None = None) 
 
 
 def locate(file: BinaryIO) -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """The tensors of a blob in a file, none of whose values is read: name -> (dtype, shape, offset in the file). Raises Malformed, OSError."""
+    """The tensors of a blob in a file, none of whose values is read: name -> (dtype, shape, offset
+    in the file). Raises Malformed, OSError.
+    """
     size = os.fstat(file.fileno()).st_size
     length = _length(memoryview(file.read(PREFIX.size)), size)
     _, entries = _header(memoryview(file.read(length)))
     base = min(_aligned(PREFIX.size + length), size)
-    return {name: (dtype, shape, base + start) for name, dtype, shape, start, _ in _placed(entries, size - base)}
+    return {
+        name: (dtype, shape, base + start)
+        for name, dtype, shape, start, _ in _placed(entries, size - base)
+    }
 
 
-def check(tensors: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]], dtype: str = "float32") -> None:
-    """Raises Refused unless exactly the expected tensors are there, of these shapes and this dtype, all values finite."""
+def check(
+    tensors: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]], dtype: str = "float32"
+) -> None:
+    """Raises Refused unless exactly the expected tensors are there, of these shapes and this dtype,
+    all values finite.
+    """
     if missing := sorted(expected.keys() - tensors.keys()):
-        raise Refused(f"tensors missing: {', '.join(missing[:4])} ({len(missing)} of {len(expected)})")
+        raise Refused(
+            f"tensors missing: {', '.join(missing[:4])} ({len(missing)} of {len(expected)})"
+        )
     if foreign := sorted(tensors.keys() - expected.keys()):
-        raise Refused(f"tensors that do not belong here: {', '.join(foreign[:4])} ({len(foreign)} in all)")
+        raise Refused(
+            f"tensors that do not belong here: {', '.join(foreign[:4])} ({len(foreign)} in all)"
+        )
     for name, array in tensors.items():
         if tuple(array.shape) != tuple(expected[name]):
-            raise Refused(f"tensor {name}: expected shape {tuple(expected[name])}, found {tuple(array.shape)}")
+            raise Refused(
+                f"tensor {name}: expected shape {tuple(expected[name])}, found {tuple(array.shape)}"
+            )
         if array.dtype.name != dtype:
             raise Refused(f"tensor {name}: expected {dtype}, found {array.dtype.name}")
         if not _finite(array):
-            raise Refused(f"tensor {name}: expected finite values, found {int((~np.isfinite(array)).sum())} NaN or infinite ones")
+            raise Refused(
+                f"tensor {name}: expected finite values, found "
+                f"{int((~np.isfinite(array)).sum())} NaN or infinite ones"
+            )
 
 
 def _numpy(value: Any) -> Array:
     """The array of a value, in the byte order that travels."""
-    array = value if isinstance(value, np.ndarray) else np.asarray(value.detach().numpy() if hasattr(value, "detach") else value)
+    array = (
+        value
+        if isinstance(value, np.ndarray)
+        else np.asarray(value.detach().numpy() if hasattr(value, "detach") else value)
+    )
     return array.astype(array.dtype.newbyteorder("<"), copy=False)
 
 
 def _put(view: memoryview, start: int, array: Array) -> None:
-    """Copies an array, contiguous or not, once; the gap before the next is zeroed, so that equal tensors make equal blobs."""
+    """Copies an array, contiguous or not, once; the gap before the next is zeroed, so that equal
+    tensors make equal blobs.
+    """
     np.copyto(np.frombuffer(view, array.dtype, array.size, start).reshape(array.shape), array)
     end = start + array.nbytes
     gap = min(_aligned(end), len(view)) - end
@@ -122,7 +164,9 @@ def _put(view: memoryview, start: int, array: Array) -> None:
 
 
 def _finite(array: Array) -> bool:
-    """Whether there is neither NaN nor infinity: both show in the least or the greatest value, and finding those allocates nothing."""
+    """Whether there is neither NaN nor infinity: both show in the least or the greatest value, and
+    finding those allocates nothing.
+    """
     return array.size == 0 or bool(np.isfinite(array.min()) and np.isfinite(array.max()))
 
 
@@ -131,7 +175,9 @@ def _aligned(offset: int) -> int:
 
 
 class _Seen(msgspec.Struct):
-    """A header seen through without making anything of it; every length in it is that of what is there."""
+    """A header seen through without making anything of it; every length in it is that of what is
+    there.
+    """
 
     meta: msgspec.Raw
     tensors: msgspec.Raw
@@ -144,9 +190,21 @@ def _header(raw: memoryview) -> tuple[dict[str, Any], list[Any]]:
     try:
         _SEEN.decode(raw)
         header = msgpack.unpackb(raw, raw=False, strict_map_key=True, max_ext_len=0)
-    except (ValueError, TypeError, msgspec.MsgspecError, msgpack.UnpackException, RecursionError) as error:
-        raise Malformed(f"tensors: the header is no msgpack: {type(error).__name__}: {str(error)[:200]}") from error
-    if not isinstance(header, dict) or not isinstance(header.get("meta"), dict) or not isinstance(header.get("tensors"), list):
+    except (
+        ValueError,
+        TypeError,
+        msgspec.MsgspecError,
+        msgpack.UnpackException,
+        RecursionError,
+    ) as error:
+        raise Malformed(
+            f"tensors: the header is no msgpack: {type(error).__name__}: {str(error)[:200]}"
+        ) from error
+    if (
+        not isinstance(header, dict)
+        or not isinstance(header.get("meta"), dict)
+        or not isinstance(header.get("tensors"), list)
+    ):
         raise Malformed("tensors: expected a header with meta and tensors")
     return header["meta"], header["tensors"]
 
@@ -157,7 +215,10 @@ def _length(head: memoryview, size: int) -> int:
         raise Malformed(f"tensors: expected at least {PREFIX.size} bytes, found {len(head)}")
     magic, version, reserved, length = PREFIX.unpack(head)
     if (magic, version, reserved) != (MAGIC, VERSION, 0):
-        raise Malformed(f"tensors: expected {MAGIC!r} version {VERSION}, found {magic!r} version {version} ({reserved})")
+        raise Malformed(
+            f"tensors: expected {MAGIC!r} version {VERSION}, found {magic!r} version "
+            f"{version} ({reserved})"
+        )
     if length > min(MAX_HEADER, size - PREFIX.size):
         raise Malformed(f"tensors: a header of {length} bytes in a blob of {size}")
     return int(length)
@@ -173,7 +234,10 @@ def _placed(entries: list[Any], size: int) -> Iterator[tuple[str, str, tuple[int
         name, dtype, shape, start = _entry(entry)
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         if name in names or start != _aligned(end) or start + nbytes > size:
-            raise Malformed(f"tensor {name[:100]!r}: {nbytes} bytes at {start} of {size}; expected a new name, at {_aligned(end)}")
+            raise Malformed(
+                f"tensor {name[:100]!r}: {nbytes} bytes at {start} of {size}; expected "
+                f"a new name, at {_aligned(end)}"
+            )
         names.add(name)
         end = start + nbytes
         yield name, dtype, shape, start, end
@@ -184,8 +248,14 @@ def _placed(entries: list[Any], size: int) -> Iterator[tuple[str, str, tuple[int
 def _views(data: memoryview, entries: list[Any]) -> dict[str, Array]:
     views: dict[str, Array] = {}
     for name, dtype, shape, start, end in _placed(entries, len(data)):
-        views[name] = np.frombuffer(data[start:end], np.dtype(dtype).newbyteorder("<")).reshape(shape)
-        if dtype == "bool" and data[start:end].nbytes and np.frombuffer(data[start:end], np.uint8).max() > 1:
+        views[name] = np.frombuffer(data[start:end], np.dtype(dtype).newbyteorder("<")).reshape(
+            shape
+        )
+        if (
+            dtype == "bool"
+            and data[start:end].nbytes
+            and np.frombuffer(data[start:end], np.uint8).max() > 1
+        ):
             raise Malformed(f"tensor {name[:100]!r}: expected bytes of 0 and 1, as bool has")
     return views
 
@@ -196,7 +266,8 @@ def _entry(entry: Any) -> tuple[str, str, tuple[int, ...], int]:
             dtype in DTYPES
             and len(shape) <= MAX_AXES
             and all(type(n) is int and 0 <= n < 2**40 for n in (*shape, start))
-            and math.prod(n or 1 for n in shape) < 2**40  # numpy takes no larger shape, not even where one side of it is 0
+            # numpy takes no larger shape, not even where one side of it is 0
+            and math.prod(n or 1 for n in shape) < 2**40
         ):
             return name, dtype, tuple(shape), start
     raise Malformed(f"tensors: expected [name, dtype, shape, offset], found {str(entry)[:200]}")

@@ -11,9 +11,10 @@ agent/{id}/up/{transfer}/c/{i}                   an update's chunks
 infer/{id}/ask/{question}                        JSON: what anyone asks of what an agent serves
 infer/{id}/answer/{question}                     JSON: what it answers
 cmd/{id}, cmd/all                                what the coordinator says to one agent, or to all
-model/{slot}/{submodel}/manifest, /c/{i}         retained    weights, until no task needs them; a later version reuses the slot
-release/card                                     retained    which version is for all, which for a few
-release/{version}/{file}/manifest, /c/{i}        retained    the files of a release
+model/{slot}/{submodel}/manifest, /c/{i}         retained    weights, until no task needs them; a
+later version reuses the slot release/card                                     retained    which
+version is for all, which for a few release/{version}/{file}/manifest, /c/{i}        retained    the
+files of a release
 """
 
 from __future__ import annotations
@@ -67,21 +68,41 @@ __all__ = [
 ROOT = "fl/v1"
 ALL = "all"  # the command topic that every agent hears, hence no agent's name
 NAME = r"^(?!\.\.?\Z)[A-Za-z0-9_.-]{1,64}\Z"  # never a path: runs and agents have folders
-UNOWNED = 128  # characters of a submodel's name without its owner: found at the start of a run, so that all that it becomes part of has room
+# characters of a submodel's name without its owner: found at the start of a run, so that all that
+# it becomes part of has room
+UNOWNED = 128
 SUBMODEL = r"^(?!\.\.?\Z)[A-Za-z0-9_.@-]{1,193}\Z"  # that, `@`, and an agent
-TRANSFER = r"^(?!\.\.?\Z)[A-Za-z0-9_.-]{1,225}\Z"  # that of a submodel, a round, an attempt and a work; with what is added to it, the name of a file
+# that of a submodel, a round, an attempt and a work; with what is added to it, the name of a file
+TRANSFER = r"^(?!\.\.?\Z)[A-Za-z0-9_.-]{1,225}\Z"
 VERSION = r"^[0-9a-f]{12}\Z"  # of a release: the first digits of its manifest's sha256
-FILE = r"^(?![.])[A-Za-z0-9_.@-]{1,200}\Z"  # the name of a submodel and what kind of file it is; never a path
+# the name of a submodel and what kind of file it is; never a path
+FILE = r"^(?![.])[A-Za-z0-9_.@-]{1,200}\Z"
 AGENT = r"^(?!all\Z|\.\.?\Z)[A-Za-z0-9_.-]{1,64}\Z"
 
-Kind = Literal["run", "status", "profile", "hb", "say", "probe", "cmd", "card", "manifest", "chunk", "release", "ask", "answer"]
+Kind = Literal[
+    "run",
+    "status",
+    "profile",
+    "hb",
+    "say",
+    "probe",
+    "cmd",
+    "card",
+    "manifest",
+    "chunk",
+    "release",
+    "ask",
+    "answer",
+]
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a topic says. `agent` is None where it names none, "all" for the shared command topic; `index` is that of a chunk, else -1.
+    """What a topic says. `agent` is None where it names none, "all" for the shared command topic;
+    `index` is that of a chunk, else -1.
 
-    way: which transfer a manifest or a chunk belongs to. question: names one to an agent that serves, and its answer.
+    way: which transfer a manifest or a chunk belongs to. question: names one to an agent that
+    serves, and its answer.
     """
 
     kind: Kind
@@ -97,7 +118,9 @@ class Place:
 
 
 def run(name: str) -> str:
-    """The retained card of a run. Every function here raises UsageError for a name that is no topic level."""
+    """The retained card of a run. Every function here raises UsageError for a name that is no topic
+    level.
+    """
     return f"{ROOT}/{_name('run', name)}/run"
 
 
@@ -152,8 +175,11 @@ def upload(run: str, agent: str, transfer: str) -> str:
 
 
 def model(run: str, slot: str, submodel: str) -> str:
-    """Where a submodel's weights are published. Slots are few and reused, since some brokers never forget a topic or a pattern."""
-    return f"{ROOT}/{_name('run', run)}/model/{_name('slot', slot)}/{_name('submodel', submodel, SUBMODEL)}"
+    """Where a submodel's weights are published. Slots are few and reused, since some brokers never
+    forget a topic or a pattern.
+    """
+    place = f"{_name('slot', slot)}/{_name('submodel', submodel, SUBMODEL)}"
+    return f"{ROOT}/{_name('run', run)}/model/{place}"
 
 
 def release(run: str, version: str, file: str) -> str:
@@ -175,7 +201,11 @@ def release_manifests(run: str) -> str:
 
 def serving(run: str, agent: str) -> str:
     """What an agent answers with; `+` for any agent."""
-    return f"{ROOT}/{_name('run', run)}/agent/+/release" if agent == "+" else _agent(run, agent, "release")
+    return (
+        f"{ROOT}/{_name('run', run)}/agent/+/release"
+        if agent == "+"
+        else _agent(run, agent, "release")
+    )
 
 
 def manifest(base: str) -> str:
@@ -188,14 +218,21 @@ def chunk(base: str, index: int | Literal["+"]) -> str:
 
 
 def agent_patterns(run: str, agent: str) -> tuple[str, ...]:
-    """What an agent listens to, its own status included: it shows a second agent of the same name."""
+    """What an agent listens to, its own status included: it shows a second agent of the same
+    name.
+    """
     return globals()["run"](run), command(run, agent), everyone(run), status(run, agent)
 
 
 def agent_rights() -> tuple[tuple[Literal["read", "write"], str], ...]:
-    """What a broker is to let an agent do, in any run, and nothing else; `%u` is the name that the broker knows it by."""
+    """What a broker is to let an agent do, in any run, and nothing else; `%u` is the name that the
+    broker knows it by.
+    """
     own = f"{ROOT}/+/agent/%u"
-    heard = (f"{ROOT}/+/{what}" for what in ("run", "cmd/%u", f"cmd/{ALL}", "model/#", "release/#", "infer/%u/ask/+"))
+    heard = (
+        f"{ROOT}/+/{what}"
+        for what in ("run", "cmd/%u", f"cmd/{ALL}", "model/#", "release/#", "infer/%u/ask/+")
+    )
     return (
         ("write", f"{own}/#"),
         ("write", f"{ROOT}/+/infer/%u/answer/+"),
@@ -255,7 +292,9 @@ def parse(topic: str) -> Place | None:
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Whether a subscription to `pattern` hears `topic` (MQTT 5, section 4.7): `+` is one level, a last `#` all the rest and its parent."""
+    """Whether a subscription to `pattern` hears `topic` (MQTT 5, section 4.7): `+` is one level, a
+    last `#` all the rest and its parent.
+    """
     want, have = pattern.split("/"), topic.split("/")
     if topic.startswith("$") and want[0] in ("+", "#"):
         return False
@@ -267,7 +306,14 @@ def matches(pattern: str, topic: str) -> bool:
     return len(want) == len(have)
 
 
-_KINDS: dict[str, Kind] = {"status": "status", "profile": "profile", "hb": "hb", "say": "say", "probe": "probe", "release": "release"}
+_KINDS: dict[str, Kind] = {
+    "status": "status",
+    "profile": "profile",
+    "hb": "hb",
+    "say": "say",
+    "probe": "probe",
+    "release": "release",
+}
 
 
 def _agent(run: str, agent: str, what: str) -> str:
@@ -281,19 +327,34 @@ def _question(run: str, agent: str, what: str, question: str) -> str:
 
 def _name(what: str, name: str, pattern: str = NAME) -> str:
     if not re.match(pattern, name):
-        allowed = "letters, digits, '_', '.', '-'" + (", '@'" if pattern in (SUBMODEL, FILE) else "")
-        reserved = f", and not '{ALL}', '.' or '..'" if pattern is AGENT else ", and no '.' first" if pattern is FILE else ", and not '.' or '..'"
-        raise UsageError(f"{what} name: expected 1 to {pattern.split(',')[1].split('}')[0]} of {allowed}{reserved}; found {name!r}")
+        allowed = "letters, digits, '_', '.', '-'" + (
+            ", '@'" if pattern in (SUBMODEL, FILE) else ""
+        )
+        reserved = (
+            f", and not '{ALL}', '.' or '..'"
+            if pattern is AGENT
+            else ", and no '.' first"
+            if pattern is FILE
+            else ", and not '.' or '..'"
+        )
+        raise UsageError(
+            f"{what} name: expected 1 to "
+            f"{pattern.split(',')[1].split('}')[0]} of {allowed}{reserved}; found {name!r}"
+        )
     return name
 
 
 def _index(level: str) -> int:
-    """A chunk's index as this file spells it, or -1: neither `+1` nor `01` nor digits of other scripts."""
+    """A chunk's index as this file spells it, or -1: neither `+1` nor `01` nor digits of other
+    scripts.
+    """
     return int(level) if re.match(r"^(0|[1-9][0-9]{0,9})\Z", level) else -1
 
 
 def _sound(place: Place) -> bool:
-    """Whether every level is a name that this file would have written. Levels that a kind does not have keep their defaults."""
+    """Whether every level is a name that this file would have written. Levels that a kind does not
+    have keep their defaults.
+    """
     wanted = [(place.run, NAME)]
     if place.agent is not None:
         wanted.append((place.agent, NAME if place.kind == "cmd" else AGENT))
@@ -305,4 +366,6 @@ def _sound(place: Place) -> bool:
         wanted += [(place.version, NAME), (place.submodel, SUBMODEL)]
     if place.way == "release" and place.kind != "card":
         wanted += [(place.version, VERSION), (place.file, FILE)]
-    return all(re.match(pattern, name) for name, pattern in wanted) and (place.kind != "chunk" or place.index >= 0)
+    return all(re.match(pattern, name) for name, pattern in wanted) and (
+        place.kind != "chunk" or place.index >= 0
+    )

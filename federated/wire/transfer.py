@@ -1,9 +1,12 @@
-"""Retained transfers: a blob published once as retained chunks, which the broker delivers to every subscriber.
+"""Retained transfers: a blob published once as retained chunks, which the broker delivers to every
+subscriber.
 
-Weights and releases travel this way. The receiver subscribes to the manifest, then to missing chunks by name, a window at a time: brokers
-limit how many retained messages one wildcard subscription delivers (rumqttd to 100, RabbitMQ to none), and a slow device is never sent
-more than a window. It writes chunks into a file in place, and gives the file its final name only when the whole has the expected digest.
-Received chunks survive the link and the process (see `federated.wire.partial`): the next one asks only for what is missing.
+Weights and releases travel this way. The receiver subscribes to the manifest, then to missing
+chunks by name, a window at a time: brokers limit how many retained messages one wildcard
+subscription delivers (rumqttd to 100, RabbitMQ to none), and a slow device is never sent more than
+a window. It writes chunks into a file in place, and gives the file its final name only when the
+whole has the expected digest. Received chunks survive the link and the process (see
+`federated.wire.partial`): the next one asks only for what is missing.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ WINDOW = 16  # chunks asked for at a time
 
 
 def publish(link: Link, base: str, manifest: messages.Manifest, data: memoryview) -> None:
-    """Publishes `data` retained under `base`: the chunks first, so that whoever sees the manifest can have them all."""
+    """Publishes `data` retained under `base`: the chunks first, so that whoever sees the manifest
+    can have them all.
+    """
     for chunk in slices(manifest, data):
         link.publish(topics.chunk(base, chunk.index), envelope.encode(chunk), retain=True)
     link.publish(topics.manifest(base), envelope.encode(manifest), retain=True)
@@ -40,12 +45,24 @@ def withdraw(link: Link, base: str, manifest: messages.Manifest) -> None:
 
 
 class Download:
-    """A transfer on its way into `path`, expected to have this sha256 and size (bytes); goes on with what an earlier process left of it.
+    """A transfer on its way into `path`, expected to have this sha256 and size (bytes); goes on
+    with what an earlier process left of it.
 
-    Two processes that fetch the same into one folder never write one file: the first holds a lock on it, the other writes one of its own.
+    Two processes that fetch the same into one folder never write one file: the first holds a lock
+    on it, the other writes one of its own.
     """
 
-    def __init__(self, link: Link, base: str, sha256: str, size: int, path: Path, now: float, *, sync: bool = True) -> None:
+    def __init__(
+        self,
+        link: Link,
+        base: str,
+        sha256: str,
+        size: int,
+        path: Path,
+        now: float,
+        *,
+        sync: bool = True,
+    ) -> None:
         """sync: whether the disk is to have the whole before it gets its name."""
         self.link, self.base, self.sha256, self.size, self.path = link, base, sha256, size, path
         self.progressed = now
@@ -63,7 +80,8 @@ class Download:
         Raises Refused for a foreign or damaged one, OSError where there is no room for it.
         """
         if isinstance(message, messages.Manifest):
-            if self._partial is None or self._partial.manifest != message:  # published again, in other pieces perhaps
+            # published again, in other pieces perhaps
+            if self._partial is None or self._partial.manifest != message:
                 self._check(message)
                 self._open(message)
                 self.progressed = now
@@ -82,12 +100,15 @@ class Download:
         return self._partial.receiver.got if self._partial is not None else 0
 
     def tick(self, now: float) -> None:
-        """Ask again for what is missing if nothing came for PATIENCE seconds: a new subscription makes the broker repeat what it retains."""
+        """Ask again for what is missing if nothing came for PATIENCE seconds: a new subscription
+        makes the broker repeat what it retains.
+        """
         if now - self.progressed < PATIENCE:
             return
         self.progressed = now
         self._unsubscribe()
-        self.link.subscribe(self._manifest)  # chunks are asked for once it came: something else may be published there by now
+        # chunks are asked for once it came: something else may be published there by now
+        self.link.subscribe(self._manifest)
 
     def interrupted(self) -> None:
         """The link went down: keep on disk which chunks came."""
@@ -118,16 +139,25 @@ class Download:
 
     def _check(self, manifest: messages.Manifest) -> None:
         if (manifest.sha256, manifest.size) != (self.sha256, self.size):
-            raise Refused(f"{self.base}: expected {self.size} bytes of sha256 {self.sha256[:12]}, found {manifest.size} of {manifest.sha256[:12]}")
+            raise Refused(
+                f"{self.base}: expected {self.size} bytes of sha256 {self.sha256[:12]}, "
+                f"found {manifest.size} of {manifest.sha256[:12]}"
+            )
 
     def _open(self, manifest: messages.Manifest) -> None:
-        """Takes what is there of the transfer, or room for all of it, and leaves the rest to be asked for."""
+        """Takes what is there of the transfer, or room for all of it, and leaves the rest to be
+        asked for.
+        """
         if self._partial is not None:
             self._partial.discard()
             self._partial = None
         if self._lock < 0:
             self._lock = _hold(self.path.with_name(self.path.name + PART))
-        path = self.path if self._lock >= 0 else self.path.with_name(f"{self.path.name}.{os.getpid()}-{secrets.token_hex(3)}")
+        path = (
+            self.path
+            if self._lock >= 0
+            else self.path.with_name(f"{self.path.name}.{os.getpid()}-{secrets.token_hex(3)}")
+        )
         try:
             self._partial = Partial(manifest, path, limit=self.size)
         except OSError:
@@ -141,7 +171,9 @@ class Download:
                 self.link.subscribe(self._asked[index])
 
     def _advance(self, index: int) -> None:
-        """A chunk came: keep the bitmap now and then, and ask for more once half a window is left."""
+        """A chunk came: keep the bitmap now and then, and ask for more once half a window is
+        left.
+        """
         assert self._partial is not None
         if self._partial.receiver.wants_grant(self.progressed):
             self._keep(self._partial)
@@ -165,8 +197,14 @@ class Download:
         return True
 
     def _let_go(self, kept: Partial | None) -> None:
-        """Closes what is open. kept: what is to stay on the disk, if anything came; a file of our own is of no use to others."""
-        if kept is not None and self._lock >= 0 and len(kept.receiver.missing(kept.manifest.total)) < kept.manifest.total:
+        """Closes what is open. kept: what is to stay on the disk, if anything came; a file of our
+        own is of no use to others.
+        """
+        if (
+            kept is not None
+            and self._lock >= 0
+            and len(kept.receiver.missing(kept.manifest.total)) < kept.manifest.total
+        ):
             self._keep(kept)
             kept.close()
         elif kept is not None:
@@ -178,11 +216,14 @@ class Download:
 
 
 def _hold(path: Path) -> int:
-    """A lock on a file, made if there is none, until the handle is closed or the process ends; -1 where another has it. Raises OSError."""
+    """A lock on a file, made if there is none, until the handle is closed or the process ends; -1
+    where another has it. Raises OSError.
+    """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     with contextlib.suppress(OSError):  # where the file system knows no locks, nobody has them
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(handle).st_ino == path.stat().st_ino:  # and not of a file that its last holder removed meanwhile
+        # and not of a file that its last holder removed meanwhile
+        if os.fstat(handle).st_ino == path.stat().st_ino:
             return handle
     os.close(handle)
     return -1

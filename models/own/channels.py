@@ -1,7 +1,9 @@
-"""Which axes of a network's tensors are the same channels: groups, found by following an example through it, and their size at a width.
+"""Which axes of a network's tensors are the same channels: groups, found by following an example
+through it, and their size at a width.
 
-A label says that an axis is channel-major: `channels` of its group, each with `positions` entries side by side (those of a flattened
-picture, say), so that the leading k channels are the leading k * positions entries, and every narrow tensor is a leading corner.
+A label says that an axis is channel-major: `channels` of its group, each with `positions` entries
+side by side (those of a flattened picture, say), so that the leading k channels are the leading k *
+positions entries, and every narrow tensor is a leading corner.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ Labels = tuple[Label | None, ...]
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis that scales: `channels` times `positions` long at width 1. multiple: what every kept number of channels is a multiple of."""
+    """An axis that scales: `channels` times `positions` long at width 1. multiple: what every kept
+    number of channels is a multiple of.
+    """
 
     channels: int
     positions: int
@@ -34,7 +38,9 @@ class Axis:
 
 
 def length(axis: Axis | int, width: float) -> int:
-    """Entries kept of an axis; all, where the kept channels would not divide as a group norm needs them to."""
+    """Entries kept of an axis; all, where the kept channels would not divide as a group norm needs
+    them to.
+    """
     if isinstance(axis, int):
         return axis
     channels = kept(width, axis.channels)
@@ -43,10 +49,12 @@ def length(axis: Axis | int, width: float) -> int:
 
 @dataclass
 class Groups:
-    """Groups of channels that must scale together, under construction: a union-find with what is known of each root.
+    """Groups of channels that must scale together, under construction: a union-find with what is
+    known of each root.
 
-    whole: the groups that cannot scale. obstacles: the operations that made them so, in order. place: the operation being read.
-    tensors: labels of the network's tensors by identity (each beside its tensor, which keeps the identity taken).
+    whole: the groups that cannot scale. obstacles: the operations that made them so, in order.
+    place: the operation being read. tensors: labels of the network's tensors by identity (each
+    beside its tensor, which keeps the identity taken).
     fields: numbers that a layer keeps of its own channels, by the layer and the attribute.
     """
 
@@ -74,7 +82,9 @@ class Groups:
         return group
 
     def freeze(self, labels: Iterable[Label | None], *, blame: bool = True) -> None:
-        """These axes stay whole, because of the operation being read; without blame, because nothing else was ever meant."""
+        """These axes stay whole, because of the operation being read; without blame, because
+        nothing else was ever meant.
+        """
         for root in {self.root(label[0]) for label in labels if label is not None} - self.whole:
             self.whole.add(root)
             if blame:
@@ -82,7 +92,12 @@ class Groups:
 
     def join(self, one: Label | None, other: Label | None) -> Label | None:
         """The label of an axis that is both; where they differ in kind, both stay whole."""
-        if one is None or other is None or one[1] != other[1] or self.channels[one[0]] != self.channels[other[0]]:
+        if (
+            one is None
+            or other is None
+            or one[1] != other[1]
+            or self.channels[one[0]] != self.channels[other[0]]
+        ):
             self.freeze((one, other))
             return None
         first, second = self.root(one[0]), self.root(other[0])
@@ -96,20 +111,28 @@ class Groups:
         """The kept entries of an axis must divide into so many parts."""
         if label is not None:
             root = self.root(label[0])
-            self.multiples[root] = math.lcm(self.multiples[root], parts // math.gcd(parts, label[1]))
+            self.multiples[root] = math.lcm(
+                self.multiples[root], parts // math.gcd(parts, label[1])
+            )
 
     def claim(self, tensor: Tensor | None, labels: Labels) -> Labels:
-        """The labels of one of the network's tensors, joined with what earlier uses of it said; axes left out never scale."""
+        """The labels of one of the network's tensors, joined with what earlier uses of it said;
+        axes left out never scale.
+        """
         if tensor is None:
             return labels
         labels += (None,) * (tensor.ndim - len(labels))
         if id(tensor) in self.tensors:
-            labels = tuple(self.join(*pair) for pair in zip(self.tensors[id(tensor)][1], labels, strict=True))
+            labels = tuple(
+                self.join(*pair) for pair in zip(self.tensors[id(tensor)][1], labels, strict=True)
+            )
         self.tensors[id(tensor)] = tensor, labels
         return labels
 
     def own(self, tensor: Tensor) -> Labels:
-        """The labels of a tensor that the network uses outside of any layer: at first each axis is a group of its own."""
+        """The labels of a tensor that the network uses outside of any layer: at first each axis is
+        a group of its own.
+        """
         if id(tensor) not in self.tensors:
             self.claim(tensor, tuple(map(self.new, tensor.shape)))
         return self.tensors[id(tensor)][1]

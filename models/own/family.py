@@ -1,21 +1,29 @@
 """Networks of the user's own, from "module:function".
 
-The function returns an `nn.Module` for standardised floats [N, *inputs], (x - mean) / std of the raw data, which gives [N, outputs]: logits, or
-standardised values. It may take the `Submodel`, for `submodel.network.inputs` and `outputs`, or nothing. There are two ways to scale:
+The function returns an `nn.Module` for standardised floats [N, *inputs], (x - mean) / std of the
+raw data, which gives [N, outputs]: logits, or standardised values. It may take the `Submodel`, for
+`submodel.network.inputs` and `outputs`, or nothing. There are two ways to scale:
 
 **It returns its whole network**, and that is cut for it.
 
-- Width: `torch.fx` follows an example through the network and finds which axes are the same channels. Each such group keeps its leading
-  `kept(width, channels)`, in every tensor, initial values included; inputs and outputs keep all. Known are linear layers, convolutions (transposed
-  and depthwise ones too), batch, instance, group, layer and RMS norm, PReLU, activations, dropout, pooling, padding, what works element by element,
-  means over axes, and flatten, view, reshape and permute that leave channels whole. Channels that go into anything else (attention, recurrent
-  layers, concatenation of channels, chunks, sizes written down as numbers) stay whole, as do those of a group norm at a width at which its groups do
-  not divide. The forward pass must not branch on its input. A device builds the whole network before it cuts it, so it must have room for that.
-- Depth: blocks are modules of one class of the user's, neither a bare layer nor an `nn.Sequential`, that follow each other in an `nn.Sequential` or
-  `nn.ModuleList` and keep the shape. A run of them, with the block of that class before it, is a section, whose first block always stays.
+- Width: `torch.fx` follows an example through the network and finds which axes are the same
+  channels. Each such group keeps its leading
+  `kept(width, channels)`, in every tensor, initial values included; inputs and outputs keep all.
+  Known are linear layers, convolutions (transposed and depthwise ones too), batch, instance, group,
+  layer and RMS norm, PReLU, activations, dropout, pooling, padding, what works element by element,
+  means over axes, and flatten, view, reshape and permute that leave channels whole. Channels that
+  go into anything else (attention, recurrent layers, concatenation of channels, chunks, sizes
+  written down as numbers) stay whole, as do those of a group norm at a width at which its groups do
+  not divide. The forward pass must not branch on its input. A device builds the whole network
+  before it cuts it, so it must have room for that.
+- Depth: blocks are modules of one class of the user's, neither a bare layer nor an `nn.Sequential`,
+  that follow each other in an `nn.Sequential` or
+  `nn.ModuleList` and keep the shape. A run of them, with the block of that class before it, is a
+  section, whose first block always stays.
 
-**It obeys**: what it builds shrinks with `submodel.width`, or it has an attribute `depths` (blocks per section; it then follows `submodel.mask`
-and names its blocks "sections.SECTION.BLOCK...."). Then it is left alone: every tensor must be the leading corner of the whole network's.
+**It obeys**: what it builds shrinks with `submodel.width`, or it has an attribute `depths` (blocks
+per section; it then follows `submodel.mask` and names its blocks "sections.SECTION.BLOCK....").
+Then it is left alone: every tensor must be the leading corner of the whole network's.
 
 The last `nn.Linear` holds the classes, where it has as many outputs as there are.
 """
@@ -49,7 +57,9 @@ VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 @dataclass(frozen=True)
 class Size:
-    """The one size of a network of the user's own; its depths need the network to be built, so they wait until asked for."""
+    """The one size of a network of the user's own; its depths need the network to be built, so they
+    wait until asked for.
+    """
 
     network: Network
 
@@ -82,23 +92,41 @@ def function_of(made: Network) -> Callable[..., Any]:
 
 
 def called(submodel: Submodel) -> nn.Module:
-    """What the function returns. ValueError: it is no nn.Module, has a norm that cannot be measured, or asks for more than the submodel."""
+    """What the function returns. ValueError: it is no nn.Module, has a norm that cannot be
+    measured, or asks for more than the submodel.
+    """
     name = submodel.network.family
     function = function_of(submodel.network)
-    needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind not in VARIADIC]
+    needed = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty and p.kind not in VARIADIC
+    ]
     if len(needed) > 1:
-        raise ValueError(f"model '{name}' needs {', '.join(needed)}; expected a function of a submodel, or of nothing")
+        raise ValueError(
+            f"model '{name}' needs {', '.join(needed)}; expected a function of a "
+            "submodel, or of nothing"
+        )
     try:
         net = function(submodel) if needed else function()
     except RuntimeError as error:
-        if "meta tensor" not in str(error):  # what the meta device says, where tensors have shapes and no values
+        # what the meta device says, where tensors have shapes and no values
+        if "meta tensor" not in str(error):
             raise
-        raise ValueError(f"model '{name}' computes its sizes with tensors; expected plain numbers ({first_line(error)})") from error
+        raise ValueError(
+            f"model '{name}' computes its sizes with tensors; expected plain numbers "
+            f"({first_line(error)})"
+        ) from error
     if not isinstance(net, nn.Module):
         raise ValueError(f"model '{name}' returned a {type(net).__name__}; expected an nn.Module")
-    if odd := [path for path, m in net.named_modules() if isinstance(m, _InstanceNorm) and m.track_running_stats]:
+    if odd := [
+        path
+        for path, m in net.named_modules()
+        if isinstance(m, _InstanceNorm) and m.track_running_stats
+    ]:
         raise ValueError(
-            f"model '{name}': instance norm '{odd[0]}' tracks statistics, which no pass measures anew; expected track_running_stats=False"
+            f"model '{name}': instance norm '{odd[0]}' tracks statistics, which no pass "
+            "measures anew; expected track_running_stats=False"
         )
     return net
 
@@ -120,7 +148,9 @@ def sketched(made: Network, width: float = 1.0) -> nn.Module:
 
 @lru_cache(maxsize=64)
 def found(made: Network) -> Structure:
-    """How a network that does not obey is cut; one cut by half must still do its work, or it cannot be."""
+    """How a network that does not obey is cut; one cut by half must still do its work, or it cannot
+    be.
+    """
     example = torch.zeros((2, *made.inputs), device="meta")
     how = structure(sketched(made), example)
     if failure(made, how, 1.0, example):
@@ -131,8 +161,12 @@ def found(made: Network) -> Structure:
 
 
 def failure(made: Network, how: Structure, width: float, example: torch.Tensor) -> str:
-    """What goes wrong when an example passes through the shallowest network of a width, in training or after it; "" if nothing does."""
-    net = cut(sketched(made), how, width, [[1] + [0] * (len(section) - 1) for section in how.sections])
+    """What goes wrong when an example passes through the shallowest network of a width, in training
+    or after it; "" if nothing does.
+    """
+    net = cut(
+        sketched(made), how, width, [[1] + [0] * (len(section) - 1) for section in how.sections]
+    )
     try:
         with torch.no_grad():
             for training in (True, False):
@@ -143,7 +177,9 @@ def failure(made: Network, how: Structure, width: float, example: torch.Tensor) 
 
 
 def build(submodel: Submodel) -> nn.Module:
-    """The function's network, cut where it does not obey. ValueError: it cannot be narrowed, or has no such blocks."""
+    """The function's network, cut where it does not obey. ValueError: it cannot be narrowed, or has
+    no such blocks.
+    """
     made = submodel.network
     if obeys(made):
         return standardised(called(submodel), made)
@@ -152,18 +188,28 @@ def build(submodel: Submodel) -> nn.Module:
     if submodel.width < 1 and how.problem:
         raise ValueError(f"model '{made.family}' cannot be narrowed: {how.problem}; {REMEDY}")
     net = cut(called(replace(submodel, width=1.0, mask=())), how, submodel.width, submodel.mask)
-    return standardised(with_scalers(net, how, submodel.width) if "scaler" in submodel.features else net, made)
+    return standardised(
+        with_scalers(net, how, submodel.width) if "scaler" in submodel.features else net, made
+    )
 
 
 def standardised(net: nn.Module, made: Network) -> nn.Module:
-    return nn.Sequential(OrderedDict(standardise=Standardise(made.mean, made.std, len(made.inputs)), net=net))
+    return nn.Sequential(
+        OrderedDict(standardise=Standardise(made.mean, made.std, len(made.inputs)), net=net)
+    )
 
 
 def labelled(submodel: Submodel) -> frozenset[str]:
     """The tensors of the last linear, where it gives the classes."""
     with torch.device("meta"):
-        linears = [(name, m) for name, m in build(submodel).named_modules() if isinstance(m, nn.Linear)]
-    if submodel.network.objective != "class" or not linears or linears[-1][1].out_features != submodel.network.outputs:
+        linears = [
+            (name, m) for name, m in build(submodel).named_modules() if isinstance(m, nn.Linear)
+        ]
+    if (
+        submodel.network.objective != "class"
+        or not linears
+        or linears[-1][1].out_features != submodel.network.outputs
+    ):
         return frozenset()
     name, module = linears[-1]
     return frozenset(f"{name}.{part}" for part, _ in module.named_parameters())

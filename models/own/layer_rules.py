@@ -1,6 +1,8 @@
-"""What each layer does to channels: which of its tensors' axes go with those of its input, and which are new.
+"""What each layer does to channels: which of its tensors' axes go with those of its input, and
+which are new.
 
-A rule returns the labels of its result, or None where it does not know: then whatever it touches stays whole.
+A rule returns the labels of its result, or None where it does not know: then whatever it touches
+stays whole.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def convolution(groups: Groups, layer: _ConvNd, x: Value, shape: Shape) -> Label
         outputs, inputs, *_ = groups.claim(layer.weight, (outputs, inputs))
     elif layer.groups == layer.in_channels and not isinstance(layer, _ConvTransposeNd):
         several = layer.out_channels // layer.in_channels  # filters of a channel lie side by side
-        outputs, *_ = groups.claim(layer.weight, (None if inputs is None else (inputs[0], inputs[1] * several),))
+        outputs, *_ = groups.claim(
+            layer.weight, (None if inputs is None else (inputs[0], inputs[1] * several),)
+        )
         groups.note(layer, groups=inputs)
     else:
         return None

@@ -1,6 +1,7 @@
 """What each operation does to channels: which axes go in together, and which come out.
 
-A rule returns the labels of its result, or None where it does not know: then whatever it touches stays whole.
+A rule returns the labels of its result, or None where it does not know: then whatever it touches
+stays whole.
 """
 
 from __future__ import annotations
@@ -15,10 +16,21 @@ from torch.fx.node import map_aggregate
 
 from models.own.channels import Groups, Label, Labels
 
-__all__ = ["RUNTIME", "Shape", "Value", "joined", "operation_rule", "regrouped", "spatial", "values"]
+__all__ = [
+    "RUNTIME",
+    "Shape",
+    "Value",
+    "joined",
+    "operation_rule",
+    "regrouped",
+    "spatial",
+    "values",
+]
 
 RUNTIME: Any = object()
-"""In the place of an argument that the forward pass computes, such as a size: it follows the width by itself."""
+"""In the place of an argument that the forward pass computes, such as a size: it follows the width
+by itself.
+"""
 
 Shape = tuple[int, ...]
 
@@ -46,19 +58,27 @@ def joined(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape
     """Element by element, with broadcasting: axes that meet are one."""
     out: list[Label | None] = []
     for axis in range(-len(shape), 0):
-        met = [x.labels[axis] for x in values(args, kwargs) if len(x.shape) >= -axis and x.shape[axis] == shape[axis] > 1]
+        met = [
+            x.labels[axis]
+            for x in values(args, kwargs)
+            if len(x.shape) >= -axis and x.shape[axis] == shape[axis] > 1
+        ]
         out.append(reduce(groups.join, met) if met else None)
     return tuple(out)
 
 
-def spatial(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape) -> Labels | None:
+def spatial(
+    groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
+) -> Labels | None:
     """Each channel by itself, over axes 2 and on: pooling, padding, interpolation."""
     x = args[0]
     kept = len(shape) == len(x.shape) and shape[:2] == x.shape[:2] and not any(x.labels[2:])
     return (*x.labels[:2], *(None for _ in shape[2:])) if kept else None
 
 
-def reduced(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape) -> Labels | None:
+def reduced(
+    groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
+) -> Labels | None:
     """Means and the like over axes, over channels too."""
     x, *rest = args
     axes = kwargs.get("dim", kwargs.get("axis", rest[0] if rest else tuple(range(len(x.shape)))))
@@ -67,18 +87,28 @@ def reduced(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shap
         return None
     gone = {axis % len(x.shape) for axis in axes}
     left = tuple(None if i in gone else label for i, label in enumerate(x.labels))
-    return left if len(shape) == len(left) else tuple(label for i, label in enumerate(left) if i not in gone)
+    return (
+        left
+        if len(shape) == len(left)
+        else tuple(label for i, label in enumerate(left) if i not in gone)
+    )
 
 
-def reshaped(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape) -> Labels | None:
-    """view and reshape: channels may go only where a size is -1 or computed, for a number that is written down does not follow the width."""
+def reshaped(
+    groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
+) -> Labels | None:
+    """view and reshape: channels may go only where a size is -1 or computed, for a number that is
+    written down does not follow the width.
+    """
     x, sizes = args[0], listed(args[1:])
     if len(sizes) != len(shape):
         return None
     return regrouped(groups, x, shape, [size is RUNTIME or size == -1 for size in sizes])
 
 
-def flattened(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape) -> Labels:
+def flattened(
+    groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
+) -> Labels:
     return regrouped(groups, args[0], shape, [True] * len(shape))
 
 
@@ -88,7 +118,9 @@ def listed(args: Sequence[Any]) -> Sequence[Any]:
 
 
 def regrouped(groups: Groups, x: Value, shape: Shape, free: Sequence[bool]) -> Labels:
-    """Axes merged or split, in row-major order. Only the first of merged axes may be channels: then they stay channel-major."""
+    """Axes merged or split, in row-major order. Only the first of merged axes may be channels: then
+    they stay channel-major.
+    """
     out: list[Label | None] = [None] * len(shape)
     for before, after in segments(x.shape, shape):
         labels = [x.labels[axis] for axis in before]
@@ -101,18 +133,27 @@ def regrouped(groups: Groups, x: Value, shape: Shape, free: Sequence[bool]) -> L
 
 
 def segments(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
-    """The smallest runs of axes of two shapes that hold the same entries, axes of one entry left out."""
-    left, right = [i for i, n in enumerate(before) if n > 1], [i for i, n in enumerate(after) if n > 1]
+    """The smallest runs of axes of two shapes that hold the same entries, axes of one entry left
+    out.
+    """
+    left, right = (
+        [i for i, n in enumerate(before) if n > 1],
+        [i for i, n in enumerate(after) if n > 1],
+    )
     found = []
     while left and right:
         here, there = [left.pop(0)], [right.pop(0)]
-        while (a := math.prod(before[i] for i in here)) != (b := math.prod(after[i] for i in there)):
+        while (a := math.prod(before[i] for i in here)) != (
+            b := math.prod(after[i] for i in there)
+        ):
             (here if a < b else there).append((left if a < b else right).pop(0))
         found.append((here, there))
     return found
 
 
-def transposed(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape) -> Labels | None:
+def transposed(
+    groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
+) -> Labels | None:
     x, *axes = args
     if len(axes) != 2 or not all(type(axis) is int for axis in axes):
         return None
@@ -121,16 +162,26 @@ def transposed(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], s
     return tuple(order)
 
 
-def permuted(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape) -> Labels | None:
+def permuted(
+    groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
+) -> Labels | None:
     x, axes = args[0], listed(args[1:])
-    return tuple(x.labels[axis] for axis in axes) if len(axes) == len(shape) and all(type(axis) is int for axis in axes) else None
+    return (
+        tuple(x.labels[axis] for axis in axes)
+        if len(axes) == len(shape) and all(type(axis) is int for axis in axes)
+        else None
+    )
 
 
-def indexed(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape) -> Labels | None:
+def indexed(
+    groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
+) -> Labels | None:
     """x[...] by whole numbers, slices, None: channels must be taken whole."""
     x, index = args
     index = index if isinstance(index, tuple) else (index,)
-    if not isinstance(x, Value) or not all(type(i) is int or i is None or isinstance(i, slice) for i in index):
+    if not isinstance(x, Value) or not all(
+        type(i) is int or i is None or isinstance(i, slice) for i in index
+    ):
         return None
     left, out = list(x.labels), []
     for i in index:
@@ -143,7 +194,9 @@ def indexed(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shap
     return (*out, *left)
 
 
-def concatenated(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape) -> Labels | None:
+def concatenated(
+    groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
+) -> Labels | None:
     """Along any other axis than channels: those of the second would begin in the middle."""
     axis = kwargs.get("dim", args[1] if len(args) > 1 else 0)
     if type(axis) is not int:
@@ -155,19 +208,25 @@ def concatenated(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any],
     return tuple(found)
 
 
-def padded(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape) -> Labels | None:
+def padded(
+    groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
+) -> Labels | None:
     """F.pad: an axis that grows is no longer channels."""
     x = args[0]
     changed = [label for label, a, b in zip(x.labels, x.shape, shape, strict=True) if a != b]
     groups.freeze(changed)
-    return tuple(label if a == b else None for label, a, b in zip(x.labels, x.shape, shape, strict=True))
+    return tuple(
+        label if a == b else None for label, a, b in zip(x.labels, x.shape, shape, strict=True)
+    )
 
 
 ELEMENTWISE = """
-    abs add celu clamp clamp_max clamp_min clone contiguous detach div dropout dropout1d dropout2d dropout3d elu exp expand_as float floordiv
-    gelu half hardsigmoid hardswish hardtanh iadd imul isub itruediv leaky_relu log log_softmax logsigmoid masked_fill maximum minimum mish mul
-    multiply neg normalize ones_like pow relu relu6 rsqrt rsub selu sigmoid silu softmax softplus softsign sqrt square stochastic_depth sub
-    subtract tanh to true_divide truediv where zeros_like
+    abs add celu clamp clamp_max clamp_min clone contiguous detach div dropout dropout1d dropout2d
+    dropout3d elu exp expand_as float floordiv gelu half hardsigmoid hardswish hardtanh iadd imul
+    isub itruediv leaky_relu log log_softmax logsigmoid masked_fill maximum minimum mish mul
+    multiply neg normalize ones_like pow relu relu6 rsqrt rsub selu sigmoid silu softmax softplus
+    softsign sqrt square stochastic_depth sub subtract tanh to true_divide truediv where
+    zeros_like
 """
 SPATIAL = "adaptive_avg_pool adaptive_max_pool avg_pool lp_pool max_pool"
 
@@ -187,5 +246,7 @@ OPERATIONS: dict[str, OperationRule] = {
 
 
 def operation_rule(name: str) -> OperationRule | None:
-    """The rule for a function or method; the trailing underscore of an operation in place changes nothing."""
+    """The rule for a function or method; the trailing underscore of an operation in place changes
+    nothing.
+    """
     return OPERATIONS.get(name.rstrip("_"))

@@ -16,17 +16,25 @@ Tensors = Mapping[fx.Node, Value]
 
 
 def sections_of(net: nn.Module, calls: Calls, found: Tensors) -> tuple[tuple[str, ...], ...]:
-    """Names of the blocks of each section, outermost first; all but a section's first can be left out."""
+    """Names of the blocks of each section, outermost first; all but a section's first can be left
+    out.
+    """
     sections: list[tuple[str, ...]] = []
     for path, container in net.named_modules():
         inside = any(path.startswith(f"{block}.") for section in sections for block in section)
         if isinstance(container, nn.Sequential | nn.ModuleList) and not inside:
-            sections += [tuple(run) for run in runs(net, path, container, calls, found) if len(run) > 1]
+            sections += [
+                tuple(run) for run in runs(net, path, container, calls, found) if len(run) > 1
+            ]
     return tuple(sections)
 
 
-def runs(net: nn.Module, path: str, container: nn.Module, calls: Calls, found: Tensors) -> list[list[str]]:
-    """The blocks among a container's children; each run begins with one that does not follow the last."""
+def runs(
+    net: nn.Module, path: str, container: nn.Module, calls: Calls, found: Tensors
+) -> list[list[str]]:
+    """The blocks among a container's children; each run begins with one that does not follow the
+    last.
+    """
     runs: list[list[str]] = [[]]
     for key, child in container.named_children():
         name = f"{path}.{key}" if path else key
@@ -40,15 +48,26 @@ def runs(net: nn.Module, path: str, container: nn.Module, calls: Calls, found: T
 
 
 def block(module: nn.Module, calls: Sequence[Call]) -> bool:
-    """Whether a module is no bare layer and no mere chain of layers, and is called once, tensor in, tensor out."""
-    return not isinstance(module, nn.Sequential) and any(True for _ in module.children()) and len(calls) == 1 and calls[0] is not None
+    """Whether a module is no bare layer and no mere chain of layers, and is called once, tensor in,
+    tensor out.
+    """
+    return (
+        not isinstance(module, nn.Sequential)
+        and any(True for _ in module.children())
+        and len(calls) == 1
+        and calls[0] is not None
+    )
 
 
 def follows(net: nn.Module, last: str, name: str, calls: Calls, found: Tensors) -> bool:
-    """Whether a block is of the same class as the last, takes what that one gave, and gives the same shape."""
+    """Whether a block is of the same class as the last, takes what that one gave, and gives the
+    same shape.
+    """
     one, other = calls[last][0], calls[name][0]
     assert one is not None
     assert other is not None
     if type(net.get_submodule(last)) is not type(net.get_submodule(name)) or one[1] is not other[0]:
         return False
-    return other[0] in found and other[1] in found and found[other[0]].shape == found[other[1]].shape
+    return (
+        other[0] in found and other[1] in found and found[other[0]].shape == found[other[1]].shape
+    )

@@ -1,4 +1,6 @@
-"""How a network that knows nothing of submodels can be cut: found once by tracing it, then applied to each copy that is built."""
+"""How a network that knows nothing of submodels can be cut: found once by tracing it, then applied
+to each copy that is built.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ __all__ = ["Structure", "cut", "first_line", "structure", "with_scalers"]
 
 @dataclass(frozen=True)
 class Structure:
-    """axes: of each tensor that scales, by its name. fields: numbers that layers keep of them, by (layer, attribute).
+    """axes: of each tensor that scales, by its name. fields: numbers that layers keep of them, by
+    (layer, attribute).
 
-    sections: names of the blocks of each; all but a section's first can be left out. problem: why nothing can be narrowed, or "".
+    sections: names of the blocks of each; all but a section's first can be left out. problem: why
+    nothing can be narrowed, or "".
     """
 
     axes: Mapping[str, tuple[Axis | int, ...]] = field(default_factory=dict)
@@ -31,7 +35,9 @@ class Structure:
 
 
 def structure(net: nn.Module, example: Tensor) -> Structure:
-    """The structure of a network on the meta device that `example` (a batch) passes through; it is left unusable."""
+    """The structure of a network on the meta device that `example` (a batch) passes through; it is
+    left unusable.
+    """
     groups = Groups()
     try:
         for training in (True, False):  # a network may do other things in training: both must hold
@@ -50,7 +56,11 @@ def structure(net: nn.Module, example: Tensor) -> Structure:
 
 def resolved(net: nn.Module, groups: Groups, sections: tuple[tuple[str, ...], ...]) -> Structure:
     """What was found, by names; tensors that stay whole are left out."""
-    axes = {name: groups.axes(groups.tensors[id(t)][1], t.shape) for name, t in named_tensors(net) if id(t) in groups.tensors}
+    axes = {
+        name: groups.axes(groups.tensors[id(t)][1], t.shape)
+        for name, t in named_tensors(net)
+        if id(t) in groups.tensors
+    }
     names = {module: name for name, module in net.named_modules()}
     fields: dict[tuple[str, str], Any] = {}
     for (layer, attribute), label in groups.fields.items():
@@ -59,9 +69,15 @@ def resolved(net: nn.Module, groups: Groups, sections: tuple[tuple[str, ...], ..
         else:
             fields[names[layer], attribute] = groups.axes(label, getattr(layer, attribute))
     scaling = {name: one for name, one in axes.items() if any(isinstance(n, Axis) for n in one)}
-    first = f", first of all because of {groups.obstacles[0]}" if groups.obstacles else ": it has no hidden channels"
+    first = (
+        f", first of all because of {groups.obstacles[0]}"
+        if groups.obstacles
+        else ": it has no hidden channels"
+    )
     problem = "" if scaling else f"nothing of it can be narrowed{first}"
-    return Structure(scaling, {place: one for place, one in fields.items() if one is not None}, sections, problem)
+    return Structure(
+        scaling, {place: one for place, one in fields.items() if one is not None}, sections, problem
+    )
 
 
 def first_line(error: Exception) -> str:
@@ -70,7 +86,9 @@ def first_line(error: Exception) -> str:
 
 
 def cut(net: nn.Module, how: Structure, width: float, mask: Sequence[Sequence[int]]) -> nn.Module:
-    """Leaves out the blocks that the mask does not keep, and cuts every tensor to its leading corner; in place."""
+    """Leaves out the blocks that the mask does not keep, and cuts every tensor to its leading
+    corner; in place.
+    """
     for names, section in zip(how.sections, mask, strict=True):
         for name, keep in zip(names, section, strict=True):
             if not keep:
@@ -78,13 +96,25 @@ def cut(net: nn.Module, how: Structure, width: float, mask: Sequence[Sequence[in
     shared: dict[int, Tensor] = {}  # what was one tensor under two names stays one
     for name, tensor in list(named_tensors(net)):
         if name in how.axes:
-            corner = tensor.detach()[tuple(slice(length(axis, width)) for axis in how.axes[name])].clone()
-            smaller = nn.Parameter(corner, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else corner
+            corner = tensor.detach()[
+                tuple(slice(length(axis, width)) for axis in how.axes[name])
+            ].clone()
+            smaller = (
+                nn.Parameter(corner, tensor.requires_grad)
+                if isinstance(tensor, nn.Parameter)
+                else corner
+            )
             put(net, name, shared.setdefault(id(tensor), smaller))
     kept = dict(net.named_modules())
     for (name, attribute), axis in how.fields.items():
         if name in kept:
-            setattr(kept[name], attribute, tuple(length(one, width) for one in axis) if isinstance(axis, tuple) else length(axis, width))
+            setattr(
+                kept[name],
+                attribute,
+                tuple(length(one, width) for one in axis)
+                if isinstance(axis, tuple)
+                else length(axis, width),
+            )
     return net
 
 
@@ -95,14 +125,30 @@ def put(net: nn.Module, name: str, value: nn.Module | Tensor) -> None:
 
 
 def with_scalers(net: nn.Module, how: Structure, rate: float) -> nn.Module:
-    """Puts a Scaler in each batch norm that was cut, or, without any, behind each layer whose outputs were (see `models.layers.scale`)."""
-    layers = {name: module for name, module in net.named_modules() if not isinstance(module, Norm | Linear)}
-    norms = [layers[name] for name, attribute in how.fields if attribute == "num_features" and name in layers]
-    outputs = [layers[name] for name, attribute in how.fields if attribute in {"out_channels", "out_features"} and name in layers]
+    """Puts a Scaler in each batch norm that was cut, or, without any, behind each layer whose
+    outputs were (see `models.layers.scale`).
+    """
+    layers = {
+        name: module
+        for name, module in net.named_modules()
+        if not isinstance(module, Norm | Linear)
+    }
+    norms = [
+        layers[name]
+        for name, attribute in how.fields
+        if attribute == "num_features" and name in layers
+    ]
+    outputs = [
+        layers[name]
+        for name, attribute in how.fields
+        if attribute in {"out_channels", "out_features"} and name in layers
+    ]
     for layer in norms or outputs:
         layer.add_module("scaler", Scaler(rate))
         if norms:
-            layer.register_forward_pre_hook(lambda layer, args, eps=layer.eps: setattr(layer, "eps", layer.scaler.scaled(eps)))
+            layer.register_forward_pre_hook(
+                lambda layer, args, eps=layer.eps: setattr(layer, "eps", layer.scaler.scaled(eps))
+            )
         else:
             layer.register_forward_hook(lambda layer, args, out: layer.scaler(out))
     return net

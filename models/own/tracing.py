@@ -1,4 +1,6 @@
-"""Follows a network's forward pass with torch.fx and one example on the meta device, and asks the rules what each step does to channels."""
+"""Follows a network's forward pass with torch.fx and one example on the meta device, and asks the
+rules what each step does to channels.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,33 @@ Call = tuple[fx.Node, fx.Node] | None
 
 
 class Tracer(fx.Tracer):
-    """Follows the forward pass, and notes what goes into each module and comes out. (Inherits, for that is how fx is adapted.)"""
+    """Follows the forward pass, and notes what goes into each module and comes out. (Inherits, for
+    that is how fx is adapted.)
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: dict[str, list[Call]] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return super().is_leaf_module(m, module_qualified_name) or type(m).__module__ == "models.layers"
+        return (
+            super().is_leaf_module(m, module_qualified_name)
+            or type(m).__module__ == "models.layers"
+        )
 
-    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_module(
+        self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         out = super().call_module(m, forward, args, kwargs)
-        one = len(args) == 1 and not kwargs and isinstance(args[0], fx.Proxy) and isinstance(out, fx.Proxy)
-        self.calls.setdefault(self.path_of_module(m), []).append((args[0].node, out.node) if one else None)
+        one = (
+            len(args) == 1
+            and not kwargs
+            and isinstance(args[0], fx.Proxy)
+            and isinstance(out, fx.Proxy)
+        )
+        self.calls.setdefault(self.path_of_module(m), []).append(
+            (args[0].node, out.node) if one else None
+        )
         return out
 
 
@@ -42,21 +58,28 @@ def traced(net: nn.Module) -> tuple[fx.Graph, dict[str, list[Call]]]:
 
 
 def read(net: nn.Module, graph: fx.Graph, example: Tensor, groups: Groups) -> dict[fx.Node, Value]:
-    """Every tensor on the way of an example through the graph; `groups` learns what belongs together."""
+    """Every tensor on the way of an example through the graph; `groups` learns what belongs
+    together.
+    """
     interpreter = fx.Interpreter(net, garbage_collect_values=False, graph=graph)
     with torch.no_grad():
         interpreter.run(example)
     names, found = dict(named_tensors(net)).keys(), dict[fx.Node, Value]()
     for node in graph.nodes:
         result = interpreter.env[node]
-        args, kwargs = map_aggregate((node.args, node.kwargs), lambda leaf: found.get(leaf, RUNTIME) if isinstance(leaf, fx.Node) else leaf)
+        args, kwargs = map_aggregate(
+            (node.args, node.kwargs),
+            lambda leaf: found.get(leaf, RUNTIME) if isinstance(leaf, fx.Node) else leaf,
+        )
         if node.op == "output":
             groups.freeze((label for x in values(args) for label in x.labels), blame=False)
         elif isinstance(result, Tensor) and node.op == "get_attr":
             own = groups.own(result) if node.target in names else (None,) * result.ndim
             found[node] = Value(tuple(result.shape), own)
         elif isinstance(result, Tensor):
-            found[node] = Value(tuple(result.shape), labels_of(net, node, args, kwargs, tuple(result.shape), groups))
+            found[node] = Value(
+                tuple(result.shape), labels_of(net, node, args, kwargs, tuple(result.shape), groups)
+            )
         elif any(isinstance(leaf, Tensor) for leaf in leaves(result)):
             unknown(net, node, args, kwargs, groups)
     return found
@@ -72,8 +95,12 @@ def leaves(result: Any) -> Iterator[Any]:
         yield result
 
 
-def labels_of(net: nn.Module, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...], groups: Groups) -> Labels:
-    """The labels of a node's result, by the rule for it; without a rule, all that it touches stays whole."""
+def labels_of(
+    net: nn.Module, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...], groups: Groups
+) -> Labels:
+    """The labels of a node's result, by the rule for it; without a rule, all that it touches stays
+    whole.
+    """
     if node.op == "placeholder":
         return (None,) * len(shape)
     groups.place, out = describe(net, node), None
@@ -83,13 +110,19 @@ def labels_of(net: nn.Module, node: fx.Node, args: Any, kwargs: Any, shape: tupl
         out = rule(groups, layer, given[0], shape) if rule and len(given) == 1 else None
     elif operation := operation_rule(name_of(node)):
         args = (kwargs["input"], *args) if "input" in kwargs else args
-        out = operation(groups, args, kwargs, shape) if values(args[:1]) or operation is joined else None
+        out = (
+            operation(groups, args, kwargs, shape)
+            if values(args[:1]) or operation is joined
+            else None
+        )
     if out is None:
         return unknown(net, node, args, kwargs, groups, len(shape))
     return out
 
 
-def unknown(net: nn.Module, node: fx.Node, args: Any, kwargs: Any, groups: Groups, axes: int = 0) -> Labels:
+def unknown(
+    net: nn.Module, node: fx.Node, args: Any, kwargs: Any, groups: Groups, axes: int = 0
+) -> Labels:
     """All that goes into an operation without a rule stays whole, and the tensors of its layer."""
     groups.place = describe(net, node)
     groups.freeze(label for x in values(args, kwargs) for label in x.labels)
@@ -103,17 +136,25 @@ def unknown(net: nn.Module, node: fx.Node, args: Any, kwargs: Any, groups: Group
 
 
 def name_of(node: fx.Node) -> str:
-    """The name of a function or method of PyTorch or of Python's operators; "" for others, whatever they are called."""
+    """The name of a function or method of PyTorch or of Python's operators; "" for others, whatever
+    they are called.
+    """
     if isinstance(node.target, str):
         return node.target
     module = getattr(node.target, "__module__", None) or "torch"
-    return getattr(node.target, "__name__", "") if module.split(".")[0] in {"_operator", "math", "torch", "torchvision"} else ""
+    return (
+        getattr(node.target, "__name__", "")
+        if module.split(".")[0] in {"_operator", "math", "torch", "torchvision"}
+        else ""
+    )
 
 
 def describe(net: nn.Module, node: fx.Node) -> str:
     if node.op == "call_module":
         return f"{type(net.get_submodule(str(node.target))).__name__} '{node.target}'"
-    return f"the operation '{node.target if isinstance(node.target, str) else getattr(node.target, '__name__', node.target)}'"
+    target = node.target
+    name = target if isinstance(target, str) else getattr(target, "__name__", target)
+    return f"the operation '{name}'"
 
 
 def named_tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:

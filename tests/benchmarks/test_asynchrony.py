@@ -1,4 +1,6 @@
-"""The comparison of rounds that wait and buffered ones: what is read off two runs, and that both run."""
+"""The comparison of rounds that wait and buffered ones: what is read off two runs, and that both
+run.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,33 @@ def test_the_first_second_at_which_a_mark_is_high_enough_counts() -> None:
 
 def test_runs_are_compared_at_what_both_reached() -> None:
     """12 updates and 0.8 are what both came to."""
-    slow, quick = Course((4.0, 8.0), (6, 12), (0.7, 0.8)), Course((1.0, 2.0, 3.0), (5, 10, 15), (0.6, 0.85, 0.9))
+    slow, quick = (
+        Course((4.0, 8.0), (6, 12), (0.7, 0.8)),
+        Course((1.0, 2.0, 3.0), (5, 10, 15), (0.6, 0.85, 0.9)),
+    )
     first, second = compared({"sync": (slow, 0.0), "buffered": (quick, 0.5)})
     assert (first.updates, first.seconds, first.accuracy, first.to_accuracy) == (12, 8.0, 0.8, 8.0)
-    assert (second.updates, second.seconds, second.accuracy, second.to_accuracy, second.late) == (12, 3.0, 0.8, 2.0, 0.5)
+    assert (second.updates, second.seconds, second.accuracy, second.to_accuracy, second.late) == (
+        12,
+        3.0,
+        0.8,
+        2.0,
+        0.5,
+    )
 
 
 @pytest.mark.timed
-def test_buffered_rounds_do_not_wait_for_the_slowest_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In simulation: three rounds of all against as many updates in buffers of four; the slowest tier takes 1.6 seconds, the quickest 0.4."""
+def test_buffered_rounds_do_not_wait_for_the_slowest_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In simulation: three rounds of all against as many updates in buffers of four; the slowest
+    tier takes 1.6 seconds, the quickest 0.4.
+    """
     monkeypatch.setattr(asynchrony, "ROUNDS", 3)
-    runs = {mode: asynchrony.course(mode, 0.004, 0, tmp_path, lambda text: None) for mode in ("sync", "buffered")}
+    runs = {
+        mode: asynchrony.course(mode, 0.004, 0, tmp_path, lambda text: None)
+        for mode in ("sync", "buffered")
+    }
     (waiting, never), (_, often) = runs["sync"], runs["buffered"]
     assert waiting.seconds[-1] >= 3 * 1.6
     assert (never, often > 0.2) == (0.0, True)

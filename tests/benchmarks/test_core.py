@@ -1,4 +1,6 @@
-"""The benchmark of the coordinator's core measures what it says it does; how long that takes, no test asks."""
+"""The benchmark of the coordinator's core measures what it says it does; how long that takes, no
+test asks.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from coordinator.run import round_events as on
 
 
 def test_it_prints_a_row_for_each_number_of_agents() -> None:
-    done = CliRunner().invoke(core.command, ["--agents", "2", "--agents", "7", "--format", "json"], catch_exceptions=False)
+    done = CliRunner().invoke(
+        core.command, ["--agents", "2", "--agents", "7", "--format", "json"], catch_exceptions=False
+    )
     made = json.loads(done.stdout.splitlines()[-1])
     assert [row["agents"] for row in made["rows"]] == [2, 7]
     for row in made["rows"]:
@@ -44,11 +48,18 @@ def test_all_agents_are_at_work_and_some_updates_wait_for_earlier_names() -> Non
 
 def test_heartbeats_come_every_fifteen_seconds_from_each_agent_and_show_progress() -> None:
     made = islice(core.beats(["a", "b"]), 4)
-    assert [(beat.now, beat.agent, beat.step) for beat in made] == [(0.0, "a", 1), (7.5, "b", 1), (15.0, "a", 2), (22.5, "b", 2)]
+    assert [(beat.now, beat.agent, beat.step) for beat in made] == [
+        (0.0, "a", 1),
+        (7.5, "b", 1),
+        (15.0, "a", 2),
+        (22.5, "b", 2),
+    ]
 
 
 def test_ticks_come_every_half_second_and_heartbeats_at_their_times() -> None:
     made = list(core.ticks(["a", "b"]))
-    assert [event.now for event in made if isinstance(event, on.Ticked)] == [0.5 * number for number in range(1, 481)]
+    assert [event.now for event in made if isinstance(event, on.Ticked)] == [
+        0.5 * number for number in range(1, 481)
+    ]
     assert [event.now for event in made] == sorted(event.now for event in made)
     assert sum(isinstance(event, on.AgentBeat) for event in made) == 32

@@ -41,7 +41,9 @@ for number in (1, 2, 3):
 
 @pytest.mark.parametrize(("when", "last"), [("before", "to 2"), ("after", "in 2")])
 def test_a_fuse_kills_its_process_at_the_instant_that_was_drawn(when: str, last: str) -> None:
-    done = subprocess.run([sys.executable, "-c", FUSED, when], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", FUSED, when], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == -signal.SIGKILL
     assert done.stdout.splitlines()[-1] == last
 
@@ -97,21 +99,44 @@ def test_a_run_that_did_not_recover_counts_as_lost() -> None:
     good = Outcome("s", 1, 2, True, 0, 0, True, (1.0, 3.0), 9.0)
     bad = Outcome("s", 2, 1, False, 12, 0, False, (), 150.0, "not over")
     found = summary("s", [good, bad])
-    assert (found.runs, found.injected, found.survived, found.lost_updates, found.equal) == (2, 3, 1, 12, 1)
+    assert (found.runs, found.injected, found.survived, found.lost_updates, found.equal) == (
+        2,
+        3,
+        1,
+        12,
+        1,
+    )
     assert (found.recovery_s, found.longest_s) == (2.0, 3.0)
     assert found.why == ("seed 2: not over",)
 
 
 def test_every_run_has_a_seed_of_its_own() -> None:
-    assert len({seed_of(seed, name, number) for seed in range(3) for name in SCENARIOS for number in range(10)}) == 30 * len(SCENARIOS)
+    assert len(
+        {
+            seed_of(seed, name, number)
+            for seed in range(3)
+            for name in SCENARIOS
+            for number in range(10)
+        }
+    ) == 30 * len(SCENARIOS)
     assert set(MOSQUITTO_ONLY) < set(SCENARIOS)
 
 
 def scenario(name: str) -> object:
-    marks = [pytest.mark.broker, pytest.mark.processes, *([] if name in QUICK else [pytest.mark.slow])]
-    marks.append(pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed"))
+    marks = [
+        pytest.mark.broker,
+        pytest.mark.processes,
+        *([] if name in QUICK else [pytest.mark.slow]),
+    ]
+    marks.append(
+        pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed")
+    )
     if name in ROOT_ONLY:
-        marks.append(pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a file system, or a network namespace"))
+        marks.append(
+            pytest.mark.skipif(
+                os.geteuid() != 0, reason="needs root: a file system, or a network namespace"
+            )
+        )
     return pytest.param(name, marks=marks)
 
 

@@ -1,4 +1,6 @@
-"""Decoders: real encodings pass, and whatever else comes is answered with an error that was declared."""
+"""Decoders: real encodings pass, and whatever else comes is answered with an error that was
+declared.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_a_decoder_takes_at_least_one_real_encoding_and_refuses_the_others(name:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "passwords"])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_what_is_bent_is_decoded_or_refused_by_a_declared_error(name: str, data: st.DataObject) -> None:
+def test_what_is_bent_is_decoded_or_refused_by_a_declared_error(
+    name: str, data: st.DataObject
+) -> None:
     decoder = KNOWN[name]
     raw = data.draw(st.one_of(st.sampled_from(list(decoder.seeds)), st.binary(max_size=200)))
     raw = bent(raw, decoder.shape, random.Random(data.draw(st.integers(0, 2**32)))) or raw
@@ -55,7 +59,13 @@ def test_what_is_bent_is_decoded_or_refused_by_a_declared_error(name: str, data:
     for at in data.draw(st.lists(st.integers(0, max(0, len(raw) - 1)), max_size=3)) if raw else []:
         changed[at] = data.draw(st.integers(0, 255))
     with contextlib.suppress(decoder.errors):
-        decoder.feed(bytes(changed[: data.draw(st.integers(0, len(changed)))] if data.draw(st.booleans()) else changed))
+        decoder.feed(
+            bytes(
+                changed[: data.draw(st.integers(0, len(changed)))]
+                if data.draw(st.booleans())
+                else changed
+            )
+        )
 
 
 def test_a_bent_message_is_another_one_that_is_still_msgpack() -> None:

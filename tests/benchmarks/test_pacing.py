@@ -1,4 +1,6 @@
-"""Four agents under limits get submodels whose rounds end together, and one that is slowed gets a smaller one."""
+"""Four agents under limits get submodels whose rounds end together, and one that is slowed gets a
+smaller one.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,14 @@ def turn(number: int, agent: str, seconds: float, submodel: str = "w1-d1") -> Tu
 
 
 def test_the_ratio_is_of_the_agents_medians() -> None:
-    turns = [turn(number, agent, seconds) for number, seconds in enumerate((1.0, 9.0, 2.0), 1) for agent in CPUS]
-    slower = [turn(number, "a1", 3.0) if t.agent == "a1" else t for t in turns for number in [t.round]]
+    turns = [
+        turn(number, agent, seconds)
+        for number, seconds in enumerate((1.0, 9.0, 2.0), 1)
+        for agent in CPUS
+    ]
+    slower = [
+        turn(number, "a1", 3.0) if t.agent == "a1" else t for t in turns for number in [t.round]
+    ]
     assert ratio(turns, range(1, 4)) == 1.0
     assert ratio(slower, range(1, 4)) == 1.5
     with pytest.raises(FleetError, match="a0 trained in none of the rounds 5 to 6"):
@@ -25,7 +33,11 @@ def test_the_ratio_is_of_the_agents_medians() -> None:
 
 def test_the_rounds_in_which_the_slowed_agent_moved_are_found() -> None:
     widths = {1: 0.5, 2: 0.5, 3: 0.5, 4: 0.5, 5: 0.25, 6: 0.25, 7: 0.25, 8: 0.4}
-    turns = [turn(n, agent, 2.0, f"w{widths[n] if agent == 'a1' else 1}-d1") for n in widths for agent in CPUS]
+    turns = [
+        turn(n, agent, 2.0, f"w{widths[n] if agent == 'a1' else 1}-d1")
+        for n in widths
+        for agent in CPUS
+    ]
     made = judged(turns, Parts(3, 3, 2), 0.0)
     assert (made.slowed_after, made.moved, made.released_after, made.returned) == (3, 5, 6, 8)
     assert made.submodels == ("w1-d1", "w0.5-d1", "w1-d1", "w1-d1")
@@ -36,8 +48,12 @@ def test_the_rounds_in_which_the_slowed_agent_moved_are_found() -> None:
 @pytest.mark.timed
 @pytest.mark.slow
 @pytest.mark.timeout(580)
-def test_four_agents_keep_pace_and_the_slowed_one_is_moved_down_while_the_run_goes_on(tmp_path: Path) -> None:
-    """The promised 1.3 is what the benchmark shows on an idle machine. With one submodel for all it would be 10."""
+def test_four_agents_keep_pace_and_the_slowed_one_is_moved_down_while_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    """The promised 1.3 is what the benchmark shows on an idle machine. With one submodel for all it
+    would be 10.
+    """
     made = pacing(tmp_path, lambda text: None, Parts(5, 3, 0))
     assert [t.outcome for t in made.turns] == ["folded"] * 4 * 8
     sizes = [width(submodel) for submodel in made.submodels]

@@ -1,4 +1,6 @@
-"""Many raw agents with one coordinator: what they send is what must be in the model, and a replay notices where it is not."""
+"""Many raw agents with one coordinator: what they send is what must be in the model, and a replay
+notices where it is not.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,19 @@ def test_memory_is_flat_within_three_models() -> None:
 
 
 def test_values_are_spelled_as_toml() -> None:
-    assert scale.spelled({"a*": "w1", "b": [1, 0.5], "c": True}) == '{"a*" = "w1", "b" = [1, 0.5], "c" = true}'
+    assert (
+        scale.spelled({"a*": "w1", "b": [1, 0.5], "c": True})
+        == '{"a*" = "w1", "b" = [1, 0.5], "c" = true}'
+    )
 
 
 def test_what_a_raw_agent_learns_depends_on_weights_agent_and_round_alone() -> None:
     weights = {"w": np.ones((2, 3), np.float32), "b": np.zeros(2, np.float32)}
     once, again = learned(weights, "a", 1), learned(weights, "a", 1)
-    assert all(np.array_equal(once[name], again[name]) and once[name].dtype == np.float32 for name in weights)
+    assert all(
+        np.array_equal(once[name], again[name]) and once[name].dtype == np.float32
+        for name in weights
+    )
     assert not np.array_equal(once["w"], learned(weights, "b", 1)["w"])
     assert not np.array_equal(once["w"], learned(weights, "a", 2)["w"])
     assert np.abs(once["w"] - 1).max() < 0.01
@@ -37,7 +45,9 @@ def test_what_a_raw_agent_learns_depends_on_weights_agent_and_round_alone() -> N
 @pytest.mark.broker
 @pytest.mark.processes
 @pytest.mark.skipif(brokers.find_mosquitto() is None, reason="mosquitto is not installed")
-def test_twenty_agents_lose_nothing_and_a_record_that_was_changed_is_noticed(tmp_path: Path) -> None:
+def test_twenty_agents_lose_nothing_and_a_record_that_was_changed_is_noticed(
+    tmp_path: Path,
+) -> None:
     made = scale.course(tmp_path / "runs", 20, 2, lambda line: None)
     assert [turn.folded for turn in made.turns] == [20, 20]
     assert made.connected == 20
@@ -45,11 +55,14 @@ def test_twenty_agents_lose_nothing_and_a_record_that_was_changed_is_noticed(tmp
     assert (found.equal, found.doubled, found.foreign) == (True, 0, 0)
     assert found.folded[1] == [f"a{i:04d}" for i in range(20)]
     for change, equal, foreign in (
-        ("DELETE FROM updates WHERE round = 1 AND agent = 'a0003'", False, 20),  # in round 2 all began from other weights than they say
+        # in round 2 all began from other weights than they say
+        ("DELETE FROM updates WHERE round = 1 AND agent = 'a0003'", False, 20),
         ("UPDATE updates SET digest = 'x' WHERE round = 2 AND agent = 'a0003'", True, 1),
     ):
         shutil.rmtree(tmp_path / "copy", ignore_errors=True)
-        shutil.copytree(tmp_path / "runs", tmp_path / "copy", ignore=shutil.ignore_patterns("broker"))
+        shutil.copytree(
+            tmp_path / "runs", tmp_path / "copy", ignore=shutil.ignore_patterns("broker")
+        )
         with sqlite3.connect(tmp_path / "copy" / scale.RUN / "run.sqlite") as database:
             database.execute(change)
         database.close()

@@ -1,4 +1,6 @@
-"""Schedules of faults in virtual time: what they replace, that they pass, and that they find what is wrong."""
+"""Schedules of faults in virtual time: what they replace, that they pass, and that they find what
+is wrong.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,17 @@ from benchmarks.schedules.trial import REPLACED, run_schedule
 FAILED = Path(__file__).with_name("failed_schedules.jsonl")
 
 
-def test_only_disk_and_clock_are_replaced_in_production_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links, broker and trainer are handed in, as other ones are elsewhere. The round's `step` is called by one that looks at what it does."""
+def test_only_disk_and_clock_are_replaced_in_production_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Links, broker and trainer are handed in, as other ones are elsewhere. The round's `step` is
+    called by one that looks at what it does.
+    """
     names, patch = set[str](), mock.patch
 
     def noted(name: str, *made: object, **named: object) -> Any:
-        if sys._getframe(1).f_globals["__name__"].startswith("benchmarks"):  # PyTorch patches itself while it is imported
+        # PyTorch patches itself while it is imported
+        if sys._getframe(1).f_globals["__name__"].startswith("benchmarks"):
             names.add(name)
         return patch(name, *made, **named)
 
@@ -67,9 +74,17 @@ def test_schedules_hold(seed: int) -> None:
     assert outcome.folded
 
 
-@pytest.mark.parametrize("kept", [pytest.param(one["schedule"], id=one["found"]) for one in map(json.loads, FAILED.read_text().splitlines())])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        pytest.param(one["schedule"], id=one["found"])
+        for one in map(json.loads, FAILED.read_text().splitlines())
+    ],
+)
 def test_what_schedules_found_stays_mended(kept: dict[str, Any]) -> None:
-    """Each was seen to fail while its defect was there. `python -m benchmarks schedules` prints the line that keeps a failing one."""
+    """Each was seen to fail while its defect was there. `python -m benchmarks schedules` prints the
+    line that keeps a failing one.
+    """
     schedule = msgspec.convert(kept, Schedule)
     outcome = run_schedule(schedule)
     assert outcome.injected.total() == len(schedule.faults)
@@ -84,16 +99,30 @@ def test_following_a_schedule_changes_nothing(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_method_that_surveys_its_devices_is_among_them() -> None:
-    seed = next(seed for seed in range(100) if draw(seed).settings["method.name"] == "fedfa" and not draw(seed).faults)
+    seed = next(
+        seed
+        for seed in range(100)
+        if draw(seed).settings["method.name"] == "fedfa" and not draw(seed).faults
+    )
     SURVEYS.clear()
     assert run_schedule(draw(seed)).finished
-    assert [found for found in SURVEYS.values() if set(found.get("zico", {})) == {"w0.5-d2", "w1-d2"}]
+    assert [
+        found for found in SURVEYS.values() if set(found.get("zico", {})) == {"w0.5-d2", "w1-d2"}
+    ]
 
 
 def test_a_planted_defect_is_found_and_its_faults_are_few() -> None:
     """A bit flips in the spool while the coordinator is down, and the replay does not look."""
-    faults = Fault("cut", "a0", 5.0, 2.0), Fault("delay", "a1", 9.0, 3.0, 0.5), Fault("bit", COORDINATOR, 100.0, 1.0)
-    base = next(one["schedule"] for one in map(json.loads, FAILED.read_text().splitlines()) if "damaged in the spool" in one["found"])
+    faults = (
+        Fault("cut", "a0", 5.0, 2.0),
+        Fault("delay", "a1", 9.0, 3.0, 0.5),
+        Fault("bit", COORDINATOR, 100.0, 1.0),
+    )
+    base = next(
+        one["schedule"]
+        for one in map(json.loads, FAILED.read_text().splitlines())
+        if "damaged in the spool" in one["found"]
+    )
     schedule = replace(msgspec.convert(base, Schedule), faults=faults)
     with DEFECTS["a replay trusts the spool"].planted():
         assert attempt(schedule).wrong == "unequal: the state is not what was folded"

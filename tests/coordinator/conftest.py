@@ -31,6 +31,8 @@ def published() -> list[Event]:
 
 @pytest.fixture
 def fleet(memory: MemoryBroker, tmp_path: Path, clock: Clock, published: list[Event]) -> Fleet:
-    made = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, publish=published.append)
+    made = Fleet(
+        MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, publish=published.append
+    )
     made.endpoint.announce()
     return made

@@ -1,4 +1,6 @@
-"""What no update may be, one wrong thing at a time: as records, and as the bytes that a hostile device can send."""
+"""What no update may be, one wrong thing at a time: as records, and as the bytes that a hostile
+device can send.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.acceptance import check_match, check_scores, check_statistics, check_training, expected
+from coordinator.acceptance import (
+    check_match,
+    check_scores,
+    check_statistics,
+    check_training,
+    expected,
+)
 from coordinator.inbox import Inbox
 from federated.errors import Malformed, Refused
 from federated.method import configure
@@ -28,7 +36,10 @@ FEDAVG = method("fedavg")
 SETTINGS = configure(FEDAVG, {"norm": "static"})
 STATE = FEDAVG.start(initial(NETWORK, 0), FEDAVG.menu(NETWORK, SETTINGS), SETTINGS)
 SHAPES = expected(FEDAVG.place(STATE, SMALL))
-SENT = {name: float(value.norm()) for name, value in FEDAVG.dispatch(STATE, FEDAVG.place(STATE, SMALL)).items()}
+SENT = {
+    name: float(value.norm())
+    for name, value in FEDAVG.dispatch(STATE, FEDAVG.place(STATE, SMALL)).items()
+}
 FIRST = next(iter(SHAPES))
 TASK = Task("r", 1, 1, "a", "train", SMALL, "r0", "0" * 64, 100, Recipe(), 60.0)
 
@@ -44,7 +55,9 @@ def spoilt(value: float) -> np.ndarray:
     return made
 
 
-GOOD = Update("r", 1, 1, "a", "train", SMALL, "r0", 10, 5, values(), {"loss": 1.0, "labels": [0, 9]})
+GOOD = Update(
+    "r", 1, 1, "a", "train", SMALL, "r0", 10, 5, values(), {"loss": 1.0, "labels": [0, 9]}
+)
 
 
 def judge(update: Update, examples: int = 10, steps: int = 5, elapsed: float = 10.0) -> None:
@@ -134,7 +147,9 @@ def test_a_peak_is_a_number_of_bytes(value: object) -> None:
         judge(replace(GOOD, notes={**GOOD.notes, "peak": value}))
 
 
-@pytest.mark.parametrize("labels", [[10], [-1], [True], [1.0], ["1"], [0, 0], {"0": 1}, "01", 5, [2**64 - 1]], ids=repr)
+@pytest.mark.parametrize(
+    "labels", [[10], [-1], [True], [1.0], ["1"], [0, 0], {"0": 1}, "01", 5, [2**64 - 1]], ids=repr
+)
 def test_labels_are_classes_of_the_network_each_once(labels: object) -> None:
     with pytest.raises(Refused, match="expected labels from 0 to 9, each once"):
         judge(replace(GOOD, notes={**GOOD.notes, "labels": labels}))
@@ -177,13 +192,15 @@ def test_statistics_are_means_and_variances_of_batches_that_can_be() -> None:
     variance = next(name for name in made if name.endswith("running_var"))
     for value, words in ((math.nan, "finite"), (-1.0, "negative"), (1e20, "at most")):
         with pytest.raises(Refused, match=words):
-            check_statistics(replace(good, tensors={**made, variance: np.full_like(made[variance], value)}))
+            check_statistics(
+                replace(good, tensors={**made, variance: np.full_like(made[variance], value)})
+            )
     for batches in (0, -1, 11, 2**63, 1.0, True, None):
         with pytest.raises(Refused, match="batches"):
             check_statistics(replace(good, notes={"batches": batches}))
 
 
-# ---- bytes ---------------------------------------------------------------------------------------------------------
+# ---- bytes ---------------------------------------------------------------------------------------
 
 
 def read(folder: Path, data: bytes) -> Update:
@@ -239,7 +256,9 @@ def test_a_good_blob_is_read(tmp_path: Path) -> None:
     ids=lambda header: repr(header)[-60:],
 )
 def test_a_hostile_header_is_malformed_and_takes_no_memory(tmp_path: Path, header: Any) -> None:
-    """Names twice, sizes below zero or beyond what came, nesting without end, lengths of gigabytes: each is said, none is allocated."""
+    """Names twice, sizes below zero or beyond what came, nesting without end, lengths of gigabytes:
+    each is said, none is allocated.
+    """
     data = blob(header, bytes(128))
     read(tmp_path, bytes(tensors.encode(META, values())))
     tracemalloc.start()
@@ -255,18 +274,39 @@ def test_deep_notes_are_refused_or_ignored_but_break_nothing(tmp_path: Path, dep
     nested: Any = 1.0
     for _ in range(depth):
         nested = [nested]
-    update = read(tmp_path, bytes(tensors.encode({**META, "notes": {"loss": 1.0, "deep": nested}}, values())))
+    update = read(
+        tmp_path, bytes(tensors.encode({**META, "notes": {"loss": 1.0, "deep": nested}}, values()))
+    )
     judge(update)
     with pytest.raises(Refused, match="loss"):
         judge(replace(update, notes={"loss": nested}))
 
 
-@pytest.mark.parametrize("spoilt", [{"true": [0] * 10}, {"true": [-5] + [25 / 9] * 9}, {"hits": [-1] + [1] * 9}, {"guessed": [-1] * 10}])
-def test_tallies_that_count_fewer_than_no_examples_are_refused(spoilt: dict[str, list[float]]) -> None:
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"true": [0] * 10},
+        {"true": [-5] + [25 / 9] * 9},
+        {"hits": [-1] + [1] * 9},
+        {"guessed": [-1] * 10},
+    ],
+)
+def test_tallies_that_count_fewer_than_no_examples_are_refused(
+    spoilt: dict[str, list[float]],
+) -> None:
     """A score of them would divide by zero, and end the run."""
     submodel = menu(network("preresnet", (1, 8, 8), 10), (0.5,), (2,))[0]
-    sums = {"count": [20], "loss": [1.0], "right": [10], "hits": [1] * 10, "guessed": [2] * 10, "true": [2] * 10}
-    update = Update("r", 1, 1, "a", "evaluate", submodel, "r1", 20, 0, {}, {"tallies": {"all": sums}})
+    sums = {
+        "count": [20],
+        "loss": [1.0],
+        "right": [10],
+        "hits": [1] * 10,
+        "guessed": [2] * 10,
+        "true": [2] * 10,
+    }
+    update = Update(
+        "r", 1, 1, "a", "evaluate", submodel, "r1", 20, 0, {}, {"tallies": {"all": sums}}
+    )
     check_scores(update)
     with pytest.raises(Refused, match="tally 'all'"):
         check_scores(replace(update, notes={"tallies": {"all": sums | spoilt}}))

@@ -17,7 +17,9 @@ from tests.support.peer import weights
 
 
 def test_updates_out_of_all_proportion_are_refused() -> None:
-    made = Update("r", 1, 1, "a", "train", SMALL, "r0", 10, 1, weights(1.0), {"labels": [1], "loss": 1.0})
+    made = Update(
+        "r", 1, 1, "a", "train", SMALL, "r0", 10, 1, weights(1.0), {"labels": [1], "loss": 1.0}
+    )
     norms = {name: float(np.sqrt(np.prod(shape))) for name, shape in shapes(SMALL).items()}
     check_training(made, shapes(SMALL), norms, 10, 5)
     for wrong, words in (
@@ -45,11 +47,50 @@ def test_statistics_and_scores_are_checked() -> None:
         with pytest.raises(Refused):
             check_statistics(wrong)
     good = {"count": [10], "loss": [5.0], "right": [7]}
-    scored = Update("r", 1, 1, "a", "evaluate", SMALL, "r0", 10, 0, {}, {"tallies": {"all": good, "labels": good}})
+    scored = Update(
+        "r",
+        1,
+        1,
+        "a",
+        "evaluate",
+        SMALL,
+        "r0",
+        10,
+        0,
+        {},
+        {"tallies": {"all": good, "labels": good}},
+    )
     check_scores(scored)
-    check_scores(replace(scored, notes={"tallies": {"all": good | dict.fromkeys(("hits", "guessed", "true"), [1.0] * SMALL.network.outputs)}}))
-    wrong_tallies = [{**good, "right": [11]}, {**good, "right": [-1]}, {**good, "loss": [math.inf]}, {"count": [10], "loss": [5.0]}]
-    wrong_tallies += [{**good, "count": [True]}, {**good, "hits": [1.0]}, {**good, "count": 10}, {}, [], {**good, "count": [10, 1]}]
-    for notes in [*({"tallies": {"all": tally}} for tally in wrong_tallies), {"tallies": {"every": good}}, {"tallies": {"labels": good}}, {}]:
+    check_scores(
+        replace(
+            scored,
+            notes={
+                "tallies": {
+                    "all": good
+                    | dict.fromkeys(("hits", "guessed", "true"), [1.0] * SMALL.network.outputs)
+                }
+            },
+        )
+    )
+    wrong_tallies = [
+        {**good, "right": [11]},
+        {**good, "right": [-1]},
+        {**good, "loss": [math.inf]},
+        {"count": [10], "loss": [5.0]},
+    ]
+    wrong_tallies += [
+        {**good, "count": [True]},
+        {**good, "hits": [1.0]},
+        {**good, "count": 10},
+        {},
+        [],
+        {**good, "count": [10, 1]},
+    ]
+    for notes in [
+        *({"tallies": {"all": tally}} for tally in wrong_tallies),
+        {"tallies": {"every": good}},
+        {"tallies": {"labels": good}},
+        {},
+    ]:
         with pytest.raises(Refused):
             check_scores(replace(scored, notes=notes))

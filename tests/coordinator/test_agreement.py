@@ -1,4 +1,6 @@
-"""A run without data of its own learns the network from the majority of its agents; no minority of claims can change it beyond bounds."""
+"""A run without data of its own learns the network from the majority of its agents; no minority of
+claims can change it beyond bounds.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,17 @@ ODD: dict[str, Card] = {
 
 
 def config(**settings: Any) -> Any:
-    return load(None, {}, [("name", "r"), ("data.name", "agents"), ("model.name", "mlp-small"), ("method.name", "fedavg"), *settings.items()])
+    return load(
+        None,
+        {},
+        [
+            ("name", "r"),
+            ("data.name", "agents"),
+            ("model.name", "mlp-small"),
+            ("method.name", "fedavg"),
+            *settings.items(),
+        ],
+    )
 
 
 def cards(*several: Card) -> dict[str, Card]:
@@ -54,16 +66,24 @@ def cards(*several: Card) -> dict[str, Card]:
         ({"std": (0.0,)}, "'std' as 1 numbers from 1e-30"),
         ({"outputs": 2**40}, "'outputs' from 2 to 1048576 for target 'class', found 1099511627776"),
         ({"outputs": 1}, "'outputs' from 2 to"),
-        ({"inputs": (1, 2**40, 2**40)}, "'inputs' as a shape of 1 to 8 axes and at most 67108864 numbers"),
+        (
+            {"inputs": (1, 2**40, 2**40)},
+            "'inputs' as a shape of 1 to 8 axes and at most 67108864 numbers",
+        ),
         ({"inputs": (1,) * 9}, "'inputs' as a shape of 1 to 8 axes"),
         ({"inputs": ()}, "'inputs' as a shape"),
         ({"examples": 2**40}, "'examples' from 1 to 1099511627775, found 1099511627776"),
         ({"held_out": -1}, "'held_out' from 0 to"),
         ({"shift": (0.0,), "scale": (1.0,)}, "'shift' as 0 numbers"),
-        ({"target": "value", "shift": (1e200,), "scale": (1.0,), "outputs": 1}, "'shift' as 1 numbers from -1e.18"),
+        (
+            {"target": "value", "shift": (1e200,), "scale": (1.0,), "outputs": 1},
+            "'shift' as 1 numbers from -1e.18",
+        ),
     ],
 )
-def test_a_card_of_numbers_that_cannot_be_is_refused_with_field_expectation_and_finding(changed: dict[str, Any], said: str) -> None:
+def test_a_card_of_numbers_that_cannot_be_is_refused_with_field_expectation_and_finding(
+    changed: dict[str, Any], said: str
+) -> None:
     with pytest.raises(Refused, match=f"profile of a: expected {said}"):
         check_profile(replace(PROFILE, data=replace(GOOD, **changed)), CARD)
 
@@ -77,7 +97,11 @@ def test_one_odd_card_of_three_does_not_count_wherever_it_stands(odd: Card, plac
     agreed = majority(cards(*several))
     assert agreed.keys() == {"a0", "a1", "a2"} - {f"a{place}"}
     network = network_for(config(), list(agreed.values()))
-    assert (network.inputs, network.outputs, network.mean) == ((1, 8, 8), 10, (pytest.approx(5.75),))
+    assert (network.inputs, network.outputs, network.mean) == (
+        (1, 8, 8),
+        10,
+        (pytest.approx(5.75),),
+    )
     assert misfit(odd, network) or strange(odd, network)
     assert not any(misfit(card, network) or strange(card, network) for card in agreed.values())
 
@@ -95,7 +119,9 @@ def test_two_against_two_is_no_majority_and_three_against_two_is() -> None:
 
 
 def test_devices_whose_means_differ_more_than_each_deviates_agree_as_long_as_most_do() -> None:
-    """Each hardly varies around a mean of its own: 0, 10, 20, 30, 40. Another 500 away does not belong to them."""
+    """Each hardly varies around a mean of its own: 0, 10, 20, 30, 40. Another 500 away does not
+    belong to them.
+    """
     several = [replace(GOOD, mean=(10.0 * i,), std=(0.1,)) for i in range(5)]
     assert len(majority(cards(*several))) == 5
     assert len(majority(cards(*several, replace(GOOD, mean=(500.0,), std=(0.1,))))) == 5
@@ -104,19 +130,28 @@ def test_devices_whose_means_differ_more_than_each_deviates_agree_as_long_as_mos
 def test_a_device_may_know_up_to_twice_the_classes_of_most_and_any_fewer() -> None:
     known = [replace(GOOD, outputs=count) for count in (3, 5, 10)]
     assert network_for(config(), list(majority(cards(*known)).values())).outputs == 10
-    assert network_for(config(), list(majority(cards(*known, replace(GOOD, outputs=11))).values())).outputs == 10
+    assert (
+        network_for(
+            config(), list(majority(cards(*known, replace(GOOD, outputs=11))).values())
+        ).outputs
+        == 10
+    )
 
 
 def test_no_claim_of_examples_outweighs_ten_devices() -> None:
-    """Of a mean of 5 and one of 65, which claims all examples of the world: 5 + 60 x 10/12; the deviation stays of the order of the others'."""
+    """Of a mean of 5 and one of 65, which claims all examples of the world: 5 + 60 x 10/12; the
+    deviation stays of the order of the others'.
+    """
     several = [GOOD, GOOD, replace(GOOD, mean=(65.0,), std=(1e-30,), examples=2**40 - 1)]
     network = network_for(config(), several)
     assert network.mean == (pytest.approx(55.0),)
     assert network.std[0] > 1
 
 
-def test_a_minority_moves_normalisation_and_size_no_further_than_bounds_that_the_others_set() -> None:
-    """Whatever two of five claim that counts: within 10 deviations of 6 plus spread, and at most twice the classes."""
+def test_a_minority_moves_normalisation_and_size_only_within_the_bounds_of_others() -> None:
+    """Whatever two of five claim that counts: within 10 deviations of 6 plus spread, and at most
+    twice the classes.
+    """
     honest = [GOOD] * 3
     for mean in (-1e18, -60.0, 5.0, 66.0, 1e18):
         for std in (1e-30, 59.0, 1e18):
@@ -128,7 +163,7 @@ def test_a_minority_moves_normalisation_and_size_no_further_than_bounds_that_the
             assert not any(strange(card, network) for card in honest)
 
 
-# ---- at the start of a run -----------------------------------------------------------------------------------------------
+# ---- at the start of a run -----------------------------------------------------------------------
 
 
 def arriving(fleet: Fleet, steps: Sequence[Callable[[], object]]) -> list[AgentsAwaited]:
@@ -157,7 +192,9 @@ def join(memory: MemoryBroker) -> Callable[[str, Card], Peer]:
     return joined
 
 
-def test_the_first_agents_do_not_settle_the_network_before_enough_agree(fleet: Fleet, join: Callable[[str, Card], Peer]) -> None:
+def test_the_first_agents_do_not_settle_the_network_before_enough_agree(
+    fleet: Fleet, join: Callable[[str, Card], Peer]
+) -> None:
     """A liar comes first, an honest agent second; the third one decides."""
     join("a", ODD["mean of most examples"])
     join("b", GOOD)
@@ -168,20 +205,41 @@ def test_the_first_agents_do_not_settle_the_network_before_enough_agree(fleet: F
     assert {(one.ready, one.wanted) for one in said} == {(0, 2)}
 
 
-def test_two_agents_that_disagree_wait_until_one_changes(fleet: Fleet, join: Callable[[str, Card], Peer], caplog: pytest.LogCaptureFixture) -> None:
+def test_two_agents_that_disagree_wait_until_one_changes(
+    fleet: Fleet, join: Callable[[str, Card], Peer], caplog: pytest.LogCaptureFixture
+) -> None:
     odd = join("a", ODD["shape"])
     join("b", GOOD)
     listen(fleet)
-    arriving(fleet, [lambda: None, lambda: odd.say(replace(PROFILE, agent="a", data=GOOD), topics.profile("r", "a"))])
-    assert await_network(fleet, config(**{"fleet.min_agents": 2}), fleet.publish).inputs == (1, 8, 8)
-    assert "0 of 2 agents have data that fit together, 2 are needed: 1 x class of (1, 9, 9); 1 x class of (1, 8, 8)" in caplog.text
+    arriving(
+        fleet,
+        [
+            lambda: None,
+            lambda: odd.say(replace(PROFILE, agent="a", data=GOOD), topics.profile("r", "a")),
+        ],
+    )
+    assert await_network(fleet, config(**{"fleet.min_agents": 2}), fleet.publish).inputs == (
+        1,
+        8,
+        8,
+    )
+    assert (
+        "0 of 2 agents have data that fit together, 2 are needed: 1 x class of (1, 9, "
+        "9); 1 x class of (1, 8, 8)" in caplog.text
+    )
 
 
-def test_without_a_majority_the_wait_ends_with_what_the_agents_have(fleet: Fleet, join: Callable[[str, Card], Peer]) -> None:
+def test_without_a_majority_the_wait_ends_with_what_the_agents_have(
+    fleet: Fleet, join: Callable[[str, Card], Peer]
+) -> None:
     join("a", ODD["shape"])
     join("b", GOOD)
     listen(fleet)
-    with pytest.raises(FleetError, match=r"0 of 2 agents have data that fit together.*\(1, 9, 9\).*name data at the coordinator"):
+    with pytest.raises(
+        FleetError,
+        match=r"0 of 2 agents have data that fit together.*\(1, 9, 9\).*name data at the "
+        r"coordinator",
+    ):
         await_network(fleet, config(**{"fleet.min_agents": 2, "fleet.wait": 0.01}), fleet.publish)
 
 
@@ -209,9 +267,17 @@ def test_the_agent_that_does_not_fit_is_told_why_and_one_that_changes_is_judged_
 
 
 def test_the_largest_profile_that_is_taken_is_a_few_kilobytes_beyond_the_survey() -> None:
-    large = replace(PROFILE, host="h" * 1000, system="s" * 1000, runtime="r" * 1000, labels=("l" * 128,) * 16)
+    large = replace(
+        PROFILE, host="h" * 1000, system="s" * 1000, runtime="r" * 1000, labels=("l" * 128,) * 16
+    )
     check_profile(envelope.decode(envelope.encode(large)), CARD)  # type: ignore[arg-type]
-    wide = replace(large, data=replace(GOOD, inputs=(4000, 1, 1), mean=(0.0,) * 4000, std=(1.0,) * 4000))
-    with pytest.raises(Refused, match=f"profile of a: expected at most {CARD.profile_limit} bytes beside the timings, found [0-9]+"):
+    wide = replace(
+        large, data=replace(GOOD, inputs=(4000, 1, 1), mean=(0.0,) * 4000, std=(1.0,) * 4000)
+    )
+    with pytest.raises(
+        Refused,
+        match=f"profile of a: expected at most {CARD.profile_limit} bytes beside the timings, "
+        "found [0-9]+",
+    ):
         check_profile(wide, CARD)
     check_profile(wide, replace(CARD, network=None))

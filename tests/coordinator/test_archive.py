@@ -29,7 +29,13 @@ def test_a_release_is_copied_whole_and_twice_is_fine(archive: Archive, tmp_path:
     (folder / "MODEL.md").write_text("for people")
     name = archive.take(folder)
     assert name == bundle.version(folder) == archive.take(folder)
-    assert {path.name for path in archive.path(name).iterdir()} == {"MODEL.md", "manifest.json", "check.tensors", "w1-d1.onnx", "w1-d1.tensors"}
+    assert {path.name for path in archive.path(name).iterdir()} == {
+        "MODEL.md",
+        "manifest.json",
+        "check.tensors",
+        "w1-d1.onnx",
+        "w1-d1.tensors",
+    }
     (archive.path(name) / "w1-d1.onnx").write_bytes(b"damaged")
     archive.take(folder)
     assert bundle.read(archive.path(name)).run == "spring"
@@ -43,7 +49,9 @@ def test_a_damaged_release_is_not_taken(archive: Archive, tmp_path: Path) -> Non
     assert not list(archive.folder.iterdir())
 
 
-def test_a_history_is_read_as_it_was_written_and_versions_nobody_wants_go(archive: Archive, tmp_path: Path) -> None:
+def test_a_history_is_read_as_it_was_written_and_versions_nobody_wants_go(
+    archive: Archive, tmp_path: Path
+) -> None:
     assert archive.read() == History("spring")
     history = History("spring")
     for i in range(3):
@@ -52,21 +60,37 @@ def test_a_history_is_read_as_it_was_written_and_versions_nobody_wants_go(archiv
     archive.write(history)
     assert archive.read() == history
     archive.prune(history)
-    assert {path.name for path in archive.folder.iterdir()} == {"history.json", history.stable, history.previous}
+    assert {path.name for path in archive.folder.iterdir()} == {
+        "history.json",
+        history.stable,
+        history.previous,
+    }
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"run": "spring", "stable": 1}', '{"run": "autumn"}', '{"run": "spring", "stable": "aaaaaaaaaaaa"}']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"run": "spring", "stable": 1}',
+        '{"run": "autumn"}',
+        '{"run": "spring", "stable": "aaaaaaaaaaaa"}',
+    ],
 )
 def test_a_damaged_or_foreign_history_is_named_and_stays(archive: Archive, text: str) -> None:
     path = archive.folder / "history.json"
     path.write_text(text)
-    with pytest.raises(StoreError, match=r"history\.json: (not a history|expected a history of run 'spring')"):
+    with pytest.raises(
+        StoreError, match=r"history\.json: (not a history|expected a history of run 'spring')"
+    ):
         archive.read()
     assert path.read_text() == text
 
 
-def test_a_history_that_cannot_be_written_leaves_the_old_one(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_that_cannot_be_written_leaves_the_old_one(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     archive.write(History("spring"))
 
     def full(self: Path, target: Path) -> Path:

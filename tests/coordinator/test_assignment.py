@@ -25,9 +25,13 @@ RECIPE = Recipe(epochs=2, batch=32)
 
 
 def law(submodel: Submodel, speed: float = 1.0) -> float:
-    """Seconds of a step on a device of which we know how it works: arithmetic, memory, and a fixed price per block."""
+    """Seconds of a step on a device of which we know how it works: arithmetic, memory, and a fixed
+    price per block.
+    """
     what = cost(submodel, 32)
-    return (what.macs * 32 * 2e-11 + what.activations * 32 * 1e-9 + 6e-4 * sum(map(sum, submodel.mask))) / speed
+    return (
+        what.macs * 32 * 2e-11 + what.activations * 32 * 1e-9 + 6e-4 * sum(map(sum, submodel.mask))
+    ) / speed
 
 
 def profile(speed: float = 1.0, memory: int = 10**9, uplink: float = 0.0) -> Profile:
@@ -37,8 +41,12 @@ def profile(speed: float = 1.0, memory: int = 10**9, uplink: float = 0.0) -> Pro
 
 def test_the_time_of_a_step_is_predicted_from_small_submodels() -> None:
     for submodel in MENU:
-        assert step_seconds(profile().timings, submodel, 32) == pytest.approx(law(submodel), rel=0.3)
-    assert step_seconds(profile().timings, TIMED[0], 32) == law(TIMED[0]), "what was timed is not predicted"
+        assert step_seconds(profile().timings, submodel, 32) == pytest.approx(
+            law(submodel), rel=0.3
+        )
+    assert step_seconds(profile().timings, TIMED[0], 32) == law(TIMED[0]), (
+        "what was timed is not predicted"
+    )
 
 
 def test_a_round_is_its_steps_and_its_transfers() -> None:
@@ -63,7 +71,9 @@ def test_a_deadline_counts_the_whole_round() -> None:
     menu = offers(profile(), MENU, RECIPE, 0.6)
     limit = menu[4].seconds
     assert bounds([menu], RECIPE, 1.15, limit) == Bounds(np.inf, limit, paced=False)
-    assert [o.submodel for o in menu if o.seconds <= limit] == list(affordable(menu, Bounds(np.inf, limit)))
+    assert [o.submodel for o in menu if o.seconds <= limit] == list(
+        affordable(menu, Bounds(np.inf, limit))
+    )
 
 
 def test_the_smallest_is_given_where_none_is_quick_enough_and_none_where_none_fits() -> None:
@@ -80,20 +90,30 @@ def test_memory_bounds_what_is_given() -> None:
     assert all(cost(s, 32).memory <= cost(MENU[3], 32).memory for s in given)
 
 
-def test_the_pace_is_of_steps_where_devices_go_through_their_data_and_of_rounds_where_steps_are_fixed() -> None:
+def test_pace_is_per_step_with_epochs_and_per_round_with_fixed_steps() -> None:
     few = replace(CARD, examples=64)
-    fleet = [offers(profile(), MENU, RECIPE, 0.6), offers(replace(profile(), data=few), MENU, RECIPE, 0.6)]
+    fleet = [
+        offers(profile(), MENU, RECIPE, 0.6),
+        offers(replace(profile(), data=few), MENU, RECIPE, 0.6),
+    ]
     full = fleet[0][-1]
-    assert bounds(fleet, RECIPE, 1.5, 0) == Bounds(step=pytest.approx(1.5 * full.step)), "who has few data does not hurry the other"
+    assert bounds(fleet, RECIPE, 1.5, 0) == Bounds(step=pytest.approx(1.5 * full.step)), (
+        "who has few data does not hurry the other"
+    )
     fixed = replace(RECIPE, steps=4)
     fleet = [offers(profile(speed), MENU, fixed, 0.6) for speed in (1.0, 0.5)]
     assert bounds(fleet, fixed, 1.5, 0) == Bounds(seconds=pytest.approx(1.5 * 4 * full.step))
 
 
 def test_a_quick_device_with_little_memory_does_not_set_the_pace() -> None:
-    """It can hold the smallest alone, which takes it no time: whoever holds the largest says how long a round is."""
+    """It can hold the smallest alone, which takes it no time: whoever holds the largest says how
+    long a round is.
+    """
     small = int(cost(MENU[0], 32).memory / 0.6) + 1
-    fleet = [offers(profile(4.0, memory=small), MENU, RECIPE, 0.6), offers(profile(1.0), MENU, RECIPE, 0.6)]
+    fleet = [
+        offers(profile(4.0, memory=small), MENU, RECIPE, 0.6),
+        offers(profile(1.0), MENU, RECIPE, 0.6),
+    ]
     assert [o.fits for o in fleet[0]] == [True] + [False] * 8
     allowed = bounds(fleet, RECIPE, 1.0, 0)
     assert allowed == Bounds(step=fleet[1][-1].step)
@@ -103,10 +123,15 @@ def test_a_quick_device_with_little_memory_does_not_set_the_pace() -> None:
 
 def test_what_rounds_have_shown_corrects_time_transfer_and_memory() -> None:
     shown = Standing(step=2.0, memory=1.5, rate=1e5, extra=0.25)
-    before, after = offers(profile(uplink=1e6), MENU, RECIPE, 0.6)[0], offers(profile(uplink=1e6), MENU, RECIPE, 0.6, shown)[0]
+    before, after = (
+        offers(profile(uplink=1e6), MENU, RECIPE, 0.6)[0],
+        offers(profile(uplink=1e6), MENU, RECIPE, 0.6, shown)[0],
+    )
     assert after.step == 2 * before.step
     assert after.memory == pytest.approx(1.5 * before.memory, abs=1)
-    assert after.seconds == pytest.approx(20 * after.step + 2 * 0.25 + 2 * cost(MENU[0]).bytes / 1e5)
+    assert after.seconds == pytest.approx(
+        20 * after.step + 2 * 0.25 + 2 * cost(MENU[0]).bytes / 1e5
+    )
 
 
 def test_what_ran_out_of_memory_bars_all_that_is_not_smaller() -> None:
@@ -125,9 +150,13 @@ def test_what_ran_out_of_memory_bars_all_that_is_not_smaller() -> None:
 def test_what_came_too_late_bars_all_that_is_not_quicker_but_never_the_quickest() -> None:
     shown = Standing(setbacks=(Setback(MENU[4].name, "late", 3, "was late"),))
     menu = offers(profile(), MENU, RECIPE, 0.6, shown)
-    assert {o.submodel for o in menu if o.barred} == {o.submodel for o in menu if o.seconds >= menu[4].seconds}
+    assert {o.submodel for o in menu if o.barred} == {
+        o.submodel for o in menu if o.seconds >= menu[4].seconds
+    }
     again = Standing(setbacks=(Setback(MENU[4].name, "late", 4, "was late", share=0.5),))
-    assert {o.submodel for o in offers(profile(), MENU, RECIPE, 0.6, again) if o.barred} > {o.submodel for o in menu if o.barred}
+    assert {o.submodel for o in offers(profile(), MENU, RECIPE, 0.6, again) if o.barred} > {
+        o.submodel for o in menu if o.barred
+    }
     hopeless = Standing(setbacks=(Setback(MENU[0].name, "late", 4, "was late", share=0.01),))
     assert affordable(offers(profile(), MENU, RECIPE, 0.6, hopeless), Bounds()) == (MENU[0],)
 
@@ -151,7 +180,9 @@ def test_pins_are_checked() -> None:
     fixed = pinned(MENU, {"a": "w1-d4.4.4", "d0[0-4]": MENU[0].name, "d*": MENU[-1].name})
     assert fixed("a") == MENU[-1]
     assert (fixed("d03"), fixed("d05"), fixed("b")) == (MENU[0], MENU[-1], None)
-    with pytest.raises(ConfigError, match=r"assign.submodels: a: unknown submodel 'w1-d4'; known: w1-d4.4.4"):
+    with pytest.raises(
+        ConfigError, match=r"assign.submodels: a: unknown submodel 'w1-d4'; known: w1-d4.4.4"
+    ):
         pinned(MENU, {"a": "w1-d4"})
 
 

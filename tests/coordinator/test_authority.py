@@ -39,15 +39,23 @@ def der(pem: str) -> bytes:
 def test_nobody_else_may_open_what_it_writes(authority: Authority) -> None:
     assert stat.S_IMODE(authority.folder.stat().st_mode) == 0o700
     private = ("root.pem", "server.pem", "coordinator.pem", "registry.sqlite")
-    assert {name: stat.S_IMODE((authority.folder / name).stat().st_mode) for name in private} == dict.fromkeys(private, 0o600)
+    assert {
+        name: stat.S_IMODE((authority.folder / name).stat().st_mode) for name in private
+    } == dict.fromkeys(private, 0o600)
     assert b"PRIVATE" not in authority.ca.read_bytes() + authority.crl.read_bytes()
 
 
-@pytest.mark.parametrize(("name", "mode"), [("", 0o750), ("root.pem", 0o640), ("server.pem", 0o604)])
-def test_a_folder_or_key_that_others_may_open_is_refused_with_the_remedy(tmp_path: Path, name: str, mode: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "mode"), [("", 0o750), ("root.pem", 0o640), ("server.pem", 0o604)]
+)
+def test_a_folder_or_key_that_others_may_open_is_refused_with_the_remedy(
+    tmp_path: Path, name: str, mode: int
+) -> None:
     Authority(tmp_path / "pki").close()
     (tmp_path / "pki" / name).chmod(mode)
-    with pytest.raises(ConfigError, match=rf"only this user may open, found mode {mode:04o}.*chmod go="):
+    with pytest.raises(
+        ConfigError, match=rf"only this user may open, found mode {mode:04o}.*chmod go="
+    ):
         Authority(tmp_path / "pki")
 
 
@@ -58,19 +66,27 @@ def test_it_is_the_same_when_it_is_opened_again(authority: Authority) -> None:
     again.close()
 
 
-def test_the_brokers_certificate_holds_every_name_of_this_machine_and_those_that_were_given(authority: Authority) -> None:
-    assert {"localhost", "127.0.0.1", "::1", "broker.example", "192.0.2.9", *own_names()} <= set(server_names(authority.server))
+def test_the_brokers_certificate_holds_every_name_of_this_machine_and_those_that_were_given(
+    authority: Authority,
+) -> None:
+    assert {"localhost", "127.0.0.1", "::1", "broker.example", "192.0.2.9", *own_names()} <= set(
+        server_names(authority.server)
+    )
     authority.add_hosts(["later.example"])
     assert "later.example" in server_names(authority.server)
 
 
 @pytest.mark.parametrize("host", ["", "a b", "münchen", "h/x", "*"])
 def test_what_is_no_host_gets_no_certificate(authority: Authority, host: str) -> None:
-    with pytest.raises(ConfigError, match="--host: expected a host's name in ASCII or an IP address"):
+    with pytest.raises(
+        ConfigError, match="--host: expected a host's name in ASCII or an IP address"
+    ):
         authority.add_hosts([host])
 
 
-def test_an_agents_certificate_names_it_and_is_for_clients_from_some_minutes_ago_for_ninety_days(authority: Authority) -> None:
+def test_an_agents_certificate_names_it_and_is_for_clients_from_some_minutes_ago_for_ninety_days(
+    authority: Authority,
+) -> None:
     token = authority.invite("a", "localhost", 8884, 60)
     made = x509.load_pem_x509_certificate(authority.enrol(token.secret, request("a", KEY)).encode())
     now = datetime.now(UTC)
@@ -78,15 +94,21 @@ def test_an_agents_certificate_names_it_and_is_for_clients_from_some_minutes_ago
     assert made.public_key() == KEY.public_key()
     assert now - timedelta(minutes=11) < made.not_valid_before_utc < now - timedelta(minutes=9)
     assert abs(made.not_valid_after_utc - now - LIFE) < timedelta(minutes=1)
-    assert list(made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert list(made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [
+        ExtendedKeyUsageOID.CLIENT_AUTH
+    ]
     assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
-def test_a_token_works_once_but_again_for_the_same_key_whose_answer_was_lost(authority: Authority) -> None:
+def test_a_token_works_once_but_again_for_the_same_key_whose_answer_was_lost(
+    authority: Authority,
+) -> None:
     token = authority.invite("a", "localhost", 8884, 60)
     first = authority.enrol(token.secret, request("a", KEY))
     assert authority.enrol(token.secret, request("a", KEY)) == first
-    with pytest.raises(Refused, match="used already; if that was not this device, revoke 'a' at once"):
+    with pytest.raises(
+        Refused, match="used already; if that was not this device, revoke 'a' at once"
+    ):
         authority.enrol(token.secret, request("a", OTHER))
 
 
@@ -125,7 +147,10 @@ def test_only_agents_names_are_enrolled(authority: Authority, name: str) -> None
             authority.enrol(b"x" * 16, request(name, KEY))
 
 
-@pytest.mark.parametrize("asked", ["", "hello", "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"])
+@pytest.mark.parametrize(
+    "asked",
+    ["", "hello", "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"],
+)
 def test_what_is_no_request_is_refused(authority: Authority, asked: str) -> None:
     token = authority.invite("a", "localhost", 8884, 60)
     with pytest.raises(Refused, match="expected a request"):
@@ -133,22 +158,48 @@ def test_what_is_no_request_is_refused(authority: Authority, asked: str) -> None
     authority.enrol(token.secret, request("a", KEY))  # it did not use the token up
 
 
-def test_a_request_that_its_own_key_did_not_sign_or_of_another_kind_of_key_is_refused(authority: Authority) -> None:
+def test_a_request_that_its_own_key_did_not_sign_or_of_another_kind_of_key_is_refused(
+    authority: Authority,
+) -> None:
     token = authority.invite("a", "localhost", 8884, 60)
-    mine, others = (key.public_key().public_bytes(serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint) for key in (KEY, OTHER))
-    signed = x509.load_pem_x509_csr(request("a", KEY).encode()).public_bytes(serialization.Encoding.DER)
-    pem = x509.load_der_x509_csr(signed.replace(mine, others)).public_bytes(serialization.Encoding.PEM).decode()
+    mine, others = (
+        key.public_key().public_bytes(
+            serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint
+        )
+        for key in (KEY, OTHER)
+    )
+    signed = x509.load_pem_x509_csr(request("a", KEY).encode()).public_bytes(
+        serialization.Encoding.DER
+    )
+    pem = (
+        x509.load_der_x509_csr(signed.replace(mine, others))
+        .public_bytes(serialization.Encoding.PEM)
+        .decode()
+    )
     with pytest.raises(Refused, match="expected a request"):
         authority.enrol(token.secret, pem)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a")])
-    weak = x509.CertificateSigningRequestBuilder().subject_name(name).sign(rsa.generate_private_key(65537, 2048), authorities.hashes.SHA256())
+    weak = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(name)
+        .sign(rsa.generate_private_key(65537, 2048), authorities.hashes.SHA256())
+    )
     with pytest.raises(Refused, match=r"of the curve P-256"):
         authority.enrol(token.secret, weak.public_bytes(serialization.Encoding.PEM).decode())
 
 
-def test_renewing_takes_a_certificate_of_the_same_name_that_is_known_and_not_revoked(authority: Authority, tmp_path: Path) -> None:
-    shown = der(authority.enrol(authority.invite("a", "localhost", 8884, 60).secret, request("a", KEY)))
-    assert x509.load_pem_x509_certificate(authority.renew(shown, request("a", OTHER)).encode()).public_key() == OTHER.public_key()
+def test_renewing_takes_a_certificate_of_the_same_name_that_is_known_and_not_revoked(
+    authority: Authority, tmp_path: Path
+) -> None:
+    shown = der(
+        authority.enrol(authority.invite("a", "localhost", 8884, 60).secret, request("a", KEY))
+    )
+    assert (
+        x509.load_pem_x509_certificate(
+            authority.renew(shown, request("a", OTHER)).encode()
+        ).public_key()
+        == OTHER.public_key()
+    )
     with pytest.raises(Refused, match="is of 'a', the new one is asked for 'b'"):
         authority.renew(shown, request("b", OTHER))
     with pytest.raises(Refused, match="none of an agent that was enrolled here"):
@@ -158,21 +209,31 @@ def test_renewing_takes_a_certificate_of_the_same_name_that_is_known_and_not_rev
         authority.renew(shown, request("a", OTHER))
 
 
-def test_revoking_lists_every_certificate_of_a_name_and_bars_it_until_it_is_enrolled_anew(authority: Authority) -> None:
-    shown = der(authority.enrol(authority.invite("a", "localhost", 8884, 60).secret, request("a", KEY)))
+def test_revoking_lists_every_certificate_of_a_name_and_bars_it_until_it_is_enrolled_anew(
+    authority: Authority,
+) -> None:
+    shown = der(
+        authority.enrol(authority.invite("a", "localhost", 8884, 60).secret, request("a", KEY))
+    )
     authority.renew(shown, request("a", OTHER))
     authority.enrol(authority.invite("b", "localhost", 8884, 60).secret, request("b", KEY))
     assert authority.revoke("a") == 2
     listed = x509.load_pem_x509_crl(authority.crl.read_bytes())
-    assert {f"{one.serial_number:x}" for one in listed} == {one.serial for one in authority.registry.certificates() if one.name == "a"}
-    assert listed.is_signature_valid(x509.load_pem_x509_certificate(authority.ca.read_bytes()).public_key())  # type: ignore[arg-type]
+    assert {f"{one.serial_number:x}" for one in listed} == {
+        one.serial for one in authority.registry.certificates() if one.name == "a"
+    }
+    assert listed.is_signature_valid(
+        x509.load_pem_x509_certificate(authority.ca.read_bytes()).public_key()
+    )  # type: ignore[arg-type]
     assert listed.next_update_utc is not None
     assert authority.registry.barred() == {"a"}
     authority.enrol(authority.invite("a", "localhost", 8884, 60).secret, request("a", KEY))
     assert authority.registry.barred() == frozenset()
 
 
-def test_who_renewed_for_longer_than_a_certificate_lasts_is_barred_like_any_other(authority: Authority) -> None:
+def test_who_renewed_for_longer_than_a_certificate_lasts_is_barred_like_any_other(
+    authority: Authority,
+) -> None:
     token = authority.invite("a", "h", 1, 60)
     first = authority.enrol(token.secret, request("a", KEY))
     authority.renew(der(first), request("a", OTHER))
@@ -182,7 +243,9 @@ def test_who_renewed_for_longer_than_a_certificate_lasts_is_barred_like_any_othe
     assert authority.registry.barred() == {"a"}
 
 
-def test_nobody_fills_the_registry_by_renewing(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_fills_the_registry_by_renewing(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(authorities, "MOST", 3)
     shown = der(authority.enrol(authority.invite("a", "h", 1, 60).secret, request("a", KEY)))
     for _ in range(2):
@@ -191,10 +254,15 @@ def test_nobody_fills_the_registry_by_renewing(authority: Authority, monkeypatch
         authority.renew(shown, request("a", OTHER))
 
 
-def test_its_own_certificates_and_list_are_made_again_before_they_end(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = [path.read_bytes() for path in (authority.server, authority.coordinator, authority.crl)]
+def test_its_own_certificates_and_list_are_made_again_before_they_end(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [
+        path.read_bytes() for path in (authority.server, authority.coordinator, authority.crl)
+    ]
     with monkeypatch.context() as patch:
-        patch.setattr(authorities, "OWN_LIFE", timedelta(minutes=1))  # of which the ten minutes that it is backdated are most
+        # of which the ten minutes that it is backdated are most
+        patch.setattr(authorities, "OWN_LIFE", timedelta(minutes=1))
         patch.setattr(authorities, "LIST_LIFE", timedelta(hours=1))
         for path in (authority.server, authority.coordinator, authority.crl):
             path.unlink()
@@ -207,5 +275,9 @@ def test_its_own_certificates_and_list_are_made_again_before_they_end(authority:
 
 def test_a_folder_that_cannot_be_made_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"authority's folder .*file/pki cannot be made: Not a directory; name another by --pki"):
+    with pytest.raises(
+        ConfigError,
+        match=r"authority's folder .*file/pki cannot be made: Not a directory; name another by "
+        r"--pki",
+    ):
         Authority(tmp_path / "file" / "pki")

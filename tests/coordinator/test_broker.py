@@ -26,10 +26,16 @@ def starter(kind: str, folder: Path) -> subprocess.Popen[bytes]:
     """A process that starts a broker, prints its address, and lingers."""
     code = (
         "import sys, time; from pathlib import Path; from coordinator.broker import start\n"
-        "broker = start(port=0, kind=sys.argv[1], directory=Path(sys.argv[2])); print(broker.address, flush=True); time.sleep(60)"
+        "broker = start(port=0, kind=sys.argv[1], directory=Path(sys.argv[2])); "
+        "print(broker.address, flush=True); time.sleep(60)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen([sys.executable, "-c", code, kind, str(folder)], stdout=subprocess.PIPE, env=environment, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, kind, str(folder)],
+        stdout=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -46,7 +52,9 @@ def test_a_started_broker_answers_on_loopback_only_and_stops(kind: str, tmp_path
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_broker_is_gone_when_its_starter_is_killed(kind: str, how: signal.Signals, tmp_path: Path) -> None:
+def test_a_broker_is_gone_when_its_starter_is_killed(
+    kind: str, how: signal.Signals, tmp_path: Path
+) -> None:
     process = starter(kind, tmp_path)
     assert process.stdout is not None
     address = process.stdout.readline().decode().strip()
@@ -73,7 +81,9 @@ def test_ctrl_c_is_for_the_coordinator_and_not_for_its_broker(kind: str, tmp_pat
     eventually(lambda: not listens(address))
 
 
-def test_without_mosquitto_the_embedded_broker_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mosquitto_the_embedded_broker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(brokers, "find_mosquitto", lambda: None)
     with brokers.start(port=0, directory=tmp_path) as broker:
         assert broker.kind == "embedded"
@@ -84,7 +94,10 @@ def test_without_mosquitto_the_embedded_broker_starts(tmp_path: Path, monkeypatc
 def test_a_port_in_use_is_called_so_with_both_ways_out(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(LinkError, match=rf"port {port} of 127.0.0.1 is in use.*--broker 127.0.0.1:{port}.*--port"):
+        with pytest.raises(
+            LinkError,
+            match=rf"port {port} of 127.0.0.1 is in use.*--broker 127.0.0.1:{port}.*--port",
+        ):
             brokers.start(port=port, directory=tmp_path)
 
 
@@ -103,7 +116,9 @@ def test_a_listening_address_must_be_one_of_this_machine(tmp_path: Path) -> None
 
 
 @needs_mosquitto
-def test_with_passwords_the_coordinator_has_one_of_its_own_and_none_is_kept_plain(tmp_path: Path) -> None:
+def test_with_passwords_the_coordinator_has_one_of_its_own_and_none_is_kept_plain(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "users").write_text("me:correct-horse\n")
     with brokers.start(port=0, directory=tmp_path / "b", passwords=tmp_path / "users") as broker:
         MqttLink(broker.url, "coordinator").close()
@@ -115,14 +130,21 @@ def test_with_passwords_the_coordinator_has_one_of_its_own_and_none_is_kept_plai
 
 def test_passwords_need_mosquitto_and_nothing_is_started_without_it(tmp_path: Path) -> None:
     (tmp_path / "users").write_text("me:x\n")
-    with pytest.raises(LinkError, match="--passwords needs mosquitto, because the embedded broker cannot restrict clients"):
-        brokers.start(port=0, kind="embedded", directory=tmp_path / "b", passwords=tmp_path / "users")
+    with pytest.raises(
+        LinkError,
+        match="--passwords needs mosquitto, because the embedded broker cannot restrict clients",
+    ):
+        brokers.start(
+            port=0, kind="embedded", directory=tmp_path / "b", passwords=tmp_path / "users"
+        )
     assert not (tmp_path / "b").exists()
 
 
 @needs_mosquitto
 def test_a_broker_that_does_not_start_is_quoted(tmp_path: Path) -> None:
-    with pytest.raises(LinkError, match=r"(?s)mosquitto .* ended with status \d+; its log .*max_packet_size"):
+    with pytest.raises(
+        LinkError, match=r"(?s)mosquitto .* ended with status \d+; its log .*max_packet_size"
+    ):
         brokers.start(port=0, kind="mosquitto", directory=tmp_path, max_packet=1)
 
 

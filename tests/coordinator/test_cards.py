@@ -8,7 +8,9 @@ from coordinator.cards import pooled
 
 
 def test_moments_of_a_large_mean_are_pooled_to_all_digits() -> None:
-    """Of 0 and 2, and of 4 and 4 (whose deviation counts as 1), all 1e9 up: mean 2.5; (1 + 2.25 + 1 + 2.25) / 2."""
+    """Of 0 and 2, and of 4 and 4 (whose deviation counts as 1), all 1e9 up: mean 2.5; (1 + 2.25 + 1
+    + 2.25) / 2.
+    """
     mean, std = pooled([((1e9 + 1,), (1.0,), 2), ((1e9 + 4,), (1.0,), 2)])
     assert mean == (1e9 + 2.5,)
     assert std == (pytest.approx(3.25**0.5),)

@@ -31,7 +31,12 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_flags_go_over_the_environment_and_that_over_the_file(file: Path) -> None:
-    environment = {"ESPALIER_ROUNDS": "7", "ESPALIER_FLEET__MIN_AGENTS": "4", "ESPALIER_DATA": "somewhere", "HOME": "/"}
+    environment = {
+        "ESPALIER_ROUNDS": "7",
+        "ESPALIER_FLEET__MIN_AGENTS": "4",
+        "ESPALIER_DATA": "somewhere",
+        "HOME": "/",
+    }
     config = load(file, environment, [parse_setting("train.lr=0.05"), ("fleet.fraction", 0.5)])
     assert (config.rounds, config.fleet.min_agents, config.fleet.fraction) == (7, 4, 0.5)
     assert config.settings == {"lr": 0.05, "widths": [1.0, 0.5]}
@@ -40,7 +45,9 @@ def test_flags_go_over_the_environment_and_that_over_the_file(file: Path) -> Non
     assert config.data.name == "digits"
 
 
-@pytest.mark.parametrize(("first", "second"), [("train.lr", "method.lr"), ("method.lr", "train.lr")])
+@pytest.mark.parametrize(
+    ("first", "second"), [("train.lr", "method.lr"), ("method.lr", "train.lr")]
+)
 def test_a_setting_in_two_tables_is_what_came_last(tmp_path: Path, first: str, second: str) -> None:
     table, _, key = first.partition(".")
     path = tmp_path / "run.toml"
@@ -77,7 +84,11 @@ def test_a_record_survives_json(file: Path) -> None:
     ("setting", "words"),
     [
         ("flet.min_agents=1", "unknown key 'flet'; known: fleet"),
-        ("robust.rule=kurm", r"robust.rule: expected one of none, clip, trimmed, median, krum, multikrum, found 'kurm'"),
+        (
+            "robust.rule=kurm",
+            r"robust.rule: expected one of none, clip, trimmed, median, krum, "
+            r"multikrum, found 'kurm'",
+        ),
         ("fleet.min_agent=1", r"fleet: unknown key 'min_agent'; known: min_agents"),
         ("rounds=0", r"rounds: expected int >= 1, found 0"),
         ("fleet.fraction=1.5", r"fleet.fraction: expected float <= 1.0, found 1.5"),
@@ -91,7 +102,10 @@ def test_a_wrong_key_or_value_is_named(setting: str, words: str) -> None:
         load(None, {}, [parse_setting(setting)])
 
 
-@pytest.mark.parametrize(("text", "words"), [("rounds = ", "not TOML"), ("round = 1", "unknown key 'round'; known: rounds")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("rounds = ", "not TOML"), ("round = 1", "unknown key 'round'; known: rounds")],
+)
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text(text)

@@ -9,13 +9,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.constraints import AMOUNTS, WORDS, Both, Comparison, Constraint, Either, Not, parse, spelled, unmet
+from coordinator.constraints import (
+    AMOUNTS,
+    WORDS,
+    Both,
+    Comparison,
+    Constraint,
+    Either,
+    Not,
+    parse,
+    spelled,
+    unmet,
+)
 from federated.errors import ConfigError
 from federated.task import Board, Card, Profile
 
 DATA = Card("digits", (1, 8, 8), "uint8", 10, 100, 20, (5.0,), (6.0,))
 PI = Profile(
-    "cam-3", "berry", "Linux aarch64", 4.0, 2 * 10**9, 5e6, 2**18, "torch 2.13 cpu", DATA, (), board=Board("pi", "Pi 5"), labels=("eu", "roof")
+    "cam-3",
+    "berry",
+    "Linux aarch64",
+    4.0,
+    2 * 10**9,
+    5e6,
+    2**18,
+    "torch 2.13 cpu",
+    DATA,
+    (),
+    board=Board("pi", "Pi 5"),
+    labels=("eu", "roof"),
 )
 
 
@@ -82,7 +104,10 @@ def test_an_agent_without_labels() -> None:
         ("memory", r"character 7: expected one of = != < <= > >= after memory, found the end"),
         ("label>=eu", r"character 6: expected one of = != after label, found '>='"),
         ("label=", r"character 7: expected a value, found the end"),
-        ("label=eu and", r"character 13: expected a key such as memory, 'not' or '\(', found the end"),
+        (
+            "label=eu and",
+            r"character 13: expected a key such as memory, 'not' or '\(', found the end",
+        ),
         ("(label=eu", r"character 10: expected '\)', found the end"),
         ("label=eu)", r"character 9: expected 'and', 'or' or the end, found '\)'"),
         ("label=eu label=us", r"character 10: expected 'and', 'or' or the end, found 'label'"),
@@ -99,9 +124,16 @@ def test_what_is_wrong_is_told_with_its_place(text: str, words: str) -> None:
         parse(text)
 
 
-values = st.text(st.characters(codec="ascii", exclude_characters="\"'", exclude_categories=["Cc"]), max_size=12)
+values = st.text(
+    st.characters(codec="ascii", exclude_characters="\"'", exclude_categories=["Cc"]), max_size=12
+)
 tests = st.one_of(
-    st.builds(Comparison, st.sampled_from(sorted(WORDS)), st.sampled_from(["=", "!="]), values.filter(lambda v: v not in ("and", "or", "not"))),
+    st.builds(
+        Comparison,
+        st.sampled_from(sorted(WORDS)),
+        st.sampled_from(["=", "!="]),
+        values.filter(lambda v: v not in ("and", "or", "not")),
+    ),
     st.builds(
         lambda key, sign, n: Comparison(key, sign, str(n), float(n)),
         st.sampled_from(sorted(AMOUNTS)),
@@ -110,7 +142,11 @@ tests = st.one_of(
     ),
 )
 trees = st.recursive(
-    tests, lambda inner: st.one_of(st.builds(Not, inner), st.builds(Both, inner, inner), st.builds(Either, inner, inner)), max_leaves=8
+    tests,
+    lambda inner: st.one_of(
+        st.builds(Not, inner), st.builds(Both, inner, inner), st.builds(Either, inner, inner)
+    ),
+    max_leaves=8,
 )
 
 

@@ -31,7 +31,9 @@ def helm(folder: Path, clock: Clock) -> Iterator[Helm]:
     os.close(lock)
 
 
-def test_a_pause_is_heard_within_a_second_and_lasts_until_it_is_taken_back(folder: Path, helm: Helm, clock: Clock) -> None:
+def test_a_pause_is_heard_within_a_second_and_lasts_until_it_is_taken_back(
+    folder: Path, helm: Helm, clock: Clock
+) -> None:
     wish(folder, "pause")
     helm.look()
     assert not helm.paused, "it looks once a second"
@@ -67,14 +69,18 @@ def test_a_stop_now_does_not_wait(folder: Path, helm: Helm, clock: Clock) -> Non
         helm.look()
 
 
-def test_a_stop_is_heeded_at_once_while_no_round_is_under_way(folder: Path, helm: Helm, clock: Clock) -> None:
+def test_a_stop_is_heeded_at_once_while_no_round_is_under_way(
+    folder: Path, helm: Helm, clock: Clock
+) -> None:
     wish(folder, "stop")
     clock.now = 1.0
     with pytest.raises(Stopped):
         helm.look()
 
 
-def test_the_next_coordinator_does_not_stop_for_the_wish_of_before_but_stays_paused(folder: Path, helm: Helm) -> None:
+def test_the_next_coordinator_does_not_stop_for_the_wish_of_before_but_stays_paused(
+    folder: Path, helm: Helm
+) -> None:
     wish(folder, "stop")
     wish(folder, "pause")
     later = Helm(folder)
@@ -82,7 +88,9 @@ def test_the_next_coordinator_does_not_stop_for_the_wish_of_before_but_stays_pau
     later.close()
 
 
-def test_a_coordinator_that_is_writing_does_not_lose_a_wish(folder: Path, helm: Helm, clock: Clock) -> None:
+def test_a_coordinator_that_is_writing_does_not_lose_a_wish(
+    folder: Path, helm: Helm, clock: Clock
+) -> None:
     wish(folder, "pause")
     writing = sqlite3.connect(folder / "run.sqlite", isolation_level=None)
     writing.execute("BEGIN IMMEDIATE")
@@ -97,7 +105,9 @@ def test_a_coordinator_that_is_writing_does_not_lose_a_wish(folder: Path, helm: 
 
 
 def test_without_a_coordinator_nobody_is_asked(folder: Path) -> None:
-    with pytest.raises(StoreError, match="has no coordinator at the moment: there is nothing to stop"):
+    with pytest.raises(
+        StoreError, match="has no coordinator at the moment: there is nothing to stop"
+    ):
         wish(folder, "stop now")
     assert wishes(folder) == Wishes()
 

@@ -1,4 +1,6 @@
-"""A submodel that no update trained is counted as such, and marked wherever it is shown, exported, released or recommended."""
+"""A submodel that no update trained is counted as such, and marked wherever it is shown, exported,
+released or recommended.
+"""
 
 from __future__ import annotations
 
@@ -64,10 +66,12 @@ def opened(folder: Path) -> Store:
     return Store.open(folder / "runs", RUN, read_only=True)
 
 
-# ---- what is counted -------------------------------------------------------------------------------------------------
+# ---- what is counted -----------------------------------------------------------------------------
 
 
-def test_updates_and_their_rounds_are_counted_for_each_submodel(done: tuple[Path, Federation]) -> None:
+def test_updates_and_their_rounds_are_counted_for_each_submodel(
+    done: tuple[Path, Federation],
+) -> None:
     store = opened(done[0])
     assert of_run(store).trained == {SMALL: Trained(), WHOLE: Trained(4, 2)}
     assert of_run(store, 1).trained == {SMALL: Trained(), WHOLE: Trained(2, 1)}
@@ -76,7 +80,10 @@ def test_updates_and_their_rounds_are_counted_for_each_submodel(done: tuple[Path
 
 def test_a_resumed_run_goes_on_counting(copied: Path) -> None:
     again = federate(copied, equal_agents(), {**GIVEN, "rounds": 3}, resume=True)
-    assert {s.submodel: s.trained_updates for s in again.result.scores if s.view == "central"} == {SMALL: 0, WHOLE: 6}
+    assert {s.submodel: s.trained_updates for s in again.result.scores if s.view == "central"} == {
+        SMALL: 0,
+        WHOLE: 6,
+    }
     assert of_run(opened(copied)).trained[WHOLE] == Trained(6, 3)
 
 
@@ -88,7 +95,9 @@ def test_refused_updates_train_nothing(tmp_path: Path) -> None:
         return update
 
     members = [Member("a0", digits(0, 2), change=spoil), Member("a1", digits(1, 2))]
-    federate(tmp_path, members, {**GIVEN, "rounds": 1, "assign.submodels": {"a0": WHOLE, "a1": SMALL}})
+    federate(
+        tmp_path, members, {**GIVEN, "rounds": 1, "assign.submodels": {"a0": WHOLE, "a1": SMALL}}
+    )
     assert of_run(opened(tmp_path)).untrained == [WHOLE]
 
 
@@ -105,34 +114,58 @@ def test_refused_updates_train_nothing(tmp_path: Path) -> None:
         ("recipfl", {"transfer": False}, {1: [1]}),
     ],
 )
-def test_a_method_says_which_submodels_an_update_trains(name: str, given: dict[str, Any], trained: dict[int, list[int]]) -> None:
+def test_a_method_says_which_submodels_an_update_trains(
+    name: str, given: dict[str, Any], trained: dict[int, list[int]]
+) -> None:
     """Positions in the menu, by that of the submodel that a device carries."""
     chosen = method(name)
     settings = configure(chosen, given)
     menu = chosen.menu(network("resnet-small", (1, 8, 8), 10), settings)
     for carried, expected in trained.items():
-        assert sorted(menu.index(one) for one in chosen.trains(settings, menu, menu[carried])) == expected
+        assert (
+            sorted(menu.index(one) for one in chosen.trains(settings, menu, menu[carried]))
+            == expected
+        )
 
 
 def test_a_width_of_fjord_is_trained_with_its_own_blocks_alone() -> None:
     chosen = method("fjord")
     settings = configure(chosen, {"widths": [0.5, 1.0], "depths": [1, 2]})
     menu = chosen.menu(network("resnet-small", (1, 8, 8), 10), settings)
-    assert sorted(one.name for one in chosen.trains(settings, menu, menu[-1])) == ["w0.5-d2.2.2", "w1-d2.2.2"]
+    assert sorted(one.name for one in chosen.trains(settings, menu, menu[-1])) == [
+        "w0.5-d2.2.2",
+        "w1-d2.2.2",
+    ]
     assert len(menu) == 4
 
 
-@pytest.mark.parametrize(("name", "given"), [("fjord", {}), ("depthfl", {"method.widths": [1.0]}), ("dynamicfl", {"method.branches": 2})])
-def test_methods_whose_updates_train_all_sizes_get_no_mark(tmp_path: Path, name: str, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("fjord", {}), ("depthfl", {"method.widths": [1.0]}), ("dynamicfl", {"method.branches": 2})],
+)
+def test_methods_whose_updates_train_all_sizes_get_no_mark(
+    tmp_path: Path, name: str, given: dict[str, Any]
+) -> None:
     widths = {"method.widths": [0.5, 1.0]} if name == "fjord" else {}
     common = {key: value for key, value in GIVEN.items() if key != "method.widths"}
-    federate(tmp_path, equal_agents(), {**common, **widths, **given, "method.name": name, "model.name": "resnet-small", "rounds": 1})
+    federate(
+        tmp_path,
+        equal_agents(),
+        {
+            **common,
+            **widths,
+            **given,
+            "method.name": name,
+            "model.name": "resnet-small",
+            "rounds": 1,
+        },
+    )
     found = of_run(opened(tmp_path))
     assert found.trained
     assert found.untrained == []
 
 
-# ---- where it is shown -----------------------------------------------------------------------------------------------
+# ---- where it is shown ---------------------------------------------------------------------------
 
 
 def test_each_round_and_the_closing_tables_mark_it(done: tuple[Path, Federation]) -> None:
@@ -150,14 +183,21 @@ def test_each_round_and_the_closing_tables_mark_it(done: tuple[Path, Federation]
 def test_the_result_of_a_start_names_it(done: tuple[Path, Federation]) -> None:
     made = report(done[1].result, configured(GIVEN))
     assert made["untrained"] == [SMALL]
-    assert {s["submodel"]: s["trained_updates"] for s in made["scores"] if s["view"] == "central"} == {SMALL: 0, WHOLE: 4}
-    assert made["worst_accuracy"] == min(s["accuracy"] for s in made["scores"] if s["view"] == "central")
+    assert {
+        s["submodel"]: s["trained_updates"] for s in made["scores"] if s["view"] == "central"
+    } == {SMALL: 0, WHOLE: 4}
+    assert made["worst_accuracy"] == min(
+        s["accuracy"] for s in made["scores"] if s["view"] == "central"
+    )
 
 
 def test_status_runs_and_devices_mark_it(done: tuple[Path, Federation]) -> None:
     runs = done[0] / "runs"
     seen = status(RUN, runs)
-    assert {s["submodel"]: s["trained_updates"] for s in seen["scores"]["values"]} == {SMALL: 0, WHOLE: 4}
+    assert {s["submodel"]: s["trained_updates"] for s in seen["scores"]["values"]} == {
+        SMALL: 0,
+        WHOLE: 4,
+    }
     assert f"{SMALL} (not trained) 0." in status_text(seen)
     found = listed(runs)
     assert found[0]["untrained"] == [SMALL]
@@ -173,11 +213,16 @@ def test_the_log_names_it_beside_the_worst_accuracy(done: tuple[Path, Federation
     assert [event["untrained"] for event in ended] == [[SMALL], [SMALL]]
 
 
-def test_an_export_marks_it_and_recommends_one_that_was_trained(done: tuple[Path, Federation], tmp_path: Path) -> None:
+def test_an_export_marks_it_and_recommends_one_that_was_trained(
+    done: tuple[Path, Federation], tmp_path: Path
+) -> None:
     pytest.importorskip("onnx")
     said: list[str] = []
     made = export_run(RUN, tmp_path / "out", (), None, done[0] / "runs", said.append, int8=False)
-    assert [(one["submodel"], one["trained_updates"]) for one in made["submodels"]] == [(SMALL, 0), (WHOLE, 4)]
+    assert [(one["submodel"], one["trained_updates"]) for one in made["submodels"]] == [
+        (SMALL, 0),
+        (WHOLE, 4),
+    ]
     manifest = json.loads((tmp_path / "out" / bundle.MANIFEST).read_text())
     assert [one["trained_updates"] for one in manifest["submodels"]] == [0, 4]
     assert said[0].startswith(f"{SMALL} (not trained): ")
@@ -189,7 +234,9 @@ def test_an_export_marks_it_and_recommends_one_that_was_trained(done: tuple[Path
     assert f"Not trained: {SMALL}." in card
 
 
-def test_an_export_of_an_untrained_submodel_alone_has_no_other_to_recommend(done: tuple[Path, Federation], tmp_path: Path) -> None:
+def test_an_export_of_an_untrained_submodel_alone_has_no_other_to_recommend(
+    done: tuple[Path, Federation], tmp_path: Path
+) -> None:
     pytest.importorskip("onnx")
     said: list[str] = []
     export_run(RUN, tmp_path / "out", (SMALL,), None, done[0] / "runs", said.append, int8=False)
@@ -200,7 +247,14 @@ def test_a_release_marks_it(copied: Path) -> None:
     pytest.importorskip("onnx")
     said: list[str] = []
     link = MemoryLink(MemoryBroker(), "coordinator")
-    rollout = Rollout(link, Archive(copied / "runs", RUN), copied / "runs", answering(opened(copied)), 2, said.append)
+    rollout = Rollout(
+        link,
+        Archive(copied / "runs", RUN),
+        copied / "runs",
+        answering(opened(copied)),
+        2,
+        said.append,
+    )
     made = rollout.follow(Wish(RUN, "memory"))
     assert any(line.startswith(f"  {SMALL} (not trained): ") for line in said)
     assert any(line.endswith(f"no update of the run trained: {SMALL}") for line in said)
@@ -210,23 +264,33 @@ def test_a_release_marks_it(copied: Path) -> None:
 def test_a_simulation_names_it_in_its_results(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(
-        'rounds = 1\n[method]\nname = "fedavg"\nwidths = [0.5, 1.0]\n[model]\nname = "mlp-small"\n[train]\nsteps = 1\n'
+        'rounds = 1\n[method]\nname = "fedavg"\nwidths = [0.5, 1.0]\n[model]\nname = '
+        '"mlp-small"\n[train]\nsteps = 1\n'
         "[evaluate]\ndevices = false\n[simulate]\nagents = 2\nworkers = 1\n"
     )
     said: list[str] = []
-    made = simulate(file, {}, (), [], tmp_path / "runs", tmp_path / "out", resume=False, say=said.append)
+    made = simulate(
+        file, {}, (), [], tmp_path / "runs", tmp_path / "out", resume=False, say=said.append
+    )
     one = json.loads((tmp_path / "out" / "seed0.json").read_text())
     trained = {s["name"]: (s["trained_updates"], s["trained_rounds"]) for s in one["submodels"]}
     assert trained == {SMALL: (0, 0), WHOLE: (2, 1)}
-    assert {s["submodel"]: s["trained_updates"] for s in one["scores"] if s["view"] == "central"} == {SMALL: 0, WHOLE: 2}
+    assert {
+        s["submodel"]: s["trained_updates"] for s in one["scores"] if s["view"] == "central"
+    } == {SMALL: 0, WHOLE: 2}
     assert made["untrained"] == {"0": [SMALL]}
-    assert any(line.startswith("seed 0: global") and line.endswith(f"; not trained: {SMALL}") for line in said)
+    assert any(
+        line.startswith("seed 0: global") and line.endswith(f"; not trained: {SMALL}")
+        for line in said
+    )
 
 
-# ---- what agents answer with -----------------------------------------------------------------------------------------
+# ---- what agents answer with ---------------------------------------------------------------------
 
 
-def test_an_agent_answers_with_a_smaller_trained_submodel_where_nobody_trained_its_own(copied: Path) -> None:
+def test_an_agent_answers_with_a_smaller_trained_submodel_where_nobody_trained_its_own(
+    copied: Path,
+) -> None:
     database = sqlite3.connect(copied / "runs" / RUN / "run.sqlite")
     with database:  # a1 trained the small one, and a0 failed at the large one
         database.execute("UPDATE updates SET submodel = ? WHERE agent = 'a1'", (SMALL,))
@@ -240,12 +304,14 @@ def test_an_agent_answers_with_a_smaller_trained_submodel_where_nobody_trained_i
 def test_an_agent_with_the_smallest_submodel_keeps_it(copied: Path) -> None:
     database = sqlite3.connect(copied / "runs" / RUN / "run.sqlite")
     with database:
-        database.execute("UPDATE updates SET submodel = ?, outcome = 'late' WHERE agent = 'a1'", (SMALL,))
+        database.execute(
+            "UPDATE updates SET submodel = ?, outcome = 'late' WHERE agent = 'a1'", (SMALL,)
+        )
     database.close()
     assert answering(opened(copied)) == {"a0": WHOLE, "a1": SMALL}, "a larger one may not fit it"
 
 
-# ---- runs without a record -------------------------------------------------------------------------------------------
+# ---- runs without a record -----------------------------------------------------------------------
 
 
 def test_a_run_without_a_record_of_its_updates_has_no_marks_and_is_exported(copied: Path) -> None:
@@ -257,5 +323,9 @@ def test_a_run_without_a_record_of_its_updates_has_no_marks_and_is_exported(copi
     said: list[str] = []
     made = export_run(RUN, copied / "out", (), None, copied / "runs", said.append, int8=False)
     assert [one["trained_updates"] for one in made["submodels"]] == [None, None]
-    shown = [*said, (copied / "out" / "MODEL.md").read_text(), status_text(status(RUN, copied / "runs"))]
+    shown = [
+        *said,
+        (copied / "out" / "MODEL.md").read_text(),
+        status_text(status(RUN, copied / "runs")),
+    ]
     assert not any("ot trained" in text for text in shown)

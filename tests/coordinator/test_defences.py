@@ -19,7 +19,9 @@ from tests.support.defences import MENU, PLAIN, STATE, checked, config, database
 
 
 def test_whether_an_update_is_accepted_depends_on_earlier_rounds_alone(tmp_path):
-    """Five move by 0.1 in round 1, where one by 1000 is only measured; in round 2 the first to come is judged as the last."""
+    """Five move by 0.1 in round 1, where one by 1000 is only measured; in round 2 the first to come
+    is judged as the last.
+    """
     known = database()
     first = defences(tmp_path, known)
     check = partial(checked, first)
@@ -41,7 +43,9 @@ def test_whether_an_update_is_accepted_depends_on_earlier_rounds_alone(tmp_path)
 
 
 def test_norms_outlive_the_coordinator(tmp_path):
-    """What was measured before a restart bounds what comes after it, and what a round measured twice counts once."""
+    """What was measured before a restart bounds what comes after it, and what a round measured
+    twice counts once.
+    """
     store = Store.create(tmp_path, "run")
     one = Defences(config(), store.evidence, tmp_path / "kept", 1)
     for agent in range(5):
@@ -114,7 +118,13 @@ def test_a_disk_that_is_full_is_a_store_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr("federated.kept.write", full)
     with pytest.raises(StoreError, match=r"the update of a could not be kept in .*: No space left"):
-        one.fold(kept, STATE, MENU[0], PLAIN.parts(STATE, PLAIN.place(STATE, MENU[0]), update(0.1)), ("a", 1))
+        one.fold(
+            kept,
+            STATE,
+            MENU[0],
+            PLAIN.parts(STATE, PLAIN.place(STATE, MENU[0]), update(0.1)),
+            ("a", 1),
+        )
 
 
 def test_what_was_told_is_counted_before_it_is_shown_and_over_restarts(tmp_path):

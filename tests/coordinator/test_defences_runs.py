@@ -14,21 +14,33 @@ FEDAVG = {"method.name": "fedavg", "train.norm": "tracked", "model.name": "mlp",
 
 
 def liar(factor: float):
-    """Spoils what a device learned from the second round on: its update is so many times what it was."""
+    """Spoils what a device learned from the second round on: its update is so many times what it
+    was.
+    """
     return lambda update: (
-        update if update.round < 3 else replace(update, tensors={name: value * np.float32(factor) for name, value in update.tensors.items()})
+        update
+        if update.round < 3
+        else replace(
+            update,
+            tensors={name: value * np.float32(factor) for name, value in update.tensors.items()},
+        )
     )
 
 
 def test_a_liar_is_refused_with_the_reason_and_honest_devices_are_not(tmp_path):
-    members = [Member(f"a{i}", digits(i, 6), change=liar(60.0) if i == 5 else lambda update: update) for i in range(6)]
+    members = [
+        Member(f"a{i}", digits(i, 6), change=liar(60.0) if i == 5 else lambda update: update)
+        for i in range(6)
+    ]
     found = federate(tmp_path, members, {**FEDAVG, "rounds": 3})
     store = Store.open(tmp_path / "runs", "test", read_only=True)
     outcomes = {entry.agent: entry.outcome for entry in store.entries(3)}
     earlier = {entry.outcome for number in (1, 2) for entry in store.entries(number)}
     store.close()
     assert earlier == {"folded"}
-    assert {agent: outcome for agent, outcome in outcomes.items() if agent != "a5"} == dict.fromkeys([f"a{i}" for i in range(5)], "folded")
+    assert {
+        agent: outcome for agent, outcome in outcomes.items() if agent != "a5"
+    } == dict.fromkeys([f"a{i}" for i in range(5)], "folded")
     assert "expected weights to move by at most" in outcomes["a5"]
     assert found.result.epsilon == 0.0
 
@@ -36,8 +48,18 @@ def test_a_liar_is_refused_with_the_reason_and_honest_devices_are_not(tmp_path):
 @pytest.mark.parametrize("rule", ["clip", "trimmed", "krum"])
 def test_a_run_by_a_robust_rule_learns_in_spite_of_a_liar(tmp_path, rule):
     """The liar is below every bound, since those are off: the rule alone stands against it."""
-    members = [Member(f"a{i}", digits(i, 6, "iid"), change=liar(-5.0) if i == 5 else lambda update: update) for i in range(6)]
-    given = {**FEDAVG, "rounds": 4, "train.steps": 0, "robust.rule": rule, "robust.bound": 0, "evaluate.devices": False}
+    members = [
+        Member(f"a{i}", digits(i, 6, "iid"), change=liar(-5.0) if i == 5 else lambda update: update)
+        for i in range(6)
+    ]
+    given = {
+        **FEDAVG,
+        "rounds": 4,
+        "train.steps": 0,
+        "robust.rule": rule,
+        "robust.bound": 0,
+        "evaluate.devices": False,
+    }
     found = federate(tmp_path, members, given)
     assert found.result.scores[-1].accuracy > 0.6
     assert not list((tmp_path / "runs" / "test" / "kept").glob("*"))
@@ -45,15 +67,30 @@ def test_a_run_by_a_robust_rule_learns_in_spite_of_a_liar(tmp_path, rule):
 
 def test_a_private_run_tells_its_epsilon(tmp_path):
     accounting = pytest.importorskip("dp_accounting")
-    given = {**FEDAVG, "rounds": 2, "private.noise": 1.5, "private.clip": 1.0, "evaluate.devices": False}
+    given = {
+        **FEDAVG,
+        "rounds": 2,
+        "private.noise": 1.5,
+        "private.clip": 1.0,
+        "evaluate.devices": False,
+    }
     found = federate(tmp_path, [Member(f"a{i}", digits(i, 3)) for i in range(3)], given)
-    assert found.result.epsilon == pytest.approx(accounting.get_epsilon_gaussian(1.5 / 2**0.5, 1e-5))
+    assert found.result.epsilon == pytest.approx(
+        accounting.get_epsilon_gaussian(1.5 / 2**0.5, 1e-5)
+    )
 
 
 def test_a_private_run_ends_at_its_budget(tmp_path):
     accounting = pytest.importorskip("dp_accounting")
     limit = float(accounting.get_epsilon_gaussian(1.5, 1e-5)) + 1e-6
-    given = {**FEDAVG, "rounds": 5, "private.noise": 1.5, "private.clip": 1.0, "evaluate.devices": False, "private.epsilon": limit}
+    given = {
+        **FEDAVG,
+        "rounds": 5,
+        "private.noise": 1.5,
+        "private.clip": 1.0,
+        "evaluate.devices": False,
+        "private.epsilon": limit,
+    }
     found = federate(tmp_path, [Member(f"a{i}", digits(i, 3)) for i in range(3)], given)
     assert found.result.rounds == 1
 
@@ -65,4 +102,6 @@ def test_a_private_run_that_goes_on_goes_on_counting(tmp_path):
         members = [Member(f"a{i}", digits(i, 3)) for i in range(3)]
         found = federate(tmp_path, members, {**given, "rounds": rounds}, resume=rounds > 1)
     assert found.result.rounds == 3
-    assert found.result.epsilon == pytest.approx(accounting.get_epsilon_gaussian(1.5 / 3**0.5, 1e-5))
+    assert found.result.epsilon == pytest.approx(
+        accounting.get_epsilon_gaussian(1.5 / 3**0.5, 1e-5)
+    )

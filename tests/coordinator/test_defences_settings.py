@@ -1,4 +1,6 @@
-"""Which defences do not go together, what they do not cover, and what a run that goes on may not change."""
+"""Which defences do not go together, what they do not cover, and what a run that goes on may not
+change.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,58 @@ from tests.support.defences import config
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"robust__rule": "median"}, "robust.rule = 'median': not with method fedfa: each layer .*; methods that stand it: allsmall, .*fedavg"),
+        (
+            {"robust__rule": "median"},
+            "robust.rule = 'median': not with method fedfa: each layer .*; methods that "
+            "stand it: allsmall, .*fedavg",
+        ),
         ({"private__noise": 1.0, "private__clip": 1.0}, "private.noise = 1: not with method fedfa"),
-        ({"method__name": "fedavg", "private__noise": 1.0}, "multiples of private.clip, .* expected that above 0, found 0"),
+        (
+            {"method__name": "fedavg", "private__noise": 1.0},
+            "multiples of private.clip, .* expected that above 0, found 0",
+        ),
         ({"method__name": "fedavg", "private__clip": 1.0}, "expected private.noise above 0"),
-        ({"method__name": "fedavg", "robust__rule": "median", "fleet__mode": "buffered", "fleet__buffer": 2}, "fleet.buffer of at least 3, found 2"),
+        (
+            {
+                "method__name": "fedavg",
+                "robust__rule": "median",
+                "fleet__mode": "buffered",
+                "fleet__buffer": 2,
+            },
+            "fleet.buffer of at least 3, found 2",
+        ),
         ({"method__name": "fedavg", "private__epsilon": 1.0}, "expected private.noise above 0"),
-        ({"method__name": "fedavg", "robust__clip": 1.0}, "expected robust.rule = 'clip', found 'none'"),
-        ({"method__name": "fedavg", "private__noise": 1.0, "private__clip": 1.0, "robust__rule": "krum"}, "expected one of them"),
-        ({"method__name": "fedavg", "private__noise": 1.0, "private__clip": 1.0, "fleet__mode": "buffered"}, "fleet.mode = 'sync'"),
-        ({"method__name": "fedavg", "private__noise": 1.0, "private__clip": 1.0, "fleet__late": "take"}, "fleet.late = 'drop'"),
+        (
+            {"method__name": "fedavg", "robust__clip": 1.0},
+            "expected robust.rule = 'clip', found 'none'",
+        ),
+        (
+            {
+                "method__name": "fedavg",
+                "private__noise": 1.0,
+                "private__clip": 1.0,
+                "robust__rule": "krum",
+            },
+            "expected one of them",
+        ),
+        (
+            {
+                "method__name": "fedavg",
+                "private__noise": 1.0,
+                "private__clip": 1.0,
+                "fleet__mode": "buffered",
+            },
+            "fleet.mode = 'sync'",
+        ),
+        (
+            {
+                "method__name": "fedavg",
+                "private__noise": 1.0,
+                "private__clip": 1.0,
+                "fleet__late": "take",
+            },
+            "fleet.late = 'drop'",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_said_before_a_run(given, words):
@@ -38,18 +82,34 @@ def test_what_does_not_go_together_is_said_before_a_run(given, words):
     ("given", "known", "words"),
     [
         ({}, True, "evaluate.devices = false.*'scores'"),
-        ({"evaluate__devices": False, "evaluate__local": True}, True, "evaluate.local = false.*'scores'"),
-        ({"evaluate__devices": False, "train__norm": "static"}, True, "method.norm = 'tracked'.*'statistics'"),
+        (
+            {"evaluate__devices": False, "evaluate__local": True},
+            True,
+            "evaluate.local = false.*'scores'",
+        ),
+        (
+            {"evaluate__devices": False, "train__norm": "static"},
+            True,
+            "method.norm = 'tracked'.*'statistics'",
+        ),
         ({"evaluate__devices": False}, False, "--data.*'moments'"),
     ],
 )
-def test_what_a_private_run_would_show_without_noise_is_refused_unless_it_is_named(given, known, words):
+def test_what_a_private_run_would_show_without_noise_is_refused_unless_it_is_named(
+    given, known, words
+):
     asked = config(method__name="fedavg", private__noise=1.0, private__clip=1.0, **given)
     settings = configure(method("fedavg"), asked.settings)
     menu = method("fedavg").menu(network("preresnet", (1, 8, 8), 10), settings)
     with pytest.raises(ConfigError, match=words):
         check_covered(asked, settings, menu, known=known)
-    named = config(method__name="fedavg", private__noise=1.0, private__clip=1.0, private__uncovered=["moments", "scores", "statistics"], **given)
+    named = config(
+        method__name="fedavg",
+        private__noise=1.0,
+        private__clip=1.0,
+        private__uncovered=["moments", "scores", "statistics"],
+        **given,
+    )
     check_covered(named, settings, menu, known=known)
     check_covered(config(method__name="fedavg", **given), settings, menu, known=known)
 
@@ -58,5 +118,17 @@ def test_what_a_private_run_would_show_without_noise_is_refused_unless_it_is_nam
 def test_a_run_that_goes_on_keeps_what_its_promises_rest_on(key):
     before = config(private__noise=1.0, private__clip=1.0)
     with pytest.raises(ConfigError, match=f"cannot go on with another {key.replace('__', '.')}"):
-        check_same(before, config(**{"private__noise": 1.0, "private__clip": 1.0, key: "clip" if key == "robust__rule" else 2.0}))
-    check_same(before, config(private__noise=1.0, private__clip=1.0, private__epsilon=5.0, robust__bound=20.0))
+        check_same(
+            before,
+            config(
+                **{
+                    "private__noise": 1.0,
+                    "private__clip": 1.0,
+                    key: "clip" if key == "robust__rule" else 2.0,
+                }
+            ),
+        )
+    check_same(
+        before,
+        config(private__noise=1.0, private__clip=1.0, private__epsilon=5.0, robust__bound=20.0),
+    )

@@ -1,4 +1,6 @@
-"""The office where devices enrol: whatever it is asked, it refuses with a reason, and nobody keeps others out."""
+"""The office where devices enrol: whatever it is asked, it refuses with a reason, and nobody keeps
+others out.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,15 @@ from coordinator.enrolment import Enrolment
 from federated.wire.enrolment import LARGEST
 
 
-def asked(office: Enrolment, authority: Authority, method: str, path: str, body: bytes = b"") -> tuple[int, object]:
-    link = http.client.HTTPSConnection("localhost", office.port, timeout=60, context=ssl.create_default_context(cafile=str(authority.ca)))
+def asked(
+    office: Enrolment, authority: Authority, method: str, path: str, body: bytes = b""
+) -> tuple[int, object]:
+    link = http.client.HTTPSConnection(
+        "localhost",
+        office.port,
+        timeout=60,
+        context=ssl.create_default_context(cafile=str(authority.ca)),
+    )
     link.request(method, path, body)
     answer = link.getresponse()
     found = answer.read()
@@ -48,13 +57,20 @@ def test_what_is_no_question_is_refused_and_breaks_nothing(
     assert asked(office, authority, "GET", "/authority")[0] == 200
 
 
-def test_who_is_slow_is_cut_off_and_keeps_nobody_out(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_slow_is_cut_off_and_keeps_nobody_out(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(offices, "LASTING", 1.0)
     monkeypatch.setattr(offices, "OPEN", 4)
     office = Enrolment(authority, "127.0.0.1", 0, lambda: "8883")
     context = ssl.create_default_context(cafile=str(authority.ca))
     try:
-        slow = [context.wrap_socket(socket.create_connection(("127.0.0.1", office.port)), server_hostname="localhost") for _ in range(4)]
+        slow = [
+            context.wrap_socket(
+                socket.create_connection(("127.0.0.1", office.port)), server_hostname="localhost"
+            )
+            for _ in range(4)
+        ]
         for one in slow:
             one.sendall(b"POST /enrol HTTP/1.1\r\n")
         time.sleep(1.5)
@@ -65,12 +81,16 @@ def test_who_is_slow_is_cut_off_and_keeps_nobody_out(authority: Authority, monke
         office.close()
 
 
-def test_who_does_not_even_begin_tls_keeps_nobody_out_and_is_cut_off(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_even_begin_tls_keeps_nobody_out_and_is_cut_off(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(offices, "OPEN", 4)
     monkeypatch.setattr(offices, "LASTING", 2.0)
     office = Enrolment(authority, "127.0.0.1", 0, lambda: "8883")
     try:
-        silent = [socket.create_connection(("127.0.0.1", office.port), timeout=60) for _ in range(10)]
+        silent = [
+            socket.create_connection(("127.0.0.1", office.port), timeout=60) for _ in range(10)
+        ]
         assert asked(office, authority, "GET", "/authority")[0] == 200
         start = time.monotonic()
         assert [one.recv(1) for one in silent] == [b""] * 10

@@ -22,7 +22,9 @@ def messages(folder: Path) -> list[str]:
     return [event["message"] for event in past(folder)]
 
 
-def test_events_come_oldest_first_through_rotated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_come_oldest_first_through_rotated_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logs, "LARGEST", 400)
     with logs.recording(tmp_path / logs.EVENTS, {}):
         for number in range(8):
@@ -65,7 +67,10 @@ def test_following_shows_what_comes_and_what_comes_after_a_rotation(tmp_path: Pa
             write("fourth")
 
     write("first")
-    found = [event["message"] for event in follow(tmp_path, lambda event: True, wait, lambda: len(steps) == 3)]
+    found = [
+        event["message"]
+        for event in follow(tmp_path, lambda event: True, wait, lambda: len(steps) == 3)
+    ]
     assert found == ["first", "second", "third", "fourth"]
 
 
@@ -79,7 +84,14 @@ def test_the_last_warnings_are_found(tmp_path: Path) -> None:
 
 
 def test_what_an_agent_said_moves_no_cursor() -> None:
-    line = told({"time": "2026-01-01T00:00:00+00:00", "level": "WARNING", "message": "refused\x1b[2J\nfrom a", "round": 3})
+    line = told(
+        {
+            "time": "2026-01-01T00:00:00+00:00",
+            "level": "WARNING",
+            "message": "refused\x1b[2J\nfrom a",
+            "round": 3,
+        }
+    )
     assert line.endswith("round 3: WARNING: refused [2J from a")
 
 
@@ -91,13 +103,24 @@ def test_a_run_without_a_log_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--agent", "pi03"), 2, r"error: no agent 'pi03' in the log of run 'r' \(.*/r/log.jsonl\); there are: pi3, tv\n"),
+        (
+            ("--agent", "pi03"),
+            2,
+            r"error: no agent 'pi03' in the log of run 'r' \(.*/r/log.jsonl\); there "
+            r"are: pi3, tv\n",
+        ),
         (("--agent", "pi03", "-f"), 2, "error: no agent 'pi03' in the log"),
-        (("--round", "7"), 2, r"error: no round 7 in the log of run 'r' \(.*\); there are: 1 to 2\n"),
+        (
+            ("--round", "7"),
+            2,
+            r"error: no round 7 in the log of run 'r' \(.*\); there are: 1 to 2\n",
+        ),
         (("--agent", "tv", "--round", "2"), 0, "run 'r': no event of agent 'tv' in round 2\n"),
     ],
 )
-def test_an_agent_or_a_round_that_the_log_does_not_know_is_said(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
+def test_an_agent_or_a_round_that_the_log_does_not_know_is_said(
+    tmp_path: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
     (tmp_path / "r").mkdir()
     fields: dict[str, object] = {"run": "r", "round": 1}
     with logs.recording(tmp_path / "r" / logs.EVENTS, fields):
@@ -111,6 +134,10 @@ def test_an_agent_or_a_round_that_the_log_does_not_know_is_said(tmp_path: Path, 
 
 
 def test_of_a_thousand_agents_the_nearest_are_named(tmp_path: Path) -> None:
-    (tmp_path / logs.EVENTS).write_text("".join(json.dumps({"time": "t", "message": "m", "agent": f"d{i}"}) + "\n" for i in range(1000)))
+    (tmp_path / logs.EVENTS).write_text(
+        "".join(
+            json.dumps({"time": "t", "message": "m", "agent": f"d{i}"}) + "\n" for i in range(1000)
+        )
+    )
     assert missed(tmp_path, "d1000").endswith("and 990 more")
     assert "there are: d100, " in missed(tmp_path, "d1000")

@@ -1,4 +1,6 @@
-"""Whatever an agent can say is refused with a reason, or goes through all that a run does with it: fold, lessons, journal, database, reports."""
+"""Whatever an agent can say is refused with a reason, or goes through all that a run does with it:
+fold, lessons, journal, database, reports.
+"""
 
 from __future__ import annotations
 
@@ -77,9 +79,16 @@ EXTREMES: list[Any] = [
     *("", "x", "x" * 3000, b"x", [], [1], {}, {"a": 1}),
 ]
 CHANCE = 0.08  # of a field being extreme: several are in most messages, and none in some
-NETWORKS = {"class": network("preresnet", (1, 8, 8), 10), "value": network("mlp-small", (1, 8, 8), 2, target="value", shift=(0, 1), scale=(1, 1e18))}
+NETWORKS = {
+    "class": network("preresnet", (1, 8, 8), 10),
+    "value": network("mlp-small", (1, 8, 8), 2, target="value", shift=(0, 1), scale=(1, 1e18)),
+}
 MENU = menu(CARD.network, (0.5, 1.0), (2,)) if CARD.network is not None else ()
-CONFIG = load(None, {}, [("name", "r"), ("data.name", "agents"), ("model.name", "mlp-small"), ("method.name", "fedfa")])
+CONFIG = load(
+    None,
+    {},
+    [("name", "r"), ("data.name", "agents"), ("model.name", "mlp-small"), ("method.name", "fedfa")],
+)
 
 
 class Liar:
@@ -106,7 +115,7 @@ class Liar:
     def taken(self, what: str) -> None:
         self.fate[f"{what} taken"] += 1
 
-    # ---- messages ----------------------------------------------------------------------------------------------------
+    # ---- messages --------------------------------------------------------------------------------
 
     def profile(self) -> Profile | None:
         """A profile that was taken."""
@@ -116,9 +125,14 @@ class Liar:
         body["data"]["examples"] = self.rng.choice([1, 100, 2**40 - 1])
         for name in ("data", "board", "survey", *(["timings"] if self.rng.random() < 0.1 else [])):
             body[name] = self.twist(body[name], CHANCE / 2)
-        body |= {name: self.twist(body[name]) for name in ("host", "cpus", "memory", "uplink", "chunk", "labels")}
+        body |= {
+            name: self.twist(body[name])
+            for name in ("host", "cpus", "memory", "uplink", "chunk", "labels")
+        }
         try:
-            profile = envelope.decode(msgpack.packb({"v": envelope.PROTOCOL, "kind": "profile", "body": body}))
+            profile = envelope.decode(
+                msgpack.packb({"v": envelope.PROTOCOL, "kind": "profile", "body": body})
+            )
             assert isinstance(profile, Profile)
             check_profile(profile, CARD)
         except WireError as error:
@@ -129,7 +143,10 @@ class Liar:
 
     def tally(self, kind: str) -> dict[str, Any]:
         wanted = fields(NETWORKS[kind], per_class=self.rng.random() < 0.5)
-        return {name: [self.twist(1, CHANCE / 4) for _ in range(count)] for name, count in wanted.items()}
+        return {
+            name: [self.twist(1, CHANCE / 4) for _ in range(count)]
+            for name, count in wanted.items()
+        }
 
     def notes(self, kind: str) -> dict[str, Any]:
         tallies = {"before": self.tally(kind), "after": self.tally(kind)}
@@ -142,8 +159,14 @@ class Liar:
             "tallies": tallies,
             "more": 1,
         }
-        kept = {name: value for name, value in honest.items() if name == "loss" or self.rng.random() < 0.8}
-        return {name: value if name == "tallies" else self.twist(value) for name, value in kept.items()}
+        kept = {
+            name: value
+            for name, value in honest.items()
+            if name == "loss" or self.rng.random() < 0.8
+        }
+        return {
+            name: value if name == "tallies" else self.twist(value) for name, value in kept.items()
+        }
 
 
 def through(meta: dict[str, Any], values: dict[str, np.ndarray], folder: Path) -> Update:
@@ -154,16 +177,25 @@ def through(meta: dict[str, Any], values: dict[str, np.ndarray], folder: Path) -
 
 
 def meta_of(task: Task, **changed: Any) -> dict[str, Any]:
-    made = Update("r", task.round, task.attempt, task.agent, task.work, task.submodel, task.version, 10, 5)
+    made = Update(
+        "r", task.round, task.attempt, task.agent, task.work, task.submodel, task.version, 10, 5
+    )
     return {**msgspec.to_builtins(made), **changed}
 
 
 def judged(profile: Profile, standing: Standing) -> Any:
     recipe = Recipe(epochs=5)
-    return decide(MENU, recipe, [Candidate("a", profile, standing)], Assign(), 0.0, lambda index, candidate, can: can[-1])[0]
+    return decide(
+        MENU,
+        recipe,
+        [Candidate("a", profile, standing)],
+        Assign(),
+        0.0,
+        lambda index, candidate, can: can[-1],
+    )[0]
 
 
-# ---- one message after the other -----------------------------------------------------------------------------------------
+# ---- one message after the other -----------------------------------------------------------------
 
 
 def test_a_profile_that_is_taken_is_decided_on_written_and_read_again(tmp_path: Path) -> None:
@@ -175,7 +207,9 @@ def test_a_profile_that_is_taken_is_decided_on_written_and_read_again(tmp_path: 
             continue
         standing = measured_anew(Standing(), profile)
         verdict = judged(profile, standing)
-        assert all(math.isfinite(offer.seconds) and math.isfinite(offer.step) for offer in verdict.offers)
+        assert all(
+            math.isfinite(offer.seconds) and math.isfinite(offer.step) for offer in verdict.offers
+        )
         store.ledger.decided(round, {"a": verdict.decision}, {"a": profile})
         store.ledger.keep({"a": standing})
         assert store.ledger.profiles()["a"] == profile
@@ -193,11 +227,19 @@ def test_a_profile_that_is_taken_is_decided_on_written_and_read_again(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedfa", "fednova", "heterofl"])
-def test_an_update_that_is_taken_is_folded_learned_from_written_and_shown(name: str, tmp_path: Path) -> None:
+def test_an_update_that_is_taken_is_folded_learned_from_written_and_shown(
+    name: str, tmp_path: Path
+) -> None:
     """A run with all its readers, in which one agent's standing goes from update to update."""
     liar, store, chosen = Liar(1), Store.create(tmp_path, "r"), method(name)
-    settings = configure(chosen, {"widths": [0.5, 1.0], "label_split_head": True} if name == "fedfa" else {})
-    state = chosen.start(initial(NETWORKS["class"], 0, chosen.features), chosen.menu(NETWORKS["class"], settings), settings)
+    settings = configure(
+        chosen, {"widths": [0.5, 1.0], "label_split_head": True} if name == "fedfa" else {}
+    )
+    state = chosen.start(
+        initial(NETWORKS["class"], 0, chosen.features),
+        chosen.menu(NETWORKS["class"], settings),
+        settings,
+    )
     submodel = chosen.menu(NETWORKS["class"], settings)[0]
     plan = chosen.place(state, submodel)
     shapes = expected(plan)
@@ -211,10 +253,17 @@ def test_an_update_that_is_taken_is_folded_learned_from_written_and_shown(name: 
         verdict = judged(profile, standings["a"])
         value = liar.rng.choice([0.0, 1e-45, 2e-30, 1e-28, 1e-20, 0.1, 100.0, -100.0])
         examples, elapsed = profile.data.examples, liar.rng.choice([0.01, 10.0, 1e5, math.inf])
-        counts = {"samples": liar.rng.choice([1, examples, liar.twist(10)]), "steps": liar.rng.choice([1, 100, liar.twist(5)])}
+        counts = {
+            "samples": liar.rng.choice([1, examples, liar.twist(10)]),
+            "steps": liar.rng.choice([1, 100, liar.twist(5)]),
+        }
         try:
             meta = meta_of(task, notes=liar.notes("class"), **counts)
-            update = through(meta, {home: np.full(shape, value, np.float32) for home, shape in shapes.items()}, tmp_path)
+            update = through(
+                meta,
+                {home: np.full(shape, value, np.float32) for home, shape in shapes.items()},
+                tmp_path,
+            )
             check_match(task, update)
             check_training(update, shapes, norms, examples, 2**40 // 32, elapsed)
         except WireError as error:
@@ -229,16 +278,30 @@ def test_an_update_that_is_taken_is_folded_learned_from_written_and_shown(name: 
         assert all(bool(tensor.isfinite().all()) for tensor in finished.tensors.values())
         folding = TaskState(task, 0, 0.0, min(elapsed, 1e9), "folding", digest="0" * 64)
         standing = learn_from_update(standings["a"], verdict, profile, folding, update)
-        one = Folded(describe_fold(folding, update, 0), submodel.plain, standing, dict(update.notes.get("tallies", {})))
+        one = Folded(
+            describe_fold(folding, update, 0),
+            submodel.plain,
+            standing,
+            dict(update.notes.get("tallies", {})),
+        )
         assert 0 <= one.entry.step <= LONGEST
         standings["a"] = one.standing
         base = Base("", Round(), "total", (one,))
         assert kept(unpack(pack(base), Base)) == kept(base)
-        scores = tuple(of_training([(one.submodel, "a", one.tallies), (one.submodel, "b", one.tallies)] if one.tallies else []))
+        scores = tuple(
+            of_training(
+                [(one.submodel, "a", one.tallies), (one.submodel, "b", one.tallies)]
+                if one.tallies
+                else []
+            )
+        )
         done = Finished(number, 1.0, {}, {submodel: 1}, (one.entry,), scores, standings=standings)
         store.save(done)
         assert store.ledger.standings()["a"] == one.standing
-        assert (store.entries(number)[0].steps, len(store.scores(number))) == (update.steps, len(scores))
+        assert (store.entries(number)[0].steps, len(store.scores(number))) == (
+            update.steps,
+            len(scores),
+        )
         for event in (events.UpdateFolded(one.entry), events.RoundEnded(done)):
             shown(event)
     store.close()
@@ -269,12 +332,18 @@ def shown_to(folder: Path) -> events.Publish:
 
 
 @pytest.mark.parametrize("kind", ["class", "value"])
-def test_scores_that_are_taken_are_summed_up_and_stored_with_those_of_many_others(kind: str, tmp_path: Path) -> None:
+def test_scores_that_are_taken_are_summed_up_and_stored_with_those_of_many_others(
+    kind: str, tmp_path: Path
+) -> None:
     liar, store, net = Liar(2), Store.create(tmp_path, "r"), NETWORKS[kind]
     submodel = menu(net, (0.5,), (2,) if kind == "class" else (1,))[0]
     task = Task("r", 1, 1, "a", "evaluate", submodel, "r0", "0" * 64, 1000, Recipe(), 60.0)
     for number in range(1, 120):
-        meta = meta_of(task, samples=liar.twist(10), notes={"tallies": {"all": liar.tally(kind), "exit0": liar.tally(kind)}})
+        meta = meta_of(
+            task,
+            samples=liar.twist(10),
+            notes={"tallies": {"all": liar.tally(kind), "exit0": liar.tally(kind)}},
+        )
         scoring = Scoring()
         try:
             update = through(meta, {}, tmp_path)
@@ -287,7 +356,9 @@ def test_scores_that_are_taken_are_summed_up_and_stored_with_those_of_many_other
         scores = of_devices([(submodel, f"a{i}", scoring.found[0][2]) for i in range(1100)])
         assert all(math.isfinite(score.accuracy) and math.isfinite(score.loss) for score in scores)
         store.save(Finished(number, 1.0, {}, {}, scores=scores[:1]))
-        assert [json.loads(json.dumps(score.metrics, allow_nan=False)) for score in store.scores(number)] == [scores[0].metrics]
+        assert [
+            json.loads(json.dumps(score.metrics, allow_nan=False)) for score in store.scores(number)
+        ] == [scores[0].metrics]
     store.close()
     assert liar.fate["scores taken"] > 15
     assert liar.fate["scores refused"] > 15
@@ -302,9 +373,17 @@ def test_statistics_that_are_taken_are_finite_together(robust: bool, tmp_path: P
     for index in range(300):
         value = liar.rng.choice([0.0, 1e-45, 1.0, 1e18, 2e18, 3e38, -1.0])
         agent = replace(task, agent=f"a{index}")
-        meta = meta_of(agent, samples=liar.rng.choice([10, 2**40 - 1, 2**40]), notes={"batches": liar.rng.choice([1, 2**40 - 1, liar.twist(1)])})
+        meta = meta_of(
+            agent,
+            samples=liar.rng.choice([10, 2**40 - 1, 2**40]),
+            notes={"batches": liar.rng.choice([1, 2**40 - 1, liar.twist(1)])},
+        )
         try:
-            update = through(meta, {name: np.full(shape, value, np.float32) for name, shape in wanted.items()}, tmp_path)
+            update = through(
+                meta,
+                {name: np.full(shape, value, np.float32) for name, shape in wanted.items()},
+                tmp_path,
+            )
             calibration.check(agent, update, 1.0)
         except WireError as error:
             liar.refused("statistics", error)
@@ -316,11 +395,13 @@ def test_statistics_that_are_taken_are_finite_together(robust: bool, tmp_path: P
     assert liar.fate["statistics refused"] > 30
 
 
-# ---- a whole run ---------------------------------------------------------------------------------------------------------
+# ---- a whole run ---------------------------------------------------------------------------------
 
 
 def test_a_run_ends_and_is_resumed_whatever_two_of_its_agents_say(tmp_path: Path) -> None:
-    """One agent is honest. The others' updates of every kind have extreme notes, of which some are taken."""
+    """One agent is honest. The others' updates of every kind have extreme notes, of which some are
+    taken.
+    """
     liars = {"a1": Liar(4), "a2": Liar(5)}
 
     def lie(update: Update) -> Update:
@@ -328,21 +409,45 @@ def test_a_run_ends_and_is_resumed_whatever_two_of_its_agents_say(tmp_path: Path
         notes = {**update.notes, "seconds": 0.001, "step": 1e-5, "peak": 2**60 - 1}
         if liar.rng.random() < 0.5:
             notes["tallies"] = {
-                view: {name: liar.twist(values, 0.02) for name, values in sums.items()} for view, sums in notes.get("tallies", {}).items()
+                view: {name: liar.twist(values, 0.02) for name, values in sums.items()}
+                for view, sums in notes.get("tallies", {}).items()
             }
-        return replace(update, notes={name: value if name == "tallies" else liar.twist(value, 0.1) for name, value in notes.items()})
+        return replace(
+            update,
+            notes={
+                name: value if name == "tallies" else liar.twist(value, 0.1)
+                for name, value in notes.items()
+            },
+        )
 
     def members() -> list[Member]:
         speeds = {"a1": 1e-9, "a2": 1e6}
-        return [Member("a0", digits(0, 3)), *(Member(name, digits(i, 3), speed=speeds[name], change=lie) for i, name in enumerate(liars, 1))]
+        return [
+            Member("a0", digits(0, 3)),
+            *(
+                Member(name, digits(i, 3), speed=speeds[name], change=lie)
+                for i, name in enumerate(liars, 1)
+            ),
+        ]
 
-    settings = {"method.widths": [0.25, 0.5], "method.depths": [1], "train.epochs": 1, "train.steps": 2, "evaluate.local": True}
+    settings = {
+        "method.widths": [0.25, 0.5],
+        "method.depths": [1],
+        "train.epochs": 1,
+        "train.steps": 2,
+        "evaluate.local": True,
+    }
     settings |= {"evaluate.per_class": True}
     for rounds in (6, 8):
         done = federate(tmp_path, members(), {**settings, "rounds": rounds}, resume=rounds > 6)
         assert done.result.rounds == rounds
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
-    fates = Counter(entry.outcome.partition(":")[0] for number in range(1, 9) for entry in store.entries(number) if entry.agent != "a0")
+    fates = Counter(
+        entry.outcome.partition(":")[0]
+        for number in range(1, 9)
+        for entry in store.entries(number)
+        if entry.agent != "a0"
+    )
     store.ledger.standings()
     store.close()
     assert fates["folded"] > 2

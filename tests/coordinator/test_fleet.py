@@ -31,7 +31,9 @@ def test_an_agent_is_ready_once_it_is_here_and_measured(fleet: Fleet, memory: Me
     assert fleet.ready() == []
 
 
-def test_a_busy_coordinator_hears_what_was_said_before_it_calls_anyone_silent(fleet: Fleet, memory: MemoryBroker, clock: Clock) -> None:
+def test_a_busy_coordinator_hears_what_was_said_before_it_calls_anyone_silent(
+    fleet: Fleet, memory: MemoryBroker, clock: Clock
+) -> None:
     peers = [Peer(memory, name) for name in "abc"]
     listen(fleet)
     for peer in peers:
@@ -49,16 +51,22 @@ def test_a_busy_coordinator_hears_what_was_said_before_it_calls_anyone_silent(fl
     assert [a.name for a in fleet.ready()] == ["a"]
 
 
-def test_weights_for_which_there_is_no_room_are_an_error_of_the_store_and_leave_nothing(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_weights_for_which_there_is_no_room_are_an_error_of_the_store_and_leave_nothing(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
     before, part = dict(memory.retained), fleet.endpoint.shelf.folder / "r0-w1.weights"
     part.symlink_to("/dev/full")
-    with pytest.raises(StoreError, match=r"weights of 7 bytes could not be written to .*: No space left on device"):
+    with pytest.raises(
+        StoreError, match=r"weights of 7 bytes could not be written to .*: No space left on device"
+    ):
         fleet.endpoint.shelf.put("r0", "w1", memoryview(b"weights"), "r0")
     assert not part.is_symlink()
     assert memory.retained == before
 
 
-def test_weights_are_published_again_to_a_broker_that_forgot(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_weights_are_published_again_to_a_broker_that_forgot(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
     fleet.endpoint.shelf.put("r0", "w1", memoryview(b"weights"), "r0")
     known = dict(memory.retained)
     assert len(known) == 3, "the card, a chunk and a manifest"
@@ -70,10 +78,14 @@ def test_weights_are_published_again_to_a_broker_that_forgot(fleet: Fleet, memor
     listen(fleet)
     assert memory.retained == known
     fleet.dismiss("over")
-    assert [envelope.decode(payload) for payload in memory.retained.values()] == [messages.Goodbye("over")]
+    assert [envelope.decode(payload) for payload in memory.retained.values()] == [
+        messages.Goodbye("over")
+    ]
 
 
-def test_a_device_that_only_tries_the_way_is_answered_and_is_no_agent(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_a_device_that_only_tries_the_way_is_answered_and_is_no_agent(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
     link = MemoryLink(memory, "doctor")
     link.subscribe(topics.command("r", "pi"))
     link.publish(topics.say("r", "pi"), envelope.encode(messages.Echo("pi", 12.5)))
@@ -87,10 +99,14 @@ def test_a_device_that_only_tries_the_way_is_answered_and_is_no_agent(fleet: Fle
     assert not fleet.agents
 
 
-def test_what_is_rejected_is_published_by_kind(fleet: Fleet, memory: MemoryBroker, published: list[Event]) -> None:
+def test_what_is_rejected_is_published_by_kind(
+    fleet: Fleet, memory: MemoryBroker, published: list[Event]
+) -> None:
     peer = Peer(memory, "a")
     peer.link.publish(topics.say("r", "a"), b"nothing that was ever packed")
-    peer.link.publish(topics.say("r", "a"), msgspec.msgpack.encode({"v": 99, "kind": "status", "body": {}}))
+    peer.link.publish(
+        topics.say("r", "a"), msgspec.msgpack.encode({"v": 99, "kind": "status", "body": {}})
+    )
     peer.say(messages.Grant("t", b"", True))
     peer.send(task("a"), weights())
     listen(fleet)
@@ -100,7 +116,9 @@ def test_what_is_rejected_is_published_by_kind(fleet: Fleet, memory: MemoryBroke
     assert [bool(event.topic) for event in rejected] == [True, True, True, False]
 
 
-def test_agents_that_come_restart_and_fall_silent_are_published(fleet: Fleet, memory: MemoryBroker, clock: Clock, published: list[Event]) -> None:
+def test_agents_that_come_restart_and_fall_silent_are_published(
+    fleet: Fleet, memory: MemoryBroker, clock: Clock, published: list[Event]
+) -> None:
     peer = Peer(memory, "a")
     listen(fleet)
     peer.say(messages.Status("a", "s2", True), topics.status("r", "a"))
@@ -108,7 +126,11 @@ def test_agents_that_come_restart_and_fall_silent_are_published(fleet: Fleet, me
     clock.now += SILENCE + 1
     fleet.turn(0)
     seen = [event for event in published if isinstance(event, AgentCame | AgentWent)]
-    assert seen == [AgentCame("a", False), AgentCame("a", True), AgentWent("a", f"silent for {SILENCE:.0f} s")]
+    assert seen == [
+        AgentCame("a", False),
+        AgentCame("a", True),
+        AgentWent("a", f"silent for {SILENCE:.0f} s"),
+    ]
 
 
 def test_a_slot_is_never_used_by_two_versions_at_once(fleet: Fleet, memory: MemoryBroker) -> None:
@@ -124,7 +146,9 @@ def test_a_slot_is_never_used_by_two_versions_at_once(fleet: Fleet, memory: Memo
     assert {topic.split("/")[4] for topic in memory.retained if "/model/" in topic} == {"r0"}
 
 
-def test_a_coordinator_that_resumes_a_round_overwrites_what_the_last_one_published(memory: MemoryBroker, tmp_path: Path) -> None:
+def test_a_coordinator_that_resumes_a_round_overwrites_what_the_last_one_published(
+    memory: MemoryBroker, tmp_path: Path
+) -> None:
     for _ in range(2):
         shelf = Shelf(MemoryLink(memory, "coordinator"), "r", tmp_path)
         assert shelf.put("r13", "w1", memoryview(b"weights"), "r5")[0] == "r5"
@@ -147,12 +171,16 @@ def test_a_run_ends_although_the_broker_is_gone_and_nothing_takes_its_last_word_
     fleet.endpoint.shelf.put("r0", "w1", memoryview(b"weights"), "r0")
     fleet.dismiss("the run is over")
     assert "could not be sent" in caplog.text
-    assert fleet.endpoint.shelf._items, "hundreds of messages that withdraw weights would wait behind it"
+    assert fleet.endpoint.shelf._items, (
+        "hundreds of messages that withdraw weights would wait behind it"
+    )
     fleet.endpoint.withdraw()  # ctrl-C meanwhile
     assert envelope.decode(memory.retained[topics.run("r")]) == messages.Goodbye("the run is over")
 
 
-def test_a_coordinator_that_is_stopped_withdraws_its_card_and_its_weights_where_the_broker_answers(memory: MemoryBroker, tmp_path: Path) -> None:
+def test_a_coordinator_that_is_stopped_withdraws_its_card_and_its_weights_where_the_broker_answers(
+    memory: MemoryBroker, tmp_path: Path
+) -> None:
     for link, left in ((MemoryLink(memory, "a"), 0), (Away(memory, "b"), 2)):
         fleet = Fleet(link, CARD, tmp_path)
         fleet.endpoint.announce()
@@ -161,7 +189,9 @@ def test_a_coordinator_that_is_stopped_withdraws_its_card_and_its_weights_where_
         assert len(memory.retained) == left, "a chunk and a manifest"
 
 
-def test_the_end_of_a_run_waits_until_its_agents_signed_off(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_the_end_of_a_run_waits_until_its_agents_signed_off(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
     """Else a broker that ends with the coordinator may end before it delivered the goodbye."""
     peer, left = Peer(memory, "a"), threading.Event()
     listen(fleet)
@@ -180,7 +210,9 @@ def test_the_end_of_a_run_waits_until_its_agents_signed_off(fleet: Fleet, memory
 def test_a_long_reason_of_an_agent_is_bounded_in_what_is_answered_recorded_and_published(
     fleet: Fleet, memory: MemoryBroker, published: list[Event]
 ) -> None:
-    """One agent fails with a reason over the limit, which is refused as malformed. Another sends an update whose refusal would quote it all."""
+    """One agent fails with a reason over the limit, which is refused as malformed. Another sends an
+    update whose refusal would quote it all.
+    """
 
     def check(asked: Task, update: Update) -> None:
         raise Refused(f"expected 'loss' to be a finite number, found {update.notes['loss']!r}")
@@ -189,10 +221,19 @@ def test_a_long_reason_of_an_agent_is_bounded_in_what_is_answered_recorded_and_p
     listen(fleet)
     fleet.driver.begin(began(fleet, [task("a"), task("b")]), Folding(check))
     failure = messages.Failure("r", 1, 1, "train", task("a").submodel.name, "x" * 900)
-    failing.link.publish(topics.say("r", "a"), envelope.encode(failure).replace(b"\xda\x03\x84" + b"x" * 900, b"\xda\x3e\x80" + b"x" * 16_000))
+    failing.link.publish(
+        topics.say("r", "a"),
+        envelope.encode(failure).replace(
+            b"\xda\x03\x84" + b"x" * 900, b"\xda\x3e\x80" + b"x" * 16_000
+        ),
+    )
     sending.send(task("b"), weights(), notes={"loss": "x" * 200_000})
     listen(fleet)
-    assert [(one.agent, one.kind, len(one.reason) <= REASON) for one in published if isinstance(one, Rejected)] == [
+    assert [
+        (one.agent, one.kind, len(one.reason) <= REASON)
+        for one in published
+        if isinstance(one, Rejected)
+    ] == [
         ("a", "malformed", True),
         ("b", "update", True),
     ]

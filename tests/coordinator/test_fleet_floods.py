@@ -19,7 +19,9 @@ from tests.support.peer import PROFILE, Folding, Peer, began, listen, states, ta
 
 
 @pytest.mark.parametrize("flood", [False, True])
-def test_a_stream_of_messages_delays_no_lease(memory: MemoryBroker, tmp_path: Path, clock: Clock, flood: bool) -> None:
+def test_a_stream_of_messages_delays_no_lease(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock, flood: bool
+) -> None:
     """The flooding agent always has fifty messages in line; each turn takes 20 ms."""
     fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
     fleet.endpoint.announce()
@@ -42,7 +44,9 @@ def test_a_stream_of_messages_delays_no_lease(memory: MemoryBroker, tmp_path: Pa
     assert states(fleet)["a"].late, "a shows no progress"
 
 
-def test_a_journal_that_grows_large_begins_a_new_segment(memory: MemoryBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_that_grows_large_begins_a_new_segment(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(driver, "LARGE", 20_000)
     journal = Journal(tmp_path)
     fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, journal=journal)
@@ -61,7 +65,9 @@ def test_a_journal_that_grows_large_begins_a_new_segment(memory: MemoryBroker, t
     journal.close()
 
 
-def test_offers_and_failures_that_nobody_asked_for_are_not_written_down(memory: MemoryBroker, tmp_path: Path, clock: Clock) -> None:
+def test_offers_and_failures_that_nobody_asked_for_are_not_written_down(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock
+) -> None:
     journal = Journal(tmp_path)
     fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, journal=journal)
     journal.begin(Base("", fleet.round))
@@ -70,7 +76,9 @@ def test_offers_and_failures_that_nobody_asked_for_are_not_written_down(memory: 
     before = journal.records
     for number in range(50):
         peer.say(messages.Failure("r", number, 1, "train", "w1", "no"))
-        peer.say(messages.Offer(messages.Manifest("t", 1, 1, "0" * 64), "r", number, 1, "train", "w1"))
+        peer.say(
+            messages.Offer(messages.Manifest("t", 1, 1, "0" * 64), "r", number, 1, "train", "w1")
+        )
     listen(fleet)
     assert journal.records == before
     journal.close()

@@ -14,18 +14,24 @@ from tests.support.peer import Folding, Peer, collect, listen, task, turning, we
 
 def taking_late(fleet: Fleet, memory: MemoryBroker) -> Fleet:
     """A fleet that takes updates two rounds late."""
-    made = Fleet(fleet.link, fleet.run, fleet.inbox.spool, Intake(rules=Rules(stale=2)), clock=fleet.clock)
+    made = Fleet(
+        fleet.link, fleet.run, fleet.inbox.spool, Intake(rules=Rules(stale=2)), clock=fleet.clock
+    )
     made.endpoint.announce()
     return made
 
 
-def test_a_task_of_an_earlier_round_is_told_again_to_an_agent_that_comes_back(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_a_task_of_an_earlier_round_is_told_again_to_an_agent_that_comes_back(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
     peers = {name: Peer(memory, name) for name in "ab"}
     listen(fleet)
     fleet = taking_late(fleet, memory)
     listen(fleet)
     turning(fleet, [lambda: peers["b"].send(task("b"), weights())])
-    assert [update.agent for update in collect(fleet, [task("a"), task("b")], quorum=1, carries=True)] == ["b"]
+    assert [
+        update.agent for update in collect(fleet, [task("a"), task("b")], quorum=1, carries=True)
+    ] == ["b"]
     fleet.driver.collect("train", Folding())
     assert [state.task.agent for state in fleet.late] == ["a"]
     assert [agent.name for agent in fleet.free()] == ["b"]
@@ -34,7 +40,13 @@ def test_a_task_of_an_earlier_round_is_told_again_to_an_agent_that_comes_back(fl
     listen(fleet)
     assert [m for m in peers["a"].heard() if isinstance(m, Task)] == [fleet.late[0].task]
     again = replace(task("b"), round=2)
-    turning(fleet, [lambda: peers["a"].send(task("a"), weights()), lambda: peers["b"].send(again, weights(), "t2")])
+    turning(
+        fleet,
+        [
+            lambda: peers["a"].send(task("a"), weights()),
+            lambda: peers["b"].send(again, weights(), "t2"),
+        ],
+    )
     second = collect(fleet, [again], quorum=1, carries=True)
     assert [(update.agent, update.round) for update in second] == [("b", 2), ("a", 1)]
     assert fleet.late == []

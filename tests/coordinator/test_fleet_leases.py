@@ -16,7 +16,9 @@ from tests.support.clock import Clock
 from tests.support.peer import Folding, Peer, collect, listen, task, turning, weights
 
 
-def test_an_update_that_waits_for_a_slot_is_waited_for_longer_than_its_lease(memory: MemoryBroker, tmp_path: Path, clock: Clock) -> None:
+def test_an_update_that_waits_for_a_slot_is_waited_for_longer_than_its_lease(
+    memory: MemoryBroker, tmp_path: Path, clock: Clock
+) -> None:
     fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(slots=1), clock=clock)
     fleet.endpoint.announce()
     peers = [Peer(memory, name) for name in "abc"]
@@ -46,19 +48,31 @@ def test_an_update_that_waits_for_a_slot_is_waited_for_longer_than_its_lease(mem
     assert judged == {"a": True, "b": False, "c": True}, "a has a slot and sends nothing"
 
 
-def test_an_agent_that_goes_away_is_replaced_by_one_that_was_not_asked(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_an_agent_that_goes_away_is_replaced_by_one_that_was_not_asked(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
     peers = {name: Peer(memory, name) for name in "abc"}
     listen(fleet)
     folding = Folding()
     leave = lambda: peers["a"].say(messages.Status("a", "s1", False), topics.status("r", "a"))  # noqa: E731
-    turning(fleet, [leave, lambda: peers["b"].send(task("b"), weights()), lambda: None, lambda: peers["c"].send(task("c"), weights())])
+    turning(
+        fleet,
+        [
+            leave,
+            lambda: peers["b"].send(task("b"), weights()),
+            lambda: None,
+            lambda: peers["c"].send(task("c"), weights()),
+        ],
+    )
     collect(fleet, [task("a"), task("b")], folding, wanted=2, spares=(Spare("c"),))
     assert [update.agent for update in folding.updates] == ["b", "c"]
     assert folding.asked == ["c"]
     assert next(type(m) for m in peers["c"].heard()) is Task
 
 
-def test_an_agent_past_its_lease_that_shows_no_progress_is_replaced_and_may_still_come(fleet: Fleet, memory: MemoryBroker, clock: Clock) -> None:
+def test_an_agent_past_its_lease_that_shows_no_progress_is_replaced_and_may_still_come(
+    fleet: Fleet, memory: MemoryBroker, clock: Clock
+) -> None:
     peers = {name: Peer(memory, name) for name in "abc"}
     listen(fleet)
     folding = Folding()
@@ -66,18 +80,31 @@ def test_an_agent_past_its_lease_that_shows_no_progress_is_replaced_and_may_stil
     def later(step: int) -> None:
         """Fifteen seconds, in which a takes a step, and b says the same as before."""
         clock.now += 15.0
-        peers["a"].say(messages.Heartbeat("a", "s1", "train", 1, step=step), topics.heartbeat("r", "a"))
-        peers["b"].say(messages.Heartbeat("b", "s1", "train", 1, step=7), topics.heartbeat("r", "b"))
+        peers["a"].say(
+            messages.Heartbeat("a", "s1", "train", 1, step=step), topics.heartbeat("r", "a")
+        )
+        peers["b"].say(
+            messages.Heartbeat("b", "s1", "train", 1, step=7), topics.heartbeat("r", "b")
+        )
         peers["c"].beat()
 
     steps: list[Callable[[], None]] = [lambda step=step: later(step) for step in range(6)]  # type: ignore[misc]
-    turning(fleet, [*steps, lambda: peers["b"].send(task("b"), weights()), lambda: peers["a"].send(task("a"), weights())])
+    turning(
+        fleet,
+        [
+            *steps,
+            lambda: peers["b"].send(task("b"), weights()),
+            lambda: peers["a"].send(task("a"), weights()),
+        ],
+    )
     collect(fleet, [task("a"), task("b")], folding, wanted=2, spares=(Spare("c"),))
     assert sorted(update.agent for update in folding.updates) == ["a", "b"]
     assert folding.asked == ["c"], "for b alone"
 
 
-def test_two_agents_that_are_asked_at_once_in_place_of_others_can_both_deliver(fleet: Fleet, memory: MemoryBroker, clock: Clock) -> None:
+def test_two_agents_that_are_asked_at_once_in_place_of_others_can_both_deliver(
+    fleet: Fleet, memory: MemoryBroker, clock: Clock
+) -> None:
     peers = {name: Peer(memory, name) for name in "abcd"}
     listen(fleet)
     folding = Folding()
@@ -87,7 +114,9 @@ def test_two_agents_that_are_asked_at_once_in_place_of_others_can_both_deliver(f
         for peer in peers.values():
             peer.beat()
 
-    send: list[Callable[[], None]] = [lambda name=name: peers[name].send(task(name), weights()) for name in "cd"]  # type: ignore[misc]
+    send: list[Callable[[], None]] = [
+        lambda name=name: peers[name].send(task(name), weights()) for name in "cd"
+    ]  # type: ignore[misc]
     turning(fleet, [*[later] * 6, *send])
     collect(fleet, [task("a"), task("b")], folding, wanted=2, spares=(Spare("c"), Spare("d")))
     assert folding.asked == ["c", "d"]

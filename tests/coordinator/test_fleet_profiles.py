@@ -27,7 +27,12 @@ from tests.support.peer import PROFILE, Peer, forget_profile, listen
         replace(PROFILE, timings=(Timing(SMALL, 32, 5e-324),)),
         replace(PROFILE, timings=(Timing(SMALL, 32, 1e300),)),
         replace(PROFILE, timings=(Timing(SMALL, 16, 0.01),)),
-        replace(PROFILE, timings=(Timing(replace(SMALL, network=replace(NETWORK, family="sys:exit")), 32, 0.01),)),
+        replace(
+            PROFILE,
+            timings=(
+                Timing(replace(SMALL, network=replace(NETWORK, family="sys:exit")), 32, 0.01),
+            ),
+        ),
         replace(PROFILE, uplink=5e-324),
         replace(PROFILE, data=replace(DATA, examples=0)),
         replace(PROFILE, data=replace(DATA, mean=())),
@@ -46,7 +51,9 @@ from tests.support.peer import PROFILE, Peer, forget_profile, listen
         "NaN",
     ],
 )
-def test_a_profile_that_was_not_measured_by_the_card_is_refused(fleet: Fleet, memory: MemoryBroker, profile: Profile) -> None:
+def test_a_profile_that_was_not_measured_by_the_card_is_refused(
+    fleet: Fleet, memory: MemoryBroker, profile: Profile
+) -> None:
     peer = Peer(memory, "a")
     listen(fleet)
     peer.heard()
@@ -57,12 +64,20 @@ def test_a_profile_that_was_not_measured_by_the_card_is_refused(fleet: Fleet, me
     assert [type(m) for m in peer.heard()] == [messages.Refusal]
 
 
-@pytest.mark.parametrize(("timed", "ready"), [((SMALL, LARGE), True), ((SMALL,), True), ((LARGE, SMALL), False), ((SMALL, SMALL), False)])
-def test_a_device_times_what_it_has_room_for_in_the_cards_order(fleet: Fleet, memory: MemoryBroker, timed: tuple[Submodel], ready: bool) -> None:
+@pytest.mark.parametrize(
+    ("timed", "ready"),
+    [((SMALL, LARGE), True), ((SMALL,), True), ((LARGE, SMALL), False), ((SMALL, SMALL), False)],
+)
+def test_a_device_times_what_it_has_room_for_in_the_cards_order(
+    fleet: Fleet, memory: MemoryBroker, timed: tuple[Submodel], ready: bool
+) -> None:
     fleet.reannounce(replace(CARD, calibration=(SMALL, LARGE)))
     peer = Peer(memory, "a")
     listen(fleet)
     forget_profile(fleet)
-    peer.say(replace(PROFILE, timings=tuple(Timing(submodel, 32, 0.01) for submodel in timed)), topics.profile("r", "a"))
+    peer.say(
+        replace(PROFILE, timings=tuple(Timing(submodel, 32, 0.01) for submodel in timed)),
+        topics.profile("r", "a"),
+    )
     listen(fleet)
     assert bool(fleet.ready()) is ready

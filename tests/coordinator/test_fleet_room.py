@@ -1,4 +1,6 @@
-"""A round whose spool is full: what came is given to the fold at once, so that it can leave, and the next ones find room."""
+"""A round whose spool is full: what came is given to the fold at once, so that it can leave, and
+the next ones find room.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.support.clock import Clock
 from tests.support.peer import Folding, Peer, collect, listen, states, task, turning, weights
 
 
-def test_nobody_waits_for_an_earlier_name_that_finds_no_room(fleet: Fleet, memory: MemoryBroker, clock: Clock, tmp_path: Path) -> None:
+def test_nobody_waits_for_an_earlier_name_that_finds_no_room(
+    fleet: Fleet, memory: MemoryBroker, clock: Clock, tmp_path: Path
+) -> None:
     """The update of b would wait for that of a, and a for the room that b takes."""
     fleet.driver.journal = Journal(tmp_path)
     fleet.driver.journal.begin(Base("", fleet.round))
@@ -37,7 +41,8 @@ def test_nobody_waits_for_an_earlier_name_that_finds_no_room(fleet: Fleet, memor
             return Snapshot("total-000001-000001.safetensors", ())
 
     send = [partial(peer.send, task(peer.name), weights(), transfer=peer.name) for peer in (a, b)]
-    # b is in and waits for a, which finds no room: it is tried twice, and no more often than every RELIEF seconds
+    # b is in and waits for a, which finds no room: it is tried twice, and no more often than every
+    # RELIEF seconds
     turning(fleet, [send[1], fill, send[0], partial(wait, 0.5), wait, partial(wait, 0.5), send[0]])
     folded = collect(fleet, [task("a"), task("b")], Snapshots())
     assert [update.agent for update in folded] == ["b", "a"]
@@ -46,7 +51,9 @@ def test_nobody_waits_for_an_earlier_name_that_finds_no_room(fleet: Fleet, memor
     assert tries[1] - tries[0] >= RELIEF
 
 
-def test_an_agent_that_finds_no_room_is_waited_for_longer_than_its_lease(fleet: Fleet, memory: MemoryBroker, clock: Clock) -> None:
+def test_an_agent_that_finds_no_room_is_waited_for_longer_than_its_lease(
+    fleet: Fleet, memory: MemoryBroker, clock: Clock
+) -> None:
     a = Peer(memory, "a")
     listen(fleet)
     fleet.inbox.reserve = 2**62

@@ -1,4 +1,6 @@
-"""A round, spoken to by hand: what is lost is said again, what is hostile is refused, what was accepted stays."""
+"""A round, spoken to by hand: what is lost is said again, what is hostile is refused, what was
+accepted stays.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.support.clock import Clock
 from tests.support.peer import PROFILE, Peer, collect, listen, states, task, turning, weights
 
 
-def test_a_task_that_was_lost_is_said_again_to_an_idle_agent(fleet: Fleet, memory: MemoryBroker, clock: Clock) -> None:
+def test_a_task_that_was_lost_is_said_again_to_an_idle_agent(
+    fleet: Fleet, memory: MemoryBroker, clock: Clock
+) -> None:
     peer = Peer(memory, "a")
     listen(fleet)
     peer.link.unsubscribe(topics.command("r", "a"))
@@ -54,7 +58,11 @@ def test_an_offer_of_nothing_or_of_too_much_is_refused(fleet: Fleet, memory: Mem
         original(0)
         if not done:
             done.append(True)
-            peer.say(messages.Offer(messages.Manifest("t", 10**9, 2**18, "0" * 64), "r", 1, 1, "train", SMALL.name))
+            peer.say(
+                messages.Offer(
+                    messages.Manifest("t", 10**9, 2**18, "0" * 64), "r", 1, 1, "train", SMALL.name
+                )
+            )
             listen_raw()
 
     def listen_raw() -> None:
@@ -63,13 +71,25 @@ def test_an_offer_of_nothing_or_of_too_much_is_refused(fleet: Fleet, memory: Mem
 
     fleet.turn = turn  # type: ignore[method-assign]
     assert collect(fleet, [task("a")]) == []
-    assert states(fleet)["a"].outcome.startswith("refused: update of a for w0.5-d2.2.2: at most 1000000 bytes")
+    assert states(fleet)["a"].outcome.startswith(
+        "refused: update of a for w0.5-d2.2.2: at most 1000000 bytes"
+    )
     with pytest.raises(Refused):
-        fleet.inbox.open("a", messages.Offer(messages.Manifest("t", 0, 2**18, "0" * 64), "r", 1, 1, "train", SMALL.name), 0.0)
+        fleet.inbox.open(
+            "a",
+            messages.Offer(
+                messages.Manifest("t", 0, 2**18, "0" * 64), "r", 1, 1, "train", SMALL.name
+            ),
+            0.0,
+        )
 
 
-def test_an_accepted_update_cannot_be_overwritten_by_another_of_its_name(fleet: Fleet, memory: MemoryBroker) -> None:
-    """Each transfer has a file of its own, whatever it calls itself: what was checked is what is folded."""
+def test_an_accepted_update_cannot_be_overwritten_by_another_of_its_name(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
+    """Each transfer has a file of its own, whatever it calls itself: what was checked is what is
+    folded.
+    """
     first, second = Peer(memory, "a"), Peer(memory, "b")
     listen(fleet)
     original, done = fleet.turn, []
@@ -85,23 +105,38 @@ def test_an_accepted_update_cannot_be_overwritten_by_another_of_its_name(fleet: 
             first.send(task("a"), weights(1.0), transfer="same")
 
     fleet.turn = turn  # type: ignore[method-assign]
-    folded = [(update.agent, float(next(iter(update.tensors.values())).flat[0])) for update in collect(fleet, [task("a"), task("b")])]
+    folded = [
+        (update.agent, float(next(iter(update.tensors.values())).flat[0]))
+        for update in collect(fleet, [task("a"), task("b")])
+    ]
     assert folded == [("a", 1.0), ("b", 2.0)]
 
 
-def test_an_update_that_is_never_what_it_promised_is_refused_and_not_waited_for(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_an_update_that_is_never_what_it_promised_is_refused_and_not_waited_for(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
     peer = Peer(memory, "a")
     listen(fleet)
     data = bytes(5000)
     manifest = messages.Manifest("t", len(data), 2**18, "0" * 64)
     offer = messages.Offer(manifest, "r", 1, 1, "train", SMALL.name)
     (chunk,) = slices(manifest, data)
-    turning(fleet, [lambda: peer.say(offer), *[lambda: peer.say(chunk, topics.chunk(topics.upload("r", "a", "t"), 0))] * 3])
+    turning(
+        fleet,
+        [
+            lambda: peer.say(offer),
+            *[lambda: peer.say(chunk, topics.chunk(topics.upload("r", "a", "t"), 0))] * 3,
+        ],
+    )
     assert collect(fleet, [task("a")]) == []
-    assert states(fleet)["a"].outcome == "refused: its bytes were not those that it promised, 3 times"
+    assert (
+        states(fleet)["a"].outcome == "refused: its bytes were not those that it promised, 3 times"
+    )
 
 
-def test_of_an_agent_that_was_shut_out_nothing_is_heard_asked_or_folded(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_of_an_agent_that_was_shut_out_nothing_is_heard_asked_or_folded(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
     first, second = Peer(memory, "a"), Peer(memory, "b")
     listen(fleet)
     original, done, gate = fleet.turn, [], Gate("")
@@ -111,7 +146,8 @@ def test_of_an_agent_that_was_shut_out_nothing_is_heard_asked_or_folded(fleet: F
         original(0)
         if not done:
             done.append(True)
-            second.send(task("b"), weights(2.0))  # received whole, and waiting for the one before it
+            # received whole, and waiting for the one before it
+            second.send(task("b"), weights(2.0))
             for _ in range(50):
                 original(0)
             assert states(fleet)["b"].stage == "whole"
@@ -133,7 +169,9 @@ def test_of_an_agent_that_was_shut_out_nothing_is_heard_asked_or_folded(fleet: F
     assert [a.name for a in fleet.ready()] == ["a", "b"]
 
 
-def test_an_interrupted_round_leaves_the_agents_at_their_work(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_an_interrupted_round_leaves_the_agents_at_their_work(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
     """Whoever resumes it goes on with the same tasks: nobody is told to drop them."""
     peer = Peer(memory, "a")
     listen(fleet)

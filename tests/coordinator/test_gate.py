@@ -1,4 +1,6 @@
-"""The way in: a broker with certificates for as long as a run lasts, and what it does when somebody is revoked while it runs."""
+"""The way in: a broker with certificates for as long as a run lasts, and what it does when somebody
+is revoked while it runs.
+"""
 
 from __future__ import annotations
 
@@ -58,16 +60,32 @@ def token_for(folder: Path, name: str) -> str:
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_come_back(tmp_path: Path) -> None:
+def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_come_back(
+    tmp_path: Path,
+) -> None:
     with opened(tmp_path) as (gate, _):
         link = MqttLink(gate.address, "coordinator-r")
-        fleet = Fleet(link, messages.Run("r", "fedavg", "mlp", None, (), 1, "s"), tmp_path / "spool")
+        fleet = Fleet(
+            link, messages.Run("r", "fedavg", "mlp", None, (), 1, "s"), tmp_path / "spool"
+        )
         fleet.obey(gate=gate)
         fleet.endpoint.announce()
-        links = {name: MqttLink(str(admitted(None, None, token_for(tmp_path, name))[0]), f"r-{name}") for name in ("good", "lost")}
+        links = {
+            name: MqttLink(str(admitted(None, None, token_for(tmp_path, name))[0]), f"r-{name}")
+            for name in ("good", "lost")
+        }
         for name, one in links.items():
-            one.publish(topics.status("r", name), envelope.encode(messages.Status(name, "s", True)), retain=True)
-        eventually(lambda: (fleet.turn(0.05), {n for n, a in fleet.agents.items() if a.online} == {"good", "lost"})[1])
+            one.publish(
+                topics.status("r", name),
+                envelope.encode(messages.Status(name, "s", True)),
+                retain=True,
+            )
+        eventually(
+            lambda: (
+                fleet.turn(0.05),
+                {n for n, a in fleet.agents.items() if a.online} == {"good", "lost"},
+            )[1]
+        )
 
         start = time.monotonic()
         run(tmp_path, "revoke", "lost")
@@ -80,7 +98,9 @@ def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_co
             try:
                 links["lost"].receive(0.05)
             except LinkError as error:
-                return "this client's certificate was revoked" in str(error) or "Not authorized" in str(error)
+                return "this client's certificate was revoked" in str(
+                    error
+                ) or "Not authorized" in str(error)
             return False
 
         def back() -> bool:
@@ -100,14 +120,18 @@ def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_co
 def test_a_broker_that_was_killed_is_started_again(tmp_path: Path, tls: bool) -> None:
     with opened(tmp_path, tls=tls) as (gate, _):
         link = MqttLink(gate.address, "coordinator-r")
-        (program,) = [p for p in psutil.Process().children(recursive=True) if p.name() == "mosquitto"]
+        (program,) = [
+            p for p in psutil.Process().children(recursive=True) if p.name() == "mosquitto"
+        ]
         program.kill()
         eventually(lambda: (d := link.receive(0.05)) is not None and d.topic == LINK_UP)
         link.close()
 
 
 def test_a_look_that_failed_is_taken_again(tmp_path: Path) -> None:
-    """Not before the broker was told does the keeper take it for told; the coordinator refuses meanwhile."""
+    """Not before the broker was told does the keeper take it for told; the coordinator refuses
+    meanwhile.
+    """
     told: list[frozenset[str]] = []
 
     class Full:
@@ -140,15 +164,22 @@ def test_a_look_that_failed_is_taken_again(tmp_path: Path) -> None:
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_a_certificate_that_is_renewed_while_its_link_lives_is_shown_when_that_comes_back(tmp_path: Path) -> None:
+def test_a_certificate_that_is_renewed_while_its_link_lives_is_shown_when_that_comes_back(
+    tmp_path: Path,
+) -> None:
     authority = Authority(tmp_path / "pki")
     with shipped("tls.conf", authority, tmp_path) as door:
         token = authority.invite("a", "localhost", 8884, 60)
         key = ec.generate_private_key(ec.SECP256R1())
         pem = tmp_path / "agent.pem"
         first = authority.enrol(token.secret, request("a", key))
-        shown = enrolment.x509.load_pem_x509_certificate(first.encode()).public_bytes(enrolment.serialization.Encoding.DER)
-        pem.write_bytes(authority.renew(shown, request("a", key), life=timedelta(seconds=4)).encode() + text_of(key))
+        shown = enrolment.x509.load_pem_x509_certificate(first.encode()).public_bytes(
+            enrolment.serialization.Encoding.DER
+        )
+        pem.write_bytes(
+            authority.renew(shown, request("a", key), life=timedelta(seconds=4)).encode()
+            + text_of(key)
+        )
         link = connected(door.address(pem), "r-a")
         time.sleep(4)  # by now the certificate that the link has shown is over
         pem.write_bytes(first.encode() + text_of(key))
@@ -170,7 +201,9 @@ def test_all_that_a_person_types_is_tls_and_a_token(tmp_path: Path) -> None:
         assert not renew_when_due(stored()[0])
         assert parse_address(gate.address).cert == str(tmp_path / "pki" / "coordinator.pem")
         shown = json.loads(run(tmp_path, "authority", "--format", "json"))
-        assert [(agent["name"], agent["state"]) for agent in shown["agents"]] == [("pi-kitchen", "good")]
+        assert [(agent["name"], agent["state"]) for agent in shown["agents"]] == [
+            ("pi-kitchen", "good")
+        ]
 
 
 @pytest.mark.broker
@@ -182,7 +215,10 @@ def test_a_brokers_certificate_with_a_new_name_is_shown_without_a_restart(tmp_pa
         def names() -> str:
             context = ssl.create_default_context(cafile=address.ca)
             context.load_cert_chain(str(address.cert))
-            with socket.create_connection((address.host, address.port)) as plain, context.wrap_socket(plain, server_hostname="localhost") as link:
+            with (
+                socket.create_connection((address.host, address.port)) as plain,
+                context.wrap_socket(plain, server_hostname="localhost") as link,
+            ):
                 return str(link.getpeercert())
 
         assert "new.example" not in names()
@@ -192,9 +228,14 @@ def test_a_brokers_certificate_with_a_new_name_is_shown_without_a_restart(tmp_pa
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_with_a_broker_of_ones_own_the_coordinator_shows_its_certificate_and_enrols(tmp_path: Path) -> None:
+def test_with_a_broker_of_ones_own_the_coordinator_shows_its_certificate_and_enrols(
+    tmp_path: Path,
+) -> None:
     authority = Authority(tmp_path / "pki")
-    with shipped("tls.conf", authority, tmp_path) as door, opened(tmp_path, url=f"mqtts://localhost:{door.port}") as (gate, said):
+    with (
+        shipped("tls.conf", authority, tmp_path) as door,
+        opened(tmp_path, url=f"mqtts://localhost:{door.port}") as (gate, said),
+    ):
         assert "using the broker at mqtts://localhost" in said[0]
         eventually(lambda: lets_in(gate.address))
         broker, _ = admitted(None, None, token_for(tmp_path, "a"))
@@ -219,13 +260,18 @@ def lets_in(address: str) -> bool:
         ({"hosts": ("a b",)}, "--host: expected a host's name"),
     ],
 )
-def test_what_does_not_go_together_is_said_before_anything_starts(tmp_path: Path, more: dict[str, object], why: str) -> None:
+def test_what_does_not_go_together_is_said_before_anything_starts(
+    tmp_path: Path, more: dict[str, object], why: str
+) -> None:
     with pytest.raises(ConfigError, match=why), opened(tmp_path, **more):
         pass
 
 
 def test_certificates_need_mosquitto(tmp_path: Path) -> None:
-    with pytest.raises(LinkError, match=r"--tls needs mosquitto.*broker\.kind = 'auto'"), opened(tmp_path, kind="embedded"):
+    with (
+        pytest.raises(LinkError, match=r"--tls needs mosquitto.*broker\.kind = 'auto'"),
+        opened(tmp_path, kind="embedded"),
+    ):
         pass
 
 
@@ -236,7 +282,9 @@ def test_a_brokers_files_are_for_nobody_else_to_read(tmp_path: Path) -> None:
     assert modes == dict.fromkeys(["ca.pem", "crl.pem", "rights.acl", "server.pem"], 0o600)
 
 
-def test_revoking_who_never_came_lists_where_to_look_and_bad_times_are_refused(tmp_path: Path) -> None:
+def test_revoking_who_never_came_lists_where_to_look_and_bad_times_are_refused(
+    tmp_path: Path,
+) -> None:
     run(tmp_path, "revoke", "nobody", code=2)
     run(tmp_path, "enroll", "a", "--valid", "soon", code=2)
     run(tmp_path, "enroll", "all", code=2)
@@ -258,7 +306,9 @@ def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     assert "pip install 'espalier[secure]'" in result.output
 
 
-def test_commands_beside_the_run_show_the_coordinators_certificate_where_a_broker_wants_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_beside_the_run_show_the_coordinators_certificate_where_a_broker_wants_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ESPALIER_BROKER__PKI", str(tmp_path / "pki"))
     assert shown("mqtts://h") == "mqtts://h"  # no authority here
     Authority(tmp_path / "pki").close()

@@ -1,4 +1,6 @@
-"""What ends by itself, made again in time: the list of revoked certificates, whose end would shut every device out."""
+"""What ends by itself, made again in time: the list of revoked certificates, whose end would shut
+every device out.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,12 @@ def test_a_list_is_signed_anew_when_less_than_half_of_its_life_is_left(tmp_path:
     authority.close()
 
 
-def test_a_keeper_looks_every_hour_and_has_others_read_the_new_list(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By a clock driven by hand; of a broker that is not ours a person is told, who must bring it the list."""
+def test_a_keeper_looks_every_hour_and_has_others_read_the_new_list(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a clock driven by hand; of a broker that is not ours a person is told, who must bring it
+    the list.
+    """
     Authority(tmp_path / "pki").close()
     authority, office = Authority(tmp_path / "pki"), Office()
     end, clock = end_of(authority), [time.time()]
@@ -66,11 +72,15 @@ def test_a_keeper_looks_every_hour_and_has_others_read_the_new_list(tmp_path: Pa
     keeper.look()
     keeper.look()
     assert office.reloaded == 1
-    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [(logging.WARNING, gates.HAND_OVER)]
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
+        (logging.WARNING, gates.HAND_OVER)
+    ]
     authority.close()
 
 
-def test_what_could_not_be_made_again_is_tried_at_the_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_made_again_is_tried_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority, clock, tries = Authority(tmp_path / "pki"), [time.time()], list[datetime]()
     keeper = Keeper(authority, Gate("h"), None, Office(), lambda: clock[0])  # type: ignore[arg-type]
 
@@ -90,7 +100,9 @@ def test_what_could_not_be_made_again_is_tried_at_the_next_look(tmp_path: Path, 
     authority.close()
 
 
-def test_a_list_that_is_new_at_the_start_is_told_for_a_broker_of_ones_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_list_that_is_new_at_the_start_is_told_for_a_broker_of_ones_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     authority = Authority(tmp_path / "pki")
     assert authority.renewed
     Keeper(authority, Gate("h"), None, Office())  # type: ignore[arg-type]
@@ -100,7 +112,9 @@ def test_a_list_that_is_new_at_the_start_is_told_for_a_broker_of_ones_own(tmp_pa
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_a_broker_whose_list_ended_says_so_and_lets_devices_in_again_once_it_is_signed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_whose_list_ended_says_so_and_lets_devices_in_again_once_it_is_signed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(authorities, "LIST_LIFE", timedelta(seconds=4))
     wanted = Broker(port=0, tls=True, enrol=0, pki=str(tmp_path / "pki"))
     with open_gate(wanted, tmp_path, lambda text: None) as gate:

@@ -1,4 +1,6 @@
-"""Updates on their way into the spool: what is spoilt again and again is given up, and nothing stays there that nobody waits for."""
+"""Updates on their way into the spool: what is spoilt again and again is given up, and nothing
+stays there that nobody waits for.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def inbox(tmp_path: Path) -> Inbox:
     return made
 
 
-def test_a_transfer_that_is_never_what_it_promised_is_given_up(inbox: Inbox, tmp_path: Path) -> None:
+def test_a_transfer_that_is_never_what_it_promised_is_given_up(
+    inbox: Inbox, tmp_path: Path
+) -> None:
     """Else its agent would send it for ever, and the round wait for it."""
     manifest = replace(split(DATA, 1024, "t"), sha256="0" * 64)
     assert inbox.open("a", offer(manifest), 0.0).open
@@ -46,10 +50,16 @@ def test_a_transfer_that_is_never_what_it_promised_is_given_up(inbox: Inbox, tmp
 
 
 def test_folders_go_with_what_was_in_them(inbox: Inbox, tmp_path: Path) -> None:
-    """A run that carries tasks from round to round keeps what is of these, and no empty folder of each round."""
+    """A run that carries tasks from round to round keeps what is of these, and no empty folder of
+    each round.
+    """
     manifest = split(DATA, 1024, "t")
     inbox.open("a", offer(manifest), 0.0)
-    (path,) = {done[1] for chunk in slices(manifest, DATA) if (done := inbox.take("a", chunk, 0.0)) is not None}
+    (path,) = {
+        done[1]
+        for chunk in slices(manifest, DATA)
+        if (done := inbox.take("a", chunk, 0.0)) is not None
+    }
     assert path is not None
     for number in (2, 3):
         (tmp_path / f"round-{number}").mkdir()
@@ -67,7 +77,9 @@ def test_what_is_awaited_has_a_place_though_its_folder_went(inbox: Inbox) -> Non
 
 
 class Drip:
-    """An upload of which a test sends one chunk after the other. chunk: so large that one in IDLE seconds is less than the least pace."""
+    """An upload of which a test sends one chunk after the other. chunk: so large that one in IDLE
+    seconds is less than the least pace.
+    """
 
     def __init__(self, inbox: Inbox, name: str, chunk: int = 1024) -> None:
         self.inbox, self.key = inbox, KEY._replace(agent=name)
@@ -96,15 +108,21 @@ def full(tmp_path: Path, names: str, slots: int) -> tuple[Inbox, list[Drip]]:
 
 
 def test_drips_in_all_slots_hold_up_nobody_for_longer_than_they_are_judged(tmp_path: Path) -> None:
-    """Eight that are never silent and never done; what each sent stays, and it goes on behind the one that waited."""
+    """Eight that are never silent and never done; what each sent stays, and it goes on behind the
+    one that waited.
+    """
     inbox, drips = full(tmp_path, "abcdefghw", 8)
     for drip in drips[:8]:
         drip.send(20.0)
     assert not [one for one in told(inbox, IDLE) if one[0] == "w"]
-    assert told(inbox, IDLE + 1) == [("a", False, b""), ("w", True, b"\0")], "of equally slow ones the first"
+    assert told(inbox, IDLE + 1) == [("a", False, b""), ("w", True, b"\0")], (
+        "of equally slow ones the first"
+    )
     assert [drips[8].send(IDLE + 1) is not None for _ in range(4)] == [False, False, False, True]
     assert told(inbox, IDLE + 1) == [("a", True, b"\1")]
-    assert [drips[0].send(IDLE + 2) is not None for _ in range(3)] == [False, False, True], "from where it was"
+    assert [drips[0].send(IDLE + 2) is not None for _ in range(3)] == [False, False, True], (
+        "from where it was"
+    )
 
 
 def test_the_slowest_loses_its_slot_and_no_more_do_than_wait(tmp_path: Path) -> None:
@@ -133,7 +151,9 @@ def test_a_slow_transfer_keeps_its_slot_where_nobody_waits_for_it(tmp_path: Path
 
 
 def test_a_transfer_at_the_least_pace_keeps_its_slot(tmp_path: Path) -> None:
-    """One chunk of a transfer is all that comes in the time: as large as the pace asks for, and a little less."""
+    """One chunk of a transfer is all that comes in the time: as large as the pace asks for, and a
+    little less.
+    """
     for change, kept in ((1.0, True), (-1.0, False)):
         size = int(PACE * (IDLE + 1) + change)
         data, inbox = bytes(size + 1), Inbox(tmp_path / str(change), 1)
@@ -142,7 +162,9 @@ def test_a_transfer_at_the_least_pace_keeps_its_slot(tmp_path: Path) -> None:
         assert inbox.open("a", offer(manifest), 0.0).open
         assert not Drip(inbox, "w").ask(0.0)
         inbox.take("a", next(slices(manifest, data)), 20.0)
-        assert [name for name, open, _ in told(inbox, IDLE + 1) if open] == (["a"] if kept else ["w"])
+        assert [name for name, open, _ in told(inbox, IDLE + 1) if open] == (
+            ["a"] if kept else ["w"]
+        )
 
 
 def test_nobody_is_judged_by_what_was_not_heard_yet(tmp_path: Path) -> None:
@@ -164,7 +186,9 @@ def test_what_finds_no_room_waits_and_is_told_when_there_is_some(tmp_path: Path)
     assert (told(inbox, 2.0), inbox.full) == ([("a", False, b"")], True)
     inbox.reserve = 0
     inbox.relieved(True)
-    assert told(inbox, 3.0) == [("b", True, b"\0"), ("a", True, b"\0")], "behind the other: there may be room for another one"
+    assert told(inbox, 3.0) == [("b", True, b"\0"), ("a", True, b"\0")], (
+        "behind the other: there may be room for another one"
+    )
     assert (inbox.full, inbox.load) == (False, (2, 0))
 
 
@@ -173,7 +197,9 @@ def test_what_a_slow_upload_left_goes_where_nothing_else_makes_room(tmp_path: Pa
     inbox, (drip, _) = full(tmp_path, "aw", 1)
     drip.send(20.0)
     inbox.reserve = 2**62
-    assert told(inbox, IDLE + 1) == [("a", False, b""), ("w", False, b""), ("a", True, b"\1")], "w finds no room, and a has its own"
+    assert told(inbox, IDLE + 1) == [("a", False, b""), ("w", False, b""), ("a", True, b"\1")], (
+        "w finds no room, and a has its own"
+    )
     inbox.relieved(False)
     assert len(list(tmp_path.rglob("*.part"))) == 1, "what flows will make room"
     assert told(inbox, 2 * IDLE + 3) == [("w", False, b"")], "silent now"
@@ -196,7 +222,9 @@ def test_what_is_there_of_an_upload_takes_no_more_room_after_a_restart(tmp_path:
     assert second.open("a", offer(drip.manifest), 0.0).have == b"\1"
 
 
-def test_what_is_there_of_an_upload_goes_on_though_others_took_what_is_reserved(tmp_path: Path) -> None:
+def test_what_is_there_of_an_upload_goes_on_though_others_took_what_is_reserved(
+    tmp_path: Path,
+) -> None:
     first, second = Inbox(tmp_path, 1), Inbox(tmp_path, 1)
     for inbox in (first, second):
         inbox.expect({KEY: len(DATA)})

@@ -40,7 +40,12 @@ from tests.support.peer import PROFILE
 NETWORK = network("preresnet", (1, 8, 8), 10)
 SMALL, LARGE = menu(NETWORK, (0.5, 1.0), (2,))
 STANDING = Standing("basis", 2, 1.5, setbacks=(Setback(SMALL.name, "late", 3, "slow"),))
-VERDICT = Verdict(SMALL, Decision("a", SMALL.name, True, "fits", 0.5, 9.0, 10**6), (Offer(SMALL, 0.5, 9.0, 10**6, True),), Bounds(seconds=30.0))
+VERDICT = Verdict(
+    SMALL,
+    Decision("a", SMALL.name, True, "fits", 0.5, 9.0, 10**6),
+    (Offer(SMALL, 0.5, 9.0, 10**6, True),),
+    Bounds(seconds=30.0),
+)
 PLAN = RoundPlan(
     4,
     2,
@@ -53,7 +58,12 @@ PLAN = RoundPlan(
     2,
     2,
 )
-FOLDED = Folded(Entry("a", SMALL.name, "folded", 10, 2, 0.5, 1.25, 0.1, 7, 0, "1" * 64), SMALL, STANDING, {"before": {"count": [10]}})
+FOLDED = Folded(
+    Entry("a", SMALL.name, "folded", 10, 2, 0.5, 1.25, 0.1, 7, 0, "1" * 64),
+    SMALL,
+    STANDING,
+    {"before": {"count": [10]}},
+)
 
 
 @pytest.fixture
@@ -72,14 +82,23 @@ def total(*values: float) -> Total:
 
 
 def tasks(*agents: str) -> tuple[Planned, ...]:
-    return tuple(Planned(Task("r", 4, 1, agent, "train", SMALL, "r3", "0" * 64, 1000, Recipe(), 60.0), 7.0) for agent in agents)
+    return tuple(
+        Planned(Task("r", 4, 1, agent, "train", SMALL, "r3", "0" * 64, 1000, Recipe(), 60.0), 7.0)
+        for agent in agents
+    )
 
 
 def events() -> list[RoundEvent]:
-    """A round that is under way: planned, begun, beside agents that measured themselves; of two updates one is folded."""
+    """A round that is under way: planned, begun, beside agents that measured themselves; of two
+    updates one is folded.
+    """
     keys = [one.task.key for one in tasks("a", "b")]
     return [
-        *(event for agent in "ab" for event in (on.AgentConnected(1.0, agent, "s"), on.ProfileCame(1.5, agent, PROFILE))),
+        *(
+            event
+            for agent in "ab"
+            for event in (on.AgentConnected(1.0, agent, "s"), on.ProfileCame(1.5, agent, PROFILE))
+        ),
         on.RoundPlanned(2.0, PLAN),
         on.PhaseBegan(2.0, "train", 4, tasks("a", "b"), 60.0, 2, spares=(Spare("c", 3.0),)),
         on.AgentBeat(3.0, "a", "s", "train", math.nan, 7),
@@ -135,7 +154,9 @@ def test_what_a_power_cut_left_of_the_last_event_is_cut_off(store: Store, cut: i
     again.close()
     found = Journal(store.folder).read("")
     assert found is not None
-    assert [event.now for event in found[1]][whole:] == [9.0], "what is written behind a torn record would never be read"
+    assert [event.now for event in found[1]][whole:] == [9.0], (
+        "what is written behind a torn record would never be read"
+    )
 
 
 def test_a_spoilt_event_ends_the_journal(store: Store) -> None:
@@ -152,7 +173,9 @@ def test_a_spoilt_event_ends_the_journal(store: Store) -> None:
 
 
 @pytest.mark.parametrize("place", ["length", "checksum", "event"])
-def test_damage_to_what_was_on_disk_is_an_error_and_nothing_is_lost_silently(store: Store, place: str) -> None:
+def test_damage_to_what_was_on_disk_is_an_error_and_nothing_is_lost_silently(
+    store: Store, place: str
+) -> None:
     """Agents hold receipts for what was synced. Only what was not may be cut off."""
     store.journal.begin(Base("", Round()))
     store.journal.append(on.Ticked(1.0))
@@ -211,9 +234,13 @@ def test_an_event_that_finds_no_room_leaves_the_journal_as_it_was(store: Store) 
     store.journal.begin(Base("", Round()))
     store.journal.append(events()[0])
     (path,) = store.folder.glob("journal-*")
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits, handler = (
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+    )
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))  # room for a part of it
+        # room for a part of it
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
         for event in events()[1:3]:
             with pytest.raises(StoreError, match="File too large"):
                 store.journal.append(event)
@@ -228,7 +255,10 @@ def test_an_event_that_finds_no_room_leaves_the_journal_as_it_was(store: Store) 
 
 def test_a_total_comes_back_bit_for_bit_and_a_sweep_leaves_the_last_one(store: Store) -> None:
     kept = total(1.0, 1e-7, 3.3)
-    for name, one in (("total-000004-000001.safetensors", total(1.0)), ("total-000004-000003.safetensors", kept)):
+    for name, one in (
+        ("total-000004-000001.safetensors", total(1.0)),
+        ("total-000004-000003.safetensors", kept),
+    ):
         store.journal.write_total(name, one)
         store.journal.begin(Base("", Round(), name, (FOLDED,)))
         store.journal.sweep()
@@ -250,7 +280,9 @@ def test_a_total_that_is_gone_or_spoilt_is_named(store: Store) -> None:
 
 
 def test_a_journal_goes_on_from_the_checkpoint_that_it_names(store: Store) -> None:
-    """Who dies between the journal of a new checkpoint and the row that makes it the last one goes on from the one before."""
+    """Who dies between the journal of a new checkpoint and the row that makes it the last one goes
+    on from the one before.
+    """
     store.journal.begin(Base("", Round()))
     for event in events():
         store.journal.append(event)
@@ -269,7 +301,8 @@ def test_a_stored_round_begins_a_journal_of_its_own(store: Store) -> None:
         store.journal.append(event)
     store.journal.write_total("total-000004-000001.safetensors", total(1.0))
     digest = store.save(RoundRecord(4, 1.0, {"w": torch.zeros(3)}, {}), Round())
-    assert digest == store.checkpoint_id == f"4:{hashlib.sha256((store.folder / 'round-000004.safetensors').read_bytes()).hexdigest()}"
+    written = (store.folder / "round-000004.safetensors").read_bytes()
+    assert digest == store.checkpoint_id == f"4:{hashlib.sha256(written).hexdigest()}"
     found = Journal(store.folder).read(digest)
     assert found is not None
     assert found[1] == []
@@ -286,19 +319,36 @@ def test_a_run_with_a_round_under_way_is_not_discarded(tmp_path: Path) -> None:
         assert (tmp_path / name).exists() == kept
 
 
-def test_a_run_of_another_schema_is_refused_with_the_version_that_can_finish_it(tmp_path: Path) -> None:
+def test_a_run_of_another_schema_is_refused_with_the_version_that_can_finish_it(
+    tmp_path: Path,
+) -> None:
     Store.create(tmp_path, "r").close()
     with contextlib.closing(sqlite3.connect(tmp_path / "r" / "run.sqlite")) as database:
         database.execute("PRAGMA user_version=0")
-    with pytest.raises(StoreError, match=r"expected schema 2, found 1; finish it with that version \(pip install 'espalier<0.2'"):
+    with pytest.raises(
+        StoreError,
+        match=r"expected schema 2, found 1; finish it with that version \(pip install "
+        r"'espalier<0.2'",
+    ):
         Store.open(tmp_path, "r")
     Store.open(tmp_path, "r", read_only=True).close()
 
 
 def test_of_a_run_whose_journal_is_gone_nothing_is_taken_for_granted(tmp_path: Path) -> None:
-    settings = {"model.name": "mlp-small", "train.steps": 1, "rounds": 1, "evaluate.examples": 20, "evaluate.devices": False}
+    settings = {
+        "model.name": "mlp-small",
+        "train.steps": 1,
+        "rounds": 1,
+        "evaluate.examples": 20,
+        "evaluate.devices": False,
+    }
     federate(tmp_path, [Member("a0", digits(0, 1))], settings)
     for path in (tmp_path / "runs" / RUN).glob("journal-*"):
         path.unlink()
     with pytest.raises(StoreError, match="expected a journal that continues round 1"):
-        federate(tmp_path, [], {**settings, "rounds": 2, "fleet.min_agents": 1, "fleet.wait": 0.2}, resume=True)
+        federate(
+            tmp_path,
+            [],
+            {**settings, "rounds": 2, "fleet.min_agents": 1, "fleet.wait": 0.2},
+            resume=True,
+        )

@@ -1,4 +1,6 @@
-"""What late updates cost in memory: the states that they were made from are on the disk, and none stays in memory for them."""
+"""What late updates cost in memory: the states that they were made from are on the disk, and none
+stays in memory for them.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,29 @@ SETTINGS = {
 }
 
 
-def test_no_state_stays_in_memory_for_updates_that_are_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One agent is at the weights of an earlier round for many rounds, and its update is checked and folded all the same."""
+def test_no_state_stays_in_memory_for_updates_that_are_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One agent is at the weights of an earlier round for many rounds, and its update is checked
+    and folded all the same.
+    """
     save, states, alive = Store.save, dict[int, weakref.ref[torch.Tensor]](), dict[int, list[int]]()
 
     def look(self: Store, done: RoundRecord, value: Round | None = None) -> str:
         digest = save(self, done, value)
         gc.collect()
-        alive[done.round] = [round for round, state in states.items() if state() is not None and round < done.round - 1]
+        alive[done.round] = [
+            round
+            for round, state in states.items()
+            if state() is not None and round < done.round - 1
+        ]
         states[done.round] = weakref.ref(next(iter(done.tensors.values())))
         assert value is not None
-        open = (state.task.round for state in value.tasks.values() if state.carried and not state.outcome)
+        open = (
+            state.task.round
+            for state in value.tasks.values()
+            if state.carried and not state.outcome
+        )
         carried.update(round for round in open if round < done.round)
         return digest
 
@@ -53,7 +67,12 @@ def test_no_state_stays_in_memory_for_updates_that_are_late(tmp_path: Path, monk
         """Of the second agent three updates are made for each of the first."""
         quick[update.agent] += 1
         until, wanted = time.monotonic() + 10, quick["a1"] + 3
-        while update.agent == "a0" and update.round > 1 and quick["a1"] < wanted and time.monotonic() < until:
+        while (
+            update.agent == "a0"
+            and update.round > 1
+            and quick["a1"] < wanted
+            and time.monotonic() < until
+        ):
             time.sleep(0.02)
         time.sleep(0.1)
         return update
@@ -62,7 +81,12 @@ def test_no_state_stays_in_memory_for_updates_that_are_late(tmp_path: Path, monk
     carried = set[int]()
     federate(tmp_path, [Member(f"a{i}", digits(i, 2), change=slowly) for i in range(2)], SETTINGS)
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
-    late = [entry.task for number in range(1, 13) for entry in store.entries(number) if entry.outcome == "folded" and entry.task]
+    late = [
+        entry.task
+        for number in range(1, 13)
+        for entry in store.entries(number)
+        if entry.outcome == "folded" and entry.task
+    ]
     store.close()
     assert carried - {1}, "an update was open whose weights were made by a round"
     assert max(late) > 1, "and it was folded"

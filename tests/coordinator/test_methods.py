@@ -70,9 +70,13 @@ def test_a_method_is_explained_with_its_settings_and_laws(name: str) -> None:
     assert all(known["help"] for known in found["settings"].values())
     assert found["laws"].keys() == LAWS.keys()
     assert found["modes"].keys() == MODES.keys() >= method(name).forbids.keys()
-    assert all(bool(why) == (mode not in method(name).allows) for mode, why in found["modes"].items())
+    assert all(
+        bool(why) == (mode not in method(name).allows) for mode, why in found["modes"].items()
+    )
     defaults = {key: known["default"] for key, known in found["settings"].items()}
-    assert configure(method(name), defaults).keys() == {*defaults, "seed", "rounds"}, "defaults are valid settings"
+    assert configure(method(name), defaults).keys() == {*defaults, "seed", "rounds"}, (
+        "defaults are valid settings"
+    )
     text = said(name)
     assert all(f"{key} = " in text for key in defaults)
     assert text.strip() == one_text(described(name)).strip()
@@ -87,15 +91,25 @@ def test_an_unknown_method_ends_with_the_nearest_names() -> None:
 
 def test_a_device_without_pytorch_is_told_which_method_needs_it() -> None:
     card = catalogue.central("digits").card()
-    onnx, torch = (Profile("a", "h", "s", 1.0, 1, 1.0, 1, runtime, card, ()) for runtime in ("onnxruntime 1.31", "torch 2.13 cpu"))
-    assert "method moon trains with PyTorch alone, and this device has onnxruntime 1.31" in unable(onnx, method("moon"))
+    onnx, torch = (
+        Profile("a", "h", "s", 1.0, 1, 1.0, 1, runtime, card, ())
+        for runtime in ("onnxruntime 1.31", "torch 2.13 cpu")
+    )
+    assert "method moon trains with PyTorch alone, and this device has onnxruntime 1.31" in unable(
+        onnx, method("moon")
+    )
     assert not unable(torch, method("moon"))
     assert not unable(onnx, method("heterofl"))
 
 
-@pytest.mark.parametrize(("name", "trains"), [("moon", "with PyTorch alone"), ("fedfa", "by a recipe"), ("heterofl", "by a recipe")])
+@pytest.mark.parametrize(
+    ("name", "trains"),
+    [("moon", "with PyTorch alone"), ("fedfa", "by a recipe"), ("heterofl", "by a recipe")],
+)
 def test_a_survey_alone_asks_for_no_pytorch(name: str, trains: str) -> None:
     """FedFA's may score its sizes on a device, which gets the largest where it cannot."""
-    onnx = Profile("a", "h", "s", 1.0, 1, 1.0, 1, "onnxruntime 1.31", catalogue.central("digits").card(), ())
+    onnx = Profile(
+        "a", "h", "s", 1.0, 1, 1.0, 1, "onnxruntime 1.31", catalogue.central("digits").card(), ()
+    )
     assert described(name)["trains"] == trains
     assert bool(unable(onnx, method(name))) == (trains == "with PyTorch alone")

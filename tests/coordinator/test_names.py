@@ -1,4 +1,6 @@
-"""Names of submodels: the longest become topics, transfers and files, and longer ones are found before a run is made."""
+"""Names of submodels: the longest become topics, transfers and files, and longer ones are found
+before a run is made.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ NETWORK = Network("preresnet", "10", (1, 8, 8), 10)
 
 
 def skipping(blocks: int, owner: str = "") -> Submodel:
-    """A submodel of one section, of which the first of so many blocks is left out: `w1-b0111...`, four characters and one of each block."""
+    """A submodel of one section, of which the first of so many blocks is left out: `w1-b0111...`,
+    four characters and one of each block.
+    """
     return Submodel(NETWORK, 1.0, ((0,) + (1,) * (blocks - 1),), owner=owner)
 
 
@@ -38,15 +42,33 @@ def test_a_menu_of_the_longest_names_is_taken_whoever_a_submodel_is_made_for(own
 def test_a_name_that_is_too_long_to_travel_is_said_with_its_length_and_the_bound() -> None:
     long = skipping(topics.UNOWNED - 3)
     made = replace(method("fedavg"), menu=lambda network, settings: (skipping(4), long))
-    with pytest.raises(ConfigError, match=f"method fedavg: expected names of submodels of at most 128 characters, found 129: {long.name};"):
+    with pytest.raises(
+        ConfigError,
+        match="method fedavg: expected names of submodels of at most 128 characters, found 129: "
+        f"{long.name};",
+    ):
         propose_menu(made, NETWORK, {})
 
 
 def test_the_longest_name_is_a_topic_a_transfer_and_files_on_both_sides(tmp_path: Path) -> None:
-    """With the longest agent, and a round and an attempt of ten digits each; its update is offered again after a restart."""
+    """With the longest agent, and a round and an attempt of ten digits each; its update is offered
+    again after a restart.
+    """
     submodel = skipping(topics.UNOWNED - 4, "a" * 64)
     agent, number = submodel.owner, 10**10 - 1
-    task = Task("r" * 64, number, number, agent, "calibrate", submodel, f"r{number}p", "0" * 64, 2000, Recipe(), 60.0)
+    task = Task(
+        "r" * 64,
+        number,
+        number,
+        agent,
+        "calibrate",
+        submodel,
+        f"r{number}p",
+        "0" * 64,
+        2000,
+        Recipe(),
+        60.0,
+    )
     assert envelope.decode(envelope.encode(task)) == task
     assert len(task.transfer) == 225
     broker, run = MemoryBroker(), replace(CARD, run=task.run)
@@ -66,4 +88,7 @@ def test_the_longest_name_is_a_topic_a_transfer_and_files_on_both_sides(tmp_path
     offer = envelope.decode(heard.payload)
     assert isinstance(offer, messages.Offer)
     assert offer.submodel == submodel.name
-    assert topics.parse(topics.chunk(topics.upload(task.run, agent, offer.manifest.transfer), 0)) is not None
+    assert (
+        topics.parse(topics.chunk(topics.upload(task.run, agent, offer.manifest.transfer), 0))
+        is not None
+    )

@@ -11,13 +11,18 @@ import pytest
 from coordinator.passwords import hashed, read, write
 from federated.errors import ConfigError
 
-MADE_BY_MOSQUITTO = "$7$101$WwGkU2y1JGEVeA/z$e8NdO/l0nh/SIv1qrGs+mnYtWJUKlPNnUkQ1SYM4zaV5lfv8tRewdK6wet1lj9zzZfpoeKLAYqNBG19FkuHTcw=="
+MADE_BY_MOSQUITTO = (
+    "$7$101$WwGkU2y1JGEVeA/z$e8NdO/l0nh/SIv1qrGs+mnYtWJUKlPNnUkQ1SYM4zaV5lf"
+    "v8tRewdK6wet1lj9zzZfpoeKLAYqNBG19FkuHTcw=="
+)
 
 
 def verify(password: str, entry: str) -> bool:
     """As mosquitto does: PBKDF2 over SHA-512, `$7$iterations$salt$hash`."""
     _, kind, iterations, salt, digest = entry.split("$")
-    derived = hashlib.pbkdf2_hmac("sha512", password.encode(), base64.b64decode(salt), int(iterations), 64)
+    derived = hashlib.pbkdf2_hmac(
+        "sha512", password.encode(), base64.b64decode(salt), int(iterations), 64
+    )
     return kind == "7" and derived == base64.b64decode(digest)
 
 

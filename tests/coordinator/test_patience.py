@@ -19,7 +19,9 @@ from coordinator.run.task_state import HARD
         (0.0, 1e9, 0.0, HARD * FIRST),
     ],
 )
-def test_a_phase_lasts_no_longer_than_leases_can(deadline: float, slowest: float, typical: float, seconds: float) -> None:
+def test_a_phase_lasts_no_longer_than_leases_can(
+    deadline: float, slowest: float, typical: float, seconds: float
+) -> None:
     assert limit_phase(deadline, PATIENCE, slowest, typical) == seconds
 
 

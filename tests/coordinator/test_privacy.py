@@ -26,8 +26,16 @@ def test_rounds_add_up_as_the_accountants_of_the_library_say(rounds: int, noise:
     """The numeric accountant is near, and the one by Renyi divergences is never below."""
     event = accounting.SelfComposedDpEvent(accounting.GaussianDpEvent(noise), rounds)
     relation = accounting.NeighboringRelation.REPLACE_SPECIAL
-    numeric = accounting.pld.PLDAccountant(neighboring_relation=relation).compose(event).get_epsilon(DELTA)
-    renyi = accounting.rdp.RdpAccountant(neighboring_relation=relation).compose(event).get_epsilon(DELTA)
+    numeric = (
+        accounting.pld.PLDAccountant(neighboring_relation=relation)
+        .compose(event)
+        .get_epsilon(DELTA)
+    )
+    renyi = (
+        accounting.rdp.RdpAccountant(neighboring_relation=relation)
+        .compose(event)
+        .get_epsilon(DELTA)
+    )
     assert after(rounds, noise) == pytest.approx(numeric, rel=1e-3)
     assert after(rounds, noise) <= renyi
 
@@ -53,7 +61,9 @@ def test_what_another_round_could_tell_is_known_before_it() -> None:
     assert more({"a": 1.0, "b": 0.5}, 2.0) == {"a": 1.25, "b": 0.75}
 
 
-def test_without_the_extra_a_private_run_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_a_private_run_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(MissingExtra, match=r"pip install 'espalier\[private\]'"):
         check_installed()

@@ -83,7 +83,9 @@ def test_a_rollback_takes_the_canary_first_and_then_the_release() -> None:
     assert once.events[-1] == Event("t4", "c" * 12, "rolled back", ("bad",))
     twice = rolled_back(once, "t5")
     assert names(twice) == ("a", "", "")
-    with pytest.raises(ExportError, match="nothing to roll back to: version aaaaaaaaaaaa is the only one"):
+    with pytest.raises(
+        ExportError, match="nothing to roll back to: version aaaaaaaaaaaa is the only one"
+    ):
         rolled_back(twice, "t6")
 
 
@@ -127,5 +129,8 @@ def test_reports_are_noted_with_the_version_that_they_are_about() -> None:
 
 
 def test_a_history_is_the_same_after_a_file() -> None:
-    history = reported(canaried(released(EMPTY, A, "t1"), B, ("pi",), "t2"), {"pi": Serving("pi", "s", "b" * 12, p90=0.25)})
+    history = reported(
+        canaried(released(EMPTY, A, "t1"), B, ("pi",), "t2"),
+        {"pi": Serving("pi", "s", "b" * 12, p90=0.25)},
+    )
     assert msgspec.json.decode(msgspec.json.encode(history), type=History) == history

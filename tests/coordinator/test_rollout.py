@@ -1,4 +1,6 @@
-"""Releases, canaries and rollbacks at a broker in memory, with agents that follow them and report."""
+"""Releases, canaries and rollbacks at a broker in memory, with agents that follow them and
+report.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ TRAINED = {f"d{i}": "w1-d1" for i in range(4)}
 
 @dataclass
 class Device:
-    """An agent that takes up what arrives, and reports numbers made up by the test; refuse: versions that fail its self-test."""
+    """An agent that takes up what arrives, and reports numbers made up by the test; refuse:
+    versions that fail its self-test.
+    """
 
     name: str
     link: MemoryLink
@@ -46,11 +50,24 @@ class Device:
                 if arrival is None:
                     continue
                 if arrival.version in self.refuse:
-                    follower.report(Serving(self.name, "s", self.version, "w1-d1", refused=arrival.version, reason="the self-test fails"))
+                    follower.report(
+                        Serving(
+                            self.name,
+                            "s",
+                            self.version,
+                            "w1-d1",
+                            refused=arrival.version,
+                            reason="the self-test fails",
+                        )
+                    )
                     continue
                 bundle.read(arrival.folder, arrival.submodel)
                 self.version = arrival.version
-                follower.report(Serving(self.name, "s", self.version, "w1-d1", "fp32", "cpu", self.p90, self.p90))
+                follower.report(
+                    Serving(
+                        self.name, "s", self.version, "w1-d1", "fp32", "cpu", self.p90, self.p90
+                    )
+                )
         except BaseException as error:
             self.error = error
 
@@ -70,7 +87,14 @@ class Fleet:
     def wish(self, **wanted: Any) -> dict[str, Any]:
         link = MemoryLink(self.broker, "coordinator")
         try:
-            rollout = Rollout(link, Archive(self.folder / "runs", "spring"), self.folder / "runs", TRAINED, 7, self.lines.append)
+            rollout = Rollout(
+                link,
+                Archive(self.folder / "runs", "spring"),
+                self.folder / "runs",
+                TRAINED,
+                7,
+                self.lines.append,
+            )
             return rollout.follow(Wish("spring", "memory", **wanted))
         finally:
             link.close()
@@ -82,7 +106,11 @@ class Fleet:
 
     def versions(self) -> set[str]:
         """Of which files are retained."""
-        return {place.version for topic in self.broker.retained if (place := topics.parse(topic)) is not None and place.version}
+        return {
+            place.version
+            for topic in self.broker.retained
+            if (place := topics.parse(topic)) is not None and place.version
+        }
 
 
 @pytest.fixture
@@ -111,7 +139,9 @@ def test_a_release_reaches_all_agents(fleet: Fleet) -> None:
     assert result["versions"][name]["round"] == 7
     told = fleet.wish(bundle=one, wait=10.0)
     assert {row["agent"]: row["version"] for row in told["reports"]} == dict.fromkeys(TRAINED, name)
-    assert any("d0" in line and "10.00" in line for line in fleet.lines), "the table, in milliseconds"
+    assert any("d0" in line and "10.00" in line for line in fleet.lines), (
+        "the table, in milliseconds"
+    )
     assert not any("something else" in line for line in fleet.lines)
 
 
@@ -131,8 +161,12 @@ def test_a_canary_goes_to_a_share_and_is_promoted(fleet: Fleet) -> None:
     name = bundle.version(new)
     assert tried["agents"] == canary.drawn("30%", name, sorted(TRAINED))
     assert len(tried["agents"]) == 2
-    assert {row["agent"] for row in tried["reports"] if row["version"] == name} == set(tried["agents"])
-    assert {row["agent"] for row in tried["reports"] if row["version"] == old} == set(TRAINED) - set(tried["agents"])
+    assert {row["agent"] for row in tried["reports"] if row["version"] == name} == set(
+        tried["agents"]
+    )
+    assert {row["agent"] for row in tried["reports"] if row["version"] == old} == set(
+        TRAINED
+    ) - set(tried["agents"])
     promoted = fleet.wish(promote=True)
     assert (promoted["stable"], promoted["previous"], promoted["canary"]) == (name, old, "")
     eventually(lambda: all(device.version == name for device in fleet.devices.values()))
@@ -144,12 +178,16 @@ def test_a_slow_canary_is_not_promoted_unless_forced(fleet: Fleet) -> None:
     fleet.devices["d1"].p90 = 0.013
     new = fleet.made("2")
     fleet.wish(bundle=new, share="d1", wait=10.0)
-    with pytest.raises(ExportError, match=r"is not promoted .*\n  - p90 is 1.30 times that of the stable version"):
+    with pytest.raises(
+        ExportError, match=r"is not promoted .*\n  - p90 is 1.30 times that of the stable version"
+    ):
         fleet.wish(promote=True)
     assert fleet.card().canary is not None, "it is on all the same, until somebody decides"
     forced = fleet.wish(promote=True, force=True)
     assert forced["stable"] == bundle.version(new)
-    assert forced["last"]["reasons"] == ("p90 is 1.30 times that of the stable version, +3.00 ms (median of 1 agents)",)
+    assert forced["last"]["reasons"] == (
+        "p90 is 1.30 times that of the stable version, +3.00 ms (median of 1 agents)",
+    )
 
 
 def test_a_refused_canary_is_rolled_back_by_one_command(fleet: Fleet) -> None:
@@ -163,7 +201,11 @@ def test_a_refused_canary_is_rolled_back_by_one_command(fleet: Fleet) -> None:
     assert fleet.card() == Release("spring", fleet.card().stable)
     eventually(lambda: {device.version for device in fleet.devices.values()} == {old})
     assert fleet.versions() == {old}
-    with pytest.raises(ExportError, match=r"was rolled back at .*: d2 refused it: the self-test fails; --force releases it all the same"):
+    with pytest.raises(
+        ExportError,
+        match=r"was rolled back at .*: d2 refused it: the self-test fails; --force releases it all "
+        r"the same",
+    ):
         fleet.wish(bundle=bad)
 
 
@@ -192,7 +234,9 @@ def test_a_rollback_brings_the_release_before_back(fleet: Fleet) -> None:
     eventually(lambda: {device.version for device in fleet.devices.values()} == {one})
     assert fleet.versions() == {one}
     assert not (fleet.folder / "runs" / "spring" / "releases" / two).exists()
-    with pytest.raises(ExportError, match=f"nothing to roll back to: version {one} is the only one"):
+    with pytest.raises(
+        ExportError, match=f"nothing to roll back to: version {one} is the only one"
+    ):
         fleet.wish(rollback=True)
 
 
@@ -204,17 +248,23 @@ def test_of_three_releases_the_first_is_gone(fleet: Fleet) -> None:
 def test_a_broker_that_lost_everything_is_filled_again(fleet: Fleet) -> None:
     stable(fleet, "1")
     fleet.wish(bundle=fleet.made("2"), share="1", wait=10.0)
-    before = {topic: payload for topic, payload in fleet.broker.retained.items() if "/release/" in topic}
+    before = {
+        topic: payload for topic, payload in fleet.broker.retained.items() if "/release/" in topic
+    }
     fleet.broker.retained.clear()
     fleet.wish(status=True)
     assert any("the broker shows something else" in line for line in fleet.lines)
     fleet.wish()
     assert any("nothing new: round 7 is version" in line for line in fleet.lines)
-    after = {topic: payload for topic, payload in fleet.broker.retained.items() if "/release/" in topic}
+    after = {
+        topic: payload for topic, payload in fleet.broker.retained.items() if "/release/" in topic
+    }
     assert after == before
 
 
-def test_an_interrupted_release_is_made_by_the_same_command(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_release_is_made_by_the_same_command(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = stable(fleet, "1")
     new = fleet.made("2")
 
@@ -244,8 +294,17 @@ def test_a_release_that_is_damaged_changes_nothing(fleet: Fleet) -> None:
 def test_a_release_of_another_run_is_refused(fleet: Fleet) -> None:
     link = MemoryLink(fleet.broker, "coordinator")
     (fleet.folder / "runs" / "autumn").mkdir()
-    rollout = Rollout(link, Archive(fleet.folder / "runs", "autumn"), fleet.folder / "runs", {}, 7, fleet.lines.append)
-    with pytest.raises(ExportError, match="expected a release of run 'autumn', found one of 'spring'"):
+    rollout = Rollout(
+        link,
+        Archive(fleet.folder / "runs", "autumn"),
+        fleet.folder / "runs",
+        {},
+        7,
+        fleet.lines.append,
+    )
+    with pytest.raises(
+        ExportError, match="expected a release of run 'autumn', found one of 'spring'"
+    ):
         rollout.follow(Wish("autumn", "memory", bundle=fleet.made("1")))
 
 
@@ -253,13 +312,22 @@ def test_nothing_to_promote_and_nobody_to_try_are_said(fleet: Fleet) -> None:
     with pytest.raises(ExportError, match="no canary to promote"):
         fleet.wish(promote=True)
     link = MemoryLink(MemoryBroker(), "coordinator")
-    rollout = Rollout(link, Archive(fleet.folder / "runs", "spring"), fleet.folder / "runs", {}, 7, fleet.lines.append)
+    rollout = Rollout(
+        link,
+        Archive(fleet.folder / "runs", "spring"),
+        fleet.folder / "runs",
+        {},
+        7,
+        fleet.lines.append,
+    )
     with pytest.raises(FleetError, match="no agent is known"):
         rollout.follow(Wish("spring", "memory", bundle=fleet.made("1"), share="10%"))
 
 
 @pytest.mark.parametrize("share", ["0%", "9", "nobody", "10 %"])
-def test_a_share_that_cannot_be_is_said_before_anything_is_exported(fleet: Fleet, share: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_that_cannot_be_is_said_before_anything_is_exported(
+    fleet: Fleet, share: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it was exported")
 
@@ -275,13 +343,18 @@ def test_a_share_that_cannot_be_is_said_before_anything_is_exported(fleet: Fleet
         ({"rollback": True, "promote": True, "broker": "h"}, "stand alone"),
         ({"status": True, "share": "1"}, "stand alone"),
         ({"rollback": True, "bundle": Path("x"), "broker": "h"}, "stand alone"),
-        ({"promote": True, "bundle": Path("x"), "broker": "h"}, "--promote promotes the canary that is on"),
+        (
+            {"promote": True, "bundle": Path("x"), "broker": "h"},
+            "--promote promotes the canary that is on",
+        ),
         ({"bundle": Path("x"), "inputs": Path("y"), "broker": "h"}, "--bundle is exported already"),
         ({}, "--broker is missing"),
         ({"wait": -1.0, "broker": "h"}, "--wait: expected seconds, found -1"),
     ],
 )
-def test_flags_that_contradict_each_other_are_usage_errors(tmp_path: Path, wanted: dict[str, Any], words: str) -> None:
+def test_flags_that_contradict_each_other_are_usage_errors(
+    tmp_path: Path, wanted: dict[str, Any], words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
         release_run(Wish("spring", **wanted), tmp_path, print)
 

@@ -22,13 +22,19 @@ from tests.support.release import toy
 
 @pytest.mark.broker
 @pytest.mark.beside
-def test_a_release_to_a_broker_that_stands_still_is_there_when_the_command_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stops longer than a link waits when it is closed, as brokers do over a slow disk; packets beyond the window were never sent."""
+def test_a_release_to_a_broker_that_stands_still_is_there_when_the_command_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops longer than a link waits when it is closed, as brokers do over a slow disk; packets
+    beyond the window were never sent.
+    """
     monkeypatch.setattr("federated.wire.link.FAREWELL", 0.2)
     (tmp_path / "runs" / "spring").mkdir(parents=True)
     with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as broker:
         link = MqttLink(broker.address, "coordinator", chunk=1000)
-        rollout = Rollout(link, Archive(tmp_path / "runs", "spring"), tmp_path / "runs", {}, 7, print)
+        rollout = Rollout(
+            link, Archive(tmp_path / "runs", "spring"), tmp_path / "runs", {}, 7, print
+        )
         os.killpg(broker.pid, signal.SIGSTOP)
         threading.Timer(1.0, os.killpg, (broker.pid, signal.SIGCONT)).start()
         folder = toy(tmp_path / "made", bytes(20_000))
@@ -37,18 +43,31 @@ def test_a_release_to_a_broker_that_stands_still_is_there_when_the_command_ends(
         other = MqttLink(broker.address, "other")
         seen = published(other, "spring", rollout._clock)
         other.close()
-    name, files = bundle.version(folder), {file.name for file in bundle.files(bundle.manifest(folder))}
+    name, files = (
+        bundle.version(folder),
+        {file.name for file in bundle.files(bundle.manifest(folder))},
+    )
     assert seen.card is not None
     assert seen.card.stable is not None
     assert seen.card.stable.name == name
-    assert {file for version, file in seen.manifests if version == name} == {*files, bundle.MANIFEST}
+    assert {file for version, file in seen.manifests if version == name} == {
+        *files,
+        bundle.MANIFEST,
+    }
 
 
-def test_a_broker_that_does_not_show_a_release_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_does_not_show_a_release_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("export.publish.SETTLE", 0.1)
     monkeypatch.setattr("export.publish.PATIENCE", 0.5)
     (tmp_path / "runs" / "spring").mkdir(parents=True)
-    link = MemoryLink(MemoryBroker(tamper=lambda delivery: [] if delivery.topic.endswith("/card") else [delivery]), "coordinator")
+    link = MemoryLink(
+        MemoryBroker(
+            tamper=lambda delivery: [] if delivery.topic.endswith("/card") else [delivery]
+        ),
+        "coordinator",
+    )
     rollout = Rollout(link, Archive(tmp_path / "runs", "spring"), tmp_path / "runs", {}, 7, print)
     with pytest.raises(LinkError, match="coordinator release spring publishes it again"):
         rollout.follow(Wish("spring", "h", bundle=toy(tmp_path / "made", b"1")))

@@ -24,19 +24,32 @@ def test_strong_and_weak_count_each_device_with_the_submodel_that_it_carries():
         Score(SMALL.name, "after", 0.7, 0.0, 90, "d2"),
     ]
     found = summary(scores, (SMALL, LARGE), assigned)
-    assert (round(found["strong"], 9), round(found["weak"], 9), round(found["after"], 9)) == (0.9, 0.6, 0.7)
+    assert (round(found["strong"], 9), round(found["weak"], 9), round(found["after"], 9)) == (
+        0.9,
+        0.6,
+        0.7,
+    )
 
 
 def test_devices_that_train_one_network_with_more_branches_are_strong():
-    """DynamicFL: scores are of the merged network, under its plain name, and still are those of what each device carries."""
+    """DynamicFL: scores are of the merged network, under its plain name, and still are those of
+    what each device carries.
+    """
     plain, branched = LARGE, replace(LARGE, branches=4)
-    scores = [Score(plain.name, "after", 0.5, 0.0, 10, "d0"), Score(plain.name, "after", 0.9, 0.0, 10, "d1")]
+    scores = [
+        Score(plain.name, "after", 0.5, 0.0, 10, "d0"),
+        Score(plain.name, "after", 0.9, 0.0, 10, "d1"),
+    ]
     found = summary(scores, (plain, branched), {"d0": plain, "d1": branched})
     assert found == {"after": 0.7, "strong": 0.9, "weak": 0.5}
 
 
 def test_worst_and_mean_are_over_submodels_and_global_is_the_largest():
-    scores = [Score(LARGE.name, "central", 0.6, 1.0, 10), Score(SMALL.name, "central", 0.8, 2.0, 10), Score(SMALL.name, "devices", 0.1, 9.0, 10)]
+    scores = [
+        Score(LARGE.name, "central", 0.6, 1.0, 10),
+        Score(SMALL.name, "central", 0.8, 2.0, 10),
+        Score(SMALL.name, "devices", 0.1, 9.0, 10),
+    ]
     found = summary(scores, (SMALL, LARGE), {})
     assert (found["global"], found["worst"], found["mean"], found["loss"]) == (0.6, 0.6, 0.7, 1.0)
 

@@ -10,8 +10,13 @@ from coordinator.tables import Fleet
 NAMES = [f"a{i}" for i in range(10)]
 
 
-@pytest.mark.parametrize(("names", "fraction", "needed"), [(10, 1.0, 10), (10, 0.35, 3), (10, 0.05, 1), (3, 0.7, 2), (0, 0.5, 0)])
-def test_a_round_needs_a_share_of_the_agents_and_one_at_least(names: int, fraction: float, needed: int) -> None:
+@pytest.mark.parametrize(
+    ("names", "fraction", "needed"),
+    [(10, 1.0, 10), (10, 0.35, 3), (10, 0.05, 1), (3, 0.7, 2), (0, 0.5, 0)],
+)
+def test_a_round_needs_a_share_of_the_agents_and_one_at_least(
+    names: int, fraction: float, needed: int
+) -> None:
     assert count(names, fraction) == needed
 
 
@@ -24,7 +29,9 @@ def test_more_are_asked_than_are_needed_as_far_as_there_are_any(over: float, ask
 
 
 @pytest.mark.parametrize(("buffer", "needed"), [(0, 3), (1, 1), (4, 4)])
-def test_where_no_round_waits_a_buffer_closes_it_or_half_of_those_at_work(buffer: int, needed: int) -> None:
+def test_where_no_round_waits_a_buffer_closes_it_or_half_of_those_at_work(
+    buffer: int, needed: int
+) -> None:
     assert wants(Fleet(mode="buffered", fraction=0.5, buffer=buffer), 10) == (needed, 5)
 
 

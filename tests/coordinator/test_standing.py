@@ -6,13 +6,34 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.standing import PROOF, Observed, Setback, Standing, active, failed, in_time, late, learned, measured_anew, waited
+from coordinator.standing import (
+    PROOF,
+    Observed,
+    Setback,
+    Standing,
+    active,
+    failed,
+    in_time,
+    late,
+    learned,
+    measured_anew,
+    waited,
+)
 from federated.task import Card, Profile, Timing
 from models.families import menu, network
 
 SMALL, LARGE = menu(network("preresnet", (1, 8, 8), 10), (0.5, 1.0), (2,))
 PROFILE = Profile(
-    "a", "h", "s", 1.0, 10**9, 1e6, 2**18, "torch", Card("d", (1, 8, 8), "uint8", 10, 100, 20, (5.0,), (6.0,)), (Timing(SMALL, 32, 0.01),)
+    "a",
+    "h",
+    "s",
+    1.0,
+    10**9,
+    1e6,
+    2**18,
+    "torch",
+    Card("d", (1, 8, 8), "uint8", 10, 100, 20, (5.0,), (6.0,)),
+    (Timing(SMALL, 32, 0.01),),
 )
 
 
@@ -21,7 +42,7 @@ def seen(step: float, settled: float = 10.0, peak: int = 0) -> Observed:
     return Observed(0.1, 10**8, settled, 1000, 10, step, 10 * step + 0.5, peak)
 
 
-def test_the_first_measurement_weighs_a_half_beside_the_prediction_and_later_ones_three_tenths() -> None:
+def test_the_first_measurement_weighs_a_half_and_later_ones_three_tenths() -> None:
     first = learned(Standing(), seen(0.12))
     assert first.step == pytest.approx(1.1), "half way from 1 to 1.2"
     second = learned(first, seen(0.14))
@@ -35,7 +56,9 @@ def test_a_measurement_that_is_far_off_replaces_the_average() -> None:
 
 
 def test_what_sets_the_pace_of_others_rises_slowly_and_falls_as_the_average() -> None:
-    assert learned(Standing(), seen(0.12)).usual == pytest.approx(1.1), "the first measurement as with every average"
+    assert learned(Standing(), seen(0.12)).usual == pytest.approx(1.1), (
+        "the first measurement as with every average"
+    )
     slowed = learned(learned(Standing(), seen(0.1)), seen(0.3))
     assert slowed.usual == pytest.approx(1.2), "a tenth of the way from 1 to 3"
     again = learned(slowed, seen(0.1))
@@ -47,7 +70,7 @@ def test_a_device_that_says_nothing_teaches_nothing() -> None:
     assert learned(Standing(), simulated) == Standing()
 
 
-def test_what_a_first_training_took_beside_its_steps_is_forgotten_once_a_later_one_takes_less() -> None:
+def test_the_overhead_of_a_first_training_is_replaced_by_a_smaller_later_one() -> None:
     warming = replace(seen(0.1, settled=20.0), seconds=9.0)
     first = learned(Standing(), warming)
     assert first.extra == pytest.approx(8.0)
@@ -62,22 +85,38 @@ def test_the_rate_of_the_link_is_what_was_no_training() -> None:
     slow = learned(Standing(), seen(0.1, settled=5.5))
     assert slow.rate == pytest.approx(1000 / 4.0)
     assert learned(Standing(), seen(0.1, settled=1.7)).rate == 0.0, "too brief to tell"
-    assert learned(slow, seen(0.1, settled=1.7)).rate == pytest.approx(1000.0), "but not as slow as was thought"
+    assert learned(slow, seen(0.1, settled=1.7)).rate == pytest.approx(1000.0), (
+        "but not as slow as was thought"
+    )
     assert learned(slow, seen(0.1, settled=6.5)).rate == pytest.approx(250 + 0.3 * (200 - 250))
 
 
 def test_memory_is_corrected_within_bounds_and_by_large_ones_alone() -> None:
     assert learned(Standing(), seen(0.1, peak=2 * 10**8)).memory == pytest.approx(1.3)
     assert learned(Standing(), seen(0.1, peak=10**12)).memory == 4.0
-    assert learned(Standing(), replace(seen(0.1, peak=2 * 10**8), predicted_memory=10**7)).memory == 1.0
+    assert (
+        learned(Standing(), replace(seen(0.1, peak=2 * 10**8), predicted_memory=10**7)).memory
+        == 1.0
+    )
 
 
 def test_a_new_measurement_starts_the_averages_anew() -> None:
     memory, slow = Setback("w1", "memory", 1, ""), Setback("w0.5", "late", 2, "")
-    known = replace(measured_anew(Standing(), PROFILE), step=3.0, memory=1.2, misses=1, rate=5.0, setbacks=(memory, slow))
-    assert measured_anew(known, replace(PROFILE, memory=1, host="other")) == known, "the same timings"
+    known = replace(
+        measured_anew(Standing(), PROFILE),
+        step=3.0,
+        memory=1.2,
+        misses=1,
+        rate=5.0,
+        setbacks=(memory, slow),
+    )
+    assert measured_anew(known, replace(PROFILE, memory=1, host="other")) == known, (
+        "the same timings"
+    )
     other = measured_anew(known, replace(PROFILE, timings=(Timing(SMALL, 32, 0.02),)))
-    assert other == Standing(other.basis, memory=1.2, setbacks=(memory,)), "how much memory it takes was not measured"
+    assert other == Standing(other.basis, memory=1.2, setbacks=(memory,)), (
+        "how much memory it takes was not measured"
+    )
 
 
 def test_a_setback_is_tried_again_after_three_rounds_in_time_and_then_after_six() -> None:
@@ -113,4 +152,7 @@ def test_being_late_says_how_slow_it_must_be_and_twice_in_a_row_halves_what_is_n
 
 def test_a_failure_for_another_reason_is_told_as_such() -> None:
     standing = failed(Standing(), "w1", 4, "RuntimeError: no")
-    assert (standing.setbacks[0].kind, standing.setbacks[0].words) == ("failed", "failed in round 4 with w1: RuntimeError: no")
+    assert (standing.setbacks[0].kind, standing.setbacks[0].words) == (
+        "failed",
+        "failed in round 4 with w1: RuntimeError: no",
+    )

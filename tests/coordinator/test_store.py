@@ -48,7 +48,10 @@ def test_a_round_comes_back_as_it_went(tmp_path: Path) -> None:
     assert [number for number, *_ in store.history()] == [1, 2, 3]
     facts = store.read_facts()
     assert (facts.config, facts.network, facts.menu) == ({"rounds": 3}, NETWORK, (SUBMODEL,))
-    assert sorted(p.name for p in (tmp_path / "r").glob("round-*")) == ["round-000002.safetensors", "round-000003.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "r").glob("round-*")) == [
+        "round-000002.safetensors",
+        "round-000003.safetensors",
+    ]
     store.close()
 
 
@@ -111,11 +114,30 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
 
 
 def test_what_is_known_of_agents_comes_back_as_it_went(tmp_path: Path) -> None:
-    """A round that begins again is written over; how agents stand is written with the round or not at all."""
+    """A round that begins again is written over; how agents stand is written with the round or not
+    at all.
+    """
     card = Card("d", (1, 8, 8), "uint8", 10, 100, 20, (5.0,), (6.0,))
-    profile = Profile("a", "h", "s", 0.5, 10**9, 1e6, 2**18, "torch", card, (Timing(SUBMODEL, 32, 0.5),), labels=("eu",))
-    first, second = Decision("a", "w0.5-d1.2", True, "first", 0.1, 1.0, 7), Decision("a", reason="not selected: not here")
-    standing = Standing("b", 2, 1.5, 1.25, 3e5, 0.5, 1, (Setback("w1", "late", 2, "was late", share=0.5),))
+    profile = Profile(
+        "a",
+        "h",
+        "s",
+        0.5,
+        10**9,
+        1e6,
+        2**18,
+        "torch",
+        card,
+        (Timing(SUBMODEL, 32, 0.5),),
+        labels=("eu",),
+    )
+    first, second = (
+        Decision("a", "w0.5-d1.2", True, "first", 0.1, 1.0, 7),
+        Decision("a", reason="not selected: not here"),
+    )
+    standing = Standing(
+        "b", 2, 1.5, 1.25, 3e5, 0.5, 1, (Setback("w1", "late", 2, "was late", share=0.5),)
+    )
     store = Store.create(tmp_path, "r")
     store.ledger.decided(1, {"a": second}, {"a": profile})
     store.ledger.decided(1, {"a": first}, {"a": profile})
@@ -163,8 +185,12 @@ def test_a_start_that_cannot_be_written_is_an_error_of_the_store(tmp_path: Path)
     store.close()
 
 
-def test_who_dies_while_a_run_is_made_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it could be neither gone on with nor begun anew, by a service manager that tries both."""
+def test_who_dies_while_a_run_is_made_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it could be neither gone on with nor begun anew, by a service manager that tries
+    both.
+    """
 
     def die(*args: object) -> None:
         raise KeyboardInterrupt
@@ -177,7 +203,10 @@ def test_who_dies_while_a_run_is_made_leaves_none(tmp_path: Path, monkeypatch: p
     facts = Facts({"rounds": 3})
     store = Store.create(tmp_path, "r", facts)
     assert store.read_facts() == facts
-    assert {path.name.partition("-")[0] for path in store.folder.iterdir()} == {"lock", "run.sqlite"}
+    assert {path.name.partition("-")[0] for path in store.folder.iterdir()} == {
+        "lock",
+        "run.sqlite",
+    }
     store.close()
 
 

@@ -1,4 +1,6 @@
-"""What a device's survey may hold: every method's fits, and what no method asks for is refused before it is written down."""
+"""What a device's survey may hold: every method's fits, and what no method asks for is refused
+before it is written down.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ from models.families import network
 from tests.support.clerk import CARD
 from tests.support.peer import PROFILE, Peer, forget_profile, listen
 
-SURVEYING = sorted(name for name, made in METHODS.items() if (hooks := made().hooks) is not None and hooks.survey is not None)
+SURVEYING = sorted(
+    name
+    for name, made in METHODS.items()
+    if (hooks := made().hooks) is not None and hooks.survey is not None
+)
 BOUND = CARD.survey_limit
 BODY = msgpack.unpackb(envelope.encode(PROFILE))["body"]
 
@@ -58,7 +64,10 @@ def test_the_largest_survey_of_a_card_fits(classes: int) -> None:
     """Names of submodels as long as they may be."""
     run = card_of("fedfa", classes)
     names = [f"{i:0{topics.UNOWNED}}" for i in range(len(run.menu))]
-    check_profile(replace(PROFILE, survey={"zico": dict.fromkeys(names, 0.1), "histogram": [0.1] * classes}), run)
+    check_profile(
+        replace(PROFILE, survey={"zico": dict.fromkeys(names, 0.1), "histogram": [0.1] * classes}),
+        run,
+    )
 
 
 @pytest.mark.parametrize("more", [0, 1])
@@ -69,7 +78,10 @@ def test_a_survey_beyond_the_limit_of_the_card_is_refused_by_its_size(more: int)
     if not more:
         check_profile(large, CARD)
         return
-    with pytest.raises(Refused, match=f"profile of a: expected a survey of at most {BOUND} bytes, found {BOUND + 1}"):
+    with pytest.raises(
+        Refused,
+        match=f"profile of a: expected a survey of at most {BOUND} bytes, found {BOUND + 1}",
+    ):
         check_profile(large, CARD)
 
 
@@ -81,15 +93,35 @@ def nested(depth: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    "value", [b"\xff", [[1]], {"a": [1]}, {"a": {"b": 1}}, {b"a": 1}, [b"\xff"], nested(400), math.nan, [math.inf], {"a": 1e101}]
+    "value",
+    [
+        b"\xff",
+        [[1]],
+        {"a": [1]},
+        {"a": {"b": 1}},
+        {b"a": 1},
+        [b"\xff"],
+        nested(400),
+        math.nan,
+        [math.inf],
+        {"a": 1e101},
+    ],
 )
 def test_a_survey_of_anything_but_finite_numbers_and_words_is_refused_by_name(value: Any) -> None:
-    with pytest.raises(Refused, match="profile of a: expected a survey of finite numbers and words, found something else in 'odd'"):
+    with pytest.raises(
+        Refused,
+        match="profile of a: expected a survey of finite numbers and words, found something else "
+        "in 'odd'",
+    ):
         check_profile(replace(PROFILE, survey={"zico": {"w1": 1.0}, "odd": value}), CARD)
 
 
-@pytest.mark.parametrize("survey", [{"histogram": [0.1] * 60_000}, {"a": nested(400)}], ids=["large", "deep"])
-def test_the_coordinator_turns_such_a_profile_away_says_why_and_goes_on(fleet: Fleet, memory: MemoryBroker, survey: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "survey", [{"histogram": [0.1] * 60_000}, {"a": nested(400)}], ids=["large", "deep"]
+)
+def test_the_coordinator_turns_such_a_profile_away_says_why_and_goes_on(
+    fleet: Fleet, memory: MemoryBroker, survey: dict[str, Any]
+) -> None:
     peer = Peer(memory, "a")
     listen(fleet)
     peer.heard()

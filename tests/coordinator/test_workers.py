@@ -1,6 +1,8 @@
-"""The processes that train in a simulation: what becomes of their deaths, of ctrl-C, and of a parent that is killed.
+"""The processes that train in a simulation: what becomes of their deaths, of ctrl-C, and of a
+parent that is killed.
 
-Slow, since each test starts a whole simulation as a person would: signals go to processes, not to functions.
+Slow, since each test starts a whole simulation as a person would: signals go to processes, not to
+functions.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import pytest
 from coordinator.source import Source
 from coordinator.workers import blank
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked at in /proc")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="processes are looked at in /proc"
+)
 
 EXPERIMENT = """
 rounds = 500
@@ -35,11 +39,21 @@ workers = 2
 
 @pytest.fixture
 def started(tmp_path: Path):
-    """A simulation in a session of its own, as soon as its two workers train; killed at the end whatever it did."""
+    """A simulation in a session of its own, as soon as its two workers train; killed at the end
+    whatever it did.
+    """
     (tmp_path / "long.toml").write_text(EXPERIMENT)
     command = [sys.executable, "-m", "coordinator.cli", "simulate", "long.toml"]
-    ours = signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests that run in the background ignore it, and so would what they start
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    # tests that run in the background ignore it, and so would what they start
+    ours = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     signal.signal(signal.SIGINT, ours)
     try:
         yield process, training(process.pid)
@@ -51,10 +65,16 @@ def started(tmp_path: Path):
 
 
 def training(parent: int) -> list[int]:
-    """The workers of a simulation, as soon as both have used a processor for longer than it takes to start as a copy."""
+    """The workers of a simulation, as soon as both have used a processor for longer than it takes
+    to start as a copy.
+    """
     limit = time.monotonic() + 60
     while time.monotonic() < limit:
-        servers = [pid for pid in children(parent) if "forkserver" in Path(f"/proc/{pid}/cmdline").read_text()]
+        servers = [
+            pid
+            for pid in children(parent)
+            if "forkserver" in Path(f"/proc/{pid}/cmdline").read_text()
+        ]
         found = [pid for server in servers for pid in children(server)]
         if len(found) == 2 and all(seconds(pid) > 0.5 for pid in found):
             return found
@@ -63,8 +83,13 @@ def training(parent: int) -> list[int]:
 
 
 def children(parent: int) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()] + [
-        int(pid) for task in Path(f"/proc/{parent}/task").iterdir() if task.name != str(parent) for pid in (task / "children").read_text().split()
+    return [
+        int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    ] + [
+        int(pid)
+        for task in Path(f"/proc/{parent}/task").iterdir()
+        if task.name != str(parent)
+        for pid in (task / "children").read_text().split()
     ]
 
 
@@ -86,7 +111,9 @@ def gone(pid: int, within: float = 10.0) -> bool:
 
 
 def test_workers_are_sent_no_data():
-    """Each loads them once: a source that has loaded its own is as small on its way as one that has not."""
+    """Each loads them once: a source that has loaded its own is as small on its way as one that has
+    not.
+    """
     source = Source("digits", None, 3, "iid", 0, 0.2)
     assert len(source.parts) == 3
     assert len(pickle.dumps(blank(source))) < 1000 < len(pickle.dumps(source))

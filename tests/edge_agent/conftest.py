@@ -1,4 +1,6 @@
-"""A device that has a token of an office (`tests.support.office`). Nothing of cryptography at import: tests beside do without it."""
+"""A device that has a token of an office (`tests.support.office`). Nothing of cryptography at
+import: tests beside do without it.
+"""
 
 from __future__ import annotations
 

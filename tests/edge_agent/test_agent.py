@@ -33,7 +33,9 @@ COOL = Heat(50.0, 1000.0, False, False, 0)
 
 
 class Device:
-    """An agent on this machine, driven by hand: real training process, a clock and a heat that the test sets."""
+    """An agent on this machine, driven by hand: real training process, a clock and a heat that the
+    test sets.
+    """
 
     def __init__(self, limits: Limits, folder: Path) -> None:
         self.now, self.heat = 0.0, COOL
@@ -43,7 +45,11 @@ class Device:
         broker = MemoryBroker()
         self.link, self.listener = MemoryLink(broker, "a"), MemoryLink(broker, "coordinator")
         self.listener.subscribe(topics.profile("r", "a"))
-        equipment = Equipment(lambda card: measure(self.worker, card, self.link, "a", say_nothing), self.worker, Spool(folder))
+        equipment = Equipment(
+            lambda card: measure(self.worker, card, self.link, "a", say_nothing),
+            self.worker,
+            Spool(folder),
+        )
         self.participant = Participant(self.link, CARD, "a", "s1", equipment)
         self.participant.join()
         self.watch = Watch(lambda: bounds(self.worker), lambda: self.heat, lambda: self.now)
@@ -74,7 +80,9 @@ def group_of(pid: int) -> Path | None:
     return next(iter(Path("/sys/fs/cgroup").glob(f"**/espalier-{pid}-*/")), None)
 
 
-def test_an_agent_whose_quota_shrinks_says_how_slow_it_is_now(devices: list[Device], tmp_path: Path) -> None:
+def test_an_agent_whose_quota_shrinks_says_how_slow_it_is_now(
+    devices: list[Device], tmp_path: Path
+) -> None:
     devices.append(device := Device(Limits(cpus=0.8), tmp_path))
     group = group_of(device.worker.pid)
     if group is None:
@@ -88,7 +96,9 @@ def test_an_agent_whose_quota_shrinks_says_how_slow_it_is_now(devices: list[Devi
     after = device.later()
     assert after.cpus == pytest.approx(0.1)
     assert after.timings[0].seconds > 2 * before.timings[0].seconds
-    assert device.said[0] == "measuring again: its limit changed from 0.8 processors to 0.1 processors"
+    assert (
+        device.said[0] == "measuring again: its limit changed from 0.8 processors to 0.1 processors"
+    )
     assert len(device.said) == 2
     device.later()
     assert len(device.said) == 2, "once"
@@ -103,7 +113,9 @@ def test_an_agent_that_loses_processors_notices(devices: list[Device], tmp_path:
     assert device.later().cpus == 1
 
 
-def test_throttling_is_measured_without_what_was_known(devices: list[Device], tmp_path: Path) -> None:
+def test_throttling_is_measured_without_what_was_known(
+    devices: list[Device], tmp_path: Path
+) -> None:
     devices.append(device := Device(Limits(), tmp_path))
     before = device.later().timings[0].seconds
     device.heat = Heat(85.0, 600.0, True, True, 1)
@@ -112,10 +124,14 @@ def test_throttling_is_measured_without_what_was_known(devices: list[Device], tm
     assert after != before, "two measurements are never the same to the last digit"
 
 
-def test_a_measurement_that_is_not_possible_leaves_the_training_process_at_work(devices: list[Device], tmp_path: Path) -> None:
+def test_a_measurement_that_is_not_possible_leaves_the_training_process_at_work(
+    devices: list[Device], tmp_path: Path
+) -> None:
     devices.append(device := Device(Limits(), tmp_path))
     before, pid = device.later(), device.worker.pid
-    strange = replace(CARD, calibration=(replace(SMALL, network=replace(NETWORK, family="os:system")),))
+    strange = replace(
+        CARD, calibration=(replace(SMALL, network=replace(NETWORK, family="os:system")),)
+    )
     device.participant.value = changed(device.participant.value, card=strange)
     device.heat = Heat(85.0, 600.0, True, True, 1)
     assert device.later() == before
@@ -126,7 +142,9 @@ def test_a_measurement_that_is_not_possible_leaves_the_training_process_at_work(
     assert device.worker.pid == pid, "no task that came meanwhile was lost with it"
 
 
-def test_a_training_process_that_dies_of_it_leaves_the_old_profile_and_is_replaced(devices: list[Device], tmp_path: Path) -> None:
+def test_a_training_process_that_dies_of_it_leaves_the_old_profile_and_is_replaced(
+    devices: list[Device], tmp_path: Path
+) -> None:
     devices.append(device := Device(Limits(), tmp_path))
     before = device.later()
     died = device.worker.pid
@@ -141,6 +159,12 @@ def test_a_training_process_that_dies_of_it_leaves_the_old_profile_and_is_replac
 
 def test_a_run_of_another_protocol_version_is_named_as_such_and_not_as_missing() -> None:
     broker = MemoryBroker()
-    MemoryLink(broker, "coordinator").publish(topics.run("r"), msgpack.packb({"v": 99, "kind": "run", "body": {}}), retain=True)
-    with pytest.raises(FleetError, match=r"fl/v1/r/run: the peer speaks protocol 99, this side \d+: install the same version on both"):
+    MemoryLink(broker, "coordinator").publish(
+        topics.run("r"), msgpack.packb({"v": 99, "kind": "run", "body": {}}), retain=True
+    )
+    with pytest.raises(
+        FleetError,
+        match=r"fl/v1/r/run: the peer speaks protocol 99, this side \d+: install the same version "
+        r"on both",
+    ):
         find_run(MemoryLink(broker, "agent"), None, 0.2)

@@ -30,7 +30,9 @@ def test_an_answer_is_the_largest_logit_and_its_softmax(toy: Session) -> None:
 
 
 def test_answers_are_plain_values(toy: Session) -> None:
-    assert json.loads(json.dumps(answer(toy, np.array([[0, 0]], np.uint8)))) == [{"label": 0, "confidence": 0.5}]
+    assert json.loads(json.dumps(answer(toy, np.array([[0, 0]], np.uint8)))) == [
+        {"label": 0, "confidence": 0.5}
+    ]
 
 
 def test_values_are_answered_as_they_are() -> None:
@@ -53,7 +55,9 @@ def test_each_hidden_token_of_a_text_is_answered() -> None:
     share = math.e / (math.e + 2)
     assert one == {"labels": [2], "confidences": [pytest.approx(share)]}
     assert told(two) == f"2 ({share:.1%}), 2 ({share:.1%})"
-    with pytest.raises(DataError, match="expected texts with hidden tokens, spelled 3, found one without"):
+    with pytest.raises(
+        DataError, match="expected texts with hidden tokens, spelled 3, found one without"
+    ):
         answer(session, np.array([[0, 3, 0], [0, 1, 2]]))
 
 
@@ -61,10 +65,14 @@ def test_classes_are_named_where_they_have_names(toy: Session) -> None:
     (found,) = answer(toy, np.array([[2, 1]], np.uint8), ("cat", "dog"))
     assert (found["label"], found["name"]) == (0, "cat")
     assert told(found) == "cat (95.3%)"
-    assert "name" not in answer(toy, np.array([[2, 1]], np.uint8), ("cat",))[0], "one name is not of two classes"
+    assert "name" not in answer(toy, np.array([[2, 1]], np.uint8), ("cat",))[0], (
+        "one name is not of two classes"
+    )
 
 
 def test_an_output_that_is_not_finite_is_no_answer() -> None:
     session = Session(make_bytes(dtype="FLOAT"), "broken")
-    with pytest.raises(ExportError, match="broken: expected a finite output, found NaN or infinity"):
+    with pytest.raises(
+        ExportError, match="broken: expected a finite output, found NaN or infinity"
+    ):
         answer(session, np.array([[np.inf, 0]], np.float32))

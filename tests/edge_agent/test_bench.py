@@ -51,15 +51,40 @@ def test_files_are_measured_in_the_order_of_their_names_on_the_line(tmp_path: Pa
         ("toy.onnx", "onnx", 1),
         ("toy.onnx", "onnx", 2),
     ]
-    assert all(row.p90_ms and row.load_ms and row.peak_bytes and row.file_bytes == Path(KEPT / row.submodel).stat().st_size for row in report.rows)
+    assert all(
+        row.p90_ms
+        and row.load_ms
+        and row.peak_bytes
+        and row.file_bytes == Path(KEPT / row.submodel).stat().st_size
+        for row in report.rows
+    )
     assert "4/4 toy.onnx onnx, threads 2: p90" in done.output
     assert "picture.onnx onnx" in done.output
 
 
 def test_submodels_are_measured_beside_what_was_predicted_of_them(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
-    words = ("--model", "preresnet", "--inputs", "1,8,8", "--submodels", "w1-*", "--runtime", "torch,onnx", "--batch", "8")
-    done = run(*words, "--out", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png"), "--format", "json")
+    words = (
+        "--model",
+        "preresnet",
+        "--inputs",
+        "1,8,8",
+        "--submodels",
+        "w1-*",
+        "--runtime",
+        "torch,onnx",
+        "--batch",
+        "8",
+    )
+    done = run(
+        *words,
+        "--out",
+        str(tmp_path / "a.json"),
+        "--plot",
+        str(tmp_path / "a.png"),
+        "--format",
+        "json",
+    )
     assert done.exit_code == 0, done.output
     report = read(tmp_path / "a.json")
     torch, onnx = report.rows
@@ -73,7 +98,8 @@ def test_submodels_are_measured_beside_what_was_predicted_of_them(tmp_path: Path
     assert torch.predicted_step_ms
     assert onnx.p50_ms
     assert onnx.predicted_ms
-    # An order of magnitude: how well it predicts is measured by `python -m benchmarks predict`, alone.
+    # An order of magnitude: how well it predicts is measured by `python -m benchmarks predict`,
+    # alone.
     assert 0.1 < torch.predicted_step_ms / torch.step_least_ms < 10
     assert (onnx.batch, onnx.step_least_ms, onnx.predicted_step_ms) == (None, None, None)
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
@@ -81,7 +107,17 @@ def test_submodels_are_measured_beside_what_was_predicted_of_them(tmp_path: Path
 
 def test_a_row_that_dies_says_so_and_the_others_go_on(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
-    words = ("--inputs", "1,8,8", "--submodels", "w0.25-*", "--runtime", "torch,onnx", "--no-predict", "--limit-memory", "90MB")
+    words = (
+        "--inputs",
+        "1,8,8",
+        "--submodels",
+        "w0.25-*",
+        "--runtime",
+        "torch,onnx",
+        "--no-predict",
+        "--limit-memory",
+        "90MB",
+    )
     done = run(*words, "--out", str(tmp_path / "a.csv"))
     assert done.exit_code == bench.FAILED
     assert "failed: w0.25-d4.4.4 torch, threads 1: " in done.output
@@ -104,10 +140,15 @@ def test_an_older_benchmark_is_compared_and_may_fail_the_command(tmp_path: Path)
     assert "nothing to compare" in run(TOY, "--compare", str(old)).output
 
 
-def test_a_file_that_cannot_be_written_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_costs_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "a.json"
     writable = bench.bench_report.writable
-    monkeypatch.setattr(bench.bench_report, "writable", lambda path, *kinds: (writable(path, *kinds), path.mkdir()))  # afterwards it is in the way
+    # afterwards it is in the way
+    monkeypatch.setattr(
+        bench.bench_report, "writable", lambda path, *kinds: (writable(path, *kinds), path.mkdir())
+    )
     done = run(PICTURE, TOY, "--out", str(out), "--no-predict")
     assert done.exit_code == 3
     assert "not kept yet" in done.output
@@ -121,8 +162,16 @@ def test_a_file_that_cannot_be_written_costs_no_row(tmp_path: Path, monkeypatch:
     [
         (("--threads", "one", PICTURE), 2, "expected whole numbers between commas, found 'one'"),
         (("--threads", "0", PICTURE), 2, "--threads: expected numbers from 1 to 1024, found 0"),
-        (("--threads", "100000", PICTURE), 2, "--threads: expected numbers from 1 to 1024, found 100000"),
-        (("--fail-above", "nan", "--compare", "old.json", PICTURE), 2, "--fail-above: expected a ratio above 0"),
+        (
+            ("--threads", "100000", PICTURE),
+            2,
+            "--threads: expected numbers from 1 to 1024, found 100000",
+        ),
+        (
+            ("--fail-above", "nan", "--compare", "old.json", PICTURE),
+            2,
+            "--fail-above: expected a ratio above 0",
+        ),
         (("--threads", "1,1", PICTURE), 2, "each number once"),
         (("--batch", "1", PICTURE), 2, "--batch: expected at least 2"),
         (("--runtime", "torch", PICTURE), 2, "--runtime torch"),
@@ -143,19 +192,37 @@ def test_a_file_that_cannot_be_written_costs_no_row(tmp_path: Path, monkeypatch:
         (("--inputs", "3,32"), 3, "--inputs and --classes"),
     ],
 )
-def test_what_is_asked_for_wrongly_is_named_before_anything_is_measured(words: tuple[str, ...], code: int, told: str) -> None:
+def test_what_is_asked_for_wrongly_is_named_before_anything_is_measured(
+    words: tuple[str, ...], code: int, told: str
+) -> None:
     done = run(*words)
     assert (done.exit_code, told in done.output) == (code, True), done.output
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_benchmark_keeps_the_rows_that_are_done(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupted_benchmark_keeps_the_rows_that_are_done(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     out = tmp_path / "a.json"
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # tests that run in the background ignore it
+    # tests that run in the background ignore it
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"{heard}; from edge_agent.cli import main; main()"
-    command = [sys.executable, "-c", code, "bench", PICTURE, TOY, "--threads", "1,2", "--out", str(out)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as process:
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "bench",
+        PICTURE,
+        TOY,
+        "--threads",
+        "1,2",
+        "--out",
+        str(out),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("1/4 picture.onnx")
         process.send_signal(number)

@@ -14,7 +14,10 @@ def test_a_size_between_two_that_were_timed_is_expected_between_them() -> None:
     from models.families import menu, network
 
     small, middle, large = menu(network("preresnet", (1, 8, 8), 10), (0.25, 0.5, 1.0), (4,))
-    found = Prediction((Timing(small, 1, 0.001), Timing(large, 1, 0.010)), (Timing(small, 8, 0.01), Timing(large, 8, 0.10)))
+    found = Prediction(
+        (Timing(small, 1, 0.001), Timing(large, 1, 0.010)),
+        (Timing(small, 8, 0.01), Timing(large, 8, 0.10)),
+    )
     assert 0.001 < (found.latency(middle) or 0) < 0.010
     assert 0.01 < (found.step(middle, 8) or 0) < 0.10
 

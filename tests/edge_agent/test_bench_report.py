@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from edge_agent.bench_report import Report, Row, compare, differences, fingerprint, read, writable, write
+from edge_agent.bench_report import (
+    Report,
+    Row,
+    compare,
+    differences,
+    fingerprint,
+    read,
+    writable,
+    write,
+)
 from edge_agent.limits import Limits
 from federated.errors import ConfigError, UsageError
 
@@ -24,7 +33,11 @@ def row(submodel: str = "w1", **values: Any) -> Row:
 
 
 def test_what_was_written_as_json_is_read_again(tmp_path: Path) -> None:
-    made = report(row(p90_ms=1.5, throttled=False), row("w2", error="it died"), limits=Limits(cpus=0.5, memory=100_000_000))
+    made = report(
+        row(p90_ms=1.5, throttled=False),
+        row("w2", error="it died"),
+        limits=Limits(cpus=0.5, memory=100_000_000),
+    )
     write(made, tmp_path / "a.json")
     assert read(tmp_path / "a.json") == made
     assert json.loads((tmp_path / "a.json").read_text())["format"] == 1
@@ -32,7 +45,9 @@ def test_what_was_written_as_json_is_read_again(tmp_path: Path) -> None:
     assert made.fingerprint.cpus == 0.5
 
 
-def test_a_table_of_commas_has_every_column_and_nothing_where_nothing_is_known(tmp_path: Path) -> None:
+def test_a_table_of_commas_has_every_column_and_nothing_where_nothing_is_known(
+    tmp_path: Path,
+) -> None:
     write(report(row(p90_ms=1.5)), tmp_path / "a.csv")
     with (tmp_path / "a.csv").open(newline="") as file:
         (found,) = csv.DictReader(file)
@@ -50,7 +65,9 @@ def test_a_table_of_commas_has_every_column_and_nothing_where_nothing_is_known(t
         ('{"format": 1, "rows": []}', "fingerprint"),
     ],
 )
-def test_a_file_that_is_no_benchmark_is_named(tmp_path: Path, content: str | None, told: str) -> None:
+def test_a_file_that_is_no_benchmark_is_named(
+    tmp_path: Path, content: str | None, told: str
+) -> None:
     path = tmp_path / "old.json"
     if content is not None:
         path.write_text(content)
@@ -59,8 +76,16 @@ def test_a_file_that_is_no_benchmark_is_named(tmp_path: Path, content: str | Non
 
 
 def test_only_what_both_measured_is_compared() -> None:
-    old = report(row(p90_ms=2.0, batch=32, step_median_ms=10.0), row("w2", p90_ms=1.0, batch=16, step_median_ms=5.0), row("w3", p90_ms=1.0))
-    new = report(row(p90_ms=3.0, batch=32, step_median_ms=5.0), row("w2", p90_ms=1.0, batch=32, step_median_ms=9.0), row("w4", p90_ms=1.0))
+    old = report(
+        row(p90_ms=2.0, batch=32, step_median_ms=10.0),
+        row("w2", p90_ms=1.0, batch=16, step_median_ms=5.0),
+        row("w3", p90_ms=1.0),
+    )
+    new = report(
+        row(p90_ms=3.0, batch=32, step_median_ms=5.0),
+        row("w2", p90_ms=1.0, batch=32, step_median_ms=9.0),
+        row("w4", p90_ms=1.0),
+    )
     first, second = compare(new, old)
     assert (first.p90, first.step, first.worst) == (1.5, 0.5, 1.5)
     assert (second.p90, second.step) == (1.0, None)  # steps of other batches
@@ -87,12 +112,18 @@ def test_a_row_that_failed_has_no_ratio() -> None:
 
 def test_what_differs_between_machines_is_said() -> None:
     old = report()
-    about = replace(old.fingerprint, memory=old.fingerprint.memory + 1, versions={**old.fingerprint.versions, "torch": "1.0"})
+    about = replace(
+        old.fingerprint,
+        memory=old.fingerprint.memory + 1,
+        versions={**old.fingerprint.versions, "torch": "1.0"},
+    )
     new = replace(old, fingerprint=about)
     assert not differences(old, old)
     assert [text.split()[0] for text in differences(new, old)] == ["memory", "versions.torch"]
     assert "is 1.0" in differences(new, old)[1]
-    fewer = replace(old, fingerprint=replace(about, memory=old.fingerprint.memory, versions={"jax": "0.5"}))
+    fewer = replace(
+        old, fingerprint=replace(about, memory=old.fingerprint.memory, versions={"jax": "0.5"})
+    )
     assert "versions.jax was 0.5, is none" in differences(old, fewer)
 
 

@@ -60,7 +60,21 @@ def test_a_table_fits_its_terminal_and_keeps_what_matters(width: int) -> None:
 
 def test_a_wide_terminal_shows_all() -> None:
     found = shown(row(**FULL), width=250)
-    for word in ("11.2 M", "555 M", "104", "10.2", "1014", "11.5", "823", "801", "320", "720", "125", "51-64", "1800-1500"):
+    for word in (
+        "11.2 M",
+        "555 M",
+        "104",
+        "10.2",
+        "1014",
+        "11.5",
+        "823",
+        "801",
+        "320",
+        "720",
+        "125",
+        "51-64",
+        "1800-1500",
+    ):
         assert word in found
 
 
@@ -73,8 +87,14 @@ def test_columns_of_nothing_are_left_out() -> None:
 
 def test_a_title_names_the_network_and_what_all_rows_share() -> None:
     one, two = row(p90_ms=1.0), row(threads=2, p90_ms=1.0)
-    assert title(Report(fingerprint(Limits()), (one,), "")) == "preresnet-18, 1 thread, one example at a time"
-    assert title(Report(fingerprint(Limits()), (one, two), "")) == "preresnet-18, one example at a time"
+    assert (
+        title(Report(fingerprint(Limits()), (one,), ""))
+        == "preresnet-18, 1 thread, one example at a time"
+    )
+    assert (
+        title(Report(fingerprint(Limits()), (one, two), ""))
+        == "preresnet-18, one example at a time"
+    )
 
 
 def test_a_frequency_that_stays_is_no_news() -> None:
@@ -82,7 +102,11 @@ def test_a_frequency_that_stays_is_no_news() -> None:
 
 
 def test_what_is_not_to_be_trusted_is_flagged_and_explained() -> None:
-    rows = (row(p90_ms=1.0, loaded=True, busy=0.35), row(p90_ms=1.0, throttled=True), row("onnx", error="killed by the system"))
+    rows = (
+        row(p90_ms=1.0, loaded=True, busy=0.35),
+        row(p90_ms=1.0, throttled=True),
+        row("onnx", error="killed by the system"),
+    )
     found = shown(*rows)
     assert [word in found for word in ("loaded", "throttled", "failed")] == [True] * 3
     said = "\n".join(words(Report(fingerprint(Limits(memory=10**8)), rows, "", ("w0.5",))))
@@ -97,15 +121,27 @@ def test_what_is_not_to_be_trusted_is_flagged_and_explained() -> None:
 
 
 def test_a_row_is_told_in_a_line() -> None:
-    assert line(row(p90_ms=1.0, step_least_ms=20.0, loaded=True)) == "p90 1.00 ms, step 20 ms (loaded)"
+    assert (
+        line(row(p90_ms=1.0, step_least_ms=20.0, loaded=True)) == "p90 1.00 ms, step 20 ms (loaded)"
+    )
     assert line(row(error="it died")) == "failed: it died"
 
 
 @pytest.mark.parametrize(
-    ("p90", "step", "verdict"), [(1.2, 0.5, "slower"), (1.0, None, ""), (0.8, None, "quicker"), (0.8, 1.0, ""), (None, None, "")]
+    ("p90", "step", "verdict"),
+    [
+        (1.2, 0.5, "slower"),
+        (1.0, None, ""),
+        (0.8, None, "quicker"),
+        (0.8, 1.0, ""),
+        (None, None, ""),
+    ],
 )
 def test_a_ratio_has_a_verdict(p90: float | None, step: float | None, verdict: str) -> None:
     screen = Console(width=100, file=io.StringIO())
     screen.print(ratios([Ratio(row(), p90, step)]))
     assert isinstance(screen.file, io.StringIO)
-    assert screen.file.getvalue().splitlines()[1].split()[3:] == [f"{v:.2f}" if v else "-" for v in (p90, step)] + verdict.split()
+    assert (
+        screen.file.getvalue().splitlines()[1].split()[3:]
+        == [f"{v:.2f}" if v else "-" for v in (p90, step)] + verdict.split()
+    )

@@ -16,8 +16,20 @@ from tests.support.boards import copied, recorded
     ("name", "board"),
     [
         ("pi5", Board("pi", "Raspberry Pi 5 Model B Rev 1.0", "VideoCore (v3d)", True, "")),
-        ("pi4-throttled", Board("pi", "Raspberry Pi 4 Model B Rev 1.4", "VideoCore (v3d)", True, "")),
-        ("jetson-orin", Board("jetson", "NVIDIA Jetson Orin Nano Developer Kit, power mode 15W", "NVIDIA Ampere (tegra234)", True, "")),
+        (
+            "pi4-throttled",
+            Board("pi", "Raspberry Pi 4 Model B Rev 1.4", "VideoCore (v3d)", True, ""),
+        ),
+        (
+            "jetson-orin",
+            Board(
+                "jetson",
+                "NVIDIA Jetson Orin Nano Developer Kit, power mode 15W",
+                "NVIDIA Ampere (tegra234)",
+                True,
+                "",
+            ),
+        ),
         ("termux", Board("android", "samsung SM-G991B", "mali", True, "battery")),
         ("laptop-battery", Board("generic", "LENOVO 20XW005PGE", "Intel (i915)", True, "battery")),
         ("container-v1", Board("generic", "", "", False, "")),
@@ -50,7 +62,10 @@ def test_a_jetson_asks_its_own_command_for_the_power_mode_first(tmp_path: Path) 
 
 def test_a_graphics_card_is_named_by_its_driver_and_has_memory_of_its_own(tmp_path: Path) -> None:
     found = copied("container-v1", tmp_path)
-    found.write("proc/driver/nvidia/gpus/0000:65:00.0/information", "Model: \t\t NVIDIA L4\nIRQ:   \t\t 162\nGPU UUID: \t GPU-0\n")
+    found.write(
+        "proc/driver/nvidia/gpus/0000:65:00.0/information",
+        "Model: \t\t NVIDIA L4\nIRQ:   \t\t 162\nGPU UUID: \t GPU-0\n",
+    )
     assert (board := read_board(found.root, found.run, {})).gpu == "NVIDIA L4"
     assert not board.shared
     found.write("sys/class/drm/card0/device/uevent", "DRIVER=amdgpu\nPCI_SLOT_NAME=0000:03:00.0\n")

@@ -34,9 +34,16 @@ class Busy(Idle):
 
 
 def note(tmp_path: Path, around: Any = AROUND, heats: Any = (COOL,), **given: Any) -> Notebook:
-    """A notebook on a device whose heat reads as given, one after the other, the last one for ever."""
+    """A notebook on a device whose heat reads as given, one after the other, the last one for
+    ever.
+    """
     left = list(heats)
-    return Notebook(around, where=tmp_path / "t", heat=lambda: left.pop(0) if len(left) > 1 else left[0], **{"load": Idle, **given})
+    return Notebook(
+        around,
+        where=tmp_path / "t",
+        heat=lambda: left.pop(0) if len(left) > 1 else left[0],
+        **{"load": Idle, **given},
+    )
 
 
 def never() -> float:
@@ -51,7 +58,9 @@ def test_what_was_measured_is_known_the_second_time(tmp_path: Path) -> None:
     assert (first.taken, first.known, second.taken, second.known) == (1, 0, 0, 1)
 
 
-def test_a_user_without_a_home_measures_each_time(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_user_without_a_home_measures_each_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -59,7 +68,12 @@ def test_a_user_without_a_home_measures_each_time(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
     for seconds in (0.25, 0.5):
-        assert Notebook(AROUND, heat=lambda: COOL, load=Idle).value(WHAT, lambda seconds=seconds: seconds) == seconds
+        assert (
+            Notebook(AROUND, heat=lambda: COOL, load=Idle).value(
+                WHAT, lambda seconds=seconds: seconds
+            )
+            == seconds
+        )
     assert "is not kept" in caplog.text
 
 
@@ -93,8 +107,12 @@ def test_what_was_taken_on_a_busy_or_throttled_device_is_not_kept(tmp_path: Path
     assert note(tmp_path).value(WHAT, lambda: 0.25) == 0.25
 
 
-@pytest.mark.parametrize("since", [replace(COOL, throttled=True), replace(COOL, ever=True), replace(COOL, events=4)])
-def test_what_was_kept_is_not_trusted_once_the_device_throttled(tmp_path: Path, since: Heat) -> None:
+@pytest.mark.parametrize(
+    "since", [replace(COOL, throttled=True), replace(COOL, ever=True), replace(COOL, events=4)]
+)
+def test_what_was_kept_is_not_trusted_once_the_device_throttled(
+    tmp_path: Path, since: Heat
+) -> None:
     note(tmp_path).value(WHAT, lambda: 0.25)
     assert note(tmp_path, heats=(since,)).value(WHAT, lambda: 0.5) == 0.5
 
@@ -105,8 +123,20 @@ def test_a_device_that_does_not_say_is_not_said_to_be_cool(tmp_path: Path) -> No
     assert silent.circumstances.throttled is None
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"format": 1}', b"\xff\xfe", b'{"format":1,"value":-1,"about":{},"heat":{},"taken":0}'])
-def test_a_damaged_file_costs_a_measurement_and_a_line(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'{"format": 1}',
+        b"\xff\xfe",
+        b'{"format":1,"value":-1,"about":{},"heat":{},"taken":0}',
+    ],
+)
+def test_a_damaged_file_costs_a_measurement_and_a_line(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     note(tmp_path).value(WHAT, lambda: 0.25)
     (path,) = (tmp_path / "t").iterdir()
     path.write_bytes(content)
@@ -116,7 +146,9 @@ def test_a_damaged_file_costs_a_measurement_and_a_line(tmp_path: Path, content: 
     assert note(tmp_path).value(WHAT, never) == 0.5
 
 
-def test_a_folder_that_cannot_be_written_costs_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_costs_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "t").write_text("a file")
     assert note(tmp_path).value(WHAT, lambda: 0.25) == 0.25
     assert "not kept" in caplog.text

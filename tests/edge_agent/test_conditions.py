@@ -57,7 +57,9 @@ def test_a_busy_device_waits() -> None:
     load.now = 0.8
     assert when() == "busy: 80% of the processors are used by others"
     load.now = 0.9
-    assert when() == "busy: 80% of the processors are used by others", "in the words of when it began"
+    assert when() == "busy: 80% of the processors are used by others", (
+        "in the words of when it began"
+    )
     load.now = 0.19
     assert when() == ""
     load.now = 0.5
@@ -72,7 +74,9 @@ def test_a_hot_device_cools_down_before_it_goes_on(tmp_path: Path) -> None:
         board.write("sys/class/thermal/thermal_zone0/temp", f"{celsius * 1000}\n")
         found.append(when())
     hot = "70 C, not below 70 C"
-    assert found == ["", "", hot, hot, "", ""], "the same words while it is the same reason: each other one is a message"
+    assert found == ["", "", hot, hot, "", ""], (
+        "the same words while it is the same reason: each other one is a message"
+    )
 
 
 def test_the_first_condition_that_is_not_met_is_told(tmp_path: Path) -> None:
@@ -101,14 +105,29 @@ def test_a_device_that_stops_telling_does_not_train(tmp_path: Path) -> None:
         ("idle,temperature<70", "container-v2", "how warm it is"),
     ],
 )
-def test_a_condition_that_this_device_cannot_tell_is_refused_at_the_start(text: str, board: str, what: str) -> None:
+def test_a_condition_that_this_device_cannot_tell_is_refused_at_the_start(
+    text: str, board: str, what: str
+) -> None:
     with pytest.raises(ConfigError, match=f"does not say {what}: leave it out"):
         conditions(text, recorded(board))
 
 
 @pytest.mark.parametrize(
-    "text", ["plugged", "charging idle", "temperature", "temperature<", "temperature<-5", "temperature<0", "temperature<999", "idle,"]
+    "text",
+    [
+        "plugged",
+        "charging idle",
+        "temperature",
+        "temperature<",
+        "temperature<-5",
+        "temperature<0",
+        "temperature<999",
+        "idle,",
+    ],
 )
 def test_what_is_no_condition_is_told_with_those_that_are(text: str) -> None:
-    with pytest.raises(ConfigError, match="expected conditions among charging, idle, temperature<DEGREES, unmetered"):
+    with pytest.raises(
+        ConfigError,
+        match="expected conditions among charging, idle, temperature<DEGREES, unmetered",
+    ):
         conditions(text, recorded("laptop-battery"))

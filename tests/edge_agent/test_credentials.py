@@ -13,7 +13,14 @@ import pytest
 from coordinator.authority import Authority
 from coordinator.enrolment import Enrolment
 from edge_agent import credentials, enrolment
-from edge_agent.credentials import Credentials, admitted, folder_of, read_token, renew_when_due, stored
+from edge_agent.credentials import (
+    Credentials,
+    admitted,
+    folder_of,
+    read_token,
+    renew_when_due,
+    stored,
+)
 from federated.errors import ConfigError, LinkError, UsageError
 from federated.wire.address import parse_address
 from federated.wire.enrolment import Token
@@ -33,10 +40,14 @@ def test_later_the_brokers_address_is_enough(token: Token, device: Path) -> None
         admitted("mqtts://localhost", None)
 
 
-def test_several_enrolments_of_one_device_want_a_choice(authority: Authority, office: Enrolment, device: Path) -> None:
+def test_several_enrolments_of_one_device_want_a_choice(
+    authority: Authority, office: Enrolment, device: Path
+) -> None:
     for name in ("one", "two"):
         admitted(None, None, str(authority.invite(name, "localhost", office.port, 60)))
-    with pytest.raises(UsageError, match="enrolled at mqtts://localhost:8883 as one, two: choose by --name"):
+    with pytest.raises(
+        UsageError, match="enrolled at mqtts://localhost:8883 as one, two: choose by --name"
+    ):
         admitted("mqtts://localhost", None)
     assert admitted("mqtts://localhost", "two")[1] == "two"
 
@@ -51,11 +62,16 @@ def shortened(made: Credentials, authority: Authority, life: timedelta) -> None:
     """Puts a certificate of another life in the place of a device's."""
     key = enrolment.pending(made.folder / "key.pem")
     shown = enrolment.certificate(made.pem).public_bytes(enrolment.serialization.Encoding.DER)
-    made.pem.write_bytes(authority.renew(shown, enrolment.request(made.name, key), life=life).encode() + enrolment.text_of(key))
+    made.pem.write_bytes(
+        authority.renew(shown, enrolment.request(made.name, key), life=life).encode()
+        + enrolment.text_of(key)
+    )
     made.pem.chmod(0o600)
 
 
-def test_a_certificate_is_renewed_with_another_key_in_its_last_third_and_not_before(token: Token, authority: Authority, device: Path) -> None:
+def test_a_certificate_is_renewed_with_another_key_in_its_last_third_and_not_before(
+    token: Token, authority: Authority, device: Path
+) -> None:
     made = enrolment.enrol(token, folder_of(token))
     assert not renew_when_due(made)
     shortened(made, authority, timedelta(minutes=4))  # of fourteen: it is backdated by ten
@@ -63,16 +79,23 @@ def test_a_certificate_is_renewed_with_another_key_in_its_last_third_and_not_bef
     assert renew_when_due(made)
     assert made.pem.read_bytes() != before
     assert enrolment.left(made.pem) > timedelta(days=89).total_seconds()
-    assert enrolment.certificate(made.pem).public_key() != enrolment.x509.load_pem_x509_certificate(before).public_key()
+    assert (
+        enrolment.certificate(made.pem).public_key()
+        != enrolment.x509.load_pem_x509_certificate(before).public_key()
+    )
     ssl.create_default_context().load_cert_chain(made.pem)
 
 
-def test_a_revoked_certificate_is_not_renewed_and_the_old_one_stays(token: Token, authority: Authority, device: Path) -> None:
+def test_a_revoked_certificate_is_not_renewed_and_the_old_one_stays(
+    token: Token, authority: Authority, device: Path
+) -> None:
     made = enrolment.enrol(token, folder_of(token))
     shortened(made, authority, timedelta(minutes=4))
     before = made.pem.read_bytes()
     authority.revoke(made.name)
-    with pytest.raises(LinkError, match=f"refuses: the certificate of '{made.name}' was revoked: it is not renewed"):
+    with pytest.raises(
+        LinkError, match=f"refuses: the certificate of '{made.name}' was revoked: it is not renewed"
+    ):
         renew_when_due(made)
     assert made.pem.read_bytes() == before
     fresh = authority.invite(made.name, token.host, token.port, 60)
@@ -80,14 +103,22 @@ def test_a_revoked_certificate_is_not_renewed_and_the_old_one_stays(token: Token
     assert made.pem.read_bytes() != before
 
 
-def test_a_certificate_that_is_over_is_told_to_enrol_anew(token: Token, authority: Authority, device: Path) -> None:
+def test_a_certificate_that_is_over_is_told_to_enrol_anew(
+    token: Token, authority: Authority, device: Path
+) -> None:
     made = enrolment.enrol(token, folder_of(token))
     shortened(made, authority, timedelta(seconds=-1))
-    with pytest.raises(LinkError, match=r"only one that is good can be renewed: if this device's clock is right .* ask for a token"):
+    with pytest.raises(
+        LinkError,
+        match=r"only one that is good can be renewed: if this device's clock is right .* ask for a "
+        r"token",
+    ):
         renew_when_due(made)
 
 
-def test_a_token_comes_from_a_flag_or_a_file_or_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_comes_from_a_flag_or_a_file_or_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "t").write_text("token\n")
     assert read_token("x", None) == "x"
     assert read_token(None, tmp_path / "t") == "token\n"

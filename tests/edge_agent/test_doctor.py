@@ -12,7 +12,12 @@ from edge_agent.doctor import Check, as_json, exit_code, text
 
 
 def test_the_first_failure_gives_the_exit_code() -> None:
-    checks = [Check("a", "ok", ""), Check("b", "warn", "x", "y", 4), Check("c", "fail", "x", "y", 7), Check("d", "fail", "x", "y", 5)]
+    checks = [
+        Check("a", "ok", ""),
+        Check("b", "warn", "x", "y", 4),
+        Check("c", "fail", "x", "y", 7),
+        Check("d", "fail", "x", "y", 5),
+    ]
     assert exit_code(checks) == 7
     assert json.loads(as_json(checks))["exit"] == 7
     assert exit_code(checks[:2]) == 0
@@ -20,7 +25,20 @@ def test_the_first_failure_gives_the_exit_code() -> None:
 
 
 def test_the_command_prints_lines_or_json_and_exits_by_them(tmp_path: Path) -> None:
-    refused = CliRunner().invoke(main, ["doctor", "--broker", "127.0.0.1:1", "--name", "pi", "--spool", str(tmp_path), "--format", "json"])
+    refused = CliRunner().invoke(
+        main,
+        [
+            "doctor",
+            "--broker",
+            "127.0.0.1:1",
+            "--name",
+            "pi",
+            "--spool",
+            str(tmp_path),
+            "--format",
+            "json",
+        ],
+    )
     told = json.loads(refused.output.splitlines()[-1])
     assert refused.exit_code == told["exit"] == 5
     assert not told["fit"]

@@ -25,14 +25,28 @@ pytestmark = pytest.mark.broker
 def test_a_broker_with_users_and_a_coordinator_pass_every_check(tmp_path: Path) -> None:
     (tmp_path / "users").write_text("pi:secret-of-pi\npa:secret-of-pa\n")
     with (
-        brokers.start(port=0, kind="mosquitto", directory=tmp_path / "b", passwords=tmp_path / "users") as broker,
+        brokers.start(
+            port=0, kind="mosquitto", directory=tmp_path / "b", passwords=tmp_path / "users"
+        ) as broker,
         coordinating(broker.url, tmp_path),
     ):
         found = tried(f"mqtt://pi:secret-of-pi@{broker.address}")
         other = tried(f"mqtt://pa:secret-of-pa@{broker.address}")
         wrong = tried(f"mqtt://pi:no@{broker.address}")
     assert set(states(found).values()) == {"ok"}, [text(check) for check in found.values()]
-    assert found.keys() == {"dns", "tcp", "tls", "credentials", "run", "rights", "strangers", "packets", "coordinator", "skew", "clock"}
+    assert found.keys() == {
+        "dns",
+        "tcp",
+        "tls",
+        "credentials",
+        "run",
+        "rights",
+        "strangers",
+        "packets",
+        "coordinator",
+        "skew",
+        "clock",
+    }
     assert other["rights"].state == "fail", "pa may not speak as pi"
     assert "use %u" in other["rights"].remedy
     assert wrong["credentials"].state == "fail"
@@ -41,9 +55,14 @@ def test_a_broker_with_users_and_a_coordinator_pass_every_check(tmp_path: Path) 
 
 
 @needs_mosquitto
-def test_an_enrolled_device_passes_and_one_without_a_certificate_or_of_another_name_does_not(tmp_path: Path) -> None:
+def test_an_enrolled_device_passes_and_one_without_a_certificate_or_of_another_name_does_not(
+    tmp_path: Path,
+) -> None:
     authority = Authority(tmp_path / "pki")
-    with shipped("tls.conf", authority, tmp_path) as door, coordinating(door.address(authority.coordinator), tmp_path):
+    with (
+        shipped("tls.conf", authority, tmp_path) as door,
+        coordinating(door.address(authority.coordinator), tmp_path),
+    ):
         mine = member(authority, "pi", tmp_path)
         ca = certificate(["x"], (-1, 30), tmp_path, "other")
         found, other = tried(url(door.address(mine))), tried(url(door.address(mine)), "pa")
@@ -70,7 +89,9 @@ def test_a_broker_that_knows_nobody_and_has_no_run_is_warned_of(tmp_path: Path) 
 
 
 @needs_mosquitto
-@pytest.mark.parametrize(("limit", "state"), [(100_000, "warn"), (20_000, "fail"), (CHUNK + 3 * OVERHEAD, "ok")])
+@pytest.mark.parametrize(
+    ("limit", "state"), [(100_000, "warn"), (20_000, "fail"), (CHUNK + 3 * OVERHEAD, "ok")]
+)
 def test_a_small_packet_limit_is_found(limit: int, state: str, tmp_path: Path) -> None:
     with brokers.start(port=0, kind="mosquitto", directory=tmp_path, max_packet=limit) as broker:
         check = tried(broker.address)["packets"]
@@ -80,12 +101,18 @@ def test_a_small_packet_limit_is_found(limit: int, state: str, tmp_path: Path) -
 
 
 @needs_mosquitto
-def test_a_coordinator_that_does_not_answer_and_runs_to_choose_from_are_said(tmp_path: Path) -> None:
+def test_a_coordinator_that_does_not_answer_and_runs_to_choose_from_are_said(
+    tmp_path: Path,
+) -> None:
     with brokers.start(port=0, kind="mosquitto", directory=tmp_path) as broker:
         link = MqttLink(broker.address, "a coordinator that hangs")
         link.publish("fl/v1/r/run", envelope.encode(CARD), retain=True)
         alone = tried(broker.address)
-        link.publish("fl/v1/q/run", envelope.encode(messages.Run("q", "fedavg", "preresnet", None, (), 32, "s")), retain=True)
+        link.publish(
+            "fl/v1/q/run",
+            envelope.encode(messages.Run("q", "fedavg", "preresnet", None, (), 32, "s")),
+            retain=True,
+        )
         time.sleep(0.2)
         several, named = tried(broker.address), tried(broker.address, run="q")
         link.close()
@@ -96,7 +123,12 @@ def test_a_coordinator_that_does_not_answer_and_runs_to_choose_from_are_said(tmp
 
 
 def test_a_broker_of_the_older_protocol_is_tried_too(tmp_path: Path) -> None:
-    with brokers.start(port=0, kind="embedded", directory=tmp_path) as broker, coordinating(broker.url, tmp_path):
+    with (
+        brokers.start(port=0, kind="embedded", directory=tmp_path) as broker,
+        coordinating(broker.url, tmp_path),
+    ):
         found = tried(broker.address)
     assert "MQTT 3.1.1" in found["credentials"].found
-    assert {name for name, state in states(found).items() if state != "ok"} == {"strangers"}, [text(check) for check in found.values()]
+    assert {name for name, state in states(found).items() if state != "ok"} == {"strangers"}, [
+        text(check) for check in found.values()
+    ]

@@ -13,7 +13,10 @@ def test_clocks_are_compared() -> None:
     assert doctor_clock.skewed(0.5, 0.1).state == "ok"
     assert doctor_clock.skewed(20.0, 0.1).state == "warn"
     assert doctor_clock.skewed(20.0, 60.0).state == "ok", "the answer took too long to tell"
-    assert (doctor_clock.skewed(-900.0, 0.1).state, doctor_clock.skewed(-900.0, 0.1).exit) == ("fail", 3)
+    assert (doctor_clock.skewed(-900.0, 0.1).state, doctor_clock.skewed(-900.0, 0.1).exit) == (
+        "fail",
+        3,
+    )
     assert "ahead of" in doctor_clock.skewed(-900.0, 0.1).found
     assert doctor_clock.skewed(float("nan"), 0.1).state == "warn"
 

@@ -33,20 +33,37 @@ def test_what_a_run_needs_is_counted_from_its_card() -> None:
     assert largest > 4 * 10_000
     assert least > 16 * 10**6
     assert doctor_device.needed(None) is None
-    assert doctor_device.needed(messages.Run("r", "m", "x", Network("nothing:here", "", (1,), 2), CARD.calibration, 32, "s")) is None
+    assert (
+        doctor_device.needed(
+            messages.Run(
+                "r", "m", "x", Network("nothing:here", "", (1,), 2), CARD.calibration, 32, "s"
+            )
+        )
+        is None
+    )
 
 
 def test_runtimes_that_are_missing_or_die_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(doctor_device.TRIAL, "torch", "raise ModuleNotFoundError(\"No module named 'torch'\")")
-    assert doctor_device.runtime("torch") == Check("torch", "warn", "not installed: this device can answer, not train", doctor_device.TRAIN)
-    monkeypatch.setitem(doctor_device.TRIAL, "torch", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    monkeypatch.setitem(
+        doctor_device.TRIAL, "torch", "raise ModuleNotFoundError(\"No module named 'torch'\")"
+    )
+    assert doctor_device.runtime("torch") == Check(
+        "torch", "warn", "not installed: this device can answer, not train", doctor_device.TRAIN
+    )
+    monkeypatch.setitem(
+        doctor_device.TRIAL, "torch", "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+    )
     died = doctor_device.runtime("torch")
     assert (died.state, died.exit, died.found) == ("fail", 4, "ended by signal 4")
-    monkeypatch.setitem(doctor_device.TRIAL, "onnxruntime", "raise OSError('libgomp.so.1: cannot open')")
+    monkeypatch.setitem(
+        doctor_device.TRIAL, "onnxruntime", "raise OSError('libgomp.so.1: cannot open')"
+    )
     assert "libgomp.so.1" in doctor_device.runtime("onnxruntime").found
 
 
 def test_heat_is_said_where_it_holds_the_device_back() -> None:
     assert doctor_device.heat(Heat()).found == "this machine does not say"
-    assert doctor_device.heat(Heat(51.2, 1500.0, False, False)) == Check("heat", "ok", "51 C, 1500 MHz")
+    assert doctor_device.heat(Heat(51.2, 1500.0, False, False)) == Check(
+        "heat", "ok", "51 C, 1500 MHz"
+    )
     assert doctor_device.heat(Heat(84.0, 600.0, True, True)).state == "warn"

@@ -52,7 +52,10 @@ def speaking_tls(pem: Path) -> Iterator[int]:
                     plain, _ = server.accept()
                 except OSError:
                     return
-                with contextlib.suppress(OSError), context.wrap_socket(plain, server_side=True) as made:
+                with (
+                    contextlib.suppress(OSError),
+                    context.wrap_socket(plain, server_side=True) as made,
+                ):
                     made.recv(1)
 
         thread = threading.Thread(target=serve)
@@ -76,12 +79,19 @@ def speaking_tls(pem: Path) -> Iterator[int]:
     ],
 )
 def test_a_brokers_certificate_is_looked_at(
-    names: list[str], days: tuple[float, float], trusted: bool, state: str, words: str, tmp_path: Path
+    names: list[str],
+    days: tuple[float, float],
+    trusted: bool,
+    state: str,
+    words: str,
+    tmp_path: Path,
 ) -> None:
     pem = certificate(names, days, tmp_path, "server")
     ca = pem if trusted else certificate(["other"], (-1, 30), tmp_path, "other")
     with speaking_tls(pem) as port:
-        check = doctor_wire.encrypted(doctor_wire.parse_address(f"mqtts://127.0.0.1:{port}?ca={ca}"))
+        check = doctor_wire.encrypted(
+            doctor_wire.parse_address(f"mqtts://127.0.0.1:{port}?ca={ca}")
+        )
     assert check.state == state, text(check)
     assert words in text(check)
     if "expired" in words or "valid" in words:
@@ -90,11 +100,16 @@ def test_a_brokers_certificate_is_looked_at(
 
 def test_an_own_certificate_that_ended_or_is_of_another_is_said(tmp_path: Path) -> None:
     def seen(path: Path, name: str) -> Check:
-        return doctor_wire.own_certificate(doctor_wire.parse_address(f"mqtts://h?cert={path}"), name)
+        return doctor_wire.own_certificate(
+            doctor_wire.parse_address(f"mqtts://h?cert={path}"), name
+        )
 
     mine = certificate(["x"], (-1, 60.5), tmp_path, "pi")
     assert seen(mine, "pi") == Check("certificate", "ok", "of pi, 60 days left")
     assert (seen(mine, "pa").state, seen(mine, "pa").exit) == ("fail", 3)
-    assert "enrol this device anew" in seen(certificate(["x"], (-9, -1), tmp_path, "old"), "old").remedy
+    assert (
+        "enrol this device anew"
+        in seen(certificate(["x"], (-9, -1), tmp_path, "old"), "old").remedy
+    )
     (tmp_path / "none.pem").write_text("nothing")
     assert "holds no certificate" in seen(tmp_path / "none.pem", "pi").found

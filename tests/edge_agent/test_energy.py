@@ -54,7 +54,17 @@ def test_a_sensor_says_microwatts(tmp_path: Path) -> None:
 
 
 def test_the_rail_of_a_whole_jetson_counts_and_its_parts_do_not(tmp_path: Path) -> None:
-    ina(tmp_path, 3, name="ina3221", in1_label="VDD_IN", in1_input=5000, curr1_input=1200, in2_label="VDD_CPU", in2_input=5000, curr2_input=400)
+    ina(
+        tmp_path,
+        3,
+        name="ina3221",
+        in1_label="VDD_IN",
+        in1_input=5000,
+        curr1_input=1200,
+        in2_label="VDD_CPU",
+        in2_input=5000,
+        curr2_input=400,
+    )
     assert watts(tmp_path) == pytest.approx(6.0)
 
 

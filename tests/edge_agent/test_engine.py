@@ -71,14 +71,21 @@ def test_a_release_that_fails_its_test_leaves_the_present_one(tmp_path: Path, st
     assert resumed.version == good.version
 
 
-def test_a_folder_of_another_version_than_was_announced_is_refused(tmp_path: Path, store: Path) -> None:
+def test_a_folder_of_another_version_than_was_announced_is_refused(
+    tmp_path: Path, store: Path
+) -> None:
     with pytest.raises(ExportError, match="expected version 0123456789ab, found"):
         Engine(store).adopt(release(tmp_path, 1), NAME, "0123456789ab")
 
 
-def test_questions_go_on_while_releases_change_and_each_answer_names_its_own(tmp_path: Path, store: Path) -> None:
+def test_questions_go_on_while_releases_change_and_each_answer_names_its_own(
+    tmp_path: Path, store: Path
+) -> None:
     """Both releases say 0 of (2, 1), one under the name of cats, one of dogs."""
-    folders = [release(tmp_path, 1, classes=("cat", "-")), release(tmp_path, 2, classes=("dog", "-"))]
+    folders = [
+        release(tmp_path, 1, classes=("cat", "-")),
+        release(tmp_path, 2, classes=("dog", "-")),
+    ]
     names = dict(zip((bundle.version(folder) for folder in folders), ("cat", "dog"), strict=True))
     engine = Engine(store, threads=1)
     engine.adopt(folders[0], NAME)
@@ -108,7 +115,9 @@ def test_questions_go_on_while_releases_change_and_each_answer_names_its_own(tmp
     assert all(names[version] == name for version, name in seen)
 
 
-def test_a_restart_goes_on_with_the_last_one_and_else_with_the_one_before(tmp_path: Path, store: Path) -> None:
+def test_a_restart_goes_on_with_the_last_one_and_else_with_the_one_before(
+    tmp_path: Path, store: Path
+) -> None:
     engine = Engine(store, threads=1)
     first = engine.adopt(release(store, 1), NAME)
     second = engine.adopt(release(store, 2), NAME)
@@ -121,11 +130,16 @@ def test_a_restart_goes_on_with_the_last_one_and_else_with_the_one_before(tmp_pa
     assert resumed is not None
     assert resumed.version == first.version
     (moved / "r1" / f"{NAME}.fp32.onnx").write_bytes(b"damaged")
-    with pytest.raises(ExportError, match=r"nothing that was in use can be resumed: .*expected sha256.*; .*expected sha256"):
+    with pytest.raises(
+        ExportError,
+        match=r"nothing that was in use can be resumed: .*expected sha256.*; .*expected sha256",
+    ):
         Engine(moved, threads=1).resume()
 
 
-def test_an_engine_that_keeps_nothing_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_keeps_nothing_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     folder = release(tmp_path, 1)
     Engine(None, threads=1).adopt(folder, NAME)
@@ -140,7 +154,9 @@ def test_a_damaged_note_of_what_was_in_use_is_as_none(store: Path) -> None:
     assert Engine(store).resume() is None
 
 
-def test_what_was_measured_is_not_measured_again(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_is_not_measured_again(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("edge_agent.choice.BUSY", 2.0)  # whatever else runs on this machine
     folder = release(tmp_path, 1)
     first = Engine(store, threads=1).adopt(folder, NAME)
@@ -149,7 +165,9 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path, store: Path, mo
     assert Engine(None, threads=1).adopt(folder, NAME) == first
 
 
-def test_a_release_that_processes_die_of_is_not_tested_a_third_time(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_processes_die_of_is_not_tested_a_third_time(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Killed(BaseException):
         pass
 
@@ -160,18 +178,24 @@ def test_a_release_that_processes_die_of_is_not_tested_a_third_time(tmp_path: Pa
 
     with monkeypatch.context() as patch:
         patch.setattr(engines, "choose", die)
-        patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)  # a process that is killed clears nothing up
+        # a process that is killed clears nothing up
+        patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
         for _ in range(2):
             with pytest.raises(Killed):
                 Engine(store, threads=1).adopt(folder, NAME)
-    with pytest.raises(ExportError, match=r"the process ended 2 times while it was tested; remove .*trying\.json to try again"):
+    with pytest.raises(
+        ExportError,
+        match=r"the process ended 2 times while it was tested; remove .*trying\.json to try again",
+    ):
         Engine(store, threads=1).adopt(folder, NAME)
     Engine(store, threads=1).adopt(release(tmp_path, 2), NAME)  # another one is
     remembered.untried(store)
     assert Engine(store, threads=1).adopt(folder, NAME).submodel == NAME
 
 
-def test_a_store_that_cannot_be_written_leaves_the_present_release(tmp_path: Path, store: Path) -> None:
+def test_a_store_that_cannot_be_written_leaves_the_present_release(
+    tmp_path: Path, store: Path
+) -> None:
     engine = Engine(store, threads=1)
     good = engine.adopt(release(tmp_path, 1), NAME)
     (store / "current.json").unlink()
@@ -201,7 +225,9 @@ def test_a_store_that_cannot_be_written_any_more_does_not_keep_a_restart_from_th
     assert again.version == old.version
 
 
-def test_an_asker_is_not_told_where_files_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_asker_is_not_told_where_files_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = Engine(None, threads=1)
     engine.adopt(release(tmp_path, 1), NAME)
     assert engine.session is not None
@@ -217,7 +243,10 @@ def test_an_asker_is_not_told_where_files_lie(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(DataError, match=r"^question 1: expected tokens 0 to 7, found 9$"):
         engine.answer(X, "question 1")
     monkeypatch.setattr(engines, "answer", fail)
-    with pytest.raises(ExportError, match=rf"^version [0-9a-f]{{12}} failed: {NAME}\.fp32\.onnx: expected a finite output$"):
+    with pytest.raises(
+        ExportError,
+        match=rf"^version [0-9a-f]{{12}} failed: {NAME}\.fp32\.onnx: expected a finite output$",
+    ):
         engine.answer(X)
 
 
@@ -226,8 +255,15 @@ def test_a_single_graph_answers_too_without_a_test(tmp_path: Path) -> None:
     path.write_bytes(GRAPH.read_bytes() + field(b"x"))
     engine = Engine(None)
     choice = engine.open(path)
-    assert (choice.run, choice.round, choice.submodel, choice.best.kind) == ("spring", 7, "w1-d1", "file")
-    assert engine.answer(X[0]).answers == [{"label": 0, "confidence": pytest.approx(0.9526, abs=1e-4)}]
+    assert (choice.run, choice.round, choice.submodel, choice.best.kind) == (
+        "spring",
+        7,
+        "w1-d1",
+        "file",
+    )
+    assert engine.answer(X[0]).answers == [
+        {"label": 0, "confidence": pytest.approx(0.9526, abs=1e-4)}
+    ]
 
 
 def test_questions_that_do_not_fit_are_the_askers_fault_and_failures_are_counted(
@@ -235,7 +271,9 @@ def test_questions_that_do_not_fit_are_the_askers_fault_and_failures_are_counted
 ) -> None:
     engine = Engine(store, threads=1)
     engine.adopt(release(tmp_path, 1), NAME)
-    with pytest.raises(DataError, match=r"the question: expected raw examples of shape \[n, 2\], found \[1, 3\]"):
+    with pytest.raises(
+        DataError, match=r"the question: expected raw examples of shape \[n, 2\], found \[1, 3\]"
+    ):
         engine.answer(np.zeros((1, 3)))
     with pytest.raises(DataError, match="expected at most 1 examples at a time, found 2"):
         engine.answer(X, most=1)

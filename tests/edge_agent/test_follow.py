@@ -40,14 +40,29 @@ def make(tmp_path: Path, broker: MemoryBroker) -> Callable[[str], Version]:
     return made
 
 
-def card(broker: MemoryBroker, stable: Version | None, canary: Version | None = None, *agents: str) -> None:
+def card(
+    broker: MemoryBroker, stable: Version | None, canary: Version | None = None, *agents: str
+) -> None:
     announce(MemoryLink(broker, "coordinator"), Release("spring", stable, canary, agents))
 
 
 def follower(
-    broker: MemoryBroker, store: Path, name: str = "pi", run: str | None = "spring", submodel: str | None = None, clock: Clock | None = None
+    broker: MemoryBroker,
+    store: Path,
+    name: str = "pi",
+    run: str | None = "spring",
+    submodel: str | None = None,
+    clock: Clock | None = None,
 ) -> Follower:
-    return Follower(MemoryLink(broker, name), run, name, submodel, store, session="s1", clock=clock or time.monotonic)
+    return Follower(
+        MemoryLink(broker, name),
+        run,
+        name,
+        submodel,
+        store,
+        session="s1",
+        clock=clock or time.monotonic,
+    )
 
 
 def said(broker: MemoryBroker, agent: str = "pi") -> Serving:
@@ -57,10 +72,17 @@ def said(broker: MemoryBroker, agent: str = "pi") -> Serving:
 
 
 def serve(f: Follower, version: str, **more: object) -> None:
-    f.report(replace(Serving(f.name, "s1", version, "w1-d1", "fp32", "CPUExecutionProvider", 0.001, 0.002), **more))  # type: ignore[arg-type]
+    f.report(
+        replace(
+            Serving(f.name, "s1", version, "w1-d1", "fp32", "CPUExecutionProvider", 0.001, 0.002),
+            **more,
+        )
+    )  # type: ignore[arg-type]
 
 
-def test_a_version_arrives_once_whole_and_only_its_own_files(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
+def test_a_version_arrives_once_whole_and_only_its_own_files(
+    broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
+) -> None:
     f = follower(broker, tmp_path / "store")
     assert f.turn(0.3) is None
     one = make("1")
@@ -71,10 +93,15 @@ def test_a_version_arrives_once_whole_and_only_its_own_files(broker: MemoryBroke
     assert f.turn(0.3) is None
 
 
-def test_a_canary_comes_to_its_agents_and_goes_again(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
+def test_a_canary_comes_to_its_agents_and_goes_again(
+    broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
+) -> None:
     one, two = make("1"), make("2")
     card(broker, one, two, "pi")
-    pi, tv = follower(broker, tmp_path / "pi"), follower(broker, tmp_path / "tv", "tv", submodel="w1-d1")
+    pi, tv = (
+        follower(broker, tmp_path / "pi"),
+        follower(broker, tmp_path / "tv", "tv", submodel="w1-d1"),
+    )
     first, other = pi.turn(9), tv.turn(9)
     assert first is not None
     assert other is not None
@@ -92,7 +119,9 @@ def test_a_canary_comes_to_its_agents_and_goes_again(broker: MemoryBroker, make:
     assert again.version == promoted.version == two.name
 
 
-def test_a_promoted_canary_does_not_arrive_a_second_time(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
+def test_a_promoted_canary_does_not_arrive_a_second_time(
+    broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
+) -> None:
     one, two = make("1"), make("2")
     card(broker, one, two, "pi")
     f = follower(broker, tmp_path)
@@ -101,7 +130,9 @@ def test_a_promoted_canary_does_not_arrive_a_second_time(broker: MemoryBroker, m
     assert f.turn(0.3) is None
 
 
-def test_a_newer_version_meanwhile_replaces_the_one_on_its_way(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
+def test_a_newer_version_meanwhile_replaces_the_one_on_its_way(
+    broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
+) -> None:
     one, two = make("1"), make("2")
     published = False
 
@@ -111,7 +142,10 @@ def test_a_newer_version_meanwhile_replaces_the_one_on_its_way(broker: MemoryBro
             published = True
             card(broker, two)
             withdraw(
-                MemoryLink(broker, "coordinator"), "spring", [two.name], {(one.name, "w1-d1.onnx"): messages.Manifest("t", 9000, 4096, "0" * 64)}
+                MemoryLink(broker, "coordinator"),
+                "spring",
+                [two.name],
+                {(one.name, "w1-d1.onnx"): messages.Manifest("t", 9000, 4096, "0" * 64)},
             )
         return [delivery]
 
@@ -125,7 +159,9 @@ def test_a_newer_version_meanwhile_replaces_the_one_on_its_way(broker: MemoryBro
     assert f.turn(0.3) is None
 
 
-def test_after_a_restart_nothing_is_fetched_again(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
+def test_after_a_restart_nothing_is_fetched_again(
+    broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
+) -> None:
     card(broker, make("1"))
     assert follower(broker, tmp_path).turn(9) is not None
     link = MemoryLink(broker, "pi")
@@ -133,27 +169,38 @@ def test_after_a_restart_nothing_is_fetched_again(broker: MemoryBroker, make: Ca
     assert link.received_bytes < 1024
 
 
-def test_the_only_run_needs_no_name_and_several_have_to_be_told_apart(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
+def test_the_only_run_needs_no_name_and_several_have_to_be_told_apart(
+    broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
+) -> None:
     one = make("1")
     card(broker, one)
     f = follower(broker, tmp_path, run=None)
     serve(f, one.name)
-    assert topics.serving("spring", "pi") not in broker.retained, "of which run it does not know yet"
+    assert topics.serving("spring", "pi") not in broker.retained, (
+        "of which run it does not know yet"
+    )
     assert f.turn(9) is not None
     assert f.run == "spring"
     assert said(broker).version == one.name
     announce(MemoryLink(broker, "coordinator"), Release("autumn", one))
-    with pytest.raises(FleetError, match="several runs released a network for 'pi': autumn, spring"):
+    with pytest.raises(
+        FleetError, match="several runs released a network for 'pi': autumn, spring"
+    ):
         follower(broker, tmp_path, run=None).turn(9)
 
 
-def test_without_a_submodel_of_its_own_it_says_so_and_goes_on(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
+def test_without_a_submodel_of_its_own_it_says_so_and_goes_on(
+    broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
+) -> None:
     one, two = make("1"), make("2")
     card(broker, one)
     f = follower(broker, tmp_path, "new")
     assert f.turn(0.3) is None
     assert said(broker, "new").refused == one.name
-    assert "expected a submodel for agent 'new' (or name one by --submodel), found only w1-d1" in said(broker, "new").reason
+    assert (
+        "expected a submodel for agent 'new' (or name one by --submodel), found only w1-d1"
+        in said(broker, "new").reason
+    )
     card(broker, replace(two, assignment={"new": "w1-d1"}))
     arrived = f.turn(9)
     assert arrived is not None
@@ -161,7 +208,9 @@ def test_without_a_submodel_of_its_own_it_says_so_and_goes_on(broker: MemoryBrok
     assert (said(broker, "new").version, said(broker, "new").refused) == (two.name, "")
 
 
-def test_what_cannot_be_had_is_reported_and_tried_again(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
+def test_what_cannot_be_had_is_reported_and_tried_again(
+    broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
+) -> None:
     one, two = make("1"), make("2")
     (tmp_path / "store" / "spring").mkdir(parents=True)
     (tmp_path / "store" / "spring" / two.name).write_text("in the way")
@@ -175,7 +224,9 @@ def test_what_cannot_be_had_is_reported_and_tried_again(broker: MemoryBroker, ma
     assert (said(broker).version, said(broker).refused) == (one.name, two.name)
     assert two.name in said(broker).reason
     serve(f, one.name, answered=7)
-    assert (said(broker).answered, said(broker).refused) == (7, two.name), "the next count of answers does not hide it"
+    assert (said(broker).answered, said(broker).refused) == (7, two.name), (
+        "the next count of answers does not hide it"
+    )
     (tmp_path / "store" / "spring" / two.name).unlink()
     clock.now += 300
     arrived = f.turn(30)
@@ -185,7 +236,9 @@ def test_what_cannot_be_had_is_reported_and_tried_again(broker: MemoryBroker, ma
     assert said(broker).refused == ""
 
 
-def test_a_refusal_is_kept_until_another_version_is_wanted(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
+def test_a_refusal_is_kept_until_another_version_is_wanted(
+    broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
+) -> None:
     one, two = make("1"), make("2")
     card(broker, one, two, "pi")
     f = follower(broker, tmp_path)
@@ -200,7 +253,9 @@ def test_a_refusal_is_kept_until_another_version_is_wanted(broker: MemoryBroker,
     assert said(broker).refused == ""
 
 
-def test_a_broker_that_lost_everything_hears_it_again(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
+def test_a_broker_that_lost_everything_hears_it_again(
+    broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
+) -> None:
     one = make("1")
     card(broker, one)
     link = MemoryLink(broker, "pi")
@@ -217,14 +272,18 @@ def test_a_broker_that_lost_everything_hears_it_again(broker: MemoryBroker, make
 def test_what_is_not_about_releases_is_handed_on(broker: MemoryBroker, tmp_path: Path) -> None:
     heard: list[str] = []
     link = MemoryLink(broker, "pi")
-    f = Follower(link, "spring", "pi", None, tmp_path, other=lambda delivery: heard.append(delivery.topic))
+    f = Follower(
+        link, "spring", "pi", None, tmp_path, other=lambda delivery: heard.append(delivery.topic)
+    )
     link.subscribe("questions")
     MemoryLink(broker, "asker").publish("questions", b"?")
     f.turn(0.3)
     assert heard == ["questions"]
 
 
-def test_old_versions_leave_the_store_but_the_last_good_ones(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
+def test_old_versions_leave_the_store_but_the_last_good_ones(
+    broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
+) -> None:
     f = follower(broker, tmp_path)
     names = []
     for i in range(5):
@@ -238,7 +297,9 @@ def test_old_versions_leave_the_store_but_the_last_good_ones(broker: MemoryBroke
     assert {path.name for path in (tmp_path / "spring").iterdir()} == set(names[2:])
 
 
-def test_versions_that_were_refused_drive_out_none_that_was_good(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
+def test_versions_that_were_refused_drive_out_none_that_was_good(
+    broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
+) -> None:
     f = follower(broker, tmp_path)
     names = []
     for letter, good in zip("abcdef", (True, True, False, False, False, True), strict=True):
@@ -248,13 +309,21 @@ def test_versions_that_were_refused_drive_out_none_that_was_good(broker: MemoryB
         assert arrived is not None
         if good:
             names.append(version.name)
-        serve(f, names[-1], refused="" if good else version.name, reason="" if good else "the self-test fails")
+        serve(
+            f,
+            names[-1],
+            refused="" if good else version.name,
+            reason="" if good else "the self-test fails",
+        )
         time.sleep(0.01)  # so that files differ in age
     assert {path.name for path in (tmp_path / "spring").iterdir()} == set(names)
 
 
 def test_a_disk_that_fails_is_a_reason_and_not_the_end(
-    broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: MemoryBroker,
+    make: Callable[[str], Version],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(path: Path) -> str:
         raise OSError(5, "Input/output error")
@@ -265,13 +334,19 @@ def test_a_disk_that_fails_is_a_reason_and_not_the_end(
     monkeypatch.setattr("edge_agent.arrival.sha256", fail)
     f = follower(broker, store)
     assert f.turn(0.3) is None
-    assert (said(broker).refused, said(broker).reason) == (one.name, f"spring/{one.name}: Input/output error")  # not where the store lies
+    # not where the store lies
+    assert (said(broker).refused, said(broker).reason) == (
+        one.name,
+        f"spring/{one.name}: Input/output error",
+    )
     (store / "spring" / "0123456789ab").symlink_to("nowhere")  # gone as it is looked at
     serve(f, one.name)
     assert said(broker).version == one.name
 
 
-def test_closing_takes_the_report_away(broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path) -> None:
+def test_closing_takes_the_report_away(
+    broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
+) -> None:
     one = make("1")
     card(broker, one)
     f = follower(broker, tmp_path)

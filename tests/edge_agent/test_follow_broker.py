@@ -26,7 +26,9 @@ def test_an_agent_that_vanishes_takes_its_report_with_it(broker: str, tmp_path: 
     f = Follower(link, "spring", "pi", None, tmp_path / "store")
     arrived = f.turn(20)
     assert arrived is not None
-    f.report(Serving("pi", "s1", arrived.version, "w1-d1", "fp32", "CPUExecutionProvider", 0.001, 0.002))
+    f.report(
+        Serving("pi", "s1", arrived.version, "w1-d1", "fp32", "CPUExecutionProvider", 0.001, 0.002)
+    )
     heard = coordinator.receive(10)
     assert heard is not None
     assert heard.payload

@@ -1,4 +1,6 @@
-"""Heartbeats come from the agent and not from its training process: one that blocks makes nobody think that the device is gone."""
+"""Heartbeats come from the agent and not from its training process: one that blocks makes nobody
+think that the device is gone.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,13 @@ def test_a_training_process_that_is_stopped_for_many_heartbeats_does_not_count_a
     monkeypatch.setattr("tests.support.federation.Here", real)
     waker = threading.Thread(target=release, daemon=True)
     waker.start()
-    settings = {"model.name": "mlp-small", "train.steps": 2, "evaluate.devices": False, "method.name": "fedavg", "fleet.deadline": 60}
+    settings = {
+        "model.name": "mlp-small",
+        "train.steps": 2,
+        "evaluate.devices": False,
+        "method.name": "fedavg",
+        "fleet.deadline": 60,
+    }
     try:
         with caplog.at_level(logging.WARNING, logger="coordinator.observe.log"):
             federate(tmp_path, [Member("a0", digits(0, 2))], settings, watch=watch)
@@ -78,7 +86,9 @@ def test_a_training_process_that_is_stopped_for_many_heartbeats_does_not_count_a
     assert "silent" not in caplog.text
 
 
-def test_heartbeats_say_how_many_steps_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_say_how_many_steps_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("federated.device.rules.beats", lambda lease: 0.2)
     worker = Worker(Job("a0", "digits", None, "0/2", "iid", 0, "cpu", "", Limits(cpus=0.5)))
     worker.load()
@@ -88,10 +98,19 @@ def test_heartbeats_say_how_many_steps_are_taken(tmp_path: Path, monkeypatch: py
         listen(fleet, lambda beat: steps.append(beat.step) if beat.state == "train" else None)
 
     monkeypatch.setattr("tests.support.federation.Here", lambda data, change, stop: worker)
-    settings = {"model.name": "preresnet-10", "train.steps": 24, "train.epochs": 24, "evaluate.devices": False, "evaluate.calibrate": "coordinator"}
+    settings = {
+        "model.name": "preresnet-10",
+        "train.steps": 24,
+        "train.epochs": 24,
+        "evaluate.devices": False,
+        "evaluate.calibrate": "coordinator",
+    }
     try:
         federate(
-            tmp_path, [Member("a0", digits(0, 2))], {**settings, "method.name": "fedavg", "fleet.deadline": 120, "evaluate.examples": 20}, watch=watch
+            tmp_path,
+            [Member("a0", digits(0, 2))],
+            {**settings, "method.name": "fedavg", "fleet.deadline": 120, "evaluate.examples": 20},
+            watch=watch,
         )
     finally:
         worker.close()

@@ -34,7 +34,8 @@ def test_bits_of_a_pi_tell_now_from_earlier(tmp_path: Path) -> None:
     found.write("commands/vcgencmd_get_throttled", "throttled=0x50000\n")
     heat = read_heat(found.root, found.run)
     assert (heat.throttled, heat.ever) == (False, True)
-    found.write("sys/devices/platform/soc/soc_firmware/get_throttled", "4\n")  # the kernel's own file comes first
+    # the kernel's own file comes first
+    found.write("sys/devices/platform/soc/soc_firmware/get_throttled", "4\n")
     heat = read_heat(found.root, found.run)
     assert (heat.throttled, heat.ever) == (True, True)
 
@@ -64,7 +65,9 @@ def test_what_ran_between_two_readings_was_held_back_if_either_or_a_counter_says
     assert throttled_between(cool, replace(cool, throttled=True))
     assert throttled_between(cool, replace(cool, ever=True))
     assert throttled_between(cool, replace(cool, events=4))
-    assert not throttled_between(replace(cool, ever=True), replace(cool, ever=True)), "that was before"
+    assert not throttled_between(replace(cool, ever=True), replace(cool, ever=True)), (
+        "that was before"
+    )
     assert not throttled_between(cool, replace(cool, events=0)), "it was started anew"
     assert not throttled_between(Heat(), Heat())
 

@@ -40,7 +40,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(code: str, bounds: Limits) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     with Cage(process.pid, bounds) as cage:
         out, err = process.communicate("go\n", timeout=60)
         return subprocess.CompletedProcess(code, process.returncode, out, err), cage.how
@@ -63,14 +69,20 @@ def test_control_groups_are_gone_afterwards() -> None:
         cage = Cage(process.pid, Limits(cpus=0.5, memory=200_000_000))
         process.communicate(b"\n", timeout=60)
     cage.close()
-    assert not list(Path("/sys/fs/cgroup").glob(f"**/espalier-{process.pid}-*"))  # other tests have theirs meanwhile
+    # other tests have theirs meanwhile
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/espalier-{process.pid}-*"))
 
 
-def test_groups_that_a_killed_agent_left_are_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_that_a_killed_agent_left_are_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [tmp_path])
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    left, used = tmp_path / f"espalier-{gone.pid}-abc123", tmp_path / f"espalier-{os.getppid()}-abc123"
+    left, used = (
+        tmp_path / f"espalier-{gone.pid}-abc123",
+        tmp_path / f"espalier-{os.getppid()}-abc123",
+    )
     left.mkdir()
     used.mkdir()
     Cage(os.getpid(), Limits(cpus=0.5)).close()
@@ -78,7 +90,9 @@ def test_groups_that_a_killed_agent_left_are_removed_by_the_next(tmp_path: Path,
     assert not left.exists()
 
 
-def test_both_limits_are_on_one_group_where_there_is_one_hierarchy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_limits_are_on_one_group_where_there_is_one_hierarchy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
     monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [tmp_path])
     cage = Cage(os.getpid(), Limits(cpus=0.5, memory=200_000_000))  # files, which hold nobody
@@ -94,7 +108,8 @@ def test_both_limits_are_on_one_group_where_there_is_one_hierarchy(tmp_path: Pat
 
 def test_what_is_available_is_no_more_than_the_limit() -> None:
     assert available_cpus(Limits(cpus=0.5)) == 0.5
-    limit = psutil.Process().memory_info().rss + 500_000_000  # this process has run other tests before
+    # this process has run other tests before
+    limit = psutil.Process().memory_info().rss + 500_000_000
     assert 0 < available_memory(Limits(memory=limit)) < limit
     assert available_memory(Limits()) > 0
 
@@ -102,8 +117,10 @@ def test_what_is_available_is_no_more_than_the_limit() -> None:
 @pytest.mark.parametrize(
     ("name", "cpus", "memory"),
     [
-        ("container-v1", 0.5, 536_870_912 - 209_715_200 + 31_457_280),  # limit - use + what is only cached
-        ("container-v2", 0.75, 1_073_741_824 - 419_430_400 + 73_400_320),  # of the pod, which is tighter than its container
+        # limit - use + what is only cached
+        ("container-v1", 0.5, 536_870_912 - 209_715_200 + 31_457_280),
+        # of the pod, which is tighter than its container
+        ("container-v2", 0.75, 1_073_741_824 - 419_430_400 + 73_400_320),
         ("pi5", None, 6_710_400 * 1024),  # no limit: what the kernel could give
     ],
 )
@@ -122,7 +139,16 @@ def test_the_limits_of_another_process_can_be_read() -> None:
         process.communicate(b"\n", timeout=60)
 
 
-@pytest.mark.parametrize(("text", "size"), [("512MB", 512_000_000), ("1GiB", 2**30), ("1.5 gb", 1_500_000_000), ("300000", 300_000), ("64k", 64_000)])
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512MB", 512_000_000),
+        ("1GiB", 2**30),
+        ("1.5 gb", 1_500_000_000),
+        ("300000", 300_000),
+        ("64k", 64_000),
+    ],
+)
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 

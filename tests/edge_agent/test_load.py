@@ -17,7 +17,9 @@ SPIN = "import time; end = time.monotonic() + 30\nwhile time.monotonic() < end: 
 
 
 class Machine:
-    """Two processors, with a clock and times that the test sets; the own process's seconds are apart."""
+    """Two processors, with a clock and times that the test sets; the own process's seconds are
+    apart.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.used = self.own = 0.0
@@ -42,7 +44,9 @@ def test_the_share_is_of_others_since_the_last_look(monkeypatch: pytest.MonkeyPa
     assert load.share() == 0, "no time passed"
 
 
-def test_where_the_system_lets_nobody_look_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_system_lets_nobody_look_nothing_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refused(percpu: bool) -> None:
         raise PermissionError(13, "Permission denied", "/proc/stat")  # as Android answers any app
 
@@ -61,7 +65,9 @@ def spinning() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.timed
-def test_what_this_process_started_is_its_own(spinning: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_this_process_started_is_its_own(
+    spinning: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     time.sleep(0.3)
     with_it = busy(1.0)
     monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: [])

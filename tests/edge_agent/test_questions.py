@@ -1,4 +1,6 @@
-"""Over MQTT anyone asks an agent and hears its answer; what it cannot answer, or not in time, is refused with the reason."""
+"""Over MQTT anyone asks an agent and hears its answer; what it cannot answer, or not in time, is
+refused with the reason.
+"""
 
 from __future__ import annotations
 
@@ -86,10 +88,17 @@ def ask(link: MemoryLink, question: str, inputs: object) -> None:
     link.publish(topics.ask("spring", "pi", question), json.dumps({"inputs": inputs}).encode())
 
 
-def test_a_question_is_answered_under_its_name(questions: Questions, asker: tuple[MemoryBroker, MemoryLink]) -> None:
+def test_a_question_is_answered_under_its_name(
+    questions: Questions, asker: tuple[MemoryBroker, MemoryLink]
+) -> None:
     ask(asker[1], "a", [[2, 1], [0, 0]])
     (found,) = answers(asker[1], 1).values()
-    assert (found["run"], found["round"], found["submodel"], found["variant"]) == ("spring", 7, NAME, "fp32")
+    assert (found["run"], found["round"], found["submodel"], found["variant"]) == (
+        "spring",
+        7,
+        NAME,
+        "fp32",
+    )
     assert [one["label"] for one in found["answers"]] == [0, 0]
 
 
@@ -97,13 +106,22 @@ def test_a_question_is_answered_under_its_name(questions: Questions, asker: tupl
     ("payload", "message"),
     [
         (b"{", "question a: expected JSON"),
-        (json.dumps({"inputs": ["a" * 500_000, *[""] * 100_000]}).encode(), "got `str` - at `$.inputs[0]`"),  # 200 GB as an array
+        # 200 GB as an array
+        (
+            json.dumps({"inputs": ["a" * 500_000, *[""] * 100_000]}).encode(),
+            "got `str` - at `$.inputs[0]`",
+        ),
         (b'{"inputs": [[1, 2, 3]]}', "question a: expected raw examples of shape"),
-        (json.dumps({"inputs": np.zeros((257, 2), int).tolist()}).encode(), "expected at most 256 examples at a time, found 257"),
+        (
+            json.dumps({"inputs": np.zeros((257, 2), int).tolist()}).encode(),
+            "expected at most 256 examples at a time, found 257",
+        ),
         (b" " * (asked.LARGEST + 1), "expected a question of at most 1048576 bytes, found 1048577"),
     ],
 )
-def test_what_cannot_be_answered_is_refused(questions: Questions, asker: tuple[MemoryBroker, MemoryLink], payload: bytes, message: str) -> None:
+def test_what_cannot_be_answered_is_refused(
+    questions: Questions, asker: tuple[MemoryBroker, MemoryLink], payload: bytes, message: str
+) -> None:
     asker[1].publish(topics.ask("spring", "pi", "a"), payload)
     assert message in answers(asker[1], 1)["a"]["error"]
 
@@ -127,7 +145,9 @@ def test_an_answer_too_large_for_the_broker_is_refused_with_the_reason(engine: S
     link, asker = MemoryLink(broker, "pi"), MemoryLink(broker, "asker")
     asker.subscribe(topics.answer("spring", "pi", "+"))
     questions = Questions(link, "spring", "pi", engine)
-    questions.hear(Delivery(topics.ask("spring", "pi", "a"), json.dumps({"inputs": [[2, 1]] * 100}).encode()))
+    questions.hear(
+        Delivery(topics.ask("spring", "pi", "a"), json.dumps({"inputs": [[2, 1]] * 100}).encode())
+    )
     assert "more than the 1024 that the broker takes" in answers(asker, 1)["a"]["error"]
     questions.close()
 
@@ -140,12 +160,20 @@ def test_where_more_wait_than_can_be_answered_the_oldest_is_refused(
     assert engine.busy.wait(60)
     for name in ("oldest", "middle", "newest"):
         ask(asker[1], name, [2, 1])
-    assert answers(asker[1], 1) == {"oldest": {"error": "too many questions: 2 that came later wait"}}
+    assert answers(asker[1], 1) == {
+        "oldest": {"error": "too many questions: 2 that came later wait"}
+    }
     engine.let.set()
-    assert {name: "answers" in found for name, found in answers(asker[1], 3).items()} == {"first": True, "middle": True, "newest": True}
+    assert {name: "answers" in found for name, found in answers(asker[1], 3).items()} == {
+        "first": True,
+        "middle": True,
+        "newest": True,
+    }
 
 
-def test_old_empty_and_foreign_messages_are_not_answered(engine: Slow, asker: tuple[MemoryBroker, MemoryLink]) -> None:
+def test_old_empty_and_foreign_messages_are_not_answered(
+    engine: Slow, asker: tuple[MemoryBroker, MemoryLink]
+) -> None:
     questions = Questions(MemoryLink(asker[0], "pi"), "spring", "pi", engine)
     body = b'{"inputs": [2, 1]}'
     assert questions.hear(Delivery(topics.ask("spring", "pi", "a"), body, retained=True))

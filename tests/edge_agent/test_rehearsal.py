@@ -35,12 +35,21 @@ def shown(broker: str, name: str, **given: Any) -> dict[str, Any]:
     chosen, card = method(name), catalogue.central("digits").card()
     net = network("preresnet", card.inputs, card.outputs, card.mean, card.std)
     settings = configure(chosen, {"steps": 1, **given}, rounds=2)
-    run = complete_card(messages.Run("r", name, "preresnet", net, choose_probes(net, chosen, settings), 8, "s"), chosen, settings)
+    run = complete_card(
+        messages.Run("r", name, "preresnet", net, choose_probes(net, chosen, settings), 8, "s"),
+        chosen,
+        settings,
+    )
     link = MqttLink(broker, "coordinator")
     try:
         link.publish(topics.run("r"), envelope.encode(run), retain=True)
         found: dict[str, Any] = json.loads(
-            rehearse(Job("a", "digits", None, "0/9", "dirichlet:0.1", 0, "cpu", "", Limits()), broker, "r", as_json=True)
+            rehearse(
+                Job("a", "digits", None, "0/9", "dirichlet:0.1", 0, "cpu", "", Limits()),
+                broker,
+                "r",
+                as_json=True,
+            )
         )
     finally:
         link.close()
@@ -55,10 +64,14 @@ def test_classes_are_shown_where_a_method_asks_for_them(broker: str) -> None:
     assert "labels" not in shown(broker, "fedavg")["train"]["header"]["notes"]
 
 
-def test_tensors_of_the_method_are_shown_and_no_statistics_where_they_travel_with_the_weights(broker: str) -> None:
+def test_tensors_of_the_method_are_shown_and_no_statistics_where_they_travel_with_the_weights(
+    broker: str,
+) -> None:
     found = shown(broker, "scaffold", widths=(0.25,))
     weights = {name for name in found["train"]["tensors"] if not name.startswith("c/")}
-    assert {f"c/{name}" for name in weights if not name.endswith(("running_mean", "running_var"))} == found["train"]["tensors"].keys() - weights
+    assert {
+        f"c/{name}" for name in weights if not name.endswith(("running_mean", "running_var"))
+    } == found["train"]["tensors"].keys() - weights
     assert "calibrate" not in found
 
 

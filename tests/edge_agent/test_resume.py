@@ -1,4 +1,6 @@
-"""A real `edge-agent join` that is killed, stopped or doubled over a real broker: what it did is not lost."""
+"""A real `edge-agent join` that is killed, stopped or doubled over a real broker: what it did is
+not lost.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,20 @@ pytestmark = [
     pytest.mark.processes,
     needs_mosquitto,
 ]
-JOIN = [sys.executable, "-c", "from edge_agent.cli import main; main()", "join", "--run", RUN, "--name", "a0", "--data", "digits", "--shard", "0/2"]
+JOIN = [
+    sys.executable,
+    "-c",
+    "from edge_agent.cli import main; main()",
+    "join",
+    "--run",
+    RUN,
+    "--name",
+    "a0",
+    "--data",
+    "digits",
+    "--shard",
+    "0/2",
+]
 SIZE = 4_900_000  # bytes of an update: preresnet-10 of half the width
 SETTINGS = {
     "model.name": "preresnet-10",
@@ -80,14 +95,20 @@ class Spy:
 
 
 class Stage:
-    """A coordinator in a thread, with an agent that holds the round open until the one under test was heard."""
+    """A coordinator in a thread, with an agent that holds the round open until the one under test
+    was heard.
+    """
 
     def __init__(self, folder: Path, address: str) -> None:
         self.folder, self.address = folder, address
         self.fleets: list[Fleet] = []
         self.done: Federation | None = None
         self.going = threading.Event()  # whether the round may end
-        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+        self.environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
         self._processes: list[subprocess.Popen[str]] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -95,17 +116,38 @@ class Stage:
     def _run(self) -> None:
         def patient(update: Update) -> Update:
             assert self.going.wait(90)
-            eventually(lambda: any(state.came for state in self.fleets[0].tasks if state.task.agent == "a0"))
+            eventually(
+                lambda: any(
+                    state.came for state in self.fleets[0].tasks if state.task.agent == "a0"
+                )
+            )
             return update
 
         other = Member("a1", digits(1, 2), change=patient)
         # Nobody's lease is over while the test holds things up.
-        self.done = federate(self.folder, [other], SETTINGS, broker=self.address, watch=self.fleets.append, patience=ENDLESS)
+        self.done = federate(
+            self.folder,
+            [other],
+            SETTINGS,
+            broker=self.address,
+            watch=self.fleets.append,
+            patience=ENDLESS,
+        )
 
     def join(self, port: int, spool: str = "spool") -> subprocess.Popen[str]:
-        command = [*JOIN, "--broker", f"127.0.0.1:{port}", "--spool", str(self.folder / spool), "--format", "json"]
+        command = [
+            *JOIN,
+            "--broker",
+            f"127.0.0.1:{port}",
+            "--spool",
+            str(self.folder / spool),
+            "--format",
+            "json",
+        ]
         with (self.folder / f"{len(self._processes)}.err").open("w") as log:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment)
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment
+            )
         self._processes.append(process)
         return process
 
@@ -136,7 +178,9 @@ def stage(tmp_path: Path, broker: Broker) -> Iterator[Stage]:
     stage.close()
 
 
-def test_an_agent_killed_in_the_middle_of_its_upload_goes_on_there(stage: Stage, broker: Broker, tmp_path: Path) -> None:
+def test_an_agent_killed_in_the_middle_of_its_upload_goes_on_there(
+    stage: Stage, broker: Broker, tmp_path: Path
+) -> None:
     """It trains once, and sends less than 1.1 times what its update holds."""
     spy, slow = Spy(broker.address), Proxy(port_of(broker), 1.2e6)
     try:
@@ -163,20 +207,29 @@ def test_an_agent_killed_in_the_middle_of_its_upload_goes_on_there(stage: Stage,
     assert left == [], "the run is over"
 
 
-def test_a_second_agent_of_the_name_and_spool_is_told_so_and_the_first_stays(stage: Stage, broker: Broker) -> None:
+def test_a_second_agent_of_the_name_and_spool_is_told_so_and_the_first_stays(
+    stage: Stage, broker: Broker
+) -> None:
     first = stage.join(port_of(broker))
     eventually(lambda: "joined run" in stage.said(0))
     second = stage.join(port_of(broker))
     assert second.wait(60) == 7
     stage.going.set()
-    assert "in use by another agent of this name: give each agent its own --name, or its own --spool" in stage.said(1)
+    assert (
+        "in use by another agent of this name: give each agent its own --name, or its own --spool"
+        in stage.said(1)
+    )
     assert stage.end() == {"a0": "folded", "a1": "folded"}
     out, _ = first.communicate(timeout=60)
     assert json.loads(out.splitlines()[-1])["updates"] == 1
 
 
-def test_of_two_agents_of_one_name_one_says_why_it_leaves_and_the_others_update_is_folded(stage: Stage, broker: Broker) -> None:
-    """On two disks neither sees the other's lock. A broker throws the first out; it may miss the reason, come back, and throw out the second."""
+def test_of_two_agents_of_one_name_one_says_why_it_leaves_and_the_others_update_is_folded(
+    stage: Stage, broker: Broker
+) -> None:
+    """On two disks neither sees the other's lock. A broker throws the first out; it may miss the
+    reason, come back, and throw out the second.
+    """
     slow = Proxy(port_of(broker), 1.2e6)
     try:
         both = [stage.join(slow.port)]
@@ -197,7 +250,9 @@ def test_of_two_agents_of_one_name_one_says_why_it_leaves_and_the_others_update_
 
 
 def test_a_broker_that_dies_in_the_middle_of_uploads_costs_no_training(tmp_path: Path) -> None:
-    """Another one without its memory takes its place; links, coordinator and agents find together again, and each trains once."""
+    """Another one without its memory takes its place; links, coordinator and agents find together
+    again, and each trains once.
+    """
     trained: list[str] = []
 
     def note(update: Update) -> Update:
@@ -205,7 +260,9 @@ def test_a_broker_that_dies_in_the_middle_of_uploads_costs_no_training(tmp_path:
         return update
 
     with contextlib.ExitStack() as stack:
-        first = stack.enter_context(brokers.start(port=0, kind="mosquitto", directory=tmp_path / "first"))
+        first = stack.enter_context(
+            brokers.start(port=0, kind="mosquitto", directory=tmp_path / "first")
+        )
         slow = stack.enter_context(contextlib.closing(Proxy(port_of(first), 4e6)))
         spy = stack.enter_context(contextlib.closing(Spy(first.address)))
 
@@ -213,16 +270,23 @@ def test_a_broker_that_dies_in_the_middle_of_uploads_costs_no_training(tmp_path:
             eventually(lambda: len(spy.seen) >= 5)
             os.killpg(first._process.pid, signal.SIGKILL)
             eventually(lambda: not listens(first.address))  # the system takes a moment to bury it
-            stack.enter_context(brokers.start(port=port_of(first), kind="mosquitto", directory=tmp_path / "second"))
+            stack.enter_context(
+                brokers.start(port=port_of(first), kind="mosquitto", directory=tmp_path / "second")
+            )
 
         death = threading.Thread(target=die, daemon=True)
         death.start()
         members = [Member(f"a{i}", digits(i, 2), change=note) for i in range(2)]
-        done = federate(tmp_path, members, SETTINGS, broker=f"127.0.0.1:{slow.port}", patience=ENDLESS)
+        done = federate(
+            tmp_path, members, SETTINGS, broker=f"127.0.0.1:{slow.port}", patience=ENDLESS
+        )
         death.join(60)
         assert not death.is_alive()
     assert sorted(trained) == ["a0", "a1"]
     assert all(member.error is None for member in done.members.values())
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
-    assert {entry.agent: entry.outcome for entry in store.entries(1)} == {"a0": "folded", "a1": "folded"}
+    assert {entry.agent: entry.outcome for entry in store.entries(1)} == {
+        "a0": "folded",
+        "a1": "folded",
+    }
     store.close()

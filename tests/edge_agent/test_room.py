@@ -1,4 +1,6 @@
-"""An agent whose disk is full: the task fails with the reason, the agent stays, nothing half-written stays."""
+"""An agent whose disk is full: the task fails with the reason, the agent stays, nothing
+half-written stays.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,18 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def weights_of(submodel: Submodel) -> bytes:
     whole = initial(NETWORK, 0)
-    plan = corners({name: tuple(value.shape) for name, value in whole.items()}, submodel, shapes(submodel))
-    return bytes(tensors.encode({}, {name: value.numpy() for name, value in extract(whole, plan).items()}))
+    plan = corners(
+        {name: tuple(value.shape) for name, value in whole.items()}, submodel, shapes(submodel)
+    )
+    return bytes(
+        tensors.encode({}, {name: value.numpy() for name, value in extract(whole, plan).items()})
+    )
 
 
 def test_an_agent_outlives_a_full_disk(disk: Path) -> None:
-    """First there is no room for the weights, then none for the update; once there is room again, the agent goes on."""
+    """First there is no room for the weights, then none for the update; once there is room again,
+    the agent goes on.
+    """
     weights = weights_of(SMALL)
     clerk, link = Clerk(broker := MemoryBroker()), MemoryLink(broker, AGENT)
     worker = Worker(Job(AGENT, "digits", None, "0/8", "iid", 0, "cpu", "", Limits()))
@@ -52,7 +60,19 @@ def test_an_agent_outlives_a_full_disk(disk: Path) -> None:
         clerk.shelve(weights)
 
         def ask(round: int) -> messages.Message:
-            made = Task(RUN, round, 1, AGENT, "train", SMALL, "v", split(weights, 1024, "w").sha256, len(weights), Recipe(steps=1, batch=8), 60.0)
+            made = Task(
+                RUN,
+                round,
+                1,
+                AGENT,
+                "train",
+                SMALL,
+                "v",
+                split(weights, 1024, "w").sha256,
+                len(weights),
+                Recipe(steps=1, batch=8),
+                60.0,
+            )
             clerk.tell(made)
             until = time.monotonic() + 60
             while not (said := clerk.hear()):
@@ -64,7 +84,11 @@ def test_an_agent_outlives_a_full_disk(disk: Path) -> None:
         fill(filler, leave=len(weights) // 2)
         failed = ask(1)
         assert isinstance(failed, messages.Failure)
-        assert failed.reason == f"no room for its weights ({len(weights)} bytes) in {spool.folder}: No space left on device"
+        assert (
+            failed.reason
+            == f"no room for its weights ({len(weights)} bytes) in {spool.folder}: No space left "
+            "on device"
+        )
         assert list(spool.folder.iterdir()) == []
         filler.unlink()
         fill(filler, leave=int(1.5 * len(weights)))
@@ -77,7 +101,11 @@ def test_an_agent_outlives_a_full_disk(disk: Path) -> None:
         filler.unlink()
         assert isinstance(ask(3), messages.Offer)
         assert worker.pid == pid, "the training process stayed too"
-        assert sorted(path.suffix for path in spool.folder.iterdir()) == [".task", ".update", ".weights"]
+        assert sorted(path.suffix for path in spool.folder.iterdir()) == [
+            ".task",
+            ".update",
+            ".weights",
+        ]
     finally:
         worker.close()
 

@@ -1,4 +1,6 @@
-"""A service takes releases up as they come, goes on with the last good one whatever happens, and reports what it serves."""
+"""A service takes releases up as they come, goes on with the last good one whatever happens, and
+reports what it serves.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class Served:
         publish(link, "spring", folder, {})
         if canary is not None:
             publish(link, "spring", canary, {})
-            known = Release("spring", known.stable, version_of(canary, "spring", {"pi": NAME}), ("pi",))
+            known = Release(
+                "spring", known.stable, version_of(canary, "spring", {"pi": NAME}), ("pi",)
+            )
         announce(link, known)
 
     def report(self) -> Serving | None:
@@ -75,7 +79,13 @@ class Served:
 
     def _run(self) -> None:
         try:
-            serve(self.plan, self.engine, self.stop, self.lines.append, self.connect or (lambda: MemoryLink(self.broker, "infer-pi")))
+            serve(
+                self.plan,
+                self.engine,
+                self.stop,
+                self.lines.append,
+                self.connect or (lambda: MemoryLink(self.broker, "infer-pi")),
+            )
         except BaseException as error:
             self.errors.append(error)
 
@@ -98,7 +108,13 @@ def test_it_serves_what_is_released_and_reports_it(tmp_path: Path, served: Serve
     served.start()
     served.release(first)
     found = eventually(lambda: served.serves(first) and served.report())
-    assert (found.agent, found.submodel, found.variant, found.provider, found.refused) == ("pi", NAME, "fp32", "CPUExecutionProvider", "")
+    assert (found.agent, found.submodel, found.variant, found.provider, found.refused) == (
+        "pi",
+        NAME,
+        "fp32",
+        "CPUExecutionProvider",
+        "",
+    )
     assert 0 < found.p50 <= found.p90
     assert found.accuracy is None
     served.end()
@@ -106,7 +122,9 @@ def test_it_serves_what_is_released_and_reports_it(tmp_path: Path, served: Serve
     assert served.report() is None, "an agent that ends takes its report away"
 
 
-def test_a_newer_release_replaces_it_and_is_compared_with_it(tmp_path: Path, served: Served) -> None:
+def test_a_newer_release_replaces_it_and_is_compared_with_it(
+    tmp_path: Path, served: Served
+) -> None:
     first, second = version(tmp_path, 1), version(tmp_path, 2)
     served.start()
     served.release(first)
@@ -119,7 +137,9 @@ def test_a_newer_release_replaces_it_and_is_compared_with_it(tmp_path: Path, ser
     eventually(lambda: served.serves(first))
 
 
-def test_a_canary_that_fails_its_test_is_refused_and_the_stable_one_goes_on(tmp_path: Path, served: Served) -> None:
+def test_a_canary_that_fails_its_test_is_refused_and_the_stable_one_goes_on(
+    tmp_path: Path, served: Served
+) -> None:
     first, bad = version(tmp_path, 1), version(tmp_path, 2, off={"fp32": 9.0})
     served.start()
     served.release(first)
@@ -148,7 +168,9 @@ def test_questions_are_answered_at_the_broker_and_counted(tmp_path: Path, served
     eventually(lambda: (report := served.report()) and report.answered == 1)
 
 
-def test_without_a_broker_what_was_served_last_is_and_it_comes_back(tmp_path: Path, served: Served) -> None:
+def test_without_a_broker_what_was_served_last_is_and_it_comes_back(
+    tmp_path: Path, served: Served
+) -> None:
     first = version(tmp_path, 1)
     served.engine.adopt(first, NAME)
     fresh = Served(served.broker, Engine(tmp_path / "store" / "@pi", threads=1), served.plan)
@@ -162,7 +184,9 @@ def test_without_a_broker_what_was_served_last_is_and_it_comes_back(tmp_path: Pa
     fresh.connect = connect
     fresh.start()
     try:
-        eventually(lambda: any("no broker there; goes on with version" in line for line in fresh.lines))
+        eventually(
+            lambda: any("no broker there; goes on with version" in line for line in fresh.lines)
+        )
         assert fresh.engine.choice is not None
         assert fresh.engine.choice.version == bundle.version(first)
         second = version(tmp_path, 2)
@@ -197,4 +221,6 @@ def test_several_runs_are_not_guessed_between(tmp_path: Path, served: Served) ->
 
 
 def test_an_agent_without_a_release_reports_that_it_has_none() -> None:
-    assert serving(Engine(None), "pi", "s1", "0123456789ab", "broken") == Serving("pi", "s1", refused="0123456789ab", reason="broken")
+    assert serving(Engine(None), "pi", "s1", "0123456789ab", "broken") == Serving(
+        "pi", "s1", refused="0123456789ab", reason="broken"
+    )

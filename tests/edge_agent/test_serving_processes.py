@@ -1,4 +1,6 @@
-"""The agent that answers, as a process of its own: asked without a pause while releases come, go wrong and are taken back at a real broker."""
+"""The agent that answers, as a process of its own: asked without a pause while releases come, go
+wrong and are taken back at a real broker.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,25 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
 
 def serve(start: Start, *more: str) -> subprocess.Popen[str]:
     """`edge-agent infer` of an agent that has no PyTorch."""
-    return start(*WITHOUT_TORCH, "infer", "--name", "pi", "--store", "store", "--threads", "1", "--format", "json", *more)
+    return start(
+        *WITHOUT_TORCH,
+        "infer",
+        "--name",
+        "pi",
+        "--store",
+        "store",
+        "--threads",
+        "1",
+        "--format",
+        "json",
+        *more,
+    )
 
 
 def ask(url: str) -> Any:
-    request = urllib.request.Request(f"{url}/infer", b'{"inputs": [2, 1]}', {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        f"{url}/infer", b'{"inputs": [2, 1]}', {"Content-Type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=60) as reply:
         return json.loads(reply.read())
 
@@ -45,7 +61,9 @@ def state(url: str) -> Any:
 
 
 class Hammer:
-    """Asks without a pause, from two threads. answers: (version, what it called the class); failures: whatever went wrong."""
+    """Asks without a pause, from two threads. answers: (version, what it called the class);
+    failures: whatever went wrong.
+    """
 
     def __init__(self, url: str) -> None:
         self.answers: list[tuple[str, str]] = []
@@ -71,7 +89,10 @@ class Hammer:
 
 def release(broker: str, stable: Path, canary: Path | None = None) -> None:
     link = MqttLink(broker, "coordinator")
-    versions = [None if folder is None else version_of(folder, "spring", {"pi": NAME}) for folder in (stable, canary)]
+    versions = [
+        None if folder is None else version_of(folder, "spring", {"pi": NAME})
+        for folder in (stable, canary)
+    ]
     for folder in (stable, canary):
         if folder is not None:
             publish(link, "spring", folder, {})
@@ -81,11 +102,23 @@ def release(broker: str, stable: Path, canary: Path | None = None) -> None:
 
 def version(tmp_path: Path, number: int, **changes: Any) -> Path:
     """Its answers call the first class by its number."""
-    return several(tmp_path / f"r{number}", ("fp32", "int8-u8s8"), padding=bytes([number]) * 300_000, classes=(f"name {number}", "-"), **changes)
+    return several(
+        tmp_path / f"r{number}",
+        ("fp32", "int8-u8s8"),
+        padding=bytes([number]) * 300_000,
+        classes=(f"name {number}", "-"),
+        **changes,
+    )
 
 
-def test_no_question_is_lost_while_releases_come_go_wrong_and_are_taken_back(tmp_path: Path, broker: str, start: Start) -> None:
-    first, second, bad = version(tmp_path, 1), version(tmp_path, 2), version(tmp_path, 3, off={"fp32": 9.0, "int8-u8s8": 9.0})
+def test_no_question_is_lost_while_releases_come_go_wrong_and_are_taken_back(
+    tmp_path: Path, broker: str, start: Start
+) -> None:
+    first, second, bad = (
+        version(tmp_path, 1),
+        version(tmp_path, 2),
+        version(tmp_path, 3, off={"fp32": 9.0, "int8-u8s8": 9.0}),
+    )
     release(broker, first)
     agent = serve(start, "--broker", broker, "--run", "spring", "--serve", "127.0.0.1:0")
     url = listening(tmp_path / "0.err")
@@ -108,7 +141,10 @@ def test_no_question_is_lost_while_releases_come_go_wrong_and_are_taken_back(tmp
     finally:
         hammer.end()
     assert not hammer.failures
-    assert set(hammer.answers) == {(bundle.version(first), "name 1"), (bundle.version(second), "name 2")}
+    assert set(hammer.answers) == {
+        (bundle.version(first), "name 1"),
+        (bundle.version(second), "name 2"),
+    }
     assert state(url)["failed"] == 0
     agent.send_signal(signal.SIGTERM)
     out, _ = agent.communicate(timeout=60)
@@ -118,11 +154,15 @@ def test_no_question_is_lost_while_releases_come_go_wrong_and_are_taken_back(tmp
     assert told["failed"] == 0
 
 
-def test_killed_and_started_without_its_broker_it_answers_as_before(tmp_path: Path, start: Start) -> None:
+def test_killed_and_started_without_its_broker_it_answers_as_before(
+    tmp_path: Path, start: Start
+) -> None:
     first = version(tmp_path, 1)
     with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
         release(started.address, first)
-        agent = serve(start, "--broker", started.address, "--run", "spring", "--serve", "127.0.0.1:0")
+        agent = serve(
+            start, "--broker", started.address, "--run", "spring", "--serve", "127.0.0.1:0"
+        )
         url = listening(tmp_path / "0.err")
         eventually(lambda: state(url)["state"] == "serving")
         agent.kill()
@@ -148,7 +188,12 @@ def test_questions_are_answered_at_a_real_broker(tmp_path: Path, broker: str, st
     try:
         link.subscribe(topics.answer("spring", "pi", "+"))
         log = tmp_path / "0.err"
-        eventually(lambda: f"publish to {topics.ask('spring', 'pi', 'ID')}, hear" in log.read_text() and "answers with version" in log.read_text())
+        eventually(
+            lambda: (
+                f"publish to {topics.ask('spring', 'pi', 'ID')}, hear" in log.read_text()
+                and "answers with version" in log.read_text()
+            )
+        )
         link.publish(topics.ask("spring", "pi", "q1"), b'{"inputs": [[2, 1]]}')
         delivery = eventually(lambda: link.receive(0.2))
         assert delivery.topic == topics.answer("spring", "pi", "q1")
@@ -162,11 +207,17 @@ def test_questions_are_answered_at_a_real_broker(tmp_path: Path, broker: str, st
     [
         (["--model", "none.onnx"], 8, "none.onnx: No such file"),
         (["--model", ".", "--serve", "0"], 8, "found no manifest.json"),
-        (["--broker", "127.0.0.1:9", "--run", "spring", "--serve", "127.0.0.1:0"], 5, "127.0.0.1:9"),
+        (
+            ["--broker", "127.0.0.1:9", "--run", "spring", "--serve", "127.0.0.1:0"],
+            5,
+            "127.0.0.1:9",
+        ),
         (["--serve", "0.0.0.0:0", "--broker", "127.0.0.1:9"], 2, "others can reach this address"),
     ],
 )
-def test_what_cannot_be_served_is_one_line_and_its_exit_code(tmp_path: Path, start: Start, flags: list[str], code: int, words: str) -> None:
+def test_what_cannot_be_served_is_one_line_and_its_exit_code(
+    tmp_path: Path, start: Start, flags: list[str], code: int, words: str
+) -> None:
     agent = serve(start, *flags)
     agent.communicate(timeout=60)
     lines = (tmp_path / "0.err").read_text().splitlines()

@@ -1,4 +1,6 @@
-"""Examples come from files, pictures, folders and standard input, and what would be misread is refused."""
+"""Examples come from files, pictures, folders and standard input, and what would be misread is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def archive(x: bytes, *, damaged: bool = False) -> bytes:
 
 def test_numbers_that_a_network_cannot_hold_are_the_askers_fault() -> None:
     session = Session(make_bytes(dtype="FLOAT"), "floats")
-    with pytest.raises(DataError, match=r"mine: expected numbers that float32 can hold, found up to 1e\+39"):
+    with pytest.raises(
+        DataError, match=r"mine: expected numbers that float32 can hold, found up to 1e\+39"
+    ):
         shaped(np.full((1, *session.inputs), 1e39), session, "mine")
 
 
@@ -68,7 +72,9 @@ def test_tokens_are_whole_numbers() -> None:
         shaped(np.array([0.5, 1, 2]), session, "mine")
 
 
-def test_arrays_json_and_standard_input_give_the_same_examples(tmp_path: Path, toy: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_json_and_standard_input_give_the_same_examples(
+    tmp_path: Path, toy: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = np.array([[1, 2], [3, 4]])
     np.save(tmp_path / "a.npy", x)
     np.savez(tmp_path / "b.npz", x=x, y=[0, 1])
@@ -128,13 +134,17 @@ def test_what_would_be_misread_is_refused(toy: Session, value: np.ndarray, messa
         ("n.json", json.dumps(["a" * 500_000, *[""] * 160_000]).encode()),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, toy: Session, picture: Session, name: str, content: bytes) -> None:
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, toy: Session, picture: Session, name: str, content: bytes
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=name):
         read(tmp_path / name, picture if name == "j.png" else toy)
 
 
-def test_missing_files_ambiguous_archives_and_pickles_are_refused(tmp_path: Path, toy: Session) -> None:
+def test_missing_files_ambiguous_archives_and_pickles_are_refused(
+    tmp_path: Path, toy: Session
+) -> None:
     with pytest.raises(DataError, match=r"none\.npy"):
         read(tmp_path / "none.npy", toy)
     np.savez(tmp_path / "two.npz", a=[1], b=[2])
@@ -145,7 +155,9 @@ def test_missing_files_ambiguous_archives_and_pickles_are_refused(tmp_path: Path
         read(tmp_path / "pickle.npy", toy)
 
 
-def test_pictures_become_grey_or_coloured_and_keep_their_size_unless_told_otherwise(tmp_path: Path, picture: Session) -> None:
+def test_pictures_become_grey_or_coloured_and_keep_their_size_unless_told_otherwise(
+    tmp_path: Path, picture: Session
+) -> None:
     image = pytest.importorskip("PIL.Image")
     image.fromarray(PICTURE).save(tmp_path / "a.png")
     assert read(tmp_path / "a.png", picture).tolist() == PICTURE[None, None].tolist()
@@ -154,17 +166,26 @@ def test_pictures_become_grey_or_coloured_and_keep_their_size_unless_told_otherw
     coloured = Session(make_bytes((3, 2, 2)), "coloured")
     assert read(tmp_path / "a.png", coloured).tolist() == [[PICTURE.tolist()] * 3]
     image.new("L", (4, 2)).save(tmp_path / "wide.png")
-    with pytest.raises(DataError, match=r"wide\.png: expected a picture of 2x2, found 4x2; --resize scales it"):
+    with pytest.raises(
+        DataError, match=r"wide\.png: expected a picture of 2x2, found 4x2; --resize scales it"
+    ):
         read(tmp_path / "wide.png", picture)
     assert read(tmp_path / "wide.png", picture, resize=True).shape == (1, 1, 2, 2)
 
 
-def test_a_picture_of_more_than_eight_bits_or_for_a_network_of_numbers_is_refused(tmp_path: Path, toy: Session, picture: Session) -> None:
+def test_a_picture_of_more_than_eight_bits_or_for_a_network_of_numbers_is_refused(
+    tmp_path: Path, toy: Session, picture: Session
+) -> None:
     image = pytest.importorskip("PIL.Image")
     image.fromarray(np.full((2, 2), 60_000, np.uint16)).save(tmp_path / "deep.png")
-    with pytest.raises(DataError, match=r"deep\.png: expected a picture of 8 bits in grey or colour, found one of mode I;16"):
+    with pytest.raises(
+        DataError,
+        match=r"deep\.png: expected a picture of 8 bits in grey or colour, found one of mode I;16",
+    ):
         read(tmp_path / "deep.png", picture)
-    with pytest.raises(DataError, match=r"deep\.png: a picture, where the network takes uint8 \[2\]"):
+    with pytest.raises(
+        DataError, match=r"deep\.png: a picture, where the network takes uint8 \[2\]"
+    ):
         read(tmp_path / "deep.png", toy)
 
 
@@ -172,7 +193,11 @@ def test_a_folder_is_all_that_can_be_read_in_it_by_name(tmp_path: Path) -> None:
     for name in ("b.npy", "a.JSON", "notes.txt", ".hidden.npy", "inner/c.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert listed([tmp_path]) == [tmp_path / "a.JSON", tmp_path / "b.npy", tmp_path / "inner" / "c.png"]
+    assert listed([tmp_path]) == [
+        tmp_path / "a.JSON",
+        tmp_path / "b.npy",
+        tmp_path / "inner" / "c.png",
+    ]
     assert listed([]) == [None]
     assert listed([tmp_path / "x.npy"]) == [tmp_path / "x.npy"]
     (tmp_path / "empty").mkdir()
@@ -184,7 +209,9 @@ def test_an_array_in_memory_is_what_its_header_says_or_refused() -> None:
     x = np.arange(6).reshape(2, 3)
     assert unpacked(npy(x), "mine").tolist() == x.tolist()
     assert unpacked(npy(np.asfortranarray(x)), "mine").tolist() == x.tolist()
-    with pytest.raises(DataError, match=r"mine: expected 48 bytes of \[2, 3\] as its header says, found 40"):
+    with pytest.raises(
+        DataError, match=r"mine: expected 48 bytes of \[2, 3\] as its header says, found 40"
+    ):
         unpacked(npy(x)[:-8], "mine")
     vast = npy(x).replace(b"(2, 3), }", b"(2, 3000000000000), }")
     with pytest.raises(DataError, match="mine: expected"):
@@ -193,9 +220,19 @@ def test_an_array_in_memory_is_what_its_header_says_or_refused() -> None:
     np.save(pickled, np.array([{}], object), allow_pickle=True)
     with pytest.raises(DataError, match=r"mine: expected .* found pickled objects"):
         unpacked(pickled.getvalue(), "mine")
-    for shape, kind in (("(-1, -1)", "<f8"), (f"({'1, ' * 65})", "<f8"), ("(True,)", "<f8"), ("(0,)", "<U0"), ("(0, 2**70)", "<f8")):
+    for shape, kind in (
+        ("(-1, -1)", "<f8"),
+        (f"({'1, ' * 65})", "<f8"),
+        ("(True,)", "<f8"),
+        ("(0,)", "<U0"),
+        ("(0, 2**70)", "<f8"),
+    ):
         with pytest.raises(DataError, match=r"mine: expected a \.npy file"):
-            unpacked(header(shape.replace("2**70", str(2**70)), kind) + (b"" if "0" in shape else bytes(8)), "mine")
+            unpacked(
+                header(shape.replace("2**70", str(2**70)), kind)
+                + (b"" if "0" in shape else bytes(8)),
+                "mine",
+            )
     for broken in (b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00\x10\x00not a header ..", npy(x)[:40]):
         with pytest.raises(DataError, match=r"mine: expected a \.npy file"):
             unpacked(broken, "mine")

@@ -28,20 +28,43 @@ def job(model: str = "") -> Job:
 
 
 def run(**given: object) -> dict[str, object]:
-    return msgspec.to_builtins(replace(Run("r", "recipfl", "preresnet", NET, (PLAIN,), 8, "s"), **given))
+    return msgspec.to_builtins(
+        replace(Run("r", "recipfl", "preresnet", NET, (PLAIN,), 8, "s"), **given)
+    )
 
 
 def task(submodel, **options: object) -> dict[str, object]:
-    return msgspec.to_builtins(Task("r", 1, 1, "a", "train", submodel, "r0", "0" * 64, 1, Recipe(hook="recipfl", options=options), 9.0))
+    return msgspec.to_builtins(
+        Task(
+            "r",
+            1,
+            1,
+            "a",
+            "train",
+            submodel,
+            "r0",
+            "0" * 64,
+            1,
+            Recipe(hook="recipfl", options=options),
+            9.0,
+        )
+    )
 
 
 @pytest.mark.parametrize(
     "message",
-    [run(calibration=(FOREIGN,)), run(menu=(PLAIN, FOREIGN)), task(FOREIGN), task(PLAIN, small=msgspec.to_builtins(FOREIGN))],
+    [
+        run(calibration=(FOREIGN,)),
+        run(menu=(PLAIN, FOREIGN)),
+        task(FOREIGN),
+        task(PLAIN, small=msgspec.to_builtins(FOREIGN)),
+    ],
     ids=["timed", "menu", "task", "options"],
 )
 def test_a_function_that_the_owner_did_not_name_is_refused(message) -> None:
-    with pytest.raises(Refused, match="trains the network 'os:system': join with --model os:system"):
+    with pytest.raises(
+        Refused, match="trains the network 'os:system': join with --model os:system"
+    ):
         check_allowed(job(), message)
     with pytest.raises(Refused):
         check_allowed(job("my:net"), message)
@@ -53,7 +76,9 @@ def test_networks_of_this_package_need_no_permission() -> None:
     check_allowed(job(), task(PLAIN, small=msgspec.to_builtins(PLAIN)))
 
 
-def test_a_gpu_without_memory_is_told_as_briefly_as_a_device_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_memory_is_told_as_briefly_as_a_device_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PyTorch's own words name other processes of the machine."""
 
     def exhausted(*given: object, **named: object) -> float:
@@ -65,7 +90,15 @@ def test_a_gpu_without_memory_is_told_as_briefly_as_a_device_without(tmp_path: P
     serving.start()
     ours.send(asdict(replace(job(), data="", limits=Limits(cpus=torch.get_num_threads()))))
     ours.receive()  # the card
-    ours.send({"do": "task", "number": 1, "task": task(PLAIN), "weights": str(tmp_path / "w"), "result": str(tmp_path / "r")})
+    ours.send(
+        {
+            "do": "task",
+            "number": 1,
+            "task": task(PLAIN),
+            "weights": str(tmp_path / "w"),
+            "result": str(tmp_path / "r"),
+        }
+    )
     assert ours.receive() == {"number": 1, "failed": "out of memory with w1-d4.4.4 at batch 32"}
     ours.connection.close()
     serving.join()

@@ -1,7 +1,9 @@
-"""Graphs made by hand, so that what a device does is tested where there is no torch, no exporter and no onnx.
+"""Graphs made by hand, so that what a device does is tested where there is no torch, no exporter
+and no onnx.
 
-`toy.onnx` and `picture.onnx` beside this file are what `make_bytes` makes; test_verify compares them. To write them anew after a change here:
-`python -c "from tests.export.conftest import write; write()"`.
+`toy.onnx` and `picture.onnx` beside this file are what `make_bytes` makes; test_verify compares
+them. To write them anew after a change here: `python -c "from tests.export.conftest import write;
+write()"`.
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ def make_bytes(
         "toy",
         [helper.make_tensor_value_info(input, getattr(types, dtype), [batch, *inputs])],
         [helper.make_tensor_value_info(output, types.FLOAT, [batch, 2])],
-        [helper.make_tensor("weight", types.FLOAT, [size, 2], [1.0, 0.0, 0.0, -1.0] + [0.0] * (2 * size - 4))],
+        [
+            helper.make_tensor(
+                "weight", types.FLOAT, [size, 2], [1.0, 0.0, 0.0, -1.0] + [0.0] * (2 * size - 4)
+            )
+        ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     helper.set_model_props(model, given)
@@ -56,7 +62,9 @@ def make_bytes(
 
 
 def make_text(objective: str, length: int = 3) -> bytes:
-    """An ONNX file of tokens 0, 1, 2: at each place, logit 2 for the token after its own (0 after 2), and 1 for token 2 where it is hidden."""
+    """An ONNX file of tokens 0, 1, 2: at each place, logit 2 for the token after its own (0 after
+    2), and 1 for token 2 where it is hidden.
+    """
     onnx: Any = pytest.importorskip("onnx")
     helper, types = onnx.helper, onnx.TensorProto
     graph = helper.make_graph(
@@ -67,7 +75,14 @@ def make_text(objective: str, length: int = 3) -> bytes:
         "text",
         [helper.make_tensor_value_info("input", types.INT64, ["batch", length])],
         [helper.make_tensor_value_info("logits", types.FLOAT, ["batch", 3, length])],
-        [helper.make_tensor("table", types.FLOAT, [4, 3], [0.0, 2.0, 0.0, 0.0, 0.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 1.0])],
+        [
+            helper.make_tensor(
+                "table",
+                types.FLOAT,
+                [4, 3],
+                [0.0, 2.0, 0.0, 0.0, 0.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 1.0],
+            )
+        ],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     helper.set_model_props(model, {**GIVEN, "objective": objective, "outputs": "3"})
@@ -90,7 +105,9 @@ def make_graph(tmp_path: Path) -> Callable[..., Path]:
 
     def make(**changes: Any) -> Path:
         path = tmp_path / "toy.onnx"
-        path.write_bytes(make_bytes(**changes) if changes else (Path(__file__).parent / "toy.onnx").read_bytes())
+        path.write_bytes(
+            make_bytes(**changes) if changes else (Path(__file__).parent / "toy.onnx").read_bytes()
+        )
         return path
 
     return make

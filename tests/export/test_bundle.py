@@ -1,4 +1,6 @@
-"""A release is written whole, compared with its networks, and read back only if every file is what the manifest says."""
+"""A release is written whole, compared with its networks, and read back only if every file is what
+the manifest says.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ NETWORK = families.network("preresnet", (1, 8, 8), 10, (4.9,), (6.0,))
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "release"
-    nets = {submodel: families.build(submodel) for submodel in reversed(families.menu(NETWORK, [0.125, 0.25], [1]))}
+    nets = {
+        submodel: families.build(submodel)
+        for submodel in reversed(families.menu(NETWORK, [0.125, 0.25], [1]))
+    }
     bundle.write(folder, "spring", 7, nets, X, Y, about={"method": "fedavg"})
     return folder
 
@@ -44,13 +49,26 @@ def copy(release: Path, tmp_path: Path) -> Path:
 
 def test_a_release_holds_the_files_of_each_submodel_and_what_it_is(release: Path) -> None:
     read = bundle.read(release)
-    assert (read.run, read.round, read.inputs, read.dtype, read.objective, read.outputs) == ("spring", 7, (1, 8, 8), "uint8", "class", 10)
+    assert (read.run, read.round, read.inputs, read.dtype, read.objective, read.outputs) == (
+        "spring",
+        7,
+        (1, 8, 8),
+        "uint8",
+        "class",
+        10,
+    )
     assert [entry.submodel for entry in read.submodels] == ["w0.125-d1.1.1", "w0.25-d1.1.1"]
-    assert {path.name for path in release.iterdir()} == {"manifest.json", "MODEL.md", *(file.name for file in bundle.files(read))}
+    assert {path.name for path in release.iterdir()} == {
+        "manifest.json",
+        "MODEL.md",
+        *(file.name for file in bundle.files(read)),
+    }
     for file in bundle.files(read):
         path = release / file.name
         assert (file.sha256, file.size) == (verify.sha256(path), path.stat().st_size)
-    for entry, submodel in zip(read.submodels, families.menu(NETWORK, [0.125, 0.25], [1]), strict=True):
+    for entry, submodel in zip(
+        read.submodels, families.menu(NETWORK, [0.125, 0.25], [1]), strict=True
+    ):
         assert (entry.parameters, entry.macs) == (cost(submodel).parameters, cost(submodel).macs)
         assert [variant.kind for variant in entry.variants] == ["fp32", "int8-u8s8", "int8-s8s8"]
         assert 0 <= entry.variants[0].max_abs_diff < 1e-5 < entry.variants[1].max_abs_diff
@@ -62,8 +80,15 @@ def test_half_of_few_examples_give_int8_its_ranges_and_the_others_measure(releas
     assert (read.calibrated, read.examples, read.labelled) == (12, 12, True)
     for entry in read.submodels:
         session = verify.load(release / entry.variants[0].file.name)
-        assert entry.variants[0].accuracy == pytest.approx((session.predict(X[12:]).argmax(1) == Y[12:]).mean())
-        assert json.loads(verify.load(release / entry.variants[1].file.name).metadata["quantisation"])["examples"] == 12
+        assert entry.variants[0].accuracy == pytest.approx(
+            (session.predict(X[12:]).argmax(1) == Y[12:]).mean()
+        )
+        assert (
+            json.loads(verify.load(release / entry.variants[1].file.name).metadata["quantisation"])[
+                "examples"
+            ]
+            == 12
+        )
 
 
 def test_a_manifest_says_what_the_graphs_do_to_raw_examples(release: Path) -> None:
@@ -73,7 +98,11 @@ def test_a_manifest_says_what_the_graphs_do_to_raw_examples(release: Path) -> No
 def test_a_device_needs_the_files_of_its_submodel_and_the_check(release: Path) -> None:
     read = bundle.read(release, "w0.25-d1.1.1")
     graphs = [f"w0.25-d1.1.1{kind}.onnx" for kind in ("", ".int8-u8s8", ".int8-s8s8")]
-    assert [file.name for file in bundle.files(read, "w0.25-d1.1.1")] == ["check.tensors", *graphs, "w0.25-d1.1.1.tensors"]
+    assert [file.name for file in bundle.files(read, "w0.25-d1.1.1")] == [
+        "check.tensors",
+        *graphs,
+        "w0.25-d1.1.1.tensors",
+    ]
     with pytest.raises(Unknown, match=r"unknown submodel 'w1'; known: w0\.25-d1\.1\.1"):
         bundle.read(release, "w1")
 
@@ -83,7 +112,9 @@ def test_the_check_holds_noise_and_what_each_graph_says_of_it(release: Path) -> 
     x, said = bundle.check_of(release, read)
     assert (x.shape[1:], x.dtype) == (X.shape[1:], X.dtype)
     assert not any((one == real).all() for one in x for real in X)
-    assert said.keys() == {variant.file.name for entry in read.submodels for variant in entry.variants}
+    assert said.keys() == {
+        variant.file.name for entry in read.submodels for variant in entry.variants
+    }
     for name, wanted in said.items():
         assert verify.compare(release / name, x, wanted) < 1e-6
 
@@ -94,39 +125,65 @@ def test_the_weights_build_the_network_again(release: Path) -> None:
     submodel = msgspec.convert(fields, Submodel)
     assert submodel.name == entry.submodel
     net = families.build(submodel)
-    net.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in weights.items()}, strict=False)
-    assert verify.compare(release / entry.variants[0].file.name, X, graph.predict(net, NETWORK, X)) < 1e-5
+    net.load_state_dict(
+        {name: torch.from_numpy(value.copy()) for name, value in weights.items()}, strict=False
+    )
+    assert (
+        verify.compare(release / entry.variants[0].file.name, X, graph.predict(net, NETWORK, X))
+        < 1e-5
+    )
 
 
 def test_without_labels_graphs_are_held_against_pytorch(tmp_path: Path) -> None:
     submodel = families.menu(NETWORK, [0.125], [1])[0]
-    made = bundle.write(tmp_path, "spring", 7, {submodel: families.build(submodel)}, X[:12], calibration=X[12:])
+    made = bundle.write(
+        tmp_path, "spring", 7, {submodel: families.build(submodel)}, X[:12], calibration=X[12:]
+    )
     assert (made.calibrated, made.examples, made.labelled) == (12, 12, False)
     session = verify.load(tmp_path / made.submodels[0].variants[1].file.name)
     net = verify.load(tmp_path / made.submodels[0].variants[0].file.name)
     wanted = (session.predict(X[:12]).argmax(1) == net.predict(X[:12]).argmax(1)).mean()
-    assert [(variant.accuracy, variant.agreement) for variant in made.submodels[0].variants[:2]] == [(None, 1.0), (None, pytest.approx(wanted))]
+    assert [
+        (variant.accuracy, variant.agreement) for variant in made.submodels[0].variants[:2]
+    ] == [(None, 1.0), (None, pytest.approx(wanted))]
 
 
 @pytest.mark.parametrize(("int8", "absent"), [(True, 2), (False, 0)])
-def test_int8_without_examples_to_calibrate_on_is_absent_and_float32_is_there(int8: bool, absent: int, tmp_path: Path) -> None:
+def test_int8_without_examples_to_calibrate_on_is_absent_and_float32_is_there(
+    int8: bool, absent: int, tmp_path: Path
+) -> None:
     submodel = families.menu(NETWORK, [0.125], [1])[0]
-    made = bundle.write(tmp_path, "spring", 7, {submodel: families.build(submodel)}, X[:5], int8=int8)
+    made = bundle.write(
+        tmp_path, "spring", 7, {submodel: families.build(submodel)}, X[:5], int8=int8
+    )
     entry = bundle.read(tmp_path).submodels[0]
     assert ([variant.kind for variant in entry.variants], len(entry.absent)) == (["fp32"], absent)
-    assert all("expected at least 4 examples to calibrate on, found 2" in why for why in entry.absent)
+    assert all(
+        "expected at least 4 examples to calibrate on, found 2" in why for why in entry.absent
+    )
     assert made.examples == (3 if int8 else 5)
 
 
 @pytest.mark.parametrize(
     ("accuracy", "agreement", "good"),
-    [(0.89, 0.5, True), (0.95, 0.5, True), (0.889, 1.0, False), (float("nan"), 1.0, False), (None, 0.99, True), (None, 0.98, False)],
+    [
+        (0.89, 0.5, True),
+        (0.95, 0.5, True),
+        (0.889, 1.0, False),
+        (float("nan"), 1.0, False),
+        (None, 0.99, True),
+        (None, 0.98, False),
+    ],
 )
-def test_int8_may_lose_a_point_and_without_labels_differ_in_one(accuracy: float | None, agreement: float, good: bool) -> None:
+def test_int8_may_lose_a_point_and_without_labels_differ_in_one(
+    accuracy: float | None, agreement: float, good: bool
+) -> None:
     file = bundle.File("f", 1, "")
     first = bundle.Variant("fp32", file, 0.0, None if accuracy is None else 0.9)
     other = bundle.Variant("int8-u8s8", file, 0.1, accuracy, agreement)
-    assert bundle.right(bundle.Entry("w1", 1, 1, (first, other), file)) == ((first, other) if good else (first,))
+    assert bundle.right(bundle.Entry("w1", 1, 1, (first, other), file)) == (
+        (first, other) if good else (first,)
+    )
 
 
 def test_a_version_is_of_the_manifest(copy: Path) -> None:
@@ -136,10 +193,14 @@ def test_a_version_is_of_the_manifest(copy: Path) -> None:
     assert bundle.version(copy) != before
 
 
-def test_a_graph_that_disagrees_with_its_network_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_disagrees_with_its_network_is_not_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     submodel = families.menu(NETWORK, [0.125], [1])[0]
     honest = graph.predict
-    monkeypatch.setattr(graph, "predict", lambda net, network, x: honest(net, network, x) + np.float32(0.01))
+    monkeypatch.setattr(
+        graph, "predict", lambda net, network, x: honest(net, network, x) + np.float32(0.01)
+    )
     with pytest.raises(ExportError, match=r"found a difference of 0\.0"):
         bundle.write(tmp_path, "spring", 7, {submodel: families.build(submodel)}, X)
     assert not (tmp_path / "manifest.json").exists()
@@ -156,7 +217,10 @@ def graph_of(manifest: dict[str, Any]) -> dict[str, Any]:
         (lambda m: graph_of(m).update(sha256="0" * 64), "expected sha256 0000"),
         (lambda m: graph_of(m).update(name="../other.onnx"), "a file within the folder"),
         (lambda m: graph_of(m).update(name="gone.onnx"), r"gone\.onnx: No such file"),
-        (lambda m: m["submodels"][0]["weights"].update(sha256="0" * 64), r"w0\.125-d1\.1\.1\.tensors: expected sha256 0000"),
+        (
+            lambda m: m["submodels"][0]["weights"].update(sha256="0" * 64),
+            r"w0\.125-d1\.1\.1\.tensors: expected sha256 0000",
+        ),
         (lambda m: m["check"].update(name="/etc/hostname"), "a file within the folder"),
         (lambda m: m["check"].update(name="w0.125-d1.1.1.onnx"), "expected sha256"),
         (lambda m: m["submodels"][0].update(submodel="w1-d1"), "expected .*'w1-d1'"),
@@ -165,13 +229,24 @@ def graph_of(manifest: dict[str, Any]) -> dict[str, Any]:
         (lambda m: m.update(round="seven"), r"Expected `int`.*\$\.round"),
         (lambda m: m.pop("run"), "missing required field `run`"),
         (lambda m: m.update(format=1), "expected format 2, found 1"),
-        (lambda m: m["submodels"][0]["variants"][0].update(kind="int4"), r"Invalid enum value 'int4'"),
-        (lambda m: m["submodels"][0]["variants"].clear(), "expected graphs of w0.125-d1.1.1, fp32 first, each once; found none"),
-        (lambda m: m["submodels"][0]["variants"].append(m["submodels"][0]["variants"][0]), "each once; found .*fp32, .*fp32"),
+        (
+            lambda m: m["submodels"][0]["variants"][0].update(kind="int4"),
+            r"Invalid enum value 'int4'",
+        ),
+        (
+            lambda m: m["submodels"][0]["variants"].clear(),
+            "expected graphs of w0.125-d1.1.1, fp32 first, each once; found none",
+        ),
+        (
+            lambda m: m["submodels"][0]["variants"].append(m["submodels"][0]["variants"][0]),
+            "each once; found .*fp32, .*fp32",
+        ),
         (lambda m: m["submodels"].clear(), "expected at least one submodel, found none"),
     ],
 )
-def test_a_manifest_that_does_not_fit_its_files_is_refused(copy: Path, change: Callable[[dict[str, object]], object], message: str) -> None:
+def test_a_manifest_that_does_not_fit_its_files_is_refused(
+    copy: Path, change: Callable[[dict[str, object]], object], message: str
+) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     change(manifest)
     (copy / "manifest.json").write_text(json.dumps(manifest))
@@ -190,6 +265,9 @@ def test_a_folder_without_a_manifest_and_a_foreign_one_are_refused(copy: Path) -
 
 def test_submodels_of_different_answers_are_no_release(tmp_path: Path) -> None:
     other = families.network("preresnet", (1, 8, 8), 3)
-    nets = {families.full(network): families.build(families.full(network)) for network in (NETWORK, other)}
+    nets = {
+        families.full(network): families.build(families.full(network))
+        for network in (NETWORK, other)
+    }
     with pytest.raises(ExportError, match="the same inputs, objective and outputs, found"):
         bundle.write(tmp_path, "spring", 7, nets, X)

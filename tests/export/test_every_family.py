@@ -23,19 +23,35 @@ def test_onnx_parity_at_batches_1_and_7(family, tmp_path):
     submodel = menu(small(family), (0.5,), (1,))[0]
     net = build(submodel).eval()
     x = batch(submodel.network, 7).numpy()
-    path = export(net, submodel.network, x[:2], tmp_path / "net.onnx", {"run": "r", "round": 1, "submodel": submodel.name})
+    path = export(
+        net,
+        submodel.network,
+        x[:2],
+        tmp_path / "net.onnx",
+        {"run": "r", "round": 1, "submodel": submodel.name},
+    )
     for n in (1, 7):
-        np.testing.assert_allclose(load(path).predict(x[:n]), predict(net, submodel.network, x[:n]), atol=1e-4)
+        np.testing.assert_allclose(
+            load(path).predict(x[:n]), predict(net, submodel.network, x[:n]), atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("feature", ["exits", "exits-adapter", "exits-conv"])
 def test_a_network_with_exits_is_exported_with_the_deepest_alone(feature, tmp_path):
-    """A ResNet that ends before its last section says what PyTorch says; the tensors of its shallow exit stay out of the file."""
+    """A ResNet that ends before its last section says what PyTorch says; the tensors of its shallow
+    exit stay out of the file.
+    """
     torch.manual_seed(0)
     whole = full(small("resnet"), (feature,))
     submodel = replace(whole, mask=((1, 1), (1, 1), (0, 0)))
     net, x = build(submodel).eval(), batch(submodel.network, 7).numpy()
-    path = export(net, submodel.network, x[:2], tmp_path / "net.onnx", {"run": "r", "round": 1, "submodel": submodel.name})
+    path = export(
+        net,
+        submodel.network,
+        x[:2],
+        tmp_path / "net.onnx",
+        {"run": "r", "round": 1, "submodel": submodel.name},
+    )
     np.testing.assert_allclose(load(path).predict(x), predict(net, submodel.network, x), atol=1e-4)
     names = {tensor.name for tensor in onnx.load(path).graph.initializer}
     assert "exits.1.linear.weight" in names

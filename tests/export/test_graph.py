@@ -1,4 +1,6 @@
-"""An exported graph says what its network says, of raw data, at any batch size, and nothing of the machine that made it."""
+"""An exported graph says what its network says, of raw data, at any batch size, and nothing of the
+machine that made it.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Branching(nn.Module):
         return x.float() if x.sum() > 0 else -x.float()
 
 
-def test_a_submodel_of_the_real_network_keeps_its_logits_at_every_batch_size(tmp_path: Path) -> None:
+def test_a_submodel_of_the_real_network_keeps_its_logits_at_every_batch_size(
+    tmp_path: Path,
+) -> None:
     network = families.network("preresnet", (1, 8, 8), 10, (4.9,), (6.0,))
     submodel = families.menu(network, [0.25], [1])[0]
     net = families.build(submodel)
@@ -66,7 +70,9 @@ def test_a_submodel_of_the_real_network_keeps_its_logits_at_every_batch_size(tmp
     for batch in (1, 2, 5):
         assert compare(path, x[:batch], predict(net, network, x[:batch])) < 1e-5
     model = onnx.load(path)
-    assert [(entry.domain, entry.version) for entry in model.opset_import if entry.domain == ""] == [("", OPSET)]
+    assert [
+        (entry.domain, entry.version) for entry in model.opset_import if entry.domain == ""
+    ] == [("", OPSET)]
     assert model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8
 
 
@@ -75,13 +81,22 @@ def test_the_graph_takes_raw_data_of_the_type_of_the_example(tmp_path: Path) -> 
         path = export(Toy(), TOY, np.zeros((2, 2), dtype), tmp_path / "toy.onnx", ORIGIN)
         session = load(path)
         assert (session.inputs, session.dtype, session.outputs) == ((2,), dtype, 2)
-        assert session.predict(np.array([[3, 7]], dtype)).tolist() == [[4.0, -2.0]]  # (3 - 1) / 2 = 1, (7 - 1) / 2 = 3
+        # (3 - 1) / 2 = 1, (7 - 1) / 2 = 3
+        assert session.predict(np.array([[3, 7]], dtype)).tolist() == [[4.0, -2.0]]
 
 
 def test_the_properties_tell_origin_preprocessing_and_weights(tmp_path: Path) -> None:
-    found = load(export(Toy(), TOY, np.zeros((2, 2), np.uint8), tmp_path / "toy.onnx", ORIGIN)).metadata
+    found = load(
+        export(Toy(), TOY, np.zeros((2, 2), np.uint8), tmp_path / "toy.onnx", ORIGIN)
+    ).metadata
     assert set(found) == set(METADATA)
-    assert (found["run"], found["round"], found["submodel"], found["objective"], found["outputs"]) == ("spring", "7", "w0.25-d1.1.1", "class", "2")
+    assert (
+        found["run"],
+        found["round"],
+        found["submodel"],
+        found["objective"],
+        found["outputs"],
+    ) == ("spring", "7", "w0.25-d1.1.1", "class", "2")
     assert json.loads(found["preprocessing"]) == {"inside": True, "mean": [1.0], "std": [2.0]}
     assert json.loads(found["versions"])["torch"] == torch.__version__
     assert found["weights"] == weights_digest(Toy())
@@ -92,15 +107,24 @@ def test_values_leave_the_graph_in_raw_units(tmp_path: Path) -> None:
     net, x = Toy(), np.array([[3, 7]], np.uint8)
     session = load(export(net, network, np.zeros((2, 2), np.uint8), tmp_path / "toy.onnx", ORIGIN))
     assert session.objective == "value"
-    assert session.predict(x).tolist() == predict(net, network, x).tolist() == [[140.0, -5.0]]  # 4 and -2, standardised
+    # 4 and -2, standardised
+    assert session.predict(x).tolist() == predict(net, network, x).tolist() == [[140.0, -5.0]]
     assert json.loads(session.metadata["preprocessing"])["scale"] == [10.0, 2.0]
     assert session.metadata["weights"] == weights_digest(net)
 
 
 def test_texts_go_in_as_tokens(tmp_path: Path) -> None:
-    network, x = Network("toy", "", (5,), 3, objective="masked"), np.array([[0, 1, 2, 3, 3], [2, 2, 2, 2, 2]])
+    network, x = (
+        Network("toy", "", (5,), 3, objective="masked"),
+        np.array([[0, 1, 2, 3, 3], [2, 2, 2, 2, 2]]),
+    )
     session = load(export(Text(), network, x, tmp_path / "text.onnx", ORIGIN))
-    assert (session.inputs, session.dtype, session.objective, session.outputs) == ((5,), np.int64, "masked", 3)
+    assert (session.inputs, session.dtype, session.objective, session.outputs) == (
+        (5,),
+        np.int64,
+        "masked",
+        3,
+    )
     assert session.predict(np.concatenate([x, x])).shape == (4, 3, 5)
     assert json.loads(session.metadata["preprocessing"]) == {"inside": True}
     with pytest.raises(DataError, match=r"at least 2 of int64 \[5\], found float32"):
@@ -114,8 +138,13 @@ def test_the_digest_of_weights_sees_values_and_names_alone() -> None:
     assert weights_digest(Toy()) == weights_digest(Toy()) != weights_digest(changed)
 
 
-def test_the_same_network_gives_the_same_file_without_a_path_of_this_machine(tmp_path: Path) -> None:
-    files = [export(Toy(), TOY, np.zeros((2, 2), np.uint8), tmp_path / name, ORIGIN).read_bytes() for name in ("one.onnx", "two.onnx")]
+def test_the_same_network_gives_the_same_file_without_a_path_of_this_machine(
+    tmp_path: Path,
+) -> None:
+    files = [
+        export(Toy(), TOY, np.zeros((2, 2), np.uint8), tmp_path / name, ORIGIN).read_bytes()
+        for name in ("one.onnx", "two.onnx")
+    ]
     assert files[0] == files[1]
     assert b".py" not in files[0]
     assert str(Path(__file__).parent).encode() not in files[0]
@@ -128,16 +157,22 @@ def test_a_network_that_cannot_be_traced_is_an_export_error(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_an_exporter_that_fails_without_a_word_is_an_export_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exporter_that_fails_without_a_word_is_an_export_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError
 
     monkeypatch.setattr("torch.onnx.export", fail)
-    with pytest.raises(ExportError, match="Toy cannot be exported: AssertionError: no reason given"):
+    with pytest.raises(
+        ExportError, match="Toy cannot be exported: AssertionError: no reason given"
+    ):
         export(Toy(), TOY, np.zeros((2, 2), np.uint8), tmp_path / "net.onnx", ORIGIN)
 
 
-@pytest.mark.parametrize("example", [np.zeros((1, 2), np.uint8), np.zeros((2, 3), np.uint8), np.zeros((2, 2))])
+@pytest.mark.parametrize(
+    "example", [np.zeros((1, 2), np.uint8), np.zeros((2, 3), np.uint8), np.zeros((2, 2))]
+)
 def test_an_unfit_example_is_refused(tmp_path: Path, example: np.ndarray) -> None:
     with pytest.raises(DataError, match=r"at least 2 of uint8 or float32 \[2\]"):
         export(Toy(), TOY, example, tmp_path / "net.onnx", ORIGIN)
@@ -145,4 +180,10 @@ def test_an_unfit_example_is_refused(tmp_path: Path, example: np.ndarray) -> Non
 
 def test_a_graph_without_an_origin_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="found none for run"):
-        export(Toy(), TOY, np.zeros((2, 2), np.uint8), tmp_path / "net.onnx", {"round": 1, "submodel": "s"})
+        export(
+            Toy(),
+            TOY,
+            np.zeros((2, 2), np.uint8),
+            tmp_path / "net.onnx",
+            {"round": 1, "submodel": "s"},
+        )

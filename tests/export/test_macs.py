@@ -1,4 +1,6 @@
-"""A count over the exported file agrees with the count over the network. Each export takes the exporter about a second, hence half a minute."""
+"""A count over the exported file agrees with the count over the network. Each export takes the
+exporter about a second, hence half a minute.
+"""
 
 from __future__ import annotations
 
@@ -25,27 +27,40 @@ from models.submodel import Submodel  # noqa: E402
 from tests.models.test_every_family import batch  # noqa: E402
 from tests.support.families import small  # noqa: E402
 
-WITHOUT_NORM = {"transformer": 1, "vit": 3}  # family -> numbers beside its parameters: mean and std of a channel, the scale of attention
+# family -> numbers beside its parameters: mean and std of a channel, the scale of attention
+WITHOUT_NORM = {"transformer": 1, "vit": 3}
 
 
 def counted(submodel: Submodel, folder: Path) -> tuple[Count, nn.Module]:
-    """Of a network whose numbers all differ: the exporter stores equal tensors once, and drops a bias of zeros."""
+    """Of a network whose numbers all differ: the exporter stores equal tensors once, and drops a
+    bias of zeros.
+    """
     torch.manual_seed(0)
     net = build(submodel)
     for value in net.state_dict().values():
         if value.is_floating_point():
             value.uniform_(0.5, 1.5)
     origin = {"run": "r", "round": 1, "submodel": submodel.name}
-    return count(export(net, submodel.network, batch(submodel.network, 2).numpy(), folder / "net.onnx", origin)), net
+    return count(
+        export(
+            net, submodel.network, batch(submodel.network, 2).numpy(), folder / "net.onnx", origin
+        )
+    ), net
 
 
 @pytest.mark.parametrize("width", [0.5, 1.0])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_file_has_the_weights_and_multiply_adds_of_its_network(family: str, width: float, tmp_path: Path) -> None:
+def test_a_file_has_the_weights_and_multiply_adds_of_its_network(
+    family: str, width: float, tmp_path: Path
+) -> None:
     submodel = menu(small(family), (width,), (1,))[0]
     found, net = counted(submodel, tmp_path)
     assert found.macs == cost(submodel).macs
-    layers = [module for module in net.modules() if "weight" in module._parameters and not isinstance(module, NORMS)]
+    layers = [
+        module
+        for module in net.modules()
+        if "weight" in module._parameters and not isinstance(module, NORMS)
+    ]
     assert found.weights == sum(layer.weight.numel() for layer in layers)
     if family in WITHOUT_NORM:
         assert found.parameters == cost(submodel).parameters + WITHOUT_NORM[family]
@@ -59,16 +74,23 @@ def test_a_folded_batch_norm_leaves_one_number_per_channel(tmp_path: Path) -> No
     assert found.parameters == cost(submodel).parameters - channels + 2
 
 
-def save(path: Path, nodes: list[Any], inputs: dict[str, list[Any]], weights: dict[str, list[int]]) -> Path:
+def save(
+    path: Path, nodes: list[Any], inputs: dict[str, list[Any]], weights: dict[str, list[int]]
+) -> Path:
     helper, FLOAT = onnx.helper, onnx.TensorProto.FLOAT  # noqa: N806 (onnx's own spelling)
     graph = helper.make_graph(
         nodes,
         "small",
         [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in inputs.items()],
         [helper.make_tensor_value_info("y", FLOAT, None)],
-        [helper.make_tensor(name, FLOAT, shape, np.zeros(math.prod(shape))) for name, shape in weights.items()],
+        [
+            helper.make_tensor(name, FLOAT, shape, np.zeros(math.prod(shape)))
+            for name, shape in weights.items()
+        ],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path
+    )
     return path
 
 
@@ -82,14 +104,20 @@ def save(path: Path, nodes: list[Any], inputs: dict[str, list[Any]], weights: di
         ("Einsum", {"equation": "nhtd, hde -> nte"}, ["n", 2, 3, 4], [2, 4, 5], 2 * 3 * 4 * 5),
     ],
 )
-def test_each_product_by_hand(tmp_path: Path, op: str, attributes: dict[str, Any], x: list[Any], w: list[int], macs: int) -> None:
+def test_each_product_by_hand(
+    tmp_path: Path, op: str, attributes: dict[str, Any], x: list[Any], w: list[int], macs: int
+) -> None:
     node = onnx.helper.make_node(op, ["x", "w"], ["y"], **attributes)
-    assert count(save(tmp_path / "one.onnx", [node], {"x": x}, {"w": w})) == Count(math.prod(w), math.prod(w), macs)
+    assert count(save(tmp_path / "one.onnx", [node], {"x": x}, {"w": w})) == Count(
+        math.prod(w), math.prod(w), macs
+    )
 
 
 def test_what_cannot_be_counted_is_said(tmp_path: Path) -> None:
     node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
-    with pytest.raises(ExportError, match=r"open\.onnx: expected known shapes throughout, found none for 'y'"):
+    with pytest.raises(
+        ExportError, match=r"open\.onnx: expected known shapes throughout, found none for 'y'"
+    ):
         count(save(tmp_path / "open.onnx", [node], {"x": ["n", "m", 4]}, {"w": [4, 5]}))
     (tmp_path / "no.onnx").write_bytes(b"GIF89a")
     with pytest.raises(ExportError, match=r"no\.onnx: cannot be counted"):

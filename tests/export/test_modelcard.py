@@ -9,9 +9,22 @@ from export.modelcard import text
 
 
 def bundle(**changes: object) -> Bundle:
-    files = [File(f"w1-d1{kind}.onnx", size, f"{size:064d}") for kind, size in (("", 4000), (".int8-u8s8", 1000))]
-    graphs = (Variant("fp32", files[0], 1e-7, 0.95), Variant("int8-u8s8", files[1], 0.25, 0.9475, 0.99))
-    entry = Entry("w1-d1", 1234, 5678, graphs, File("w1-d1.tensors", 4100, "ab" * 32), ("int8-s8s8: a reason",))
+    files = [
+        File(f"w1-d1{kind}.onnx", size, f"{size:064d}")
+        for kind, size in (("", 4000), (".int8-u8s8", 1000))
+    ]
+    graphs = (
+        Variant("fp32", files[0], 1e-7, 0.95),
+        Variant("int8-u8s8", files[1], 0.25, 0.9475, 0.99),
+    )
+    entry = Entry(
+        "w1-d1",
+        1234,
+        5678,
+        graphs,
+        File("w1-d1.tensors", 4100, "ab" * 32),
+        ("int8-s8s8: a reason",),
+    )
     given = {
         "labelled": True,
         "calibrated": 128,
@@ -19,7 +32,9 @@ def bundle(**changes: object) -> Bundle:
         "about": {"method": "fedfa"},
     }
     check = File("check.tensors", 10, "cd" * 32)
-    return Bundle("spring", 7, (2, 8, 8), "uint8", "class", 10, 400, (entry,), check, **{**given, **changes})  # type: ignore[arg-type]
+    return Bundle(
+        "spring", 7, (2, 8, 8), "uint8", "class", 10, 400, (entry,), check, **{**given, **changes}
+    )  # type: ignore[arg-type]
 
 
 def test_each_graph_has_a_row_and_each_absent_one_a_reason() -> None:
@@ -33,12 +48,17 @@ def test_each_graph_has_a_row_and_each_absent_one_a_reason() -> None:
 
 def test_an_untrained_submodel_is_marked_and_not_the_one_to_use() -> None:
     (entry,) = bundle().submodels
-    small, large = replace(entry, trained_updates=3), replace(entry, submodel="w1-d2", trained_updates=0)
+    small, large = (
+        replace(entry, trained_updates=3),
+        replace(entry, submodel="w1-d2", trained_updates=0),
+    )
     card = text(replace(bundle(), submodels=(small, large)))
     assert "| w1-d2 (not trained) | 1,234 |" in card
     assert "Not trained: w1-d2." in card
     assert "--submodel w1-d1 INPUTS" in card
-    assert [one.submodel for one in usable(replace(bundle(), submodels=(small, large)))] == ["w1-d1"]
+    assert [one.submodel for one in usable(replace(bundle(), submodels=(small, large)))] == [
+        "w1-d1"
+    ]
     assert "ot trained" not in text(bundle()), "nothing is known of a release without counts"
     assert [one.submodel for one in usable(replace(bundle(), submodels=(large,)))] == ["w1-d2"]
 

@@ -1,4 +1,6 @@
-"""A release at a broker: what is published can be seen, is not sent twice, and goes without a trace."""
+"""A release at a broker: what is published can be seen, is not sent twice, and goes without a
+trace.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_all_files_are_published_and_seen(broker: MemoryBroker, folder: Path) ->
     assert published(MemoryLink(broker, "other"), "spring", Clock()).card is not None
 
 
-def test_what_is_there_is_not_sent_again_but_what_is_not_is(broker: MemoryBroker, folder: Path, tmp_path: Path) -> None:
+def test_what_is_there_is_not_sent_again_but_what_is_not_is(
+    broker: MemoryBroker, folder: Path, tmp_path: Path
+) -> None:
     link = MemoryLink(broker, "coordinator")
     sent = publish(link, "spring", folder, {})
     before = link.sent_bytes
@@ -50,7 +54,9 @@ def test_what_is_there_is_not_sent_again_but_what_is_not_is(broker: MemoryBroker
     assert publish(link, "spring", folder, wrong).keys() == {(name, "w1-d1.onnx")}
 
 
-def test_withdrawn_versions_leave_nothing_and_others_stay(broker: MemoryBroker, folder: Path, tmp_path: Path) -> None:
+def test_withdrawn_versions_leave_nothing_and_others_stay(
+    broker: MemoryBroker, folder: Path, tmp_path: Path
+) -> None:
     link = MemoryLink(broker, "coordinator")
     publish(link, "spring", folder, {})
     other = toy(tmp_path / "other")
@@ -58,7 +64,9 @@ def test_withdrawn_versions_leave_nothing_and_others_stay(broker: MemoryBroker, 
     seen = published(link, "spring", Clock())
     assert len(seen.manifests) == 8
     withdraw(link, "spring", [bundle.version(other)], seen.manifests)
-    assert {place.version for topic in broker.retained if (place := topics.parse(topic)) is not None} == {bundle.version(other)}
+    assert {
+        place.version for topic in broker.retained if (place := topics.parse(topic)) is not None
+    } == {bundle.version(other)}
     while (delivery := link.receive(0)) is not None:
         seen.hear(delivery)
     assert {version for version, _ in seen.manifests} == {bundle.version(other)}
@@ -69,12 +77,20 @@ def test_withdrawn_versions_leave_nothing_and_others_stay(broker: MemoryBroker, 
 def test_a_version_says_what_it_holds_and_for_whom(folder: Path) -> None:
     version = version_of(folder, "spring", {"pi": "w1-d1", "tv": "w9"})
     assert version.name == bundle.version(folder) == version.sha256[:12]
-    assert (version.round, version.submodels, version.assignment) == (7, ("w1-d1",), {"pi": "w1-d1"})
-    assert envelope.decode(envelope.encode(Release("spring", version))) == Release("spring", version)
+    assert (version.round, version.submodels, version.assignment) == (
+        7,
+        ("w1-d1",),
+        {"pi": "w1-d1"},
+    )
+    assert envelope.decode(envelope.encode(Release("spring", version))) == Release(
+        "spring", version
+    )
 
 
 def test_a_release_of_another_run_or_a_damaged_one_is_no_version(folder: Path) -> None:
-    with pytest.raises(ExportError, match="expected a release of run 'autumn', found one of 'spring'"):
+    with pytest.raises(
+        ExportError, match="expected a release of run 'autumn', found one of 'spring'"
+    ):
         version_of(folder, "autumn", {})
     (folder / "w1-d1.onnx").write_bytes(b"")
     with pytest.raises(ExportError, match="expected sha256"):
@@ -95,7 +111,14 @@ def test_reports_come_and_go() -> None:
     assert not seen.servings
 
 
-@pytest.mark.parametrize("make", [lambda: topics.release_card("spring"), lambda: topics.serving("spring", "pi"), lambda: topics.run("spring")])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: topics.release_card("spring"),
+        lambda: topics.serving("spring", "pi"),
+        lambda: topics.run("spring"),
+    ],
+)
 def test_messages_of_another_kind_are_passed_over(make: Callable[[], str]) -> None:
     seen = Published()
     seen.hear(Delivery(make(), envelope.encode(messages.Goodbye("x"))))

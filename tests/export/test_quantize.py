@@ -1,4 +1,6 @@
-"""A graph made int8 is smaller, keeps its properties, and answers as the float32 one did; what cannot be made so is refused."""
+"""A graph made int8 is smaller, keeps its properties, and answers as the float32 one did; what
+cannot be made so is refused.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,13 @@ ATTENTIVE = ("transformer", "vit")
 
 
 def exported(submodel: Submodel, net: torch.nn.Module, x: np.ndarray, folder: Path) -> Path:
-    return graph.export(net, submodel.network, x[:2], folder / "net.onnx", {"run": "r", "round": 1, "submodel": submodel.name})
+    return graph.export(
+        net,
+        submodel.network,
+        x[:2],
+        folder / "net.onnx",
+        {"run": "r", "round": 1, "submodel": submodel.name},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +50,22 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     submodel = full(network("resnet-small", card.inputs, card.outputs, card.mean, card.std))
     torch.manual_seed(0)
     net = build(submodel)
-    train(net, submodel, Recipe(epochs=2, norm="tracked"), whole.x, whole.y, labels=whole.labels, seed=0)
+    train(
+        net,
+        submodel,
+        Recipe(epochs=2, norm="tracked"),
+        whole.x,
+        whole.y,
+        labels=whole.labels,
+        seed=0,
+    )
     return exported(submodel, net, whole.x, tmp_path_factory.mktemp("digits"))
 
 
 @pytest.mark.parametrize("kind", STATIC)
-def test_int8_reads_digits_as_well_and_is_a_third_of_the_size(digits: Path, kind: Kind, tmp_path: Path) -> None:
+def test_int8_reads_digits_as_well_and_is_a_third_of_the_size(
+    digits: Path, kind: Kind, tmp_path: Path
+) -> None:
     whole = central("digits")
     calibration, x, y = whole.x_held[:128], whole.x_held[128:], whole.y_held[128:]
     made = quantize(digits, kind, calibration, tmp_path / "int8.onnx")
@@ -70,20 +88,36 @@ def test_the_properties_stay_and_say_what_was_done(digits: Path, tmp_path: Path)
 
 
 def test_raw_examples_meet_their_normalisation_in_float32(digits: Path, tmp_path: Path) -> None:
-    """The first step towards int8 comes after the mean and the spread of the data were taken out."""
-    nodes = onnx.load(quantize(digits, "int8-s8s8", central("digits").x_held[:40], tmp_path / "int8.onnx")).graph.node
-    assert [node.op_type for node in nodes if node.op_type != "DequantizeLinear"][:4] == ["Cast", "Sub", "Div", "QuantizeLinear"]
+    """The first step towards int8 comes after the mean and the spread of the data were taken
+    out.
+    """
+    nodes = onnx.load(
+        quantize(digits, "int8-s8s8", central("digits").x_held[:40], tmp_path / "int8.onnx")
+    ).graph.node
+    assert [node.op_type for node in nodes if node.op_type != "DequantizeLinear"][:4] == [
+        "Cast",
+        "Sub",
+        "Div",
+        "QuantizeLinear",
+    ]
 
 
-def test_signed_and_unsigned_activations_give_the_same_answers(digits: Path, tmp_path: Path) -> None:
+def test_signed_and_unsigned_activations_give_the_same_answers(
+    digits: Path, tmp_path: Path
+) -> None:
     x = central("digits").x_held
-    one, other = (verify.load(quantize(digits, kind, x[:40], tmp_path / f"{kind}.onnx")).predict(x[40:]) for kind in STATIC)
+    one, other = (
+        verify.load(quantize(digits, kind, x[:40], tmp_path / f"{kind}.onnx")).predict(x[40:])
+        for kind in STATIC
+    )
     assert (one.argmax(1) == other.argmax(1)).mean() > 0.99
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_can_be_int8(family: str, tmp_path: Path) -> None:
-    """On noise and untrained, with every number drawn: what differs is the rounding of each layer."""
+    """On noise and untrained, with every number drawn: what differs is the rounding of each
+    layer.
+    """
     submodel = menu(small(family), (0.5,), (1,))[0]
     torch.manual_seed(0)
     net = build(submodel).eval()
@@ -107,9 +141,19 @@ def test_dynamic_int8_is_for_graphs_with_attention(digits: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("kind", "x", "error", "message"),
     [
-        ("fp32", np.zeros((4, 1, 8, 8), np.uint8), ExportError, "expected a kind of int8 to quantise to, found 'fp32'"),
+        (
+            "fp32",
+            np.zeros((4, 1, 8, 8), np.uint8),
+            ExportError,
+            "expected a kind of int8 to quantise to, found 'fp32'",
+        ),
         ("int8-u8s8", np.zeros((0, 1, 8, 8), np.uint8), ExportError, "found no examples"),
-        ("int8-u8s8", np.zeros((4, 8, 8), np.uint8), DataError, r"expected uint8 of shape \[n, 1, 8, 8\]"),
+        (
+            "int8-u8s8",
+            np.zeros((4, 8, 8), np.uint8),
+            DataError,
+            r"expected uint8 of shape \[n, 1, 8, 8\]",
+        ),
         ("int8-u8s8", np.zeros((4, 1, 8, 8), np.float32), DataError, "found float32"),
     ],
 )
@@ -121,9 +165,13 @@ def test_unfit_examples_are_refused_and_nothing_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_graph_that_is_not_ours_is_refused(make_graph: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_graph_that_is_not_ours_is_refused(
+    make_graph: Callable[..., Path], tmp_path: Path
+) -> None:
     with pytest.raises(ExportError, match="expected an exported submodel"):
-        quantize(make_graph(given={}), "int8-u8s8", np.zeros((4, 2), np.uint8), tmp_path / "int8.onnx")
+        quantize(
+            make_graph(given={}), "int8-u8s8", np.zeros((4, 2), np.uint8), tmp_path / "int8.onnx"
+        )
     (tmp_path / "no.onnx").write_bytes(b"GIF89a")
     with pytest.raises(ExportError, match=r"no\.onnx: expected an ONNX file"):
         kinds(tmp_path / "no.onnx")

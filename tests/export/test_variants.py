@@ -1,4 +1,6 @@
-"""A submodel's graphs are measured on examples that none of them was made with, and what is broken is left out."""
+"""A submodel's graphs are measured on examples that none of them was made with, and what is broken
+is left out.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def drawn(submodel: Submodel) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(("n", "calibrated"), [(1000, 128), (256, 128), (9, 4), (2, 1)])
-def test_half_of_the_examples_calibrate_at_most_and_none_of_them_measures(n: int, calibrated: int) -> None:
+def test_half_of_the_examples_calibrate_at_most_and_none_of_them_measures(
+    n: int, calibrated: int
+) -> None:
     found = split(np.arange(n)[:, None], np.arange(n))
     assert found.calibration[:, 0].tolist() == list(range(calibrated))
     assert found.x[:, 0].tolist() == list(range(calibrated, n))
@@ -40,30 +44,50 @@ def test_half_of_the_examples_calibrate_at_most_and_none_of_them_measures(n: int
 
 
 def test_values_are_scored_by_r2_in_raw_units(tmp_path: Path) -> None:
-    """The truth is what the network says: R2 is 1. Twice its distance from the mean: 1 - 1/4 of the variance."""
-    submodel = full(network("mlp", (6,), 2, target="value", shift=(100.0, -7.0), scale=(50.0, 0.001)))
+    """The truth is what the network says: R2 is 1. Twice its distance from the mean: 1 - 1/4 of the
+    variance.
+    """
+    submodel = full(
+        network("mlp", (6,), 2, target="value", shift=(100.0, -7.0), scale=(50.0, 0.001))
+    )
     net, x = drawn(submodel), np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
     said = variants.graph.predict(net, submodel.network, x)
     for truth, wanted in ((said, 1.0), (2 * said - said.mean(0), 0.75)):
-        graphs, absent = made(tmp_path, submodel, net, {**ORIGIN, "submodel": "w1"}, Examples(x, truth, x[:8]), int8=True)
+        graphs, absent = made(
+            tmp_path,
+            submodel,
+            net,
+            {**ORIGIN, "submodel": "w1"},
+            Examples(x, truth, x[:8]),
+            int8=True,
+        )
         assert graphs[0].accuracy == pytest.approx(wanted, abs=1e-3)
         assert [graph.agreement for graph in graphs] == [pytest.approx(1.0, abs=0.02)] * 3
         assert absent == ()
 
 
-def test_texts_are_scored_by_token_and_may_be_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_scored_by_token_and_may_be_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     submodel = full(small("transformer"))
     net, raw = drawn(submodel), batch(submodel.network, 12)
     shown, truth = pose(submodel.network, 0.3, raw, raw, torch.Generator().manual_seed(0))
     x, y = shown.numpy(), truth.numpy()
-    monkeypatch.setattr("export.verify.NUMBERS", 5 * submodel.network.outputs * submodel.network.inputs[0])  # five texts at a time
-    graphs, _ = made(tmp_path, submodel, net, {**ORIGIN, "submodel": "w1"}, Examples(x, y, x[:4]), int8=False)
+    # five texts at a time
+    monkeypatch.setattr(
+        "export.verify.NUMBERS", 5 * submodel.network.outputs * submodel.network.inputs[0]
+    )
+    graphs, _ = made(
+        tmp_path, submodel, net, {**ORIGIN, "submodel": "w1"}, Examples(x, y, x[:4]), int8=False
+    )
     wanted = variants.graph.predict(net, submodel.network, x).argmax(1)
     assert [graph.kind for graph in graphs] == ["fp32"]
     assert graphs[0].accuracy == pytest.approx((wanted == y).mean())
 
 
-def test_a_graph_that_cannot_be_quantised_or_says_no_numbers_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_cannot_be_quantised_or_says_no_numbers_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     submodel = full(small("mlp"))
     net, x = drawn(submodel), batch(submodel.network, 20).numpy()
     honest = quantize_module.quantize
@@ -74,7 +98,9 @@ def test_a_graph_that_cannot_be_quantised_or_says_no_numbers_is_absent(tmp_path:
         return broken(honest(path, kind, examples, out))  # type: ignore[arg-type]
 
     monkeypatch.setattr(variants, "quantize", odd)
-    graphs, absent = made(tmp_path, submodel, net, {**ORIGIN, "submodel": "w1"}, split(x, None), int8=True)
+    graphs, absent = made(
+        tmp_path, submodel, net, {**ORIGIN, "submodel": "w1"}, split(x, None), int8=True
+    )
     assert [graph.kind for graph in graphs] == ["fp32"]
     assert absent == ("int8-s8s8: no such luck", "int8-u8s8: its answers are not finite")
     assert {path.name for path in tmp_path.iterdir()} == {f"{submodel.name}.onnx"}
@@ -87,6 +113,10 @@ def broken(path: Path) -> Path:
     model = onnx.load(path)
     last = next(node for node in reversed(model.graph.node) if node.op_type == "DequantizeLinear")
     scale = next(tensor for tensor in model.graph.initializer if tensor.name == last.input[1])
-    scale.CopyFrom(onnx.numpy_helper.from_array(np.full_like(onnx.numpy_helper.to_array(scale), np.nan), scale.name))
+    scale.CopyFrom(
+        onnx.numpy_helper.from_array(
+            np.full_like(onnx.numpy_helper.to_array(scale), np.nan), scale.name
+        )
+    )
     onnx.save(model, path)
     return path

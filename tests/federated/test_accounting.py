@@ -1,4 +1,6 @@
-"""Multiply-adds of training: what methods say of their passes is what PyTorch counts while a device trains."""
+"""Multiply-adds of training: what methods say of their passes is what PyTorch counts while a device
+trains.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ LEVELS = {"scalefl": {"widths": (0.25, 0.5), "depths": (1, 2)}}
 
 
 class Device:
-    """A device of a method on the smallest or largest size of a tiny menu, which trains as in a run and counts as PyTorch does."""
+    """A device of a method on the smallest or largest size of a tiny menu, which trains as in a run
+    and counts as PyTorch does.
+    """
 
     def __init__(self, monkeypatch, name: str, *, index: int = -1, **given) -> None:
         self.method, self.monkeypatch = method(name), monkeypatch
-        sizes = LEVELS.get(name, {key: value for key, value in SIZES.items() if key in self.method.settings})
+        sizes = LEVELS.get(
+            name, {key: value for key, value in SIZES.items() if key in self.method.settings}
+        )
         settings = configure(self.method, {**sizes, "batch": BATCH, "epochs": 1, **given}, rounds=4)
         self.menu = self.method.menu(NET, settings)
         self.state = self.method.start(initial(NET, 0, self.method.features), self.menu, settings)
@@ -40,16 +46,24 @@ class Device:
     def expected(self, before: Submodel | None = None) -> tuple[float, float]:
         """Forward, and forward with backward, as the method says."""
         passes = self.method.passes(self.recipe, self.submodel, before)
-        return tuple(SAMPLES * self.recipe.epochs * macs(passes, backward=backward) for backward in (False, True))
+        return tuple(
+            SAMPLES * self.recipe.epochs * macs(passes, backward=backward)
+            for backward in (False, True)
+        )
 
     def counted(self, seed: int = 0) -> tuple[int, int]:
         """The same as PyTorch counts them in one local training."""
         rng = np.random.default_rng(0)
         x, y = rng.random((SAMPLES, 1, 8, 8), dtype=np.float32), rng.integers(0, 3, SAMPLES)
         plan = self.method.place(self.state, self.submodel)
-        received = placed({name: value.numpy() for name, value in self.method.dispatch(self.state, plan).items()}, "cpu")
+        received = placed(
+            {name: value.numpy() for name, value in self.method.dispatch(self.state, plan).items()},
+            "cpu",
+        )
         net = build(self.submodel)
-        net.load_state_dict({name: value for name, value in received.items() if "/" not in name}, strict=False)
+        net.load_state_dict(
+            {name: value for name, value in received.items() if "/" not in name}, strict=False
+        )
         session = open_session(net, self.submodel, self.recipe, x, y, labels=range(3), seed=seed)
         session.received, session.memory = received, self.memory
         back = 0
@@ -73,7 +87,7 @@ def device(monkeypatch) -> Callable[..., Device]:
     return lambda name, **given: Device(monkeypatch, name, **given)
 
 
-# ---- methods -------------------------------------------------------------------------------------------------------
+# ---- methods -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - {"fjord"}))
@@ -91,34 +105,47 @@ def test_moons_later_trainings_pass_the_received_and_the_previous_network_too(de
     assert later == pytest.approx(one.expected(before=one.submodel), rel=1e-12)
     assert later[0] == 3 * first[0]
     assert later[1] - first[1] == 2 * first[0], "fixed networks have no backward pass"
-    assert one.expected(before=one.menu[0]) == first, "the previous network of another submodel is of no use"
+    assert one.expected(before=one.menu[0]) == first, (
+        "the previous network of another submodel is of no use"
+    )
 
 
 @pytest.mark.parametrize("kd", [False, True])
 def test_fjord_passes_every_width_equally_often_and_with_kd_the_own_width_each_time(device, kd):
-    """Three batches and two widths: over seeds whose draws are known, the mean over the eight equally likely rows of draws is what it says."""
+    """Three batches and two widths: over seeds whose draws are known, the mean over the eight
+    equally likely rows of draws is what it says.
+    """
     one = device("fjord", kd=kd)
     by_draws: dict[tuple[int, ...], tuple[int, int]] = {}
     for seed in range(100):
         generator = torch.Generator().manual_seed(seed)
         torch.randperm(SAMPLES, generator=generator)
-        draws = tuple(int(torch.randint(2, (), generator=generator)) for _ in range(SAMPLES // BATCH))
+        draws = tuple(
+            int(torch.randint(2, (), generator=generator)) for _ in range(SAMPLES // BATCH)
+        )
         if draws not in by_draws:
             by_draws[draws] = one.counted(seed)
         if len(by_draws) == 8:
             break
     assert len(set(by_draws.values())) == 4, "how many batches were narrow decides"
-    assert tuple(np.mean(list(by_draws.values()), axis=0)) == pytest.approx(one.expected(), rel=1e-12)
+    assert tuple(np.mean(list(by_draws.values()), axis=0)) == pytest.approx(
+        one.expected(), rel=1e-12
+    )
     assert device("fjord", kd=kd, index=0).counted() == device("fjord", kd=kd, index=0).expected()
 
 
 @pytest.mark.parametrize("given", [{"epochs": 3}, {"shrink": "depth"}, {"transfer": False}])
 def test_recipfls_strong_device_trains_and_teaches_a_second_network(device, given):
-    """The measuring pass of the teacher's batch norm comes once per training, whatever its epochs."""
+    """The measuring pass of the teacher's batch norm comes once per training, whatever its
+    epochs.
+    """
     strong = device("recipfl", **given)
     found = strong.counted()
     assert found == pytest.approx(strong.expected(), rel=1e-12)
-    large, small = (SAMPLES * strong.recipe.epochs * cost(s).forward_macs for s in (strong.submodel, strong.menu[0]))
+    large, small = (
+        SAMPLES * strong.recipe.epochs * cost(s).forward_macs
+        for s in (strong.submodel, strong.menu[0])
+    )
     measured = SAMPLES * cost(strong.submodel).forward_macs
     assert found[0] == (large if given == {"transfer": False} else 2 * large + measured + small)
 
@@ -131,13 +158,19 @@ def test_exits_all_count(device):
 
 
 def test_branches_are_trained_merged(device):
-    """A network with two branches per layer takes what the plain one takes, whereas the paper counts each branch by itself."""
+    """A network with two branches per layer takes what the plain one takes, whereas the paper
+    counts each branch by itself.
+    """
     one = device("dynamicfl", branches=2)
     assert one.submodel.branches == 2
-    assert one.counted()[0] == SAMPLES * cost(full(NET)).forward_macs < SAMPLES * cost(one.submodel).forward_macs
+    assert (
+        one.counted()[0]
+        == SAMPLES * cost(full(NET)).forward_macs
+        < SAMPLES * cost(one.submodel).forward_macs
+    )
 
 
-# ---- sums ----------------------------------------------------------------------------------------------------------
+# ---- sums ----------------------------------------------------------------------------------------
 
 
 def test_passes_add_up_by_their_number_and_by_whether_they_learn():
@@ -145,7 +178,12 @@ def test_passes_add_up_by_their_number_and_by_whether_they_learn():
     half = replace(whole, width=0.5)
     passes = [Pass(whole), Pass(half, 0.25), Pass(whole, 2, learns=False)]
     assert macs(passes) == 3 * cost(whole).forward_macs + 0.25 * cost(half).forward_macs
-    assert macs(passes, backward=True) == cost(whole).training_macs + 0.25 * cost(half).training_macs + 2 * cost(whole).forward_macs
+    assert (
+        macs(passes, backward=True)
+        == cost(whole).training_macs
+        + 0.25 * cost(half).training_macs
+        + 2 * cost(whole).forward_macs
+    )
 
 
 def test_tmac_counts_the_rounds_to_the_target_and_the_total_all_of_them():

@@ -17,7 +17,14 @@ from federated.method import Part
 def part(value, where=None, shape=None, weight=1.0, home="w", **rest):
     value = torch.as_tensor(value)
     shape = tuple(value.shape) if shape is None else shape
-    return Part(home, tuple((0, n) for n in value.shape) if where is None else where, shape, value, weight, **rest)
+    return Part(
+        home,
+        tuple((0, n) for n in value.shape) if where is None else where,
+        shape,
+        value,
+        weight,
+        **rest,
+    )
 
 
 def folded(*parts):
@@ -30,17 +37,31 @@ def folded(*parts):
 def same(a: Total, b: Total) -> bool:
     """Equal bit for bit: keys, values and weights."""
     texts = dump(a)[1] == dump(b)[1]
-    return texts and all(torch.equal(a.sums[h].value, b.sums[h].value) and a.sums[h].value.dtype == b.sums[h].value.dtype for h in a.sums)
+    return texts and all(
+        torch.equal(a.sums[h].value, b.sums[h].value)
+        and a.sums[h].value.dtype == b.sums[h].value.dtype
+        for h in a.sums
+    )
 
 
 def test_a_weighted_mean_by_hand():
-    assert mean(folded(part([1.0, 2.0]), part([5.0, 6.0], weight=3.0)).sums["w"]).tolist() == [4.0, 5.0]
+    assert mean(folded(part([1.0, 2.0]), part([5.0, 6.0], weight=3.0)).sums["w"]).tolist() == [
+        4.0,
+        5.0,
+    ]
 
 
 def test_bands_of_two_corners():
     """1 x 1 under 2 x 2: three quarters of the larger stand alone."""
-    total = folded(part([[4.0]], shape=(2, 2), weight=1.0), part([[1.0, 2.0], [3.0, 8.0]], weight=3.0)).sums["w"]
-    assert dict(bands(total)) == {((0, 1), (0, 1)): 4.0, ((0, 1), (1, 2)): 3.0, ((1, 2), (0, 1)): 3.0, ((1, 2), (1, 2)): 3.0}
+    total = folded(
+        part([[4.0]], shape=(2, 2), weight=1.0), part([[1.0, 2.0], [3.0, 8.0]], weight=3.0)
+    ).sums["w"]
+    assert dict(bands(total)) == {
+        ((0, 1), (0, 1)): 4.0,
+        ((0, 1), (1, 2)): 3.0,
+        ((1, 2), (0, 1)): 3.0,
+        ((1, 2), (1, 2)): 3.0,
+    }
     assert mean(total).tolist() == [[1.75, 2.0], [3.0, 8.0]]
 
 
@@ -61,7 +82,11 @@ def test_rows_are_weighed_one_by_one():
         part([[1.0], [1.0], [1.0]], shape=(3, 2), weight=torch.tensor([1.0, 0.0, 0.0])),
         part([[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]], weight=torch.tensor([1.0, 1.0, 0.0])),
     )
-    assert mean(total.sums["w"], torch.full((3, 2), 9.0)).tolist() == [[2.0, 3.0], [3.0, 3.0], [9.0, 9.0]]
+    assert mean(total.sums["w"], torch.full((3, 2), 9.0)).tolist() == [
+        [2.0, 3.0],
+        [3.0, 3.0],
+        [9.0, 9.0],
+    ]
 
 
 def test_rows_and_numbers_mix():
@@ -71,12 +96,17 @@ def test_rows_and_numbers_mix():
 
 def test_rows_of_a_rectangle_that_does_not_start_at_zero():
     """The rows of a band are counted from the rectangle's own start."""
-    total = folded(part([5.0, 7.0], where=((1, 3),), shape=(3,), weight=torch.tensor([0.0, 1.0])), part([1.0, 1.0, 1.0]))
+    total = folded(
+        part([5.0, 7.0], where=((1, 3),), shape=(3,), weight=torch.tensor([0.0, 1.0])),
+        part([1.0, 1.0, 1.0]),
+    )
     assert mean(total.sums["w"]).tolist() == [1.0, 1.0, 4.0]
 
 
 def test_scale_enters_the_value_and_not_the_weight():
-    total = folded(part([2.0], scale=3.0, weight=2.0, extra=(5.0, 1.0)), part([4.0], extra=(7.0, 1.0)))
+    total = folded(
+        part([2.0], scale=3.0, weight=2.0, extra=(5.0, 1.0)), part([4.0], extra=(7.0, 1.0))
+    )
     assert mean(total.sums["w"]).tolist() == [pytest.approx(16 / 3)]
     assert (extra(total.sums["w"], 1), extra(total.sums["w"], 2)) == (12.0, 2.0)
 
@@ -158,7 +188,7 @@ def test_memory_is_one_model():
     assert len(total.sums["w"].cover) == 5
 
 
-# ---- properties ----------------------------------------------------------------------------------------------------
+# ---- properties ----------------------------------------------------------------------------------
 
 
 SHAPE = (4, 3)
@@ -167,13 +197,29 @@ whole = st.integers(-8, 8).map(float)
 
 @st.composite
 def anywhere(draw):
-    """A part of a 4 x 3 home: any rectangle, small whole values, weights by number or by row, two extras."""
-    where = tuple(tuple(sorted(draw(st.lists(st.integers(0, n), min_size=2, max_size=2, unique=True)))) for n in SHAPE)
+    """A part of a 4 x 3 home: any rectangle, small whole values, weights by number or by row, two
+    extras.
+    """
+    where = tuple(
+        tuple(sorted(draw(st.lists(st.integers(0, n), min_size=2, max_size=2, unique=True))))
+        for n in SHAPE
+    )
     extents = [b - a for a, b in where]
-    value = torch.tensor(draw(st.lists(whole, min_size=extents[0] * extents[1], max_size=extents[0] * extents[1]))).reshape(extents)
-    rows = st.lists(st.integers(0, 3).map(float), min_size=extents[0], max_size=extents[0]).map(lambda w: torch.tensor(w, dtype=torch.float64))
+    value = torch.tensor(
+        draw(st.lists(whole, min_size=extents[0] * extents[1], max_size=extents[0] * extents[1]))
+    ).reshape(extents)
+    rows = st.lists(st.integers(0, 3).map(float), min_size=extents[0], max_size=extents[0]).map(
+        lambda w: torch.tensor(w, dtype=torch.float64)
+    )
     weight = draw(st.one_of(st.integers(0, 5).map(float), rows))
-    return part(value, where, SHAPE, weight, home=draw(st.sampled_from(["w", "v"])), extra=(draw(whole), 1.0))
+    return part(
+        value,
+        where,
+        SHAPE,
+        weight,
+        home=draw(st.sampled_from(["w", "v"])),
+        extra=(draw(whole), 1.0),
+    )
 
 
 def dense(parts, home):
@@ -195,8 +241,12 @@ def test_bands_agree_with_a_dense_count(parts):
     for home, one in total.sums.items():
         top, count = dense(parts, home)
         expected = torch.where(count > 0, top / count.clamp(min=1), 99.0)
-        torch.testing.assert_close(mean(one, torch.full(SHAPE, 99.0)).double(), expected, rtol=1e-6, atol=1e-6)
-        cells = [{(i, j) for i in range(*where[0]) for j in range(*where[1])} for where, _ in bands(one)]
+        torch.testing.assert_close(
+            mean(one, torch.full(SHAPE, 99.0)).double(), expected, rtol=1e-6, atol=1e-6
+        )
+        cells = [
+            {(i, j) for i in range(*where[0]) for j in range(*where[1])} for where, _ in bands(one)
+        ]
         assert all(not a & b for a, b in itertools.combinations(cells, 2)), "bands overlap"
 
 
@@ -227,9 +277,25 @@ def test_merging_is_associative_and_equals_one_fold(parts, i, j):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(anywhere(), min_size=1, max_size=6), st.integers(0, 6), st.floats(0.1, 1))
 def test_a_total_goes_on_bit_for_bit_after_a_crash(parts, cut, fraction):
-    """Dumped midway and loaded, with values and weights that do round, it ends with the same bits."""
+    """Dumped midway and loaded, with values and weights that do round, it ends with the same
+    bits.
+    """
     keyed = [
-        ((f"a{n}", n), [Part(p.home, p.where, p.shape, p.value * fraction, p.weight * fraction, fraction, p.extra)]) for n, p in enumerate(parts)
+        (
+            (f"a{n}", n),
+            [
+                Part(
+                    p.home,
+                    p.where,
+                    p.shape,
+                    p.value * fraction,
+                    p.weight * fraction,
+                    fraction,
+                    p.extra,
+                )
+            ],
+        )
+        for n, p in enumerate(parts)
     ]
     straight, broken = Total(), Total()
     for key, ps in keyed:

@@ -33,7 +33,11 @@ def test_a_disk_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     """The file system says so when it is told to write, as a full disk or a worn card does."""
     disk.write(tmp_path / "a", b"first")
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        patch.setattr(
+            os,
+            "fsync",
+            lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+        )
         with pytest.raises(OSError, match="No space left"):
             disk.write(tmp_path / "a", b"second")
     assert (tmp_path / "a").read_bytes() == b"first"
@@ -48,17 +52,26 @@ def test_a_limit_on_the_size_of_files_leaves_what_was_there(tmp_path, before):
         path.write_bytes(before)
     code = (
         "import resource, signal, sys; from pathlib import Path; from federated import disk\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try: disk.write(Path(sys.argv[1]), bytes(10_000))\n"
         "except OSError as error: print(error.strerror)\n"
     )
-    done = subprocess.run([sys.executable, "-B", "-c", code, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code, str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert (done.stdout, done.stderr) == ("File too large\n", "")
     assert names(tmp_path) == (["a"] if before else [])
     assert not before or path.read_bytes() == before
 
 
-@pytest.mark.parametrize(("target", "words"), [("none/a", "No such file"), ("folder", "Is a directory")])
+@pytest.mark.parametrize(
+    ("target", "words"), [("none/a", "No such file"), ("folder", "Is a directory")]
+)
 def test_what_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path, target, words):
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError, match=words):
@@ -91,7 +104,10 @@ def test_many_writers_of_one_path_never_mix(tmp_path):
         for _ in range(20):
             disk.write(path, bytes([number]) * 100_000)
 
-    looker, writers = threading.Thread(target=look), [threading.Thread(target=put, args=(number,)) for number in range(1, 4)]
+    looker, writers = (
+        threading.Thread(target=look),
+        [threading.Thread(target=put, args=(number,)) for number in range(1, 4)],
+    )
     for thread in (looker, *writers):
         thread.start()
     for thread in writers:

@@ -1,7 +1,8 @@
-"""The golden numbers of the papers and their authors' code, through the real engine, methods and layers.
+"""The golden numbers of the papers and their authors' code, through the real engine, methods and
+layers.
 
-The checks live in `tests/federated/golden`, a module per paper, each a function `check_NAME(toy)` for the file NAME.json. The files lie beside
-the checkout; where they are absent these tests skip.
+The checks live in `tests/federated/golden`, a module per paper, each a function `check_NAME(toy)`
+for the file NAME.json. The files lie beside the checkout; where they are absent these tests skip.
 """
 
 from __future__ import annotations
@@ -14,10 +15,20 @@ import pytest
 
 from tests.support.golden import GOLDEN, registered
 
-pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="the golden files are not beside this checkout")
+pytestmark = pytest.mark.skipif(
+    not GOLDEN.is_dir(), reason="the golden files are not beside this checkout"
+)
 
-MODULES = [importlib.import_module(f"tests.federated.golden.{m.name}") for m in pkgutil.iter_modules([str(Path(__file__).parent / "golden")])]
-CHECKS = {name.removeprefix("check_"): check for module in MODULES for name, check in vars(module).items() if name.startswith("check_")}
+MODULES = [
+    importlib.import_module(f"tests.federated.golden.{m.name}")
+    for m in pkgutil.iter_modules([str(Path(__file__).parent / "golden")])
+]
+CHECKS = {
+    name.removeprefix("check_"): check
+    for module in MODULES
+    for name, check in vars(module).items()
+    if name.startswith("check_")
+}
 
 
 @pytest.fixture

@@ -12,16 +12,29 @@ from federated.method import Part
 def part(value, where=None, shape=None, weight=1.0, home="w", **rest):
     value = torch.as_tensor(value)
     return Part(
-        home, tuple((0, n) for n in value.shape) if where is None else where, tuple(value.shape) if shape is None else shape, value, weight, **rest
+        home,
+        tuple((0, n) for n in value.shape) if where is None else where,
+        tuple(value.shape) if shape is None else shape,
+        value,
+        weight,
+        **rest,
     )
 
 
 def test_what_is_folded_comes_back_and_counts_once(tmp_path):
     kept = Kept(tmp_path)
     rows = torch.tensor([0.0, 9.0])
-    assert kept.fold([part([[1.0, 2.0]], shape=(2, 2), weight=40.0), part([5.0, 6.0], weight=rows, home="b")], ("a", 1))
+    assert kept.fold(
+        [part([[1.0, 2.0]], shape=(2, 2), weight=40.0), part([5.0, 6.0], weight=rows, home="b")],
+        ("a", 1),
+    )
     first, second = kept.parts(("a", 1))
-    assert (first.home, first.where, first.shape, first.weight) == ("w", ((0, 1), (0, 2)), (2, 2), 1.0)
+    assert (first.home, first.where, first.shape, first.weight) == (
+        "w",
+        ((0, 1), (0, 2)),
+        (2, 2),
+        1.0,
+    )
     assert first.value.tolist() == [[1.0, 2.0]]
     assert second.value.tolist() == [5.0, 6.0]
     assert second.weight.tolist() == [0.0, 1.0]
@@ -36,7 +49,15 @@ def test_a_key_is_folded_once(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("bad", [part([1.0, 2.0], shape=(3,)), part([1.0], scale=0.5), part([1.0], extra=(1.0,)), part([[1.0]])])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        part([1.0, 2.0], shape=(3,)),
+        part([1.0], scale=0.5),
+        part([1.0], extra=(1.0,)),
+        part([[1.0]]),
+    ],
+)
 def test_a_part_that_does_not_fit_leaves_nothing_behind(tmp_path, bad):
     kept = Kept(tmp_path)
     kept.fold([part([1.0])], ("a", 1))

@@ -35,7 +35,10 @@ def quiet() -> Iterator[None]:
 
 
 def lines(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON")) for line in path.read_text().splitlines()]
+    return [
+        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+        for line in path.read_text().splitlines()
+    ]
 
 
 def test_json_lines_have_time_level_logger_message_and_fields(tmp_path: Path) -> None:
@@ -53,16 +56,23 @@ def test_json_lines_have_time_level_logger_message_and_fields(tmp_path: Path) ->
     }
 
 
-def test_a_file_gets_everything_of_ours_while_standard_error_gets_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_gets_everything_of_ours_while_standard_error_gets_warnings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs.configure(verbose=False, file=tmp_path / "log")
     log.info("quiet")
     log.warning("loud")
     logging.getLogger("someone.else").info("chatter")
     assert capsys.readouterr().err.strip().endswith("WARNING coordinator.test: loud")
-    assert [line.rpartition(": ")[2] for line in (tmp_path / "log").read_text().splitlines()] == ["quiet", "loud"]
+    assert [line.rpartition(": ")[2] for line in (tmp_path / "log").read_text().splitlines()] == [
+        "quiet",
+        "loud",
+    ]
 
 
-def test_being_told_a_file_leaves_the_wish_for_more_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_being_told_a_file_leaves_the_wish_for_more_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     logs.configure(verbose=True)
     logs.configure()
     log.info("still said")
@@ -71,19 +81,32 @@ def test_being_told_a_file_leaves_the_wish_for_more_words(capsys: pytest.Capture
 
 @pytest.mark.parametrize("form", ["text", "json"])
 @pytest.mark.parametrize("secret", ["hunter22", 'pä"s/w@rd x', "back\\slash"])
-def test_a_secret_shows_in_no_message_field_or_traceback(tmp_path: Path, form: logs.Form, secret: str) -> None:
+def test_a_secret_shows_in_no_message_field_or_traceback(
+    tmp_path: Path, form: logs.Form, secret: str
+) -> None:
     from urllib.parse import quote
 
     logs.conceal(secret)
     logs.configure(form=form, file=tmp_path / "log")
-    log.warning("password %s, quoted %s", secret, quote(secret, safe=""), extra={"given": secret, "listed": [secret]})
+    log.warning(
+        "password %s, quoted %s",
+        secret,
+        quote(secret, safe=""),
+        extra={"given": secret, "listed": [secret]},
+    )
     try:
         raise ValueError(secret)
     except ValueError:
         log.exception("it failed for %r", secret)
     text = (tmp_path / "log").read_text()
     assert "***" in text
-    for spelled in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], quote(secret, safe=""), repr(secret)[1:-1]):
+    for spelled in (
+        secret,
+        json.dumps(secret)[1:-1],
+        json.dumps(secret, ensure_ascii=False)[1:-1],
+        quote(secret, safe=""),
+        repr(secret)[1:-1],
+    ):
         assert spelled not in text
 
 
@@ -106,7 +129,10 @@ def test_files_rotate_and_stay_bounded(tmp_path: Path, monkeypatch: pytest.Monke
         for number in range(200):
             log.info("a line of about forty characters: %d", number)
     found = sorted(tmp_path.iterdir())
-    assert [path.name for path in found] == ["log.jsonl", *(f"log.jsonl.{i}" for i in range(1, logs.KEPT + 1))]
+    assert [path.name for path in found] == [
+        "log.jsonl",
+        *(f"log.jsonl.{i}" for i in range(1, logs.KEPT + 1)),
+    ]
     assert all(path.stat().st_size <= 1000 for path in found)
 
 
@@ -118,14 +144,19 @@ def test_a_recording_fills_in_what_its_lines_are_about_and_ends(tmp_path: Path) 
         log.info("two", extra={"agent": "pi"})
         log.info("three", extra={"round": 9})
     log.warning("not recorded")
-    assert [(line["message"], line["run"], line["round"], line.get("agent")) for line in lines(tmp_path / "a")] == [
+    assert [
+        (line["message"], line["run"], line["round"], line.get("agent"))
+        for line in lines(tmp_path / "a")
+    ] == [
         ("one", "r", 1, None),
         ("two", "r", 2, "pi"),
         ("three", "r", 9, None),
     ]
 
 
-def test_a_disk_that_takes_no_more_costs_lines_and_one_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_that_takes_no_more_costs_lines_and_one_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no full disk to try")
     (tmp_path / "log").symlink_to("/dev/full")

@@ -36,13 +36,17 @@ def all_of(ear: socket.socket) -> list[str]:
         return said
 
 
-def test_it_hears_that_the_command_is_ready_alive_what_it_does_and_that_it_stops(heard: socket.socket) -> None:
+def test_it_hears_that_the_command_is_ready_alive_what_it_does_and_that_it_stops(
+    heard: socket.socket,
+) -> None:
     with Manager() as manager:
         manager.ready("looking for a run")
     assert all_of(heard) == ["READY=1", "WATCHDOG=1", "STATUS=looking for a run", "STOPPING=1"]
 
 
-def test_a_quick_loop_pings_four_times_in_its_patience_and_says_a_status_once(heard: socket.socket) -> None:
+def test_a_quick_loop_pings_four_times_in_its_patience_and_says_a_status_once(
+    heard: socket.socket,
+) -> None:
     now = [0.0]
     with Manager(lambda: now[0]) as manager:
         for tenth in range(81):  # eight seconds: at 0, 2, 4, 6 and 8
@@ -55,14 +59,28 @@ def test_a_quick_loop_pings_four_times_in_its_patience_and_says_a_status_once(he
 
 def test_children_do_not_inherit_the_line(heard: socket.socket) -> None:
     with Manager():
-        shown = subprocess.run([sys.executable, "-c", "import os; print(*os.environ)"], capture_output=True, text=True, check=True).stdout
+        shown = subprocess.run(
+            [sys.executable, "-c", "import os; print(*os.environ)"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
     assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} & set(shown.split())
 
 
 @pytest.mark.parametrize(
-    ("microseconds", "pid", "seconds"), [("30000000", "", 30.0), ("30000000", "1", 0.0), ("", "", 0.0), ("soon", "", 0.0), ("-5", "", 0.0)]
+    ("microseconds", "pid", "seconds"),
+    [
+        ("30000000", "", 30.0),
+        ("30000000", "1", 0.0),
+        ("", "", 0.0),
+        ("soon", "", 0.0),
+        ("-5", "", 0.0),
+    ],
 )
-def test_the_manager_s_patience_is_read_only_where_it_is_meant_for_this_process(microseconds: str, pid: str, seconds: float) -> None:
+def test_the_manager_s_patience_is_read_only_where_it_is_meant_for_this_process(
+    microseconds: str, pid: str, seconds: float
+) -> None:
     assert watchdog(microseconds, pid) == seconds
 
 
@@ -84,7 +102,9 @@ def test_a_status_is_one_line_of_plain_characters() -> None:
     assert len(line("x" * 1000)) == 200
 
 
-def test_a_health_check_s_file_is_touched_while_the_loop_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_health_check_s_file_is_touched_while_the_loop_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, now = tmp_path / "alive", [0.0]
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     monkeypatch.setenv("ESPALIER_ALIVE", str(file))
@@ -99,7 +119,9 @@ def test_a_health_check_s_file_is_touched_while_the_loop_turns(tmp_path: Path, m
         assert time.time() - file.stat().st_mtime < 60
 
 
-def test_a_health_check_s_file_that_cannot_be_written_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_health_check_s_file_that_cannot_be_written_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ESPALIER_ALIVE", str(tmp_path / "nowhere" / "alive"))
     with Manager() as manager:
         manager.alive(lambda: "x")

@@ -1,4 +1,6 @@
-"""What a device keeps between rounds: taken up where the coordinator took the update, found again by a round that is done again, never sent."""
+"""What a device keeps between rounds: taken up where the coordinator took the update, found again
+by a round that is done again, never sent.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_a_round_goes_on_from_the_one_that_was_taken(tmp_path):
 
 
 def test_what_nobody_will_ask_for_again_takes_no_room(tmp_path):
-    """Rounds whose updates nobody took, of this run or of an older one of its name, are gone with the next that is trained."""
+    """Rounds whose updates nobody took, of this run or of an older one of its name, are gone with
+    the next that is trained.
+    """
     memory.write(tmp_path, 40, values(40), since=0)
     memory.write(tmp_path, 1, values(1), since=0)
     for number in (2, 3, 11):
@@ -53,7 +57,7 @@ def test_a_device_without_its_disk_starts_anew(tmp_path):
     assert memory.read(tmp_path / "none", 7) == {}
 
 
-# ---- tensors that are kept as unions of corners ----------------------------------------------------------------------
+# ---- tensors that are kept as unions of corners --------------------------------------------------
 
 
 def full(shape, number):
@@ -74,7 +78,9 @@ def test_a_union_grows_with_zeros(tmp_path):
     """Both axes at once, or one each: the corners that were never trained are 0."""
     memory.write(tmp_path, 1, {"c/w": full((1, 2), 1)}, since=0)
     assert memory.read(tmp_path, 1, {"c/w": (2, 3)})["c/w"].tolist() == [[1, 1, 0], [0, 0, 0]]
-    memory.write(tmp_path, 2, {"c/w": full((2, 1), 2), "c/one": np.full((), 5, np.float32)}, since=1)
+    memory.write(
+        tmp_path, 2, {"c/w": full((2, 1), 2), "c/one": np.full((), 5, np.float32)}, since=1
+    )
     found = memory.read(tmp_path, 2, {"c/w": (2, 3), "c/one": ()})
     assert found["c/w"].tolist() == [[2, 1, 0], [2, 0, 0]]
     assert found["c/one"].tolist() == 5
@@ -85,7 +91,9 @@ def test_a_repeated_round_finds_the_union_of_before(tmp_path):
     memory.write(tmp_path, 2, {"c/w": full(2, 2)}, since=1)
     assert memory.read(tmp_path, 1, {"c/w": (3,)})["c/w"].tolist() == [1, 1, 1]
     memory.write(tmp_path, 3, {"c/w": full(1, 3)}, since=1)
-    assert memory.read(tmp_path, 3, {"c/w": (3,)})["c/w"].tolist() == [3, 1, 1], "nobody took round 2"
+    assert memory.read(tmp_path, 3, {"c/w": (3,)})["c/w"].tolist() == [3, 1, 1], (
+        "nobody took round 2"
+    )
 
 
 def test_only_unions_outlive_a_round_that_does_not_mention_them(tmp_path):
@@ -120,12 +128,23 @@ print(peak() - before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from Linux")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the peak of a process is read from Linux"
+)
 def test_a_round_takes_memory_for_its_corner_and_not_for_the_union(tmp_path):
-    """Of a union of 64 MB a corner of 256 KB: the process, mapped pages included, grows by less than a fourth of the union."""
+    """Of a union of 64 MB a corner of 256 KB: the process, mapped pages included, grows by less
+    than a fourth of the union.
+    """
     rows = np.arange(4096, dtype=np.float32)
     memory.write(tmp_path, 1, {"c/w": np.broadcast_to(rows[:, None], (4096, 4096))}, since=0)
-    done = subprocess.run([sys.executable, "-B", "-c", LEAN, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", LEAN, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert int(done.stdout) < 16e6
     assert (tmp_path / "2.kept").stat().st_size > 64e6
     found = memory.read(tmp_path, 2, {"c/w": (4096, 4096)})["c/w"]
@@ -138,7 +157,11 @@ def test_a_corner_is_read_without_the_rows_below_it(tmp_path, monkeypatch):
     """64 of 4096 rows, and a few blocks of them at a time."""
     memory.write(tmp_path, 1, {"c/w": full((4096, 1024), 1)}, since=0)
     read, inner = list[int](), np.fromfile
-    monkeypatch.setattr(np, "fromfile", lambda *given, **named: (found := inner(*given, **named), read.append(found.nbytes))[0])
+    monkeypatch.setattr(
+        np,
+        "fromfile",
+        lambda *given, **named: (found := inner(*given, **named), read.append(found.nbytes))[0],
+    )
     monkeypatch.setattr(memory, "BLOCK", 65_536)
     assert memory.read(tmp_path, 1, {"c/w": (64, 8)})["c/w"].tolist() == [[1] * 8] * 64
     assert sum(read) == 64 * 1024 * 4
@@ -185,14 +208,22 @@ def test_kill_minus_9_at_any_step_leaves_the_old_memory_and_none_or_all_of_the_n
         folder = tmp_path / str(number)
         memory.write(folder, 1, {"c/w": before}, since=0)
         (folder / "9.kept").write_bytes(b"of an attempt that nobody took, which the round removes")
-        done = subprocess.run([sys.executable, "-B", "-c", KILLED, str(folder), str(number)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", KILLED, str(folder), str(number)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert done.returncode in {0, -signal.SIGKILL}, done.stderr
         assert np.array_equal(memory.read(folder, 1, shape)["c/w"], before)
         found = memory.read(folder, 2, shape)
         assert not found or np.array_equal(found["c/w"], after)
         seen.add(bool(found))
         memory.write(folder, 2, {"c/w": full((8, 4), 2)}, since=1)
-        assert np.array_equal(memory.read(folder, 2, shape)["c/w"], after), "the repeated attempt starts from the old memory"
+        assert np.array_equal(memory.read(folder, 2, shape)["c/w"], after), (
+            "the repeated attempt starts from the old memory"
+        )
         assert sorted(path.name for path in folder.iterdir()) == ["1.kept", "2.kept"]
         if ended := done.returncode == 0:
             break
@@ -201,7 +232,7 @@ def test_kill_minus_9_at_any_step_leaves_the_old_memory_and_none_or_all_of_the_n
     assert seen == {False, True}
 
 
-# ---- layers that stay on a device ------------------------------------------------------------------------------------
+# ---- layers that stay on a device ----------------------------------------------------------------
 
 
 def data(seed=0):
@@ -219,7 +250,9 @@ def task(submodel=SMALL, work="train", number=1, **recipe):
 def sent(submodel, leave_out=HEAD):
     whole = initial(NET, 0)
     plan = corners({name: tuple(v.shape) for name, v in whole.items()}, submodel, shapes(submodel))
-    return {name: value.numpy() for name, value in extract(whole, plan).items() if name not in leave_out}
+    return {
+        name: value.numpy() for name, value in extract(whole, plan).items() if name not in leave_out
+    }
 
 
 def test_kept_layers_are_not_sent_and_go_on_from_where_they_were():
@@ -227,7 +260,9 @@ def test_kept_layers_are_not_sent_and_go_on_from_where_they_were():
     assert not set(HEAD) & first.tensors.keys()
     second, later = perform(task(number=2), sent(SMALL), data(), kept=kept)
     anew, _ = perform(task(number=2), sent(SMALL), data())
-    assert any(not np.array_equal(second.tensors[name], anew.tensors[name]) for name in second.tensors)
+    assert any(
+        not np.array_equal(second.tensors[name], anew.tensors[name]) for name in second.tensors
+    )
     assert all(not np.array_equal(later[name], kept[name]) for name in kept)
     again, _ = perform(task(number=2), sent(SMALL), data(), kept=kept)
     assert all(np.array_equal(second.tensors[name], again.tensors[name]) for name in second.tensors)
@@ -237,7 +272,9 @@ def test_kept_layers_of_another_submodel_are_not_used():
     _, kept = perform(task(LARGE), sent(LARGE), data())
     with_old, _ = perform(task(number=2), sent(SMALL), data(), kept=kept)
     without, _ = perform(task(number=2), sent(SMALL), data())
-    assert all(np.array_equal(with_old.tensors[name], without.tensors[name]) for name in without.tensors)
+    assert all(
+        np.array_equal(with_old.tensors[name], without.tensors[name]) for name in without.tensors
+    )
 
 
 def test_a_layer_that_is_to_be_kept_may_come_and_then_counts():
@@ -249,14 +286,18 @@ def test_a_layer_that_is_to_be_kept_may_come_and_then_counts():
 
 
 def test_a_missing_layer_that_is_not_kept_is_refused():
-    with pytest.raises(Refused, match=r"missing or too many: linear.bias, linear.weight \(2 in all\)"):
+    with pytest.raises(
+        Refused, match=r"missing or too many: linear.bias, linear.weight \(2 in all\)"
+    ):
         perform(task(keep=()), sent(SMALL), data())
     with pytest.raises(Refused, match="small/x"):
         perform(task(), {**sent(SMALL), "small/x": np.zeros(1, np.float32)}, data())
 
 
 def test_scores_after_a_round_are_of_the_layers_that_it_left(tmp_path):
-    """From file to file: the memory lies beside the update, and an evaluation of round 1 sees what round 1 left."""
+    """From file to file: the memory lies beside the update, and an evaluation of round 1 sees what
+    round 1 left.
+    """
     weights, result = tmp_path / "weights", tmp_path / "update"
     weights.write_bytes(tensors.encode({}, sent(SMALL)))
     evaluation = task(work="evaluate")
@@ -274,7 +315,10 @@ def test_scores_after_a_round_are_of_the_layers_that_it_left(tmp_path):
     assert here["notes"]["tallies"] == expected.notes["tallies"]
 
 
-@pytest.mark.parametrize("damage", [lambda blob: b"", lambda blob: blob[: len(blob) // 2], lambda blob: b"\xff" * len(blob)])
+@pytest.mark.parametrize(
+    "damage",
+    [lambda blob: b"", lambda blob: blob[: len(blob) // 2], lambda blob: b"\xff" * len(blob)],
+)
 def test_a_damaged_file_is_as_if_there_were_none(tmp_path, caplog, damage):
     """Every later task of the device would fail by it."""
     memory.write(tmp_path, 1, {"c/w": np.ones((4, 4), np.float32)}, since=0)

@@ -13,7 +13,10 @@ OLD = {"w": torch.tensor([1.0, 1.0]), "b": torch.tensor([0.0])}
 
 
 def parts(w, b, weight=7.0):
-    return [Part("w", ((0, 2),), (2,), torch.tensor(w), weight), Part("b", ((0, 1),), (1,), torch.tensor(b), weight)]
+    return [
+        Part("w", ((0, 2),), (2,), torch.tensor(w), weight),
+        Part("b", ((0, 1),), (1,), torch.tensor(b), weight),
+    ]
 
 
 def test_a_change_is_measured_over_all_tensors_together():
@@ -42,14 +45,21 @@ def test_rows_that_a_device_does_not_give_do_not_count():
 
 def test_every_update_counts_once():
     assert counted(parts([1.0, 1.0], [0.0], weight=2.0**40)[0]).weight == 1.0
-    assert counted(Part("w", ((0, 2),), (2,), torch.zeros(2), torch.tensor([0.0, 5.0]))).weight.tolist() == [0.0, 1.0]
+    assert counted(
+        Part("w", ((0, 2),), (2,), torch.zeros(2), torch.tensor([0.0, 5.0]))
+    ).weight.tolist() == [0.0, 1.0]
 
 
 def test_the_home_of_a_group_is_measured_against_what_it_reads():
-    """`w@small` is not written yet: it reads the corner of `w`, and goes by its dtype once it is."""
+    """`w@small` is not written yet: it reads the corner of `w`, and goes by its dtype once it
+    is.
+    """
     part = Part("w@small", ((0, 1),), (1,), torch.tensor([4.0]))
     assert length([part], OLD) == 3.0
-    state = grounded(State(0, OLD, {}), {"w@small": Sum(torch.zeros(1, dtype=torch.float64)), "w": Sum(torch.zeros(2))})
+    state = grounded(
+        State(0, OLD, {}),
+        {"w@small": Sum(torch.zeros(1, dtype=torch.float64)), "w": Sum(torch.zeros(2))},
+    )
     assert state.tensors["w@small"].tolist() == [1.0]
     assert state.tensors["w@small"].dtype == torch.float32
     assert state.tensors["w"] is OLD["w"]

@@ -39,7 +39,9 @@ def test_hidden_tokens_become_the_id_after_the_vocabulary_and_all_are_to_be_said
 
 
 def test_values_are_learned_in_standard_deviations():
-    """(14 - 10) / 2 = 2 and (3 - 0) / 1 = 3; the mean of the squared errors of (1, 3) is ((2 - 1)^2 + 0) / 2."""
+    """(14 - 10) / 2 = 2 and (3 - 0) / 1 = 3; the mean of the squared errors of (1, 3) is ((2 - 1)^2
+    + 0) / 2.
+    """
     _, truth = pose(VALUES, 0.0, torch.zeros(1, 1), torch.tensor([[14.0, 3.0]]), seeded())
     assert truth.tolist() == [[2.0, 3.0]]
     assert loss(VALUES, torch.tensor([[1.0, 3.0]]), truth).item() == 0.5
@@ -47,7 +49,9 @@ def test_values_are_learned_in_standard_deviations():
 
 def test_the_loss_of_tokens_is_a_mean_over_tokens():
     """Equal logits over 5 tokens: log 5 at each place."""
-    assert loss(NEXT, torch.zeros(2, 5, 4), torch.zeros((2, 4), dtype=torch.int64)).item() == pytest.approx(math.log(5))
+    assert loss(
+        NEXT, torch.zeros(2, 5, 4), torch.zeros((2, 4), dtype=torch.int64)
+    ).item() == pytest.approx(math.log(5))
 
 
 def test_logits_of_absent_tokens_are_zero_at_every_place():
@@ -65,12 +69,25 @@ def test_a_tally_of_classes():
 
 def test_a_tally_of_values_sums_per_value():
     """Errors 1 and 4 in the first value, 0 in the second; the truth is 1, 3 and 0, 0."""
-    found = tally(VALUES, torch.tensor([[2.0, 0.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [3.0, 0.0]]), per_class=True)
-    assert found == {"count": [2], "loss": [2.5], "errors": [5, 0], "sum": [4, 0], "squares": [10, 0]}
+    found = tally(
+        VALUES,
+        torch.tensor([[2.0, 0.0], [1.0, 0.0]]),
+        torch.tensor([[1.0, 0.0], [3.0, 0.0]]),
+        per_class=True,
+    )
+    assert found == {
+        "count": [2],
+        "loss": [2.5],
+        "errors": [5, 0],
+        "sum": [4, 0],
+        "squares": [10, 0],
+    }
 
 
 def test_a_tally_of_tokens_counts_places():
-    found = tally(NEXT, torch.zeros(2, 5, 4), torch.zeros((2, 4), dtype=torch.int64), per_class=True)
+    found = tally(
+        NEXT, torch.zeros(2, 5, 4), torch.zeros((2, 4), dtype=torch.int64), per_class=True
+    )
     assert (found["count"], found["right"]) == ([8], [8])  # of equal logits the first is taken
     assert "hits" not in found
 

@@ -13,4 +13,7 @@ def test_a_checkout_names_its_commit() -> None:
 
 
 def test_a_package_that_is_missing_has_an_empty_version() -> None:
-    assert versions(["numpy", "no-such-package"]) == {"numpy": version("numpy"), "no-such-package": ""}
+    assert versions(["numpy", "no-such-package"]) == {
+        "numpy": version("numpy"),
+        "no-such-package": "",
+    }

@@ -1,8 +1,10 @@
-"""Steps are predicted from a few small submodels: of machines whose prices are known, and of one that was measured.
+"""Steps are predicted from a few small submodels: of machines whose prices are known, and of one
+that was measured.
 
-`step_times.csv`: seconds of a training step (the quickest of many, batch 32, images of 3 x 32 x 32, one thread of an x86 server with AVX-512 on
-which nothing else ran), and bytes of the process, before the network was built and at the most. Each model's first three rows are like the
-submodels that a device times, and the others are predicted from them.
+`step_times.csv`: seconds of a training step (the quickest of many, batch 32, images of 3 x 32 x 32,
+one thread of an x86 server with AVX-512 on which nothing else ran), and bytes of the process,
+before the network was built and at the most. Each model's first three rows are like the submodels
+that a device times, and the others are predicted from them.
 """
 
 from __future__ import annotations
@@ -36,16 +38,31 @@ def measured(model: str) -> list[tuple[Submodel, float, int, int]]:
         rows = [row for row in csv.DictReader(file) if row["model"] == model]
     made = network(model, (3, 32, 32), 10, (127.0,), (60.0,))
     depths = [tuple(map(int, row["depths"].split("."))) for row in rows]
-    submodels = [menu(made, (float(row["width"]),), (depth,))[0] for row, depth in zip(rows, depths, strict=True)]
-    return [(s, float(row["seconds"]), int(row["base"]), int(row["peak"])) for s, row in zip(submodels, rows, strict=True)]
+    submodels = [
+        menu(made, (float(row["width"]),), (depth,))[0]
+        for row, depth in zip(rows, depths, strict=True)
+    ]
+    return [
+        (s, float(row["seconds"]), int(row["base"]), int(row["peak"]))
+        for s, row in zip(submodels, rows, strict=True)
+    ]
 
 
-def law(submodel: Submodel, batch: int, speed: float, off: tuple[float, float, float], *, training: bool = True) -> float:
+def law(
+    submodel: Submodel,
+    batch: int,
+    speed: float,
+    off: tuple[float, float, float],
+    *,
+    training: bool = True,
+) -> float:
     """Seconds on a machine of 16 lanes whose prices are `off` times those of its kind."""
     return float(asked(submodel, batch, 16, training) @ np.multiply(KINDS[2].prices, off)) / speed
 
 
-def timings(batch: int, speed: float, off: tuple[float, float, float], *, training: bool = True) -> tuple[Timing, ...]:
+def timings(
+    batch: int, speed: float, off: tuple[float, float, float], *, training: bool = True
+) -> tuple[Timing, ...]:
     return tuple(Timing(s, batch, law(s, batch, speed, off, training=training)) for s in TIMED)
 
 
@@ -55,14 +72,21 @@ def test_a_machine_of_a_known_kind_is_predicted_exactly(speed, training):
     predict, batch = (step_seconds, 32) if training else (latency_seconds, 1)
     known = timings(batch, speed, (1, 1, 1), training=training)
     for submodel in MENU:
-        assert predict(known, submodel, batch) == pytest.approx(law(submodel, batch, speed, (1, 1, 1), training=training), rel=1e-6)
+        assert predict(known, submodel, batch) == pytest.approx(
+            law(submodel, batch, speed, (1, 1, 1), training=training), rel=1e-6
+        )
 
 
-@pytest.mark.parametrize("off", [(3, 1, 1), (1, 3, 1), (1, 1, 3), (1 / 3, 1, 1), (1, 1 / 3, 1), (1, 1, 1 / 3)])
+@pytest.mark.parametrize(
+    "off", [(3, 1, 1), (1, 3, 1), (1, 1, 3), (1 / 3, 1, 1), (1, 1 / 3, 1), (1, 1, 1 / 3)]
+)
 def test_a_machine_whose_prices_are_unlike_its_kind_is_predicted_nearly(off):
     made = network("preresnet-18", (3, 32, 32), 10)
     known = [Timing(s, 32, law(s, 32, 1e11, off)) for s in probes(made, (1, 2))]
-    errors = [step_seconds(known, s, 32) / law(s, 32, 1e11, off) - 1 for s in menu(made, (0.2, 0.7, 1.0), (1, 2))]
+    errors = [
+        step_seconds(known, s, 32) / law(s, 32, 1e11, off) - 1
+        for s in menu(made, (0.2, 0.7, 1.0), (1, 2))
+    ]
     assert np.abs(errors).mean() < 0.08
     assert np.abs(errors).max() < 0.15
 
@@ -74,13 +98,17 @@ def test_an_accelerator_is_told_from_a_processor():
     assert fitted(known, True)[0] == KINDS[-1]
     assert fitted(timings(32, 1e11, (1, 1, 1)), True)[0] == KINDS[2]
     for submodel in menu(made, (0.2, 1.0), (1, 2)):
-        assert step_seconds(known, submodel, 32) == pytest.approx(law(submodel, 32, 1e11, (1, 1, 50)), rel=0.01)
+        assert step_seconds(known, submodel, 32) == pytest.approx(
+            law(submodel, 32, 1e11, (1, 1, 50)), rel=0.01
+        )
 
 
 def test_another_batch_is_predicted_too():
     known = timings(16, 1e11, (1, 1, 1))
     for batch in (8, 64):
-        assert step_seconds(known, MENU[-1], batch) == pytest.approx(law(MENU[-1], batch, 1e11, (1, 1, 1)), rel=0.01)
+        assert step_seconds(known, MENU[-1], batch) == pytest.approx(
+            law(MENU[-1], batch, 1e11, (1, 1, 1)), rel=0.01
+        )
 
 
 def test_what_was_timed_is_not_predicted_and_nothing_timed_is_nothing_known():
@@ -92,7 +120,10 @@ def test_what_was_timed_is_not_predicted_and_nothing_timed_is_nothing_known():
 @pytest.mark.parametrize("family", sorted(SMALL))
 def test_wider_and_deeper_takes_longer_in_every_family(family):
     made = small(family)
-    known = [Timing(s, 32, float(asked(s, 32, 8, True) @ (2e-11, 1e-10, 5e-5))) for s in probes(made, (1, 10**6))]
+    known = [
+        Timing(s, 32, float(asked(s, 32, 8, True) @ (2e-11, 1e-10, 5e-5)))
+        for s in probes(made, (1, 10**6))
+    ]
     deepest = tuple(map(len, full(made).mask))
     narrow, wide = (menu(made, (width,), (deepest,))[0] for width in (0.55, 1.0))
     assert 0 < step_seconds(known, narrow, 32) < step_seconds(known, wide, 32)
@@ -105,12 +136,19 @@ def test_wider_and_deeper_takes_longer_in_every_family(family):
 def test_steps_of_a_real_machine_are_within_ten_percent_on_average_and_thirty_at_worst(model):
     rows = measured(model)
     known = [Timing(submodel, 32, seconds) for submodel, seconds, *_ in rows[:3]]
-    errors = [abs(step_seconds(known, submodel, 32) / seconds - 1) for submodel, seconds, *_ in rows[3:]]
+    errors = [
+        abs(step_seconds(known, submodel, 32) / seconds - 1) for submodel, seconds, *_ in rows[3:]
+    ]
     assert np.mean(errors) <= 0.10
     assert max(errors) <= 0.30
     macs = [work(submodel, 32).macs[0] for submodel, *_ in rows]
-    price = np.mean([seconds / count for count, (_, seconds, *_) in zip(macs, rows[:3], strict=False)])
-    rival = [abs(count * price / seconds - 1) for count, (_, seconds, *_) in zip(macs[3:], rows[3:], strict=True)]
+    price = np.mean(
+        [seconds / count for count, (_, seconds, *_) in zip(macs, rows[:3], strict=False)]
+    )
+    rival = [
+        abs(count * price / seconds - 1)
+        for count, (_, seconds, *_) in zip(macs[3:], rows[3:], strict=True)
+    ]
     assert np.mean(errors) < np.mean(rival) / 2, "multiply-adds alone say less than half as well"
 
 

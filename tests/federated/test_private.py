@@ -1,4 +1,6 @@
-"""Clipping is exact, the noise is as large as it is said to be, and it falls on what was covered alone."""
+"""Clipping is exact, the noise is as large as it is said to be, and it falls on what was covered
+alone.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Round:
         return Update("r", 1, 1, agent, "train", submodel, "0", samples, 1, new)
 
     def parts(self, update):
-        return list(self.method.parts(self.state, self.method.place(self.state, update.submodel), update))
+        return list(
+            self.method.parts(self.state, self.method.place(self.state, update.submodel), update)
+        )
 
     def finished(self, *updates):
         total = Total()
@@ -61,7 +65,9 @@ def test_a_change_is_shortened_to_the_clip_over_all_tensors(change):
     parts = played.parts(played.update(played.menu[-1], change))
     assert length(parts, played.state.tensors) == pytest.approx(0.5, abs=1e-12)
     moved = torch.cat([(part.value - played.state.tensors[part.home]).flatten() for part in parts])
-    assert moved.numpy() == pytest.approx(np.full(len(moved), math.copysign(0.5 / len(moved) ** 0.5, change)), rel=1e-6)
+    assert moved.numpy() == pytest.approx(
+        np.full(len(moved), math.copysign(0.5 / len(moved) ** 0.5, change)), rel=1e-6
+    )
 
 
 def test_a_change_that_is_short_enough_stays():
@@ -75,7 +81,9 @@ def test_a_change_that_is_short_enough_stays():
 def test_claims_of_examples_weigh_nothing():
     played = Round(clip=100.0)
     small = played.menu[0]
-    new = played.finished(played.update(small, 0.1, "a", samples=2**39), played.update(small, 0.3, "b", samples=1))
+    new = played.finished(
+        played.update(small, 0.1, "a", samples=2**39), played.update(small, 0.3, "b", samples=1)
+    )
     where = tuple(slice(0, n) for n in next(iter(played.update(small, 0).tensors.values())).shape)
     home = next(iter(new))
     torch.testing.assert_close(new[home][where], played.state.tensors[home][where] + 0.2)
@@ -84,21 +92,29 @@ def test_claims_of_examples_weigh_nothing():
 
 
 def test_without_noise_the_result_is_the_coverage_mean_of_clipped_changes():
-    """The core moves by the mean of two steps, the ring by the large device's own: each step is 1 / sqrt(size) long."""
+    """The core moves by the mean of two steps, the ring by the large device's own: each step is 1 /
+    sqrt(size) long.
+    """
     played = Round(clip=1.0)
     small, large = played.menu
     new = played.finished(played.update(small, 9.0, "a"), played.update(large, 9.0, "b"))
-    sizes = [sum(v.numel() for v in played.update(s, 0).tensors.values()) ** -0.5 for s in (small, large)]
+    sizes = [
+        sum(v.numel() for v in played.update(s, 0).tensors.values()) ** -0.5 for s in (small, large)
+    ]
     for home, value in new.items():
         change = value - played.state.tensors[home]
         corner = tuple(slice(0, n) for n in played.update(small, 0).tensors[home].shape)
-        torch.testing.assert_close(change[corner], torch.full_like(change[corner], sum(sizes) / 2), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            change[corner], torch.full_like(change[corner], sum(sizes) / 2), rtol=1e-4, atol=1e-6
+        )
         change[corner] = sizes[1]
         torch.testing.assert_close(change, torch.full_like(change, sizes[1]), rtol=1e-4, atol=1e-6)
 
 
 def test_noise_has_the_deviation_of_its_multiplier_on_the_sum_and_falls_on_what_is_covered():
-    """noise 3, clip 0.5: 1.5 on the sum of two, 0.75 on their mean; nothing outside the corner that both hold."""
+    """noise 3, clip 0.5: 1.5 on the sum of two, 0.75 on their mean; nothing outside the corner that
+    both hold.
+    """
     played = Round(random=steady(), clip=0.5, noise=3.0)
     small = played.menu[0]
     new = played.finished(played.update(small, 0.0, "a"), played.update(small, 0.0, "b"))
@@ -138,7 +154,9 @@ def test_a_sum_stays_as_it_was_and_empty_rounds_tell_nothing():
     played.method.finish(played.state, total, np.random.default_rng(0))
     assert all(torch.equal(one.value, before[home]) for home, one in total.sums.items())
     assert played.finished().keys() == played.state.tensors.keys()
-    assert all(torch.equal(value, played.state.tensors[home]) for home, value in played.finished().items())
+    assert all(
+        torch.equal(value, played.state.tensors[home]) for home, value in played.finished().items()
+    )
 
 
 def test_rows_that_tell_of_classes_are_no_private_sum():
@@ -149,11 +167,16 @@ def test_rows_that_tell_of_classes_are_no_private_sum():
 
 
 def test_variates_are_part_of_the_change():
-    """SCAFFOLD sends the change of its variate beside the weights; both together are as long as the clip."""
+    """SCAFFOLD sends the change of its variate beside the weights; both together are as long as the
+    clip.
+    """
     played = Round("scaffold", clip=0.5)
     plan = played.method.place(played.state, played.menu[-1])
     sent = played.method.dispatch(played.state, plan)
-    new = {name: torch.full_like(value, 2.0) if name.startswith("c/") else value + 1.0 for name, value in sent.items()}
+    new = {
+        name: torch.full_like(value, 2.0) if name.startswith("c/") else value + 1.0
+        for name, value in sent.items()
+    }
     parts = played.parts(Update("r", 1, 1, "a", "train", played.menu[-1], "0", 5, 1, new))
     assert length(parts, played.state.tensors) == pytest.approx(0.5, abs=1e-12)
     assert any(part.home.startswith("c/") for part in parts)
@@ -175,9 +198,24 @@ def test_every_method_that_allows_it_makes_a_state_of_the_same_homes_and_types(n
     state = type(state)(0, state.tensors, state.settings, {menu[-1]: 1}, {})
     plan = chosen.place(state, menu[-1])
     total = Total()
-    made = Update("r", 1, 1, "a", "train", menu[-1], "0", 5, 1, dict(chosen.dispatch(state, plan)), {"labels": [0]})
+    made = Update(
+        "r",
+        1,
+        1,
+        "a",
+        "train",
+        menu[-1],
+        "0",
+        5,
+        1,
+        dict(chosen.dispatch(state, plan)),
+        {"labels": [0]},
+    )
     fold(total, chosen.parts(state, plan, made), ("a", 1))
     after = chosen.finish(state, total, np.random.default_rng(0)).tensors
     assert {value.dtype for value in after.values()} == {torch.float32}
     assert all(value.isfinite().all() for value in after.values())
-    assert any(not torch.equal(after[row.home], state.tensors.get(row.home, torch.empty(0))) for row in plan.rows)
+    assert any(
+        not torch.equal(after[row.home], state.tensors.get(row.home, torch.empty(0)))
+        for row in plan.rows
+    )

@@ -1,4 +1,6 @@
-"""What holds for a method whatever the updates are: its laws, each tried on two families, and each exception shown to be one."""
+"""What holds for a method whatever the updates are: its laws, each tried on two families, and each
+exception shown to be one.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ NETS = {
     "vit": partial(network, "vit-micro", (1, 16, 16), 3),
 }
 COMMON = settings(max_examples=3, deadline=None)
-SAME_WEIGHTS = {"norm": "static", "weighting": "samples"}  # under which whole networks combine as in FedAvg
+# under which whole networks combine as in FedAvg
+SAME_WEIGHTS = {"norm": "static", "weighting": "samples"}
 
 
 @cache
@@ -43,15 +46,23 @@ def families(name):
 
 
 EACH = [(name, index) for name in METHODS for index in range(2)]
-each = pytest.mark.parametrize(("name", "index"), EACH, ids=[f"{name}-{index}" for name, index in EACH])
+each = pytest.mark.parametrize(
+    ("name", "index"), EACH, ids=[f"{name}-{index}" for name, index in EACH]
+)
 
 
 class Trial:
-    """A method on a family after one round in which everything moved, and the updates that its agents might send."""
+    """A method on a family after one round in which everything moved, and the updates that its
+    agents might send.
+    """
 
     def __init__(self, name, index, **changed):
         self.method, net = method(name), NETS[families(name)[index]]()
-        given = configure(self.method, {key: value for key, value in changed.items() if key in self.method.settings}, rounds=10)
+        given = configure(
+            self.method,
+            {key: value for key, value in changed.items() if key in self.method.settings},
+            rounds=10,
+        )
         self.menu = self.method.menu(net, given)
         self.state = self.method.start(initial(net, 0, self.method.features), self.menu, given)
         self.state = self.fleet_of([(s, 3, i) for i, s in enumerate(self.menu)], self.state)
@@ -59,14 +70,37 @@ class Trial:
 
     def fleet_of(self, fleet, state):
         counts = {s: sum(other == s for other, *_ in fleet) for s, *_ in fleet}
-        return type(state)(state.round, state.tensors, state.settings, counts, {f"a{i}": {} for i in range(len(fleet))})
+        return type(state)(
+            state.round,
+            state.tensors,
+            state.settings,
+            counts,
+            {f"a{i}": {} for i in range(len(fleet))},
+        )
 
     def submodel(self, submodel, agent):
         card = Card("d", submodel.network.inputs, "float32", 3, 9, 0, (0.0,), (1.0,))
-        return self.method.assign(self.state, Profile(agent, "h", "s", 1.0, 1, 1.0, 1, "torch", card, ()), [submodel], np.random.default_rng(0))
+        return self.method.assign(
+            self.state,
+            Profile(agent, "h", "s", 1.0, 1, 1.0, 1, "torch", card, ()),
+            [submodel],
+            np.random.default_rng(0),
+        )
 
     def update(self, submodel, tensors, agent="a0", samples=1):
-        return Update("r", self.state.round + 1, 0, agent, "train", submodel, "0", samples, 3 + int(agent[1:]), tensors, {"labels": [0, 1, 2]})
+        return Update(
+            "r",
+            self.state.round + 1,
+            0,
+            agent,
+            "train",
+            submodel,
+            "0",
+            samples,
+            3 + int(agent[1:]),
+            tensors,
+            {"labels": [0, 1, 2]},
+        )
 
     def received(self, submodel):
         return self.method.dispatch(self.state, self.method.place(self.state, submodel))
@@ -74,21 +108,34 @@ class Trial:
     def learned(self, submodel, seed):
         """What a device might send: what it received, moved by noise; variances stay positive."""
         generator = torch.Generator().manual_seed(seed)
-        return {name: (v + 0.1 * torch.randn(v.shape, generator=generator)).abs() + 0.01 for name, v in self.received(submodel).items()}
+        return {
+            name: (v + 0.1 * torch.randn(v.shape, generator=generator)).abs() + 0.01
+            for name, v in self.received(submodel).items()
+        }
 
     def untrained(self, submodel):
         """What a device sends that took no step: of variates, no change."""
-        return {name: torch.zeros_like(v) if name.startswith(PREFIX) else v for name, v in self.received(submodel).items()}
+        return {
+            name: torch.zeros_like(v) if name.startswith(PREFIX) else v
+            for name, v in self.received(submodel).items()
+        }
 
     def updates(self, fleet, make=None):
         self.state = self.fleet_of(fleet, self.state)
         chosen = [(self.submodel(s, f"a{i}"), n, seed) for i, (s, n, seed) in enumerate(fleet)]
-        return [self.update(s, make(s) if make else self.learned(s, seed), f"a{i}", n) for i, (s, n, seed) in enumerate(chosen)]
+        return [
+            self.update(s, make(s) if make else self.learned(s, seed), f"a{i}", n)
+            for i, (s, n, seed) in enumerate(chosen)
+        ]
 
     def total(self, updates):
         total = Total()
         for one in updates:
-            assert fold(total, self.method.parts(self.state, self.method.place(self.state, one.submodel), one), (one.agent,))
+            assert fold(
+                total,
+                self.method.parts(self.state, self.method.place(self.state, one.submodel), one),
+                (one.agent,),
+            )
         return total
 
     def finished(self, total):
@@ -108,12 +155,16 @@ def fleets(trial, data):
 
 
 def held(trial, after, submodel):
-    """A submodel's own tensors as a device would receive them of a state, from where the round before it placed them."""
+    """A submodel's own tensors as a device would receive them of a state, from where the round
+    before it placed them.
+    """
     plan = trial.method.place(trial.state, submodel)
-    return {name: value for name, value in trial.method.dispatch(after, plan).items() if "/" not in name}
+    return {
+        name: value for name, value in trial.method.dispatch(after, plan).items() if "/" not in name
+    }
 
 
-# ---- the laws ------------------------------------------------------------------------------------------------------
+# ---- the laws ------------------------------------------------------------------------------------
 
 
 def order(trial, fleet):
@@ -128,7 +179,11 @@ def uncovered(trial, fleet):
     """Outside the union of what the agents hold nothing moves, and inside it all does."""
     updates = trial.updates(fleet)
     after = trial.combined(updates).tensors
-    covered = {home: torch.zeros(value.shape, dtype=torch.bool) for home, value in trial.state.tensors.items() if "/" not in home}
+    covered = {
+        home: torch.zeros(value.shape, dtype=torch.bool)
+        for home, value in trial.state.tensors.items()
+        if "/" not in home
+    }
     for one in updates:
         for row in trial.method.place(trial.state, one.submodel).rows:
             if row.home in covered:
@@ -165,7 +220,13 @@ def fedavg(trial, fleet):
         torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-CHECKS = {"alone": alone, "fedavg": fedavg, "identity": identity, "order": order, "uncovered": uncovered}
+CHECKS = {
+    "alone": alone,
+    "fedavg": fedavg,
+    "identity": identity,
+    "order": order,
+    "uncovered": uncovered,
+}
 
 
 def under(name, index, law):
@@ -173,13 +234,17 @@ def under(name, index, law):
     return trial(name, index, **(SAME_WEIGHTS if law == "fedavg" else {}))
 
 
-KEPT = [(name, index, law) for name, index in EACH for law in LAWS if law not in method(name).breaks]
+KEPT = [
+    (name, index, law) for name, index in EACH for law in LAWS if law not in method(name).breaks
+]
 BROKEN = [(name, law) for name in METHODS for law in method(name).breaks]
 
 
 def test_there_is_a_check_of_every_law():
     assert CHECKS.keys() == LAWS.keys()
-    assert all(law in LAWS and reason for name in METHODS for law, reason in method(name).breaks.items())
+    assert all(
+        law in LAWS and reason for name in METHODS for law, reason in method(name).breaks.items()
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -187,7 +252,9 @@ def test_every_method_serves_two_families(name):
     assert len(families(name)) == 2
 
 
-@pytest.mark.parametrize(("name", "index", "law"), KEPT, ids=[f"{name}-{index}-{law}" for name, index, law in KEPT])
+@pytest.mark.parametrize(
+    ("name", "index", "law"), KEPT, ids=[f"{name}-{index}-{law}" for name, index, law in KEPT]
+)
 @COMMON
 @given(data=st.data())
 def test_the_law_holds(name, index, law, data):
@@ -200,7 +267,10 @@ def test_the_exception_is_one(name, law):
     """Agents of all sizes, or two of the largest, with unequal data: enough to see the law fail."""
     chosen = under(name, 0, law)
     mixed = [(s, 1 + 7 * i, i) for i, s in enumerate(chosen.menu)]
-    assert any(fails(law, chosen, fleet) for fleet in (mixed, [mixed[0], mixed[0]], [mixed[-1], mixed[-1]], [mixed[-1]]))
+    assert any(
+        fails(law, chosen, fleet)
+        for fleet in (mixed, [mixed[0], mixed[0]], [mixed[-1], mixed[-1]], [mixed[-1]])
+    )
 
 
 def fails(law, chosen, fleet):
@@ -211,7 +281,7 @@ def fails(law, chosen, fleet):
     return False
 
 
-# ---- what no method may break ----------------------------------------------------------------------------------------
+# ---- what no method may break --------------------------------------------------------------------
 
 
 @each
@@ -232,7 +302,11 @@ def test_a_duplicate_changes_no_bit(name, index):
     updates = chosen.updates([(s, 1 + i, i) for i, s in enumerate(chosen.menu[-2:])])
     once, twice = chosen.total(updates), chosen.total(updates)
     again = updates[0]
-    assert not fold(twice, chosen.method.parts(chosen.state, chosen.method.place(chosen.state, again.submodel), again), (again.agent,))
+    assert not fold(
+        twice,
+        chosen.method.parts(chosen.state, chosen.method.place(chosen.state, again.submodel), again),
+        (again.agent,),
+    )
     first, second = chosen.finished(once).tensors, chosen.finished(twice).tensors
     assert all(torch.equal(first[home], second[home]) for home in first)
 
@@ -243,7 +317,9 @@ def test_an_empty_round_only_counts(name, index):
     after = chosen.finished(Total())
     assert after.round == chosen.state.round + 1
     assert after.tensors.keys() == chosen.state.tensors.keys()
-    assert all(torch.equal(after.tensors[home], value) for home, value in chosen.state.tensors.items())
+    assert all(
+        torch.equal(after.tensors[home], value) for home, value in chosen.state.tensors.items()
+    )
 
 
 @each
@@ -261,12 +337,15 @@ def test_devices_receive_the_tensors_that_they_send(name, index):
     for i, submodel in enumerate(chosen.menu):
         one = chosen.submodel(submodel, f"a{i}")
         received = chosen.received(one)
-        rows = {row.local: max(stop for _, stop in row.here[:1]) if row.here else 0 for row in chosen.method.place(chosen.state, one).rows}
+        rows = {
+            row.local: max(stop for _, stop in row.here[:1]) if row.here else 0
+            for row in chosen.method.place(chosen.state, one).rows
+        }
         assert rows.keys() == received.keys()
         assert all(bool(value.isfinite().all()) for value in received.values())
 
 
-# ---- FedFA, whose grafting covers what nobody has --------------------------------------------------------------------
+# ---- FedFA, whose grafting covers what nobody has ------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["fedfa", "fedfa-w", "fedfa-d"])
@@ -278,7 +357,9 @@ def test_fedfa_leaves_the_channels_that_nobody_has(name, data):
     fleet = fleets(chosen, data)
     after = chosen.combined(chosen.updates(fleet)).tensors
     (reach,) = menu(chosen.menu[0].network, (max(s.width for s, _, _ in fleet),), (4,))
-    for row in corners({home: tuple(value.shape) for home, value in chosen.state.tensors.items()}, reach).rows:
+    for row in corners(
+        {home: tuple(value.shape) for home, value in chosen.state.tensors.items()}, reach
+    ).rows:
         outside = torch.ones(row.shape, dtype=torch.bool)
         outside[at(row.there)] = False
         assert torch.equal(after[row.home][outside], chosen.state.tensors[row.home][outside])

@@ -12,7 +12,9 @@ from tests.support.kept import OLD, corner, kept_of, part, result, whole
 
 
 def test_krum_by_hand(tmp_path):
-    """On a line at 0, 1, 3, 4 and 90, f = 1: each looks at its 2 nearest. Sums of squares: 10, 5, 5, 10 and far more; of equal ones the first."""
+    """On a line at 0, 1, 3, 4 and 90, f = 1: each looks at its 2 nearest. Sums of squares: 10, 5,
+    5, 10 and far more; of equal ones the first.
+    """
     kept = kept_of(tmp_path, *(part([v]) for v in (0.0, 1.0, 3.0, 4.0, 90.0)))
     old = {"w": torch.tensor([7.0])}
     assert result(kept, old, "krum", 1).tolist() == [1.0]
@@ -29,8 +31,15 @@ def test_krum_looks_at_whole_updates(tmp_path):
 
 
 def test_krum_compares_equal_submodels_alone_and_leaves_small_groups_out(tmp_path):
-    """Five hold the core, of whom Krum chooses 2.0; the two that hold all are too few to outvote one."""
-    kept = kept_of(tmp_path, *(corner(v) for v in (1.0, 2.0, 2.0, 3.0, 900.0)), whole(5.0, 5.0, 5.0, 5.0), whole(5.0, 5.0, 5.0, 5.0))
+    """Five hold the core, of whom Krum chooses 2.0; the two that hold all are too few to outvote
+    one.
+    """
+    kept = kept_of(
+        tmp_path,
+        *(corner(v) for v in (1.0, 2.0, 2.0, 3.0, 900.0)),
+        whole(5.0, 5.0, 5.0, 5.0),
+        whole(5.0, 5.0, 5.0, 5.0),
+    )
     old = {"w": torch.full((2, 2), 0.5)}
     assert result(kept, old, "krum", 1).tolist() == [[2.0, 0.5], [0.5, 0.5]]
     assert len(combine(kept, old, "krum", 1).seen) == 7
@@ -38,7 +47,9 @@ def test_krum_compares_equal_submodels_alone_and_leaves_small_groups_out(tmp_pat
 
 def test_what_two_groups_choose_is_averaged_by_their_devices_where_they_overlap(tmp_path):
     """Three quarters of 2 and a quarter of 6."""
-    kept = kept_of(tmp_path, *(corner(2.0) for _ in range(9)), *(whole(6.0, 5.0, 6.0, 7.0) for _ in range(3)))
+    kept = kept_of(
+        tmp_path, *(corner(2.0) for _ in range(9)), *(whole(6.0, 5.0, 6.0, 7.0) for _ in range(3))
+    )
     assert result(kept, OLD, "krum", 0).tolist() == [[3.0, 5.0], [6.0, 7.0]]
 
 
@@ -51,9 +62,15 @@ def test_krum_is_that_of_a_plain_loop():
 
 
 def test_a_device_cannot_outvote_its_group_under_krum_by_answering_twice(tmp_path):
-    """Five honest ones far from each other; two equal lies of one device would be each other's nearest."""
+    """Five honest ones far from each other; two equal lies of one device would be each other's
+    nearest.
+    """
     kept = Kept(tmp_path)
-    for name, round, value in (("liar", 1, 100.0), *((f"a{i}", 2, 10.0 * i) for i in range(4)), ("liar", 2, 100.0)):
+    for name, round, value in (
+        ("liar", 1, 100.0),
+        *((f"a{i}", 2, 10.0 * i) for i in range(4)),
+        ("liar", 2, 100.0),
+    ):
         kept.fold([corner(value)], (name, round))
     kept.newest()
     assert [key[0] for key in kept.counting] == ["a0", "a1", "a2", "a3", "liar"]

@@ -26,18 +26,26 @@ combine(combine_small, old, rule, 3)
 kept = Kept(Path(tempfile.mkdtemp(dir=sys.argv[2])))
 for i in range(40):
     wide = 1024 if i % 2 else 512
-    kept.fold([Part("w", ((0, rows), (0, wide)), (rows, 1024), torch.full((rows, wide), float(i)))], (i,))
+    values = torch.full((rows, wide), float(i))
+    kept.fold([Part("w", ((0, rows), (0, wide)), (rows, 1024), values)], (i,))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 total = combine(kept, old, rule, 3)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, total.sums["w"].value.nbytes // 1024)
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(grown, total.sums["w"].value.nbytes // 1024)
 """
 
 
 @pytest.mark.parametrize("rule", ["trimmed", "multikrum"])
 def test_memory_holds_the_result_and_not_the_updates(tmp_path, rule):
-    """40 updates of 4 and 8 MB, 240 in all: beyond the total there is room for one update and a few pieces."""
+    """40 updates of 4 and 8 MB, 240 in all: beyond the total there is room for one update and a few
+    pieces.
+    """
     ran = subprocess.run(
-        [sys.executable, "-c", MEASURE, rule, str(tmp_path)], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", MEASURE, rule, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
     )
     grown, total = map(int, ran.stdout.split())
     assert grown < total + 40 * 1024, f"{grown} kB for a total of {total} kB"

@@ -16,19 +16,29 @@ from federated.task import Update
 from models.families import initial, network
 
 NET = network("preresnet", (1, 8, 8), 10)
-LIES = {"large": lambda old, new: old + 100 * (new - old), "backwards": lambda old, new: old - 5 * (new - old), "noise": lambda old, new: old + 50.0}
+LIES = {
+    "large": lambda old, new: old + 100 * (new - old),
+    "backwards": lambda old, new: old - 5 * (new - old),
+    "noise": lambda old, new: old + 50.0,
+}
 
 
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("rule", ["clip", "trimmed", "median", "krum", "multikrum"])
-def test_two_liars_of_sixteen_do_not_move_nested_submodels_away_from_the_honest_mean(tmp_path, rule, lie):
-    """Two widths, two devices of the smaller one lie, one of them of its examples too: the mean follows them, every rule stays with the others."""
+def test_two_liars_of_sixteen_do_not_move_nested_submodels_away_from_the_honest_mean(
+    tmp_path, rule, lie
+):
+    """Two widths, two devices of the smaller one lie, one of them of its examples too: the mean
+    follows them, every rule stays with the others.
+    """
     fedavg = method("fedavg")
     given = configure(fedavg, {"widths": [0.5, 1.0], "weighting": "uniform", "norm": "static"})
     menu = fedavg.menu(NET, given)
     state = fedavg.start(initial(NET, 0), menu, given)
     rng = torch.Generator().manual_seed(0)
-    common = {name: 0.1 * torch.randn(value.shape, generator=rng) for name, value in state.tensors.items()}
+    common = {
+        name: 0.1 * torch.randn(value.shape, generator=rng) for name, value in state.tensors.items()
+    }
     all_, honest = Total(), Total()
     kept = Kept(tmp_path)
     for index in range(16):
@@ -36,13 +46,18 @@ def test_two_liars_of_sixteen_do_not_move_nested_submodels_away_from_the_honest_
         plan = fedavg.place(state, submodel)
         sent = fedavg.dispatch(state, plan)
         steps = fedavg.dispatch(type(state)(0, common, given), plan)
-        new = {name: value + steps[name] + 0.02 * torch.randn(value.shape, generator=rng) for name, value in sent.items()}
+        new = {
+            name: value + steps[name] + 0.02 * torch.randn(value.shape, generator=rng)
+            for name, value in sent.items()
+        }
         if index in (0, 4):
             new = {name: LIES[lie](sent[name], value) for name, value in new.items()}
         else:
             made = Update("r", 1, 1, f"a{index}", "train", submodel, "0", 5, 1, new)
             fold(honest, fedavg.parts(state, plan, made), (index,))
-        made = Update("r", 1, 1, f"a{index}", "train", submodel, "0", 2**39 if index == 0 else 5, 1, new)
+        made = Update(
+            "r", 1, 1, f"a{index}", "train", submodel, "0", 2**39 if index == 0 else 5, 1, new
+        )
         kept.fold(fedavg.parts(state, plan, made), (f"a{index}", 1))
         fold(all_, fedavg.parts(state, plan, made), (index,))
 
@@ -50,7 +65,8 @@ def test_two_liars_of_sixteen_do_not_move_nested_submodels_away_from_the_honest_
         after = fedavg.finish(state, total, np.random.default_rng(0)).tensors
         wanted = fedavg.finish(state, honest, np.random.default_rng(0)).tensors
         return float(
-            torch.cat([(after[name] - wanted[name]).flatten() for name in after]).norm() / torch.cat([v.flatten() for v in common.values()]).norm()
+            torch.cat([(after[name] - wanted[name]).flatten() for name in after]).norm()
+            / torch.cat([v.flatten() for v in common.values()]).norm()
         )
 
     assert off(all_) > 0.3
@@ -59,7 +75,9 @@ def test_two_liars_of_sixteen_do_not_move_nested_submodels_away_from_the_honest_
 
 @pytest.mark.parametrize("name", [name for name in METHODS if "robust" in method(name).allows])
 def test_every_method_that_stands_robust_rules_finishes_what_they_give(tmp_path, name):
-    """Five devices with the largest submodel agree: every rule gives what they sent, and a home of a group is written in its own dtype."""
+    """Five devices with the largest submodel agree: every rule gives what they sent, and a home of
+    a group is written in its own dtype.
+    """
     chosen = method(name)
     net = network("resnet", (1, 16, 16), 3) if name == "scalefl" else NET
     given = configure(chosen, {}, rounds=10)
@@ -68,12 +86,17 @@ def test_every_method_that_stands_robust_rules_finishes_what_they_give(tmp_path,
     state = type(state)(0, state.tensors, state.settings, {menu[-1]: 5}, {})
     plan = chosen.place(state, menu[-1])
     rng = torch.Generator().manual_seed(0)
-    new = {name: value + 0.01 * torch.rand(value.shape, generator=rng) for name, value in chosen.dispatch(state, plan).items()}
+    new = {
+        name: value + 0.01 * torch.rand(value.shape, generator=rng)
+        for name, value in chosen.dispatch(state, plan).items()
+    }
     for rule in ("clip", "krum", "trimmed"):
         kept = Kept(tmp_path / rule)
         plain = Total()
         for index in range(5):
-            made = Update("r", 1, 1, f"a{index}", "train", menu[-1], "0", 5, 1, new, {"labels": [0, 1]})
+            made = Update(
+                "r", 1, 1, f"a{index}", "train", menu[-1], "0", 5, 1, new, {"labels": [0, 1]}
+            )
             kept.fold(chosen.parts(state, plan, made), (f"a{index}", 1))
             fold(plain, chosen.parts(state, plan, made), (index,))
         total = combine(kept, state.tensors, rule, 1)

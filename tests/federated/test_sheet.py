@@ -1,4 +1,6 @@
-"""Sheets: what a device wrote is what a coordinator reads, and what is wrong with a file is said in one line."""
+"""Sheets: what a device wrote is what a coordinator reads, and what is wrong with a file is said in
+one line.
+"""
 
 import json
 from dataclasses import replace
@@ -11,11 +13,25 @@ from federated.task import Board, Card, Profile, Timing
 from models.submodel import Network, Submodel
 
 CARD = Card("random", (3, 32, 32), "uint8", 10, 32, 0, (127.5,), (73.9,))
-PROFILE = Profile("pi-1", "pi", "Linux aarch64", 4.0, 10**9, 2e6, 262_144, "torch 2.13 cpu", CARD, (), board=Board("pi", "Raspberry Pi 5"))
+PROFILE = Profile(
+    "pi-1",
+    "pi",
+    "Linux aarch64",
+    4.0,
+    10**9,
+    2e6,
+    262_144,
+    "torch 2.13 cpu",
+    CARD,
+    (),
+    board=Board("pi", "Raspberry Pi 5"),
+)
 
 
 def timing(family="mobilenet", seconds=0.5, width=0.25, batch=32):
-    return Timing(Submodel(Network(family, "v2", (3, 32, 32), 10), width, ((1, 1),)), batch, seconds)
+    return Timing(
+        Submodel(Network(family, "v2", (3, 32, 32), 10), width, ((1, 1),)), batch, seconds
+    )
 
 
 def calibration(family="mobilenet", seconds=0.5, **given):
@@ -23,7 +39,15 @@ def calibration(family="mobilenet", seconds=0.5, **given):
 
 
 def sheet(*calibrations):
-    return Sheet(PROFILE, calibrations, Circumstances(51.5, 2400.0, False, 0.02), {"torch": "2.13.0"}, 2.0, 10**9, "2026-11-21T12:00:00Z")
+    return Sheet(
+        PROFILE,
+        calibrations,
+        Circumstances(51.5, 2400.0, False, 0.02),
+        {"torch": "2.13.0"},
+        2.0,
+        10**9,
+        "2026-11-21T12:00:00Z",
+    )
 
 
 def changed(tmp_path, change):
@@ -44,13 +68,26 @@ def test_what_is_written_is_read_again(tmp_path):
 
 def test_a_profile_takes_the_least_time_of_each_submodel_of_its_family():
     wide = Calibration("mobilenet", "torch", "train", 1, (timing(seconds=0.9, width=0.5),))
-    found = sheet(calibration(), calibration(seconds=0.4, threads=2), wide, calibration(seconds=0.01, work="infer"), calibration("vit", 0.1))
-    assert set(profile_of(found, "mobilenet").timings) == {timing(seconds=0.4), timing(seconds=0.9, width=0.5)}
+    found = sheet(
+        calibration(),
+        calibration(seconds=0.4, threads=2),
+        wide,
+        calibration(seconds=0.01, work="infer"),
+        calibration("vit", 0.1),
+    )
+    assert set(profile_of(found, "mobilenet").timings) == {
+        timing(seconds=0.4),
+        timing(seconds=0.9, width=0.5),
+    }
     assert profile_of(found, "mobilenet").board == PROFILE.board
 
 
 def test_a_family_that_was_not_timed_is_told_with_those_that_were():
-    with pytest.raises(ConfigError, match="'resnet' was not timed there, only mobilenet: run edge-agent profile --family resnet"):
+    with pytest.raises(
+        ConfigError,
+        match="'resnet' was not timed there, only mobilenet: run edge-agent profile --family "
+        "resnet",
+    ):
         profile_of(sheet(calibration(), calibration("vit", work="infer")), "resnet")
 
 
@@ -64,10 +101,22 @@ def test_a_family_that_was_not_timed_is_told_with_those_that_were():
         (lambda s: s["profile"].update(memory=-1), "memory=-1"),
         (lambda s: s["profile"].update(agent="a/b"), "a/b"),
         (lambda s: s["calibrations"][0].update(timings=[]), "expected timings"),
-        (lambda s: s["calibrations"][0].update(family="vit"), "expected submodels of it, found some of mobilenet"),
-        (lambda s: s["calibrations"][0]["timings"][0].update(seconds=0), "seconds of 1e-12 to 1e.09, found 32 and 0"),
-        (lambda s: s["calibrations"][0]["timings"][0].update(seconds=1e300), "seconds of 1e-12 to 1e.09, found 32 and 1e.300"),
-        (lambda s: s["calibrations"][0]["timings"][0]["submodel"].update(width=3), "a width above 0"),
+        (
+            lambda s: s["calibrations"][0].update(family="vit"),
+            "expected submodels of it, found some of mobilenet",
+        ),
+        (
+            lambda s: s["calibrations"][0]["timings"][0].update(seconds=0),
+            "seconds of 1e-12 to 1e.09, found 32 and 0",
+        ),
+        (
+            lambda s: s["calibrations"][0]["timings"][0].update(seconds=1e300),
+            "seconds of 1e-12 to 1e.09, found 32 and 1e.300",
+        ),
+        (
+            lambda s: s["calibrations"][0]["timings"][0]["submodel"].update(width=3),
+            "a width above 0",
+        ),
     ],
 )
 def test_a_sheet_that_cannot_be_is_refused_with_its_reason(tmp_path, change, said):

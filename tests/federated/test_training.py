@@ -28,9 +28,13 @@ def test_one_step_by_hand():
 
 
 def test_momentum_and_decay_by_hand():
-    """Two steps from weights 1: the gradient is (-1, 1) + decay x w, momentum adds half of the first to the second."""
+    """Two steps from weights 1: the gradient is (-1, 1) + decay x w, momentum adds half of the
+    first to the second.
+    """
     net = linear(1.0)
-    train(net, BARE, replace(PLAIN, epochs=2, momentum=0.5, decay=0.01), *ONE, labels=(0, 1), seed=0)
+    train(
+        net, BARE, replace(PLAIN, epochs=2, momentum=0.5, decay=0.01), *ONE, labels=(0, 1), seed=0
+    )
     first = np.array([-1 + 0.01, 1 + 0.01])
     w = 1 - 0.1 * first
     p = np.exp(2 * w) / np.exp(2 * w).sum()
@@ -55,18 +59,31 @@ def test_the_masked_loss_has_no_gradient_for_absent_classes():
 def test_absent_logits_are_zero_and_not_minus_infinity():
     logits = torch.tensor([[2.0, 1.0, -1.0]])
     assert masked(logits, [1, 2]).tolist() == [[0.0, 1.0, -1.0]]
-    assert cross_entropy(masked(logits, [1, 2]), torch.tensor([1])).item() == pytest.approx(0.40760594606)
+    assert cross_entropy(masked(logits, [1, 2]), torch.tensor([1])).item() == pytest.approx(
+        0.40760594606
+    )
 
 
 @pytest.mark.parametrize(
-    ("n", "batch", "expected"), [(9, 4, [4, 5]), (8, 4, [4, 4]), (10, 4, [4, 4, 2]), (1, 4, [1]), (3, 2, [3]), (3, 1, [1, 2]), (5, 9, [5])]
+    ("n", "batch", "expected"),
+    [
+        (9, 4, [4, 5]),
+        (8, 4, [4, 4]),
+        (10, 4, [4, 4, 2]),
+        (1, 4, [1]),
+        (3, 2, [3]),
+        (3, 1, [1, 2]),
+        (5, 9, [5]),
+    ],
 )
 def test_a_last_batch_of_one_joins_the_one_before(n, batch, expected):
     seen = []
     net = nn.Linear(1, 2)
     net.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     x = np.zeros((n, 1), dtype=np.float32)
-    assert train(net, BARE, replace(PLAIN, batch=batch), x, np.zeros(n, dtype=np.int64), labels=(0,), seed=0).steps == len(expected)
+    assert train(
+        net, BARE, replace(PLAIN, batch=batch), x, np.zeros(n, dtype=np.int64), labels=(0,), seed=0
+    ).steps == len(expected)
     assert seen == expected
 
 
@@ -75,7 +92,15 @@ def test_every_epoch_sees_every_example_once_in_another_order():
     net = nn.Linear(1, 2)
     net.register_forward_pre_hook(lambda module, args: seen.append(args[0].flatten().tolist()))
     x = np.arange(8, dtype=np.float32)[:, None]
-    train(net, BARE, replace(PLAIN, epochs=2, lr=0.0), x, np.zeros(8, dtype=np.int64), labels=(0,), seed=1)
+    train(
+        net,
+        BARE,
+        replace(PLAIN, epochs=2, lr=0.0),
+        x,
+        np.zeros(8, dtype=np.int64),
+        labels=(0,),
+        seed=1,
+    )
     first, second = seen[0] + seen[1], seen[2] + seen[3]
     assert sorted(first) == sorted(second) == list(range(8))
     assert first != second
@@ -85,11 +110,15 @@ def test_every_epoch_sees_every_example_once_in_another_order():
 def test_the_loss_is_that_of_the_last_epoch_by_examples():
     """Rate 0 keeps every loss at log 2 for equal logits, batches of 4 and 2 alike."""
     x = np.zeros((6, 1), dtype=np.float32)
-    assert train(linear(), BARE, replace(PLAIN, lr=0.0), x, np.zeros(6, dtype=np.int64), labels=(0,), seed=0).loss == pytest.approx(np.log(2))
+    assert train(
+        linear(), BARE, replace(PLAIN, lr=0.0), x, np.zeros(6, dtype=np.int64), labels=(0,), seed=0
+    ).loss == pytest.approx(np.log(2))
 
 
 def test_training_sets_the_mode_and_static_norms_leave_their_statistics():
-    """A network left in evaluation trains like one that was not; running statistics stay under static norm and move under tracked."""
+    """A network left in evaluation trains like one that was not; running statistics stay under
+    static norm and move under tracked.
+    """
     data, ends = examples(), []
     for norm, evaluating in (("static", False), ("static", True), ("tracked", False)):
         torch.manual_seed(0)
@@ -108,7 +137,13 @@ def test_steps_are_told_and_can_be_stopped():
     told = []
     data = examples()
     with pytest.raises(Stopped):
-        perform(task(), parameters(SMALL), data, on_step=lambda *step: told.append(step), stop=lambda: len(told) == 3)
+        perform(
+            task(),
+            parameters(SMALL),
+            data,
+            on_step=lambda *step: told.append(step),
+            stop=lambda: len(told) == 3,
+        )
     assert [step[:2] for step in told] == [(1, 6), (2, 6), (3, 6)]
 
 
@@ -119,12 +154,22 @@ def test_a_diverging_loss_is_an_error():
 
 @pytest.mark.parametrize(("steps", "taken", "passes"), [(0, 6, 2), (2, 2, 1), (4, 4, 2), (9, 6, 2)])
 def test_steps_may_be_fewer_than_the_passes_have(steps, taken, passes):
-    """24 examples in batches of 8, twice: 6 steps at most; the loss is that of the last pass, a part of one included."""
+    """24 examples in batches of 8, twice: 6 steps at most; the loss is that of the last pass, a
+    part of one included.
+    """
     seen = []
     net = nn.Linear(1, 2)
     net.register_forward_pre_hook(lambda module, args: seen.append(args[0].flatten().tolist()))
     x = np.arange(24, dtype=np.float32)[:, None] / 24
-    done = train(net, BARE, replace(PLAIN, epochs=2, batch=8, steps=steps), x, np.zeros(24, dtype=np.int64), labels=(0, 1), seed=0)
+    done = train(
+        net,
+        BARE,
+        replace(PLAIN, epochs=2, batch=8, steps=steps),
+        x,
+        np.zeros(24, dtype=np.int64),
+        labels=(0, 1),
+        seed=0,
+    )
     assert done.steps == len(seen) == taken
     assert len({value for batch in seen[:3] for value in batch}) == 8 * min(taken, 3)
     assert 0 < done.loss < 1
@@ -132,7 +177,15 @@ def test_steps_may_be_fewer_than_the_passes_have(steps, taken, passes):
 
 def test_no_example_is_an_error():
     with pytest.raises(DataError, match="at least 1 example"):
-        train(linear(), BARE, PLAIN, np.zeros((0, 1), dtype=np.float32), np.zeros(0, dtype=np.int64), labels=(), seed=0)
+        train(
+            linear(),
+            BARE,
+            PLAIN,
+            np.zeros((0, 1), dtype=np.float32),
+            np.zeros(0, dtype=np.int64),
+            labels=(),
+            seed=0,
+        )
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "adamw"])

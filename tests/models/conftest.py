@@ -18,11 +18,18 @@ numbers = itertools.count()
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> Named:
-    """Makes the network of a function, under a name that no other test has: families remember names."""
+    """Makes the network of a function, under a name that no other test has: families remember
+    names.
+    """
     module = ModuleType(f"own_{next(numbers)}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
-    def make(function: Callable[..., object], inputs: tuple[int, ...] = (1, 8, 8), outputs: int = 10, target: str = "class") -> Network:
+    def make(
+        function: Callable[..., object],
+        inputs: tuple[int, ...] = (1, 8, 8),
+        outputs: int = 10,
+        target: str = "class",
+    ) -> Network:
         name = f"f{next(numbers)}"
         setattr(module, name, function)
         return network(f"{module.__name__}:{name}", inputs, outputs, target=target)

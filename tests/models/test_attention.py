@@ -31,8 +31,15 @@ def test_the_corner_of_an_attention_keeps_the_first_features_of_every_head():
         x = X[..., :6]
         heads = []
         for head in range(3):
-            query, key, value = (x @ whole.project.weight[i, head, :2, :6].T + whole.project.bias[i, head, :2] for i in range(3))
-            heads.append((query @ key.transpose(1, 2) / 2**0.5).softmax(-1) @ value @ whole.out.weight[:6, head, :2].T)
+            query, key, value = (
+                x @ whole.project.weight[i, head, :2, :6].T + whole.project.bias[i, head, :2]
+                for i in range(3)
+            )
+            heads.append(
+                (query @ key.transpose(1, 2) / 2**0.5).softmax(-1)
+                @ value
+                @ whole.out.weight[:6, head, :2].T
+            )
         assert torch.allclose(half(x), sum(heads) + whole.out.bias[:6], atol=1e-6)
 
 

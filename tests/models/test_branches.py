@@ -1,4 +1,6 @@
-"""Branches of real layers: what they are, that they come and go without loss, and how training moves their sum."""
+"""Branches of real layers: what they are, that they come and go without loss, and how training
+moves their sum.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,19 @@ def test_a_layer_gives_the_same_with_branches_and_without(name, linear, init):
     make, shape = LAYERS[name]
     layer, x = make(), torch.randn(shape)
     with torch.no_grad():
-        layer.weight.add_(0.3 * torch.randn_like(layer.weight))  # norms start at 1, which has no spread to draw from
-    names, before, old = {n for n, _ in layer.named_parameters()}, layer(x), layer.weight.detach().clone()
+        # norms start at 1, which has no spread to draw from
+        layer.weight.add_(0.3 * torch.randn_like(layer.weight))
+    names, before, old = (
+        {n for n, _ in layer.named_parameters()},
+        layer(x),
+        layer.weight.detach().clone(),
+    )
     chosen = kinds(layer, 5, linear=linear, rank=2)
     split(layer, chosen, init, torch.Generator().manual_seed(0))
     assert len(originals(layer)) == 1 + len(chosen) > 1
-    assert (not torch.equal(originals(layer)[0][0], old)) == (init == "normal"), "the origin gives what the new branches take"
+    assert (not torch.equal(originals(layer)[0][0], old)) == (init == "normal"), (
+        "the origin gives what the new branches take"
+    )
     torch.testing.assert_close(layer(x), before, rtol=0, atol=1e-5)
     join(layer)
     torch.testing.assert_close(layer(x), before, rtol=0, atol=1e-5)
@@ -62,7 +71,12 @@ def test_the_axes_of_attention_may_have_branches():
     net, x = Attention(8, 2, 4), torch.randn(2, 3, 8)
     before = net(x)
     for layer, linear in ((net.project, "copy"), (net.out, "low-rank")):
-        split(layer, kinds(layer, 2, linear=linear, rank=3), "normal", torch.Generator().manual_seed(0))
+        split(
+            layer,
+            kinds(layer, 2, linear=linear, rank=3),
+            "normal",
+            torch.Generator().manual_seed(0),
+        )
     assert [tuple(p.shape) for p in originals(net.project)[1]] == [(3, 2, 4, 8)]
     assert [tuple(p.shape) for p in originals(net.out)[2]] == [(8, 3), (3, 8)]
     torch.testing.assert_close(net(x), before, rtol=0, atol=1e-5)
@@ -72,16 +86,26 @@ def test_a_large_kernel_has_each_smaller_one_once():
     shapes = [branch.shapes[0][2:] for branch in kinds(nn.Conv2d(2, 3, 3), 9)]
     assert shapes == [(1, 1), (1, 3), (3, 1), (1, 1)]
     assert [branch.kind for branch in kinds(nn.Conv2d(2, 3, 3), 9)] == ["kernel"] * 3 + ["average"]
-    assert [branch.shapes[0] for branch in kinds(nn.Conv1d(2, 4, 5, groups=2), 9)] == [(4, 1, 1), (4, 1, 1)]
+    assert [branch.shapes[0] for branch in kinds(nn.Conv1d(2, 4, 5, groups=2), 9)] == [
+        (4, 1, 1),
+        (4, 1, 1),
+    ]
     assert kinds(nn.Conv2d(2, 3, 1), 2) == (Branch("kernel", ((3, 2, 1, 1),)),) * 2
-    assert kinds(nn.Linear(5, 3), 1, linear="low-rank", rank=8) == (Branch("low-rank", ((3, 3), (3, 5))),), "no rank above the layer's"
+    assert kinds(nn.Linear(5, 3), 1, linear="low-rank", rank=8) == (
+        Branch("low-rank", ((3, 3), (3, 5))),
+    ), "no rank above the layer's"
 
 
 def parallel(layer, x, weights):
-    """The branches of a 3x3 convolution, padding 1, run one by one as the paper runs them: each pads by half its own kernel."""
+    """The branches of a 3x3 convolution, padding 1, run one by one as the paper runs them: each
+    pads by half its own kernel.
+    """
     origin, point, row, column, pooled = weights
     stride, groups = layer.stride, layer.groups
-    outs = [F.conv2d(x, w, None, stride, [(k - 1) // 2 for k in w.shape[2:]], 1, groups) for w in (origin, point, row, column)]
+    outs = [
+        F.conv2d(x, w, None, stride, [(k - 1) // 2 for k in w.shape[2:]], 1, groups)
+        for w in (origin, point, row, column)
+    ]
     return sum(outs) + F.avg_pool2d(F.conv2d(x, pooled, None, 1, 0, 1, groups), 3, stride, 1)
 
 
@@ -94,12 +118,16 @@ def test_merged_branches_give_what_branches_in_parallel_give_and_the_same_gradie
     out, apart = layer(x), parallel(layer, x, weights)
     torch.testing.assert_close(out, apart, rtol=0, atol=1e-5)
     together = torch.autograd.grad(out.square().sum(), weights)
-    for ours, theirs in zip(together, torch.autograd.grad(apart.square().sum(), weights), strict=True):
+    for ours, theirs in zip(
+        together, torch.autograd.grad(apart.square().sum(), weights), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
 
 
 def test_one_step_scales_the_gradient_by_the_branches_at_each_place():
-    """Lemma 2 with 3x3, 1x1, 1x3 and 3x1: a gradient of ones moves the centre by 4 lr, the cross by 2 lr, the corners by lr."""
+    """Lemma 2 with 3x3, 1x1, 1x3 and 3x1: a gradient of ones moves the centre by 4 lr, the cross by
+    2 lr, the corners by lr.
+    """
     layer = nn.Conv2d(1, 1, 3, bias=False)
     nn.init.ones_(layer.weight)
     split(layer, kinds(layer, 3), "normal", torch.Generator().manual_seed(0))
@@ -114,7 +142,12 @@ def test_new_branches_have_a_tenth_of_the_weights_spread():
     torch.manual_seed(0)
     layer = nn.Linear(64, 64, bias=False)
     spread = float(layer.weight.detach().std())
-    split(layer, (*kinds(layer, 1), *kinds(layer, 1, linear="low-rank", rank=16)), "normal", torch.Generator().manual_seed(0))
+    split(
+        layer,
+        (*kinds(layer, 1), *kinds(layer, 1, linear="low-rank", rank=16)),
+        "normal",
+        torch.Generator().manual_seed(0),
+    )
     _, (copy,), (first, second) = [[p.detach() for p in branch] for branch in originals(layer)]
     assert float(copy.std()) == pytest.approx(0.1 * spread, rel=0.05)
     assert float((first @ second).std()) == pytest.approx(0.1 * spread, rel=0.1)
@@ -122,7 +155,9 @@ def test_new_branches_have_a_tenth_of_the_weights_spread():
 
 def test_a_product_that_starts_at_zero_still_learns():
     layer = nn.Linear(4, 4)
-    split(layer, kinds(layer, 1, linear="low-rank", rank=2), "zeros", torch.Generator().manual_seed(0))
+    split(
+        layer, kinds(layer, 1, linear="low-rank", rank=2), "zeros", torch.Generator().manual_seed(0)
+    )
     layer(torch.ones(1, 4)).sum().backward()
     first, second = originals(layer)[1]
     assert not first.any()
@@ -132,23 +167,33 @@ def test_a_product_that_starts_at_zero_still_learns():
 
 def test_a_norm_with_running_statistics_fuses_into_its_convolution():
     torch.manual_seed(0)
-    conv, norm, x = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4).eval(), torch.randn(2, 3, 5, 5)
+    conv, norm, x = (
+        nn.Conv2d(3, 4, 3, bias=False),
+        nn.BatchNorm2d(4).eval(),
+        torch.randn(2, 3, 5, 5),
+    )
     for value in (norm.weight, norm.bias, norm.running_mean):
         nn.init.normal_(value)
     nn.init.uniform_(norm.running_var, 0.5, 2)
-    weight, bias = fused(conv.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps)
+    weight, bias = fused(
+        conv.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps
+    )
     torch.testing.assert_close(F.conv2d(x, weight, bias), norm(conv(x)), rtol=0, atol=1e-5)
 
 
 def test_batch_statistics_make_a_norm_within_a_branch_no_linear_layer():
-    """Why no branch has a norm of its own: in training, the fused convolution is not what the two were."""
+    """Why no branch has a norm of its own: in training, the fused convolution is not what the two
+    were.
+    """
     torch.manual_seed(0)
     conv, norm, x = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), torch.randn(2, 3, 5, 5)
-    weight, bias = fused(conv.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps)
+    weight, bias = fused(
+        conv.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps
+    )
     assert not torch.allclose(F.conv2d(x, weight, bias), norm.train()(conv(x)), atol=1e-2)
 
 
-# ---- networks ------------------------------------------------------------------------------------------------------
+# ---- networks ------------------------------------------------------------------------------------
 
 
 def test_convolutions_have_branches_where_there_are_any_and_linears_elsewhere():
@@ -158,7 +203,8 @@ def test_convolutions_have_branches_where_there_are_any_and_linears_elsewhere():
     assert not any("shortcut" in name for name in images)
     tokens = layers(full(network("vit-micro", (1, 8, 8), 10)), 3)
     assert [name for name in tokens if name.startswith("sections.0.0.")] == [
-        f"sections.0.0.{name}" for name in ("attention.project", "attention.out", "feed.linear1", "feed.linear2")
+        f"sections.0.0.{name}"
+        for name in ("attention.project", "attention.out", "feed.linear1", "feed.linear2")
     ]
 
 
@@ -172,7 +218,9 @@ def test_looking_for_layers_draws_no_random_number():
 
 
 def test_branches_cost_what_they_would_in_parallel():
-    """One 1x1 branch beside each 3x3 is a ninth more; one copy beside each linear layer doubles it. Nothing more travels."""
+    """One 1x1 branch beside each 3x3 is a ninth more; one copy beside each linear layer doubles it.
+    Nothing more travels.
+    """
     for model, inputs, least in (("preresnet", (1, 8, 8), 1.1), ("mlp", (6,), 2.0)):
         plain = full(network(model, inputs, 3))
         one, two, four = (cost(replace(plain, branches=count), 8) for count in (1, 2, 4))
@@ -180,12 +228,17 @@ def test_branches_cost_what_they_would_in_parallel():
         assert one.macs < two.macs < four.macs
         assert one.training_macs < two.training_macs < four.training_macs
         assert one.memory < two.memory < four.memory
-        assert (one.parameters, one.bytes, one.activations) == (four.parameters, four.bytes, four.activations)
+        assert (one.parameters, one.bytes, one.activations) == (
+            four.parameters,
+            four.bytes,
+            four.activations,
+        )
 
 
 def test_a_layer_with_branches_costs_by_hand():
-    """Linear layers, 6 to 64 and so on: each copy adds its layer's own multiply-adds, in training twice for the first, whose input needs no
-    gradient, and thrice for the others."""
+    """Linear layers, 6 to 64 and so on: each copy adds its layer's own multiply-adds, in training
+    twice for the first, whose input needs no gradient, and thrice for the others.
+    """
     plain = full(network("mlp", (6,), 3))
     one, three = cost(plain), cost(replace(plain, branches=3))
     rows = [6 * 64, 64 * 64, 64 * 64, 64 * 3]

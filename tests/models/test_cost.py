@@ -18,17 +18,24 @@ from models.work import work
 def layers(monkeypatch):
     """Two linear layers, 4 to 3 to 2, with a ReLU between."""
     module = ModuleType("two_layers")
-    module.make = lambda submodel: nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    module.make = lambda submodel: nn.Sequential(
+        nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)
+    )
     monkeypatch.setitem(sys.modules, "two_layers", module)
     return full(network("two_layers:make", (1, 2, 2), 2))
 
 
 def test_two_layers_by_hand(layers):
-    """15 and 8 parameters; 12 and 6 multiply-adds; backward keeps the 4 inputs and, once for two users, the ReLU's 3 outputs; no weight."""
+    """15 and 8 parameters; 12 and 6 multiply-adds; backward keeps the 4 inputs and, once for two
+    users, the ReLU's 3 outputs; no weight.
+    """
     found = cost(layers, 10)
     assert (found.parameters, found.macs, found.activations, found.bytes) == (23, 18, 7, 92)
-    assert found.training_macs == 18 + 12 + 2 * 6  # the gradient of each weight, and of the second layer's input
-    assert found.memory == 16_000_000 + work(layers, 10).live + 3 * 92, "copies of the parameters beside what is alive; there is no convolution"
+    # the gradient of each weight, and of the second layer's input
+    assert found.training_macs == 18 + 12 + 2 * 6
+    assert found.memory == 16_000_000 + work(layers, 10).live + 3 * 92, (
+        "copies of the parameters beside what is alive; there is no convolution"
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,11 +48,17 @@ def test_two_layers_by_hand(layers):
     ],
 )
 def test_backward_costs_forward_twice_whatever_the_groups(layer, weights, monkeypatch):
-    """At each of 25 positions each weight multiplies once forward, and once for each gradient; the 1x1 convolution before has one gradient."""
+    """At each of 25 positions each weight multiplies once forward, and once for each gradient; the
+    1x1 convolution before has one gradient.
+    """
     name = f"weights_{weights}"  # counts are cached by name
     module = ModuleType(name)
     module.make = lambda submodel: nn.Sequential(
-        nn.Conv2d(1, 4, 1, bias=False), layer(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(layer().out_channels, 2)
+        nn.Conv2d(1, 4, 1, bias=False),
+        layer(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(layer().out_channels, 2),
     )
     monkeypatch.setitem(sys.modules, name, module)
     found = cost(full(network(f"{name}:make", (1, 5, 5), 2)))
@@ -55,10 +68,13 @@ def test_backward_costs_forward_twice_whatever_the_groups(layer, weights, monkey
 
 
 @pytest.mark.parametrize(
-    ("target", "model", "inputs", "first"), [("class", "vit-micro", (1, 8, 8), 16 * 4 * 32), ("token", "transformer-small", (8,), 0)]
+    ("target", "model", "inputs", "first"),
+    [("class", "vit-micro", (1, 8, 8), 16 * 4 * 32), ("token", "transformer-small", (8,), 0)],
 )
 def test_attention_costs_thrice_in_training(target, model, inputs, first):
-    """Every product has two gradients, but the first layer's has one: an image needs none, and ids of tokens are no product at all."""
+    """Every product has two gradients, but the first layer's has one: an image needs none, and ids
+    of tokens are no product at all.
+    """
     found = cost(full(network(model, inputs, 10, target=target)))
     assert found.training_macs == 3 * found.macs - first
 

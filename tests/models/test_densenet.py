@@ -20,7 +20,8 @@ CIFAR, SMALL = (3, 32, 32), (1, 12, 12)
 @pytest.mark.parametrize(
     ("model", "inputs", "outputs", "parameters", "macs"),
     [
-        ("densenet-121", (3, 224, 224), 1000, 7_978_856, 2_834_161_664),  # torchvision's densenet121
+        # torchvision's densenet121
+        ("densenet-121", (3, 224, 224), 1000, 7_978_856, 2_834_161_664),
         # without the stem's norm (128), 3x3 for 7x7 (64 x 3 x 40), and 10 classes
         ("densenet-121-cifar", CIFAR, 10, 7_978_856 - 128 - 7_680 - 990 * 1025, 888_350_720),
         ("densenet-121-recipfl", CIFAR, 10, 1_000_618, 125_341_440),
@@ -44,7 +45,10 @@ def test_half_the_width_is_the_network_of_half_the_growth():
 
 def test_a_shallow_network_keeps_the_widths_of_transitions():
     """Of 16 and three times 8 a transition makes 20, with one layer left as with three."""
-    whole, (shallow,) = full(network("densenet-small", SMALL, 10)), menu(network("densenet-small", SMALL, 10), (1,), (1,))
+    whole, (shallow,) = (
+        full(network("densenet-small", SMALL, 10)),
+        menu(network("densenet-small", SMALL, 10), (1,), (1,)),
+    )
     assert shapes(whole)["transitions.0.conv.grown.weight"] == (20, 3, 8)
     assert shapes(shallow)["transitions.0.conv.grown.weight"] == (20, 1, 8)
     assert shapes(shallow)["sections.1.0.conv1.inputs.weight"] == (32, 20, 1, 1)
@@ -53,7 +57,11 @@ def test_a_shallow_network_keeps_the_widths_of_transitions():
 def test_a_layer_reads_all_before_it():
     """The last layer of a block says something else as soon as the first of it does."""
     torch.manual_seed(0)
-    net, x, seen = build(full(network("densenet-small", SMALL, 10))).eval(), torch.randn(2, *SMALL), []
+    net, x, seen = (
+        build(full(network("densenet-small", SMALL, 10))).eval(),
+        torch.randn(2, *SMALL),
+        [],
+    )
     net.sections[0]["2"].register_forward_hook(lambda module, args, out: seen.append(out))
     net(x)
     torch.nn.init.zeros_(net.sections[0]["0"].conv2.weight)
@@ -90,6 +98,12 @@ def test_a_missing_tensor_of_torchvisions_is_named():
 def test_the_older_names_of_torchvisions_files_are_known():
     with torch.device("meta"):
         state = torchvision("models").densenet121().state_dict()
-    older = {re.sub(r"(denselayer\d+\.(?:norm|conv))(?=\d)", r"\1.", name): value for name, value in state.items()}
+    older = {
+        re.sub(r"(denselayer\d+\.(?:norm|conv))(?=\d)", r"\1.", name): value
+        for name, value in state.items()
+    }
     assert "features.denseblock1.denselayer1.norm.1.weight" in older
-    assert DENSENET.torchvision.convert("121", older).keys() == DENSENET.torchvision.convert("121", state).keys()
+    assert (
+        DENSENET.torchvision.convert("121", older).keys()
+        == DENSENET.torchvision.convert("121", state).keys()
+    )

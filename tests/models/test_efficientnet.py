@@ -1,4 +1,6 @@
-"""EfficientNetV2-S: counts of torchvision's network and of FedFA's submodels, and torchvision's weights."""
+"""EfficientNetV2-S: counts of torchvision's network and of FedFA's submodels, and torchvision's
+weights.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ from tests.support.pretrained import assert_equals_torchvision
 
 CIFAR = (3, 32, 32)
 
-# torchvision rounds hidden channels to multiples of 8: where a submodel's 12 (18) channels are not one, its two blocks that widen nothing
-# become 3x3 to 16 (24), norm, and 1x1 back, norm. Those have no place in the whole network, whose 24 channels make a single 3x3, so a
-# submodel that is a corner of it goes without: less by so many parameters per block, and by the convolutions' at 32 x 32 places.
-# width: (of convolutions, of norms)
+# torchvision rounds hidden channels to multiples of 8: where a submodel's 12 (18) channels are not
+# one, its two blocks that widen nothing become 3x3 to 16 (24), norm, and 1x1 back, norm. Those have
+# no place in the whole network, whose 24 channels make a single 3x3, so a submodel that is a corner
+# of it goes without: less by so many parameters per block, and by the convolutions' at 32 x 32
+# places. width: (of convolutions, of norms)
 ROUNDING = {0.5: (12 * 9 * 4 + 16 * 12, 2 * 16), 0.75: (18 * 9 * 6 + 24 * 18, 2 * 24), 1.0: (0, 0)}
 
 
@@ -41,11 +44,16 @@ def test_counts_of_fedfa(depths, width, parameters, macs):
 
 
 @pytest.mark.parametrize("width", [0.5, 0.75, 1.0])
-@pytest.mark.parametrize("depths", [(2, 2, 2, 2, 2, 2), (2, 3, 3, 4, 5, 6), (2, 4, 4, 6, 9, 15)], ids=str)
+@pytest.mark.parametrize(
+    "depths", [(2, 2, 2, 2, 2, 2), (2, 3, 3, 4, 5, 6), (2, 4, 4, 6, 9, 15)], ids=str
+)
 def test_published_counts(depths, width):
     parameters, macs = published(f"FedFA-proposal/EfficientNetV2 n={depths} w={width}")
     weights, affine = ROUNDING[width]
-    assert counts(depths, width) == (parameters - 2 * (weights + affine), macs - 2 * weights * 32 * 32)
+    assert counts(depths, width) == (
+        parameters - 2 * (weights + affine),
+        macs - 2 * weights * 32 * 32,
+    )
 
 
 def test_counts_of_torchvision():
@@ -60,13 +68,17 @@ def test_torchvisions_weights_make_torchvisions_outputs():
 
 
 def test_presets_for_small_images_have_the_tensors_of_the_large():
-    small, large = (full(network(f"efficientnet-{preset}", CIFAR, 10)) for preset in ("v2s-cifar", "v2s"))
+    small, large = (
+        full(network(f"efficientnet-{preset}", CIFAR, 10)) for preset in ("v2s-cifar", "v2s")
+    )
     assert shapes(small) == shapes(large)
     assert cost(small).macs > 10 * cost(large).macs
 
 
 def test_squeezed_channels_narrow_with_the_inputs_of_a_block():
-    """The first of 128 channels reads 64: 16 squeezed of 256 hidden, at 0.3 ceil(4.8) of ceil(76.8)."""
+    """The first of 128 channels reads 64: 16 squeezed of 256 hidden, at 0.3 ceil(4.8) of
+    ceil(76.8).
+    """
     made = network("efficientnet", CIFAR, 10)
     (narrow,) = menu(made, (0.3,), (1,))
     assert shapes(full(made))["sections.3.0.residual.squeeze.down.weight"] == (16, 256)
@@ -74,10 +86,16 @@ def test_squeezed_channels_narrow_with_the_inputs_of_a_block():
 
 
 def test_a_block_drops_as_often_in_every_submodel():
-    """0.2 times its place among the 40 blocks of the largest network: the second block of the last section is the 26th, after 25 of them."""
+    """0.2 times its place among the 40 blocks of the largest network: the second block of the last
+    section is the 26th, after 25 of them.
+    """
     made = network("efficientnet", CIFAR, 10)
     for submodel in (full(made), *menu(made, (0.3,), (2,))):
-        rates = {name: m.rate for name, m in build(submodel, "meta").named_modules() if isinstance(m, Drop)}
+        rates = {
+            name: m.rate
+            for name, m in build(submodel, "meta").named_modules()
+            if isinstance(m, Drop)
+        }
         assert rates["sections.0.0.drop"] == 0
         assert rates["sections.5.1.drop"] == pytest.approx(0.2 * 26 / 40)
 

@@ -7,7 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.families import FAMILIES, address, build, example, full, initial, labelled, menu, network, normalising, shapes, statistics
+from models.families import (
+    FAMILIES,
+    address,
+    build,
+    example,
+    full,
+    initial,
+    labelled,
+    menu,
+    network,
+    normalising,
+    shapes,
+    statistics,
+)
 from models.slicing import corners, extract
 from models.submodel import Network
 from tests.support.families import SMALL, WIDTHS, small
@@ -29,7 +42,9 @@ def test_every_family_has_a_small_example():
 
 @pytest.mark.parametrize(("family", "preset"), PRESETS, ids=lambda v: v)
 def test_every_submodel_is_a_corner_of_every_preset(family, preset):
-    """Names of a submodel are names of the whole and the same at every width, no axis is longer, and half the width has fewer numbers."""
+    """Names of a submodel are names of the whole and the same at every width, no axis is longer,
+    and half the width has fewer numbers.
+    """
     made = small(family, preset)
     whole = shapes(full(made)) | statistics(full(made))
     deepest = max(map(len, full(made).mask))
@@ -39,17 +54,23 @@ def test_every_submodel_is_a_corner_of_every_preset(family, preset):
         wide = replace(submodel, width=1.0)
         assert local.keys() == shapes(wide).keys() | statistics(wide).keys()
         if submodel.width < 1:
-            assert sum(torch.Size(s).numel() for s in local.values()) < sum(torch.Size(whole[name]).numel() for name in local)
+            assert sum(torch.Size(s).numel() for s in local.values()) < sum(
+                torch.Size(whole[name]).numel() for name in local
+            )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_submodel_built_directly_equals_the_extracted_one(family):
-    """It has the very tensors that extraction gives, strictly, and with them makes finite outputs of the right shape."""
+    """It has the very tensors that extraction gives, strictly, and with them makes finite outputs
+    of the right shape.
+    """
     made = small(family)
     tensors = initial(made, 0)
     for submodel in menu(made, (0.5, 1.0), (1, 2)):
         local = shapes(submodel) | statistics(submodel)
-        plan = corners({home: tuple(value.shape) for home, value in tensors.items()}, submodel, local)
+        plan = corners(
+            {home: tuple(value.shape) for home, value in tensors.items()}, submodel, local
+        )
         net = build(submodel).eval()
         missing, unexpected = net.load_state_dict(extract(tensors, plan), strict=False)
         assert not unexpected
@@ -74,12 +95,15 @@ def test_labelled_tensors_have_the_classes_first(family):
     submodel = menu(small(family), (0.5,), (1,))[0]
     assert labelled(submodel)
     for name in labelled(submodel):
-        assert shapes(submodel)[name][0] in {submodel.network.outputs, submodel.network.outputs + 1}  # a text has a token for what is hidden
+        # a text has a token for what is hidden
+        assert shapes(submodel)[name][0] in {submodel.network.outputs, submodel.network.outputs + 1}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_blocks_are_named_by_section_and_index(family):
-    """The tensors inside sections are those of the mask's blocks, and dropping a last block drops its tensors alone."""
+    """The tensors inside sections are those of the mask's blocks, and dropping a last block drops
+    its tensors alone.
+    """
     made = small(family)
     whole = full(made)
     found = {place[:2] for name in shapes(whole) if (place := address(made, name))}
@@ -93,13 +117,20 @@ def test_norms_are_parameters_or_statistics(family):
     assert statistics(submodel).keys() <= normalising(submodel)
 
 
-@pytest.mark.parametrize(("family", "feature"), [(name, f) for name, known in FAMILIES.items() for f in sorted(known.features)], ids=str)
+@pytest.mark.parametrize(
+    ("family", "feature"),
+    [(name, f) for name, known in FAMILIES.items() for f in sorted(known.features)],
+    ids=str,
+)
 def test_every_declared_feature_builds_and_keeps_the_plain_names(family, feature):
     """A feature adds tensors, takes none away, and the network still maps examples to outputs."""
     made = small(family)
     plain, asked = full(made), full(made, (feature,))
-    changed = {"linear.weight"} if feature == "projection" else set()  # it reads what the projection head puts out
-    assert {name: shape for name, shape in shapes(plain).items() if name not in changed}.items() <= shapes(asked).items()
+    # it reads what the projection head puts out
+    changed = {"linear.weight"} if feature == "projection" else set()
+    assert {
+        name: shape for name, shape in shapes(plain).items() if name not in changed
+    }.items() <= shapes(asked).items()
     half = menu(made, (0.5,), (2,), (feature,))[0]
     corners(shapes(asked), half)
     assert tuple(build(half).eval()(batch(made, 2)).shape[:2]) == (2, made.outputs)

@@ -1,4 +1,6 @@
-"""Early exits: counts of DepthFL, ScaleFL and RecipFL, where exits sit, who owns which, and what they say."""
+"""Early exits: counts of DepthFL, ScaleFL and RecipFL, where exits sit, who owns which, and what
+they say.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,26 @@ def small(kind: str, *mask: tuple[int, ...], width: float = 1.0) -> Submodel:
 
 def heads(submodel: Submodel) -> set[str]:
     """Modules that make logits."""
-    return {name.removesuffix(".linear.weight").removesuffix(".weight") for name in labelled(submodel) if name.endswith("weight")}
+    return {
+        name.removesuffix(".linear.weight").removesuffix(".weight")
+        for name in labelled(submodel)
+        if name.endswith("weight")
+    }
 
 
 @pytest.mark.parametrize(
     ("sections", "parameters", "macs"),
-    [(1, 479_652, 165_160_960), (2, 1_347_336, 308_187_136), (3, 3_838_316, 447_846_400), (4, 12_283_344, 582_115_328)],
+    [
+        (1, 479_652, 165_160_960),
+        (2, 1_347_336, 308_187_136),
+        (3, 3_838_316, 447_846_400),
+        (4, 12_283_344, 582_115_328),
+    ],
 )
 def test_counts_of_depthfl(sections, parameters, macs):
-    """A device of depth n has sections 1 to n and exits 1 to n, every one but the network's own head with attention."""
+    """A device of depth n has sections 1 to n and exits 1 to n, every one but the network's own
+    head with attention.
+    """
     made = full(network("resnet-18-cifar", IMAGES, 100), ("exits",))
     found = counted(replace(made, mask=tuple((int(s < sections),) * 2 for s in range(4))))
     assert found == (parameters, macs)
@@ -45,7 +58,8 @@ def test_counts_of_depthfl(sections, parameters, macs):
 @pytest.mark.parametrize(
     ("key", "width", "blocks", "parameters", "macs"),
     [
-        ("level1(w0.7,exit1)", 11 / 16, 30, 155_407, 70_062_300),  # the authors' code rounds 0.7 of 16, 32, 64 down to 11, 22, 44
+        # the authors' code rounds 0.7 of 16, 32, 64 down to 11, 22, 44
+        ("level1(w0.7,exit1)", 11 / 16, 30, 155_407, 70_062_300),
         ("level2(w0.7,exit2)", 11 / 16, 38, 322_353, 90_754_708),
         ("level3(w0.75,exit3)", 0.75, 46, 778_002, 133_190_832),
         ("level4(w1,exit4)", 1, 54, 1_972_888, 274_385_088),
@@ -54,8 +68,16 @@ def test_counts_of_depthfl(sections, parameters, macs):
 def test_counts_of_scalefl(key, width, blocks, parameters, macs):
     """Exits after 30, 38 and 46 of ResNet110's 54 blocks; the authors' count leaves norms out."""
     made = full(network("resnet-110", IMAGES, 10), ("exits-conv",))
-    submodel = replace(made, width=width, mask=tuple(tuple(int(18 * s + b < blocks) for b in range(18)) for s in range(3)))
-    weights = sum(torch.Size(shape).numel() for name, shape in shapes(submodel).items() if name not in normalising(submodel))
+    submodel = replace(
+        made,
+        width=width,
+        mask=tuple(tuple(int(18 * s + b < blocks) for b in range(18)) for s in range(3)),
+    )
+    weights = sum(
+        torch.Size(shape).numel()
+        for name, shape in shapes(submodel).items()
+        if name not in normalising(submodel)
+    )
     assert (weights, counted(submodel)[1]) == (parameters, macs)
     assert (parameters, macs) == published(f"ScaleFL/ResNet110_{key}")
 
@@ -83,7 +105,9 @@ def test_places(model, kind, places):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_whole_owns_every_exit_and_its_own_head(kind):
-    assert heads(small(kind)) == {"exits.0", "exits.1", "linear"} | ({"exits.2"} if kind == "exits-conv" else set())
+    assert heads(small(kind)) == {"exits.0", "exits.1", "linear"} | (
+        {"exits.2"} if kind == "exits-conv" else set()
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,16 +116,21 @@ def test_the_whole_owns_every_exit_and_its_own_head(kind):
         ("exits", ((1, 1), (0, 0), (0, 0)), {"exits.0"}, "0.1"),
         ("exits", ((1, 0), (0, 1), (0, 0)), {"exits.0", "exits.1"}, "1.1"),
         ("exits", ((1, 1), (0, 0), (1, 0)), {"exits.0", "exits.1", "linear"}, "2.0"),
-        ("exits-conv", ((1, 1), (0, 0), (0, 0)), {"exits.0"}, "1.0"),  # its first exit sits after block 3, behind a projection
+        # its first exit sits after block 3, behind a projection
+        ("exits-conv", ((1, 1), (0, 0), (0, 0)), {"exits.0"}, "1.0"),
         ("exits-conv", ((1, 1), (1, 1), (1, 0)), {"exits.0", "exits.1", "exits.2"}, "2.0"),
     ],
 )
 def test_a_submodel_ends_at_its_last_exit(kind, mask, owned, last):
-    """No exit, block or projection beyond the exit whose range holds the deepest block; all is a corner of the whole."""
+    """No exit, block or projection beyond the exit whose range holds the deepest block; all is a
+    corner of the whole.
+    """
     submodel = small(kind, *mask, width=0.3)
     found = shapes(submodel)
     assert heads(submodel) == owned
-    assert {name.rpartition(".linear")[0] or "linear" for name in found if "linear" in name} == owned
+    assert {
+        name.rpartition(".linear")[0] or "linear" for name in found if "linear" in name
+    } == owned
     assert max(name.split(".", 1)[1][:3] for name in found if name.startswith("sections")) == last
     corners(shapes(small(kind)), submodel)
     assert len(build(submodel).eval().exits(torch.rand(2, *DIGITS))) == len(owned)
@@ -135,7 +164,9 @@ def test_all_exits_together_train_every_parameter(kind):
 
 
 def test_attention_weighs_the_feature():
-    """A map of 0 everywhere is a weight of one half after the sigmoid; a large one leaves the feature as it is."""
+    """A map of 0 everywhere is a weight of one half after the sigmoid; a large one leaves the
+    feature as it is.
+    """
     torch.manual_seed(0)
     head, x = Attentive([4, 6, 8], 3).eval(), torch.rand(2, 4, 5, 5)
     for value, weight in ((0.0, 0.5), (40.0, 1.0)):
@@ -150,8 +181,16 @@ def test_an_adapter_ends_at_the_last_sections_resolution(section, side):
     """8x8 and 4x4 features become 2x2, by strides of 4 and 2."""
     net = build(small("exits-adapter")).eval()
     exit_ = net.exits[str(section)]
-    assert exit_.conv(torch.rand(2, 16 << section, 8 >> section, 8 >> section)).shape == (2, 64, 2 * side, 2 * side)
-    assert torch.equal(exit_(x := torch.rand(1, 16 << section, 8, 8)), exit_.linear(F.relu(exit_.norm(exit_.conv(x))).mean((2, 3))))
+    assert exit_.conv(torch.rand(2, 16 << section, 8 >> section, 8 >> section)).shape == (
+        2,
+        64,
+        2 * side,
+        2 * side,
+    )
+    assert torch.equal(
+        exit_(x := torch.rand(1, 16 << section, 8, 8)),
+        exit_.linear(F.relu(exit_.norm(exit_.conv(x))).mean((2, 3))),
+    )
 
 
 def test_a_copy_answers_with_its_own_weights():
@@ -174,7 +213,7 @@ def test_exits_need_a_block():
         build(small("exits", (0, 0), (0, 0), (0, 0)))
 
 
-# ---- both families -------------------------------------------------------------------------------------------------
+# ---- both families -------------------------------------------------------------------------------
 
 MODELS = ("preresnet", "resnet-small")
 
@@ -189,7 +228,9 @@ def test_one_level_for_each_exit(model, kind):
     """Level n ends at exit n and has n exits; the last is the whole."""
     whole = full(network(model, DIGITS, 10), (kind,))
     found = leveled(model, kind)
-    assert [reached(level) for level in found] == [reached(whole)[: n + 1] for n in range(len(reached(whole)))]
+    assert [reached(level) for level in found] == [
+        reached(whole)[: n + 1] for n in range(len(reached(whole)))
+    ]
     assert [sum(map(sum, level.mask)) for level in found] == list(reached(whole))
     assert found[-1] == whole
 
@@ -213,11 +254,15 @@ def test_each_level_says_what_the_exits_of_the_whole_say(model, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_tensor_of_a_level_has_a_gradient(model, kind):
-    """So no level sends a tensor that it did not train (ScaleFL's levels carry deeper exits, and leave these out of the mean)."""
+    """So no level sends a tensor that it did not train (ScaleFL's levels carry deeper exits, and
+    leave these out of the mean).
+    """
     for level in leveled(model, kind, 0.5):
         net = build(level).train()
         sum(out.square().mean() for out in net.exits(torch.rand(4, *DIGITS))).backward()
-        assert [name for name, p in net.named_parameters() if p.grad is None or not p.grad.any()] == []
+        assert [
+            name for name, p in net.named_parameters() if p.grad is None or not p.grad.any()
+        ] == []
 
 
 @pytest.mark.parametrize("model", MODELS)

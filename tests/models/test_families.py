@@ -25,7 +25,9 @@ def test_unknown_models_list_the_known(name):
     with pytest.raises(LookupError) as caught:
         network(name, (1, 8, 8), 10)
     assert caught.value.args[0] == name
-    assert {"preresnet", "preresnet-small", "preresnet-18", "preresnet-fedfa"} <= set(caught.value.args[1])
+    assert {"preresnet", "preresnet-small", "preresnet-18", "preresnet-fedfa"} <= set(
+        caught.value.args[1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,14 @@ def test_networks_that_cannot_be(inputs, outputs, mean, std, message):
 )
 def test_raw_units_that_cannot_be(target, shift, scale, message):
     with pytest.raises(ValueError, match=message):
-        network("preresnet", (1, 8, 8), 1 if target == "value" else 10, target=target, shift=shift, scale=scale)
+        network(
+            "preresnet",
+            (1, 8, 8),
+            1 if target == "value" else 10,
+            target=target,
+            shift=shift,
+            scale=scale,
+        )
 
 
 def test_a_network_of_values_keeps_their_units():
@@ -75,7 +84,16 @@ def test_menu_is_sorted_capped_and_unique():
 
 
 @pytest.mark.parametrize(
-    ("widths", "depths"), [((), (1,)), ((1,), ()), ((0,), (1,)), ((1.1,), (1,)), ((1,), (0,)), ((1,), ((1, 2),)), ((1,), (("a", "b", "c"),))]
+    ("widths", "depths"),
+    [
+        ((), (1,)),
+        ((1,), ()),
+        ((0,), (1,)),
+        ((1.1,), (1,)),
+        ((1,), (0,)),
+        ((1,), ((1, 2),)),
+        ((1,), (("a", "b", "c"),)),
+    ],
 )
 def test_menus_that_cannot_be(widths, depths):
     with pytest.raises(ValueError, match="a menu of widths"):
@@ -101,7 +119,10 @@ def test_initial_depends_on_the_seed_alone():
 
 
 def test_a_meta_build_allocates_nothing():
-    assert {p.device.type for p in build(full(network("preresnet-fedfa", (3, 32, 32), 10)), "meta").parameters()} == {"meta"}
+    assert {
+        p.device.type
+        for p in build(full(network("preresnet-fedfa", (3, 32, 32), 10)), "meta").parameters()
+    } == {"meta"}
 
 
 @pytest.fixture
@@ -111,7 +132,12 @@ def own(monkeypatch):
 
     def perceptron(submodel: Submodel) -> nn.Module:
         hidden = kept(submodel.width, 6)
-        return nn.Sequential(nn.Flatten(), nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, submodel.network.outputs))
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(4, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, submodel.network.outputs),
+        )
 
     module.perceptron = perceptron
     module.headless = lambda submodel: nn.Sequential(nn.Flatten(), nn.Linear(4, 5))
@@ -123,7 +149,12 @@ def own(monkeypatch):
 def test_a_function_of_the_user_is_a_family(own):
     net = network("own_models:perceptron", (1, 2, 2), 3)
     small, large = menu(net, (0.5, 1), (1, 2))
-    assert shapes(small) == {"net.1.weight": (3, 4), "net.1.bias": (3,), "net.3.weight": (3, 3), "net.3.bias": (3,)}
+    assert shapes(small) == {
+        "net.1.weight": (3, 4),
+        "net.1.bias": (3,),
+        "net.3.weight": (3, 3),
+        "net.3.bias": (3,),
+    }
     assert labelled(large) == {"net.3.weight", "net.3.bias"}
     assert build(large)(torch.zeros(2, 1, 2, 2)).shape == (2, 3)
     assert cost(large).parameters == 6 * 4 + 6 + 3 * 6 + 3
@@ -135,7 +166,9 @@ def test_a_last_layer_of_another_size_is_said_before_anything_runs(own):
         network("own_models:headless", (1, 2, 2), 3)
 
 
-@pytest.mark.parametrize("name", ["own_models:absent", "own_models:number", "no_such_module:f", ":f", "own_models:"])
+@pytest.mark.parametrize(
+    "name", ["own_models:absent", "own_models:number", "no_such_module:f", ":f", "own_models:"]
+)
 def test_functions_that_cannot_be_imported(own, name):
     with pytest.raises(ValueError, match="model '"):
         network(name, (1, 2, 2), 3)

@@ -10,7 +10,9 @@ import pytest
 from models.function import imported
 
 
-def test_a_module_beside_the_caller_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_beside_the_caller_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "beside_the_caller.py").write_text("def three():\n    return 3\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [part for part in sys.path if part])
@@ -27,7 +29,9 @@ def test_a_module_beside_the_caller_is_found(tmp_path: Path, monkeypatch: pytest
         ("broken_own_module:f", "ZeroDivisionError"),
     ],
 )
-def test_what_cannot_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str) -> None:
+def test_what_cannot_be_imported_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
+) -> None:
     (tmp_path / "broken_own_module.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match=f"'{name}' .*{why}"):

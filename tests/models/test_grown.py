@@ -15,12 +15,16 @@ CHANNELS, LAYERS, GROWTH = 3, 2, 4
 
 def maps(seed: int = 0) -> tuple[torch.Tensor, list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(5, CHANNELS, 2, 2, generator=generator) + 1, [torch.randn(5, GROWTH, 2, 2, generator=generator) * 3 for _ in range(LAYERS)]
+    return torch.randn(5, CHANNELS, 2, 2, generator=generator) + 1, [
+        torch.randn(5, GROWTH, 2, 2, generator=generator) * 3 for _ in range(LAYERS)
+    ]
 
 
 def together(module: nn.Module, name: str) -> torch.Tensor:
     """A tensor of both parts, as one over all channels."""
-    return torch.cat([module.inputs.get_parameter(name), module.grown.get_parameter(name).flatten(-2)], -1)
+    return torch.cat(
+        [module.inputs.get_parameter(name), module.grown.get_parameter(name).flatten(-2)], -1
+    )
 
 
 def statistics(norm: SeenNorm, name: str) -> torch.Tensor:
@@ -35,12 +39,16 @@ class Apart(nn.Module):
         self.norm = norm
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-        return self.norm(x[:, :CHANNELS], [x[:, CHANNELS : CHANNELS + GROWTH], x[:, CHANNELS + GROWTH :]])
+        return self.norm(
+            x[:, :CHANNELS], [x[:, CHANNELS : CHANNELS + GROWTH], x[:, CHANNELS + GROWTH :]]
+        )
 
 
 @pytest.mark.parametrize("mode", ["tracked", "static"])
 def test_the_norm_is_batch_norm_of_the_concatenation(mode):
-    """In training and evaluation, with weights of its own per channel, and the same running statistics."""
+    """In training and evaluation, with weights of its own per channel, and the same running
+    statistics.
+    """
     ours, plain = SeenNorm(CHANNELS, LAYERS, GROWTH), nn.BatchNorm2d(CHANNELS + LAYERS * GROWTH)
     for parameter in ours.parameters():
         nn.init.normal_(parameter)
@@ -52,7 +60,9 @@ def test_the_norm_is_batch_norm_of_the_concatenation(mode):
     x, grown = maps()
     for step in range(3):
         ours.train(step < 2), plain.train(step < 2)
-        torch.testing.assert_close(torch.cat(ours(x, grown), 1), torch.relu(plain(torch.cat([x, *grown], 1))))
+        torch.testing.assert_close(
+            torch.cat(ours(x, grown), 1), torch.relu(plain(torch.cat([x, *grown], 1)))
+        )
         torch.testing.assert_close(statistics(ours, "running_mean"), plain.running_mean)
         torch.testing.assert_close(statistics(ours, "running_var"), plain.running_var)
     assert bool(plain.running_mean.any()) is (mode == "tracked")
@@ -60,7 +70,10 @@ def test_the_norm_is_batch_norm_of_the_concatenation(mode):
 
 def test_calibration_measures_the_statistics_of_the_concatenation():
     """Over two batches, from where they stood before, with the shape of the parameters."""
-    ours, plain = Apart(SeenNorm(CHANNELS, LAYERS, GROWTH)), nn.Sequential(nn.BatchNorm2d(CHANNELS + LAYERS * GROWTH))
+    ours, plain = (
+        Apart(SeenNorm(CHANNELS, LAYERS, GROWTH)),
+        nn.Sequential(nn.BatchNorm2d(CHANNELS + LAYERS * GROWTH)),
+    )
     batches = [torch.cat([x, *grown], 1) for x, grown in (maps(0), maps(1))]
     ours(batches[0])  # what calibration must forget
     found, expected = calibrate(ours, batches)[0], calibrate(plain, batches)[0]
@@ -91,7 +104,9 @@ def test_both_norms_have_a_place_for_the_scaler():
 
 
 def test_the_start_depends_on_all_that_is_seen():
-    """Spread sqrt(2 / (10 + 3 x 30)) for a convolution; up to 1 / sqrt(100) with a bias, which starts at 0."""
+    """Spread sqrt(2 / (10 + 3 x 30)) for a convolution; up to 1 / sqrt(100) with a bias, which
+    starts at 0.
+    """
     torch.manual_seed(0)
     conv, linear = SeenConv(10, 3, 30, 200), SeenConv(10, 3, 30, 200, bias=True)
     for part in (conv.inputs, conv.grown):

@@ -1,4 +1,6 @@
-"""Inverted residuals: what a block adds, drops, squeezes and steps; names that do not hang on a width."""
+"""Inverted residuals: what a block adds, drops, squeezes and steps; names that do not hang on a
+width.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,16 @@ DIGITS = (1, 8, 8)
 STYLE = Style(nn.ReLU6)
 
 
-def block(section: Section, inputs: int, stride: int = 1, width: float = 1.0, *, steps: bool = False) -> Block:
+def block(
+    section: Section, inputs: int, stride: int = 1, width: float = 1.0, *, steps: bool = False
+) -> Block:
     return Block(section, inputs, stride, width, STYLE, 0.0, steps=steps).eval()
 
 
 def test_a_block_adds_its_input_only_where_nothing_changes():
-    """By the channels of the whole network: 9 and 10 both keep 1 of 10 percent, and still do not add."""
+    """By the channels of the whole network: 9 and 10 both keep 1 of 10 percent, and still do not
+    add.
+    """
     section = Section(6, 10, 1, 1)
     assert block(section, 10).adds
     assert not block(section, 10, stride=2).adds
@@ -43,12 +49,18 @@ def test_steps_are_where_blocks_add():
     made = network("mobilenet", DIGITS, 10)
     names = {name for name in shapes(full(made, ("steps",))) if name.endswith(".step")}
     depths = (1, 2, 3, 4, 3, 3, 1)
-    assert names == {f"sections.{s}.{b}.step" for s, depth in enumerate(depths) for b in range(1, depth)}
+    assert names == {
+        f"sections.{s}.{b}.step" for s, depth in enumerate(depths) for b in range(1, depth)
+    }
 
 
 def test_a_fused_block_that_widens_nothing_is_one_convolution():
-    assert [name for name, _ in block(Section(1, 4, 1, 1, fused=True), 4).residual.named_children()] == ["expand"]
-    assert [name for name, _ in block(Section(4, 4, 1, 1, fused=True), 4).residual.named_children()] == ["expand", "project"]
+    assert [
+        name for name, _ in block(Section(1, 4, 1, 1, fused=True), 4).residual.named_children()
+    ] == ["expand"]
+    assert [
+        name for name, _ in block(Section(4, 4, 1, 1, fused=True), 4).residual.named_children()
+    ] == ["expand", "project"]
 
 
 def test_squeezing_weighs_each_channel():
@@ -59,7 +71,9 @@ def test_squeezing_weighs_each_channel():
         net.up.weight.copy_(torch.tensor([[1.0], [-1.0]]))
         out = net(torch.tensor([0.0, 2.0, 3.0, 3.0]).reshape(1, 2, 1, 2))
     high = torch.sigmoid(4 * torch.sigmoid(torch.tensor(4.0)))
-    assert torch.allclose(out.flatten(), torch.stack([0 * high, 2 * high, 3 * (1 - high), 3 * (1 - high)]))
+    assert torch.allclose(
+        out.flatten(), torch.stack([0 * high, 2 * high, 3 * (1 - high), 3 * (1 - high)])
+    )
 
 
 def test_what_squeezes_has_no_norm_and_is_scaled_by_itself():
@@ -69,7 +83,9 @@ def test_what_squeezes_has_no_norm_and_is_scaled_by_itself():
 
 
 def test_dropping_leaves_examples_out_and_scales_up_the_rest():
-    """At 0.75 about a quarter of the examples stay, four times as large; in evaluation all stay as they are."""
+    """At 0.75 about a quarter of the examples stay, four times as large; in evaluation all stay as
+    they are.
+    """
     torch.manual_seed(0)
     net, x = Drop(0.75), torch.ones(1000, 2, 1, 1)
     out = net(x)
@@ -82,7 +98,14 @@ def test_dropping_leaves_examples_out_and_scales_up_the_rest():
 def test_blocks_keep_their_index_and_each_first_one_stays():
     made = network("mobilenet-tiny", DIGITS, 10)
     skipping = replace(full(made), mask=((1,), (1, 0, 1), (1, 0, 0), (1, 1, 0)))
-    assert {place[:2] for name in shapes(skipping) if (place := address(made, name))} == {(0, 0), (1, 0), (1, 2), (2, 0), (3, 0), (3, 1)}
+    assert {place[:2] for name in shapes(skipping) if (place := address(made, name))} == {
+        (0, 0),
+        (1, 0),
+        (1, 2),
+        (2, 0),
+        (3, 0),
+        (3, 1),
+    }
     assert build(skipping).eval()(torch.zeros(2, *DIGITS)).shape == (2, 10)
     with pytest.raises(ValueError, match="first block"):
         build(replace(skipping, mask=((1,), (0, 1, 1), (1, 0, 0), (1, 1, 0))))
@@ -91,7 +114,9 @@ def test_blocks_keep_their_index_and_each_first_one_stays():
 def test_resolution_halves_in_the_sections_that_say_so():
     net, seen = build(full(network("mobilenet-tiny", DIGITS, 10))).eval(), []
     for section in net.sections:
-        section["0"].register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape[1:])))
+        section["0"].register_forward_hook(
+            lambda module, args, out: seen.append(tuple(out.shape[1:]))
+        )
     net(torch.zeros(2, *DIGITS))
     assert seen == [(8, 8, 8), (16, 8, 8), (24, 4, 4), (32, 2, 2)]
 
@@ -106,7 +131,10 @@ def test_names_do_not_hang_on_a_width():
 
 
 def test_the_classifier_is_labelled():
-    assert labelled(full(network("efficientnet-tiny", DIGITS, 10))) == {"linear.weight", "linear.bias"}
+    assert labelled(full(network("efficientnet-tiny", DIGITS, 10))) == {
+        "linear.weight",
+        "linear.bias",
+    }
 
 
 def test_torchvisions_counters_are_left_out_and_strangers_named():

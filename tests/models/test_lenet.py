@@ -18,7 +18,9 @@ def test_counts_of_recipfls_notes(preset, key):
     assert (made.parameters, made.macs) == published(f"RecipFL/{key}")
 
 
-@pytest.mark.parametrize(("preset", "parameters", "macs"), [("5", 44_470, 281_640), ("5-scaled", 5_593, 120_072)])
+@pytest.mark.parametrize(
+    ("preset", "parameters", "macs"), [("5", 44_470, 281_640), ("5-scaled", 5_593, 120_072)]
+)
 def test_counts_of_recipfl(preset, parameters, macs):
     made = cost(full(network(f"lenet-{preset}", DIGITS, 10)))
     assert (made.parameters, made.macs) == (parameters, macs)
@@ -28,7 +30,10 @@ def test_half_of_it_by_hand():
     """Channels 1, 3, 8, hidden 60 and 42: the first linear reads 8 channels of 16 places."""
     (half,) = menu(network("lenet", DIGITS, 10), (0.5,), (1,))
     assert shapes(half)["hidden.0.weight"] == (60, 8, 16)
-    assert cost(half).parameters == (25 + 1) * 3 + 6 + (75 + 1) * 8 + 16 + (128 + 1) * 60 + (60 + 1) * 42 + (42 + 1) * 10
+    assert (
+        cost(half).parameters
+        == (25 + 1) * 3 + 6 + (75 + 1) * 8 + 16 + (128 + 1) * 60 + (60 + 1) * 42 + (42 + 1) * 10
+    )
 
 
 @pytest.mark.parametrize(("side", "sides"), [(28, [12, 4]), (17, [6, 1])])

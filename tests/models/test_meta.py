@@ -13,7 +13,9 @@ def test_the_same_shapes_give_the_same_and_a_tensor_of_its_own():
         a, b, c = x @ w, x @ w, x.t().contiguous().t() @ w
     assert a.shape == b.shape == c.shape == (2, 4)
     assert a.untyped_storage()._cdata != b.untyped_storage()._cdata
-    assert len([key for key in memory.known if key[0] is torch.ops.aten.mm.default]) == 2, "other strides are another question"
+    assert len([key for key in memory.known if key[0] is torch.ops.aten.mm.default]) == 2, (
+        "other strides are another question"
+    )
 
 
 def test_what_shares_or_changes_what_it_is_given_is_done_each_time():

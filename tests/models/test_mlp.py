@@ -16,7 +16,10 @@ def test_counts_by_hand():
     made = network("mlp", (13,), 3, target="value")
     assert made.objective == "value"
     whole, (half,) = cost(full(made)), menu(made, (0.5,), (1,))
-    assert (whole.parameters, whole.macs) == (13 * 64 + 128 + 2 * (64 * 64 + 128) + 65 * 3, 13 * 64 + 2 * 64 * 64 + 64 * 3)
+    assert (whole.parameters, whole.macs) == (
+        13 * 64 + 128 + 2 * (64 * 64 + 128) + 65 * 3,
+        13 * 64 + 2 * 64 * 64 + 64 * 3,
+    )
     assert cost(half).parameters == 13 * 32 + 64 + 32 * 32 + 64 + 33 * 3
 
 
@@ -39,7 +42,9 @@ def test_any_block_may_be_dropped():
 
 
 def test_a_step_of_zero_skips_its_block():
-    """With steps 0 the blocks pass on what the first layer made; with steps 1 the network is the plain one."""
+    """With steps 0 the blocks pass on what the first layer made; with steps 1 the network is the
+    plain one.
+    """
     made, x = network("mlp", (5,), 4), torch.randn(3, 5)
     torch.manual_seed(0)
     plain = build(full(made)).eval()

@@ -1,4 +1,6 @@
-"""MobileNetV2: counts of torchvision's network and of FedFA's submodels, and torchvision's weights."""
+"""MobileNetV2: counts of torchvision's network and of FedFA's submodels, and torchvision's
+weights.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,20 @@ CIFAR = (3, 32, 32)
 
 
 def counts(repeats: tuple[int, ...], width: float) -> tuple[int, int]:
-    """Parameters and multiply-adds; repeats: blocks of the five sections that have more than one."""
+    """Parameters and multiply-adds; repeats: blocks of the five sections that have more than
+    one.
+    """
     (submodel,) = menu(network("mobilenet", CIFAR, 10), (width,), ((1, *repeats, 1),))
     return cost(submodel).parameters, cost(submodel).macs
 
 
 @pytest.mark.parametrize(
     ("repeats", "width", "parameters", "macs"),
-    [((2, 2, 2, 2, 2), 0.5, 548_522, 19_298_304), ((2, 3, 3, 3, 3), 0.75, 1_328_290, 50_054_144), ((2, 3, 4, 3, 3), 1, 2_236_682, 87_976_448)],
+    [
+        ((2, 2, 2, 2, 2), 0.5, 548_522, 19_298_304),
+        ((2, 3, 3, 3, 3), 0.75, 1_328_290, 50_054_144),
+        ((2, 3, 4, 3, 3), 1, 2_236_682, 87_976_448),
+    ],
 )
 def test_counts_of_fedfa(repeats, width, parameters, macs):
     assert counts(repeats, width) == (parameters, macs)
@@ -53,16 +61,23 @@ def test_all_but_the_last_convolution_narrows():
 
 
 def test_presets_for_small_images_have_the_tensors_of_the_large():
-    small, large = (full(network(f"mobilenet-{preset}", CIFAR, 10)) for preset in ("v2-cifar", "v2"))
+    small, large = (
+        full(network(f"mobilenet-{preset}", CIFAR, 10)) for preset in ("v2-cifar", "v2")
+    )
     assert shapes(small) == shapes(large)
     assert cost(small).macs > 10 * cost(large).macs
 
 
 def test_it_is_initialised_as_the_source_is():
-    """The classifier by a deviation of 0.01, convolutions by sqrt(2 / fan out), norms at 1 and 0."""
+    """The classifier by a deviation of 0.01, convolutions by sqrt(2 / fan out), norms at 1 and
+    0.
+    """
     torch.manual_seed(0)
     net = build(full(network("mobilenet", CIFAR, 10))).requires_grad_(False)
     assert float(net.linear.weight.std()) == pytest.approx(0.01, rel=0.05)
     assert not net.linear.bias.any()
     assert float(net.last.conv.weight.std()) == pytest.approx((2 / 1280) ** 0.5, rel=0.05)
-    assert all(bool((m.weight == 1).all() and (m.bias == 0).all()) and m.eps == 1e-5 for m in norms(net).values())
+    assert all(
+        bool((m.weight == 1).all() and (m.bias == 0).all()) and m.eps == 1e-5
+        for m in norms(net).values()
+    )

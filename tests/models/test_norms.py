@@ -44,13 +44,17 @@ def test_static_training_leaves_the_statistics_and_tracked_moves_them():
 def test_calibration_measures_the_norms_of_every_exit():
     """After one batch there is no norm that is as it was made, mean 0 and variance 1."""
     (submodel,) = menu(network("resnet-small", (1, 8, 8), 10), (0.5,), (2,), ("exits-conv",))
-    stats, _ = calibrate(build(submodel), [torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))])
+    stats, _ = calibrate(
+        build(submodel), [torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))]
+    )
     assert any(name.startswith("exits.0.") for name in stats)
     assert all(bool((value != name.endswith("var")).all()) for name, value in stats.items())
 
 
 def test_calibration_switches_the_scaler_off():
-    """Statistics are those of the network as it is evaluated: with and without the scaler they are equal."""
+    """Statistics are those of the network as it is evaluated: with and without the scaler they are
+    equal.
+    """
     net = network("preresnet", (1, 8, 8), 10)
     x = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     (plain,), (scaled,) = menu(net, (0.5,), (1,)), menu(net, (0.5,), (1,), ("scaler",))
@@ -62,7 +66,9 @@ def test_calibration_switches_the_scaler_off():
 
 
 def test_a_scaled_norm_trains_on_scaled_inputs_and_tracks_them_unscaled():
-    """0 and 2 at a rate of 1/2 are 0 and 4: variance 4, plus eps 3. Their own mean and unbiased variance, 1 and 2, are what evaluation meets."""
+    """0 and 2 at a rate of 1/2 are 0 and 4: variance 4, plus eps 3. Their own mean and unbiased
+    variance, 1 and 2, are what evaluation meets.
+    """
     norm = Norm(1, eps=3.0)
     norm.momentum = 1.0
     scale(norm, 0.5)

@@ -55,13 +55,17 @@ def test_counts_of_the_fedfa_presets(preset, width, depths, parameters, macs):
 @pytest.mark.parametrize("depths", [(2, 2, 2, 2), (2, 2, 3, 3), (3, 3, 3, 3), (4, 4, 4, 4)])
 def test_published_counts_of_fedfa(width, depths):
     """The presets for FedFA have the proposed sizes, for depths of each section's own too."""
-    assert counts("fedfa", width, depths) == published(f"FedFA-proposal/PreResNet d={depths} w={width}")
+    assert counts("fedfa", width, depths) == published(
+        f"FedFA-proposal/PreResNet d={depths} w={width}"
+    )
 
 
 @pytest.mark.parametrize("width", [0.5, 1.0])
 @pytest.mark.parametrize("depths", [(2, 2, 2), (3, 3, 3), (4, 4, 4)])
 def test_published_counts_of_the_small_preset(width, depths):
-    assert counts("small", width, depths) == published(f"FedFA-proposal/PreResNet-tiny d={depths} w={width}")
+    assert counts("small", width, depths) == published(
+        f"FedFA-proposal/PreResNet-tiny d={depths} w={width}"
+    )
 
 
 def test_every_submodel_is_a_corner():
@@ -83,7 +87,9 @@ def test_blocks_keep_their_index():
     assert build(skipping)(torch.zeros(2, *DIGITS)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("mask", [((0, 1, 1, 1), (1,) * 4, (1,) * 4), ((1, 1), (1,) * 4, (1,) * 4), ((1,) * 4,)])
+@pytest.mark.parametrize(
+    "mask", [((0, 1, 1, 1), (1,) * 4, (1,) * 4), ((1, 1), (1,) * 4, (1,) * 4), ((1,) * 4,)]
+)
 def test_masks_that_cannot_be(mask):
     """A mask must fit the preset and keep each first block."""
     with pytest.raises(ValueError, match=r"first block|expected blocks"):
@@ -95,13 +101,17 @@ def test_resolution_halves_between_sections():
     net = build(full(network("preresnet", DIGITS, 10)))
     seen = []
     for section in net.sections:
-        section["3"].register_forward_hook(lambda module, args, out: seen.append(tuple(out.shape[1:])))
+        section["3"].register_forward_hook(
+            lambda module, args, out: seen.append(tuple(out.shape[1:]))
+        )
     net(torch.zeros(2, *DIGITS))
     assert seen == [(16, 8, 8), (32, 4, 4), (64, 2, 2)]
 
 
 def test_raw_input():
-    """The network standardises raw input itself, uint8 or float, by constants that are no part of its state."""
+    """The network standardises raw input itself, uint8 or float, by constants that are no part of
+    its state.
+    """
     net = build(full(network("preresnet", (3, 4, 4), 10, (1, 2, 3), (2, 4, 8)))).eval()
     x = torch.tensor([3, 6, 11], dtype=torch.uint8).reshape(1, 3, 1, 1).expand(2, 3, 4, 4)
     assert torch.equal(net.standardise(x), torch.ones(2, 3, 4, 4))
@@ -110,11 +120,15 @@ def test_raw_input():
 
 
 def test_one_mean_for_all_channels():
-    assert torch.equal(Standardise((4.0,), (2.0,), 3)(torch.full((1, 3, 1, 1), 8.0)), torch.full((1, 3, 1, 1), 2.0))
+    assert torch.equal(
+        Standardise((4.0,), (2.0,), 3)(torch.full((1, 3, 1, 1), 8.0)), torch.full((1, 3, 1, 1), 2.0)
+    )
 
 
 def test_scaler_sits_before_every_norm():
-    """With the feature, each norm trains as if its input were divided by the rate, and evaluates as ever."""
+    """With the feature, each norm trains as if its input were divided by the rate, and evaluates as
+    ever.
+    """
     (plain,) = menu(network("preresnet", DIGITS, 10), (0.5,), (1,))
     (scaled,) = menu(plain.network, (0.5,), (1,), ("scaler",))
     assert scaled.name == "w0.5-d1.1.1-scaler"
@@ -127,11 +141,16 @@ def test_scaler_sits_before_every_norm():
 
 
 def test_a_scaler_that_is_always_on_divides_in_evaluation_too():
-    """Of inputs as small as a norm's eps it makes other outputs, the same in both modes where running statistics are those of the batch."""
+    """Of inputs as small as a norm's eps it makes other outputs, the same in both modes where
+    running statistics are those of the batch.
+    """
     (scaled,) = menu(network("preresnet", DIGITS, 10), (0.5,), (1,), ("scaler-always",))
     net = build(scaled)
     assert {layer.scaler.scaled(layer.eps) for layer in norms(net.eval()).values()} == {0.25e-5}
-    norm, x = net.norm.eval(), torch.tensor([-1.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 32, 1, 1) * 1e-3
+    norm, x = (
+        net.norm.eval(),
+        torch.tensor([-1.0, 1.0]).reshape(2, 1, 1, 1).expand(2, 32, 1, 1) * 1e-3,
+    )
     norm.running_mean.zero_()
     norm.running_var.fill_(1e-6)
     torch.testing.assert_close(norm(x), x / (1e-6 + 0.25e-5) ** 0.5)
@@ -140,9 +159,14 @@ def test_a_scaler_that_is_always_on_divides_in_evaluation_too():
 
 
 def test_an_exit_reads_what_a_norm_of_its_own_activates():
-    """A block's output is a sum that nothing has activated: logits are the exit's of relu(norm(sum))."""
+    """A block's output is a sum that nothing has activated: logits are the exit's of
+    relu(norm(sum)).
+    """
     torch.manual_seed(0)
-    net, x = build(full(network("preresnet", DIGITS, 10), ("exits",))).eval(), torch.rand(2, *DIGITS)
+    net, x = (
+        build(full(network("preresnet", DIGITS, 10), ("exits",))).eval(),
+        torch.rand(2, *DIGITS),
+    )
     assert net.norms.keys() == {"0", "1"}
     assert [net.norms[index].num_features for index in ("0", "1")] == [16, 32]
     torch.nn.init.constant_(net.norms["0"].bias, 0.5)

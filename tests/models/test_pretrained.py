@@ -1,4 +1,6 @@
-"""Weights to start from: a checkpoint of one's own, torchvision's under its names, and what does not fit."""
+"""Weights to start from: a checkpoint of one's own, torchvision's under its names, and what does
+not fit.
+"""
 
 from __future__ import annotations
 
@@ -42,17 +44,26 @@ def weights(made: Network) -> dict[str, Tensor]:
 def test_a_checkpoint_of_ones_own_is_taken_whole(tmp_path):
     made = tiny()
     theirs, base = initial(made, 1), initial(made, 0)
-    extra = {"stats/w1/stem.norm.running_mean": torch.ones(16), "linear.weight@w0.5": torch.ones(1), "c/linear.bias": torch.ones(10)}
+    extra = {
+        "stats/w1/stem.norm.running_mean": torch.ones(16),
+        "linear.weight@w0.5": torch.ones(1),
+        "c/linear.bias": torch.ones(10),
+    }
     found, note = load(saved(theirs | extra, tmp_path / "round.safetensors"), made, base)
     assert found.keys() == base.keys()
     assert all(torch.equal(found[name], theirs[name]) for name in base)
-    assert note.startswith(f"{len(base)} of {len(base)} tensors from a checkpoint of mobilenet-tiny")
+    assert note.startswith(
+        f"{len(base)} of {len(base)} tensors from a checkpoint of mobilenet-tiny"
+    )
 
 
 def test_a_checkpoint_without_statistics_leaves_them_as_they_are(tmp_path):
     """A run with static batch norm keeps none."""
     made = tiny()
-    base, parameters = initial(made, 0), {name: value for name, value in initial(made, 1).items() if "running" not in name}
+    base, parameters = (
+        initial(made, 0),
+        {name: value for name, value in initial(made, 1).items() if "running" not in name},
+    )
     found, _ = load(saved(parameters, tmp_path / "round.safetensors"), made, base)
     assert torch.equal(found["stem.norm.running_var"], torch.ones(16))
     assert torch.equal(found["linear.weight"], parameters["linear.weight"])
@@ -87,8 +98,12 @@ def test_weights_of_torchvision_are_known_by_their_names(tmp_path, ending):
     assert "torchvision's mobilenet_v2" in note
 
 
-def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: dict[str, Tensor], digest: str = "") -> None:
-    """Puts a file of weights where torchvision's own entry points to, named by its hash or by a wrong one; torch.hub starts empty."""
+def served(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: dict[str, Tensor], digest: str = ""
+) -> None:
+    """Puts a file of weights where torchvision's own entry points to, named by its hash or by a
+    wrong one; torch.hub starts empty.
+    """
     saved(state, tmp_path / "net.pth")
     digest = digest or hashlib.sha256((tmp_path / "net.pth").read_bytes()).hexdigest()
     path = (tmp_path / "net.pth").rename(tmp_path / f"net-{digest[:8]}.pth")
@@ -121,7 +136,10 @@ def test_weights_of_a_deeper_network_are_not_taken_in_part(tmp_path):
     """A ResNet-34 has every tensor of a ResNet-18, of the same shapes, and is another network."""
     deep, made = network("resnet-34", IMAGES, 10), network("resnet-18", IMAGES, 10)
     path = saved(weights(deep), tmp_path / "net.pth")
-    with pytest.raises(ValueError, match=r"nor torchvision's resnet18 \(it takes 11,191,242 of 21,306,826 numbers\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"nor torchvision's resnet18 \(it takes 11,191,242 of 21,306,826 numbers\)",
+    ):
         load(path, made, initial(made, 0))
 
 
@@ -140,11 +158,23 @@ def change(tensors: dict[str, Tensor], name: str, value: Tensor | None) -> dict[
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("sections.0.0.residual.project.conv.weight", None, "no tensor sections.0.0.residual.project.conv.weight; expected [8, 16, 1, 1]"),
+        (
+            "sections.0.0.residual.project.conv.weight",
+            None,
+            "no tensor sections.0.0.residual.project.conv.weight; expected [8, 16, 1, 1]",
+        ),
         ("more", torch.ones(3), "tensor more of shape [3] is no part of mobilenet-tiny"),
         ("stem.norm.bias", torch.ones(3), "tensor stem.norm.bias: expected shape [16], found [3]"),
-        ("stem.conv.weight", torch.ones(16, 1, 3, 3), "found [16, 1, 3, 3]: it reads 1 input channels, and the data have 3"),
-        ("linear.weight", torch.ones(10, 3), "tensor linear.weight: expected shape [10, 128], found [10, 3]"),
+        (
+            "stem.conv.weight",
+            torch.ones(16, 1, 3, 3),
+            "found [16, 1, 3, 3]: it reads 1 input channels, and the data have 3",
+        ),
+        (
+            "linear.weight",
+            torch.ones(10, 3),
+            "tensor linear.weight: expected shape [10, 128], found [10, 3]",
+        ),
         ("linear.bias", torch.tensor([torch.nan] * 10), "tensor linear.bias is not finite"),
     ],
 )
@@ -157,17 +187,25 @@ def test_a_checkpoint_that_does_not_fit_names_the_tensor(tmp_path, name, value, 
 def test_weights_of_another_network_are_neither_ours_nor_torchvisions(tmp_path):
     made = network("mobilenet-v2", IMAGES, 10)
     path = saved({"conv1.weight": torch.ones(1)}, tmp_path / "net.pt")
-    with pytest.raises(ValueError, match=r"no tensor stem.conv.weight of shape \[32, 3, 3, 3\].*tensor conv1.weight is missing or too many"):
+    with pytest.raises(
+        ValueError,
+        match=r"no tensor stem.conv.weight of shape \[32, 3, 3, 3\].*tensor conv1.weight is "
+        r"missing or too many",
+    ):
         load(path, made, initial(made, 0))
 
 
 def test_a_file_that_holds_no_tensors_is_said(tmp_path):
     path = tmp_path / "net.pth"
-    for content, message in (([1, 2], "found list"), ({"model": 1, "epoch": 2}, "found model, epoch")):
+    for content, message in (
+        ([1, 2], "found list"),
+        ({"model": 1, "epoch": 2}, "found model, epoch"),
+    ):
         torch.save(content, path)
         with pytest.raises(ValueError, match=message):
             load(str(path), tiny(), {})
-    torch.save({"a": test_a_file_that_holds_no_tensors_is_said}, path)  # code is no tensor, and does not run
+    # code is no tensor, and does not run
+    torch.save({"a": test_a_file_that_holds_no_tensors_is_said}, path)
     with pytest.raises(ValueError, match="cannot be read: Weights only load failed"):
         load(str(path), tiny(), {})
 
@@ -182,5 +220,7 @@ def test_a_missing_or_damaged_file_is_said(tmp_path, name):
 
 
 def test_a_file_of_another_kind_is_said():
-    with pytest.raises(ValueError, match=r"expected a .safetensors, .pth or .pt file, or torchvision:DEFAULT"):
+    with pytest.raises(
+        ValueError, match=r"expected a .safetensors, .pth or .pt file, or torchvision:DEFAULT"
+    ):
         load("net.onnx", tiny(), {})

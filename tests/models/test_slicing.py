@@ -25,21 +25,30 @@ def weights(seed=0):
 
 @pytest.mark.parametrize("submodel", MENU, ids=lambda s: s.name)
 def test_an_extracted_submodel_runs(submodel):
-    """What is extracted has the shapes of the submodel built directly, loads whole, and computes."""
+    """What is extracted has the shapes of the submodel built directly, loads whole, and
+    computes.
+    """
     local = extract(weights(), corners(WHOLE, submodel))
     assert {name: tuple(value.shape) for name, value in local.items()} == shapes(submodel)
     net = build(submodel)
     problems = net.load_state_dict(local, strict=False)
     assert not problems.unexpected_keys
-    assert all(name.endswith(("running_mean", "running_var", "num_batches_tracked")) for name in problems.missing_keys)
-    x = torch.randint(0, 17, (3, 1, 8, 8), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    assert all(
+        name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+        for name in problems.missing_keys
+    )
+    x = torch.randint(
+        0, 17, (3, 1, 8, 8), generator=torch.Generator().manual_seed(1), dtype=torch.uint8
+    )
     assert bool(net(x).isfinite().all())
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.sampled_from(MENU), st.integers(0, 99))
 def test_embed_is_the_inverse_of_extract(submodel, seed):
-    """Embedding what was extracted changes nothing; embedding something else changes the corner and nothing beside it."""
+    """Embedding what was extracted changes nothing; embedding something else changes the corner and
+    nothing beside it.
+    """
     before, plan = weights(seed), corners(WHOLE, submodel)
     local = extract(before, plan)
     same = embed(before, plan, local)
@@ -69,7 +78,10 @@ def test_a_window_of_two_rectangles():
 
 
 def test_a_group_home_reads_its_base_until_it_is_written():
-    tensors, plan = {"bn": torch.tensor([1, 2, 3])}, Plan(SUB, (Row("bn", corner((2,)), "bn@small", corner((2,)), (2,)),))
+    tensors, plan = (
+        {"bn": torch.tensor([1, 2, 3])},
+        Plan(SUB, (Row("bn", corner((2,)), "bn@small", corner((2,)), (2,)),)),
+    )
     assert extract(tensors, plan)["bn"].tolist() == [1, 2]
     written = embed(tensors, plan, {"bn": torch.tensor([8, 9])})
     assert written["bn@small"].tolist() == [8, 9]
@@ -89,18 +101,36 @@ def test_what_is_no_corner_is_refused(whole):
 
 
 def test_grafts_of_a_two_block_section():
-    """Block 1 stands in for blocks 2 and 3 of its section, all tensors of it, and for nothing else."""
+    """Block 1 stands in for blocks 2 and 3 of its section, all tensors of it, and for nothing
+    else.
+    """
     (submodel,) = menu(NET, (0.5,), (2,))
     plan = corners(WHOLE, submodel)
     added = graft(plan, WHOLE).rows[len(plan.rows) :]
-    tensors = ("norm1.weight", "norm1.bias", "conv1.weight", "norm2.weight", "norm2.bias", "conv2.weight")
-    expected = {(f"sections.{s}.1.{t}", f"sections.{s}.{b}.{t}") for s in range(3) for b in (2, 3) for t in tensors}
+    tensors = (
+        "norm1.weight",
+        "norm1.bias",
+        "conv1.weight",
+        "norm2.weight",
+        "norm2.bias",
+        "conv2.weight",
+    )
+    expected = {
+        (f"sections.{s}.1.{t}", f"sections.{s}.{b}.{t}")
+        for s in range(3)
+        for b in (2, 3)
+        for t in tensors
+    }
     assert {(r.local, r.home) for r in added} == expected
-    assert all(r.there == corner(shapes(submodel)[r.local]) and r.shape == WHOLE[r.home] for r in added)
+    assert all(
+        r.there == corner(shapes(submodel)[r.local]) and r.shape == WHOLE[r.home] for r in added
+    )
 
 
 def test_grafts_of_a_first_block_give_what_fits():
-    """With one block per section: section 0 gives all, the others what has the same shape; a projection never."""
+    """With one block per section: section 0 gives all, the others what has the same shape; a
+    projection never.
+    """
     (submodel,) = menu(NET, (1,), (1,))
     plan = corners(WHOLE, submodel)
     homes = {r.home for r in graft(plan, WHOLE).rows[len(plan.rows) :]}
@@ -121,4 +151,6 @@ def test_grafts_append_after_a_skipped_block():
     """Blocks 0 and 2 of 4: block 3 is grafted from 2; the gap stays a gap."""
     submodel = replace(full(NET), mask=((1, 0, 1, 0), (1,) * 4, (1,) * 4))
     plan = corners(WHOLE, submodel)
-    assert {r.home.rsplit(".", 2)[0] for r in graft(plan, WHOLE).rows[len(plan.rows) :]} == {"sections.0.3"}
+    assert {r.home.rsplit(".", 2)[0] for r in graft(plan, WHOLE).rows[len(plan.rows) :]} == {
+        "sections.0.3"
+    }

@@ -15,16 +15,37 @@ VOCABULARY, LENGTH = 33_278, 64
 
 @pytest.mark.parametrize(("dim", "layers"), [(256, 4), (128, 4), (64, 4), (256, 2), (192, 3)])
 def test_counts_of_heterofl(dim, layers):
-    (submodel,) = menu(network("transformer", (LENGTH,), VOCABULARY, target="token"), (dim / 256,), (layers,))
-    assert (cost(submodel).parameters, cost(submodel).macs) == published(f"HeteroFL/Transformer d={dim} L={layers} ff={2 * dim}")
+    (submodel,) = menu(
+        network("transformer", (LENGTH,), VOCABULARY, target="token"), (dim / 256,), (layers,)
+    )
+    assert (cost(submodel).parameters, cost(submodel).macs) == published(
+        f"HeteroFL/Transformer d={dim} L={layers} ff={2 * dim}"
+    )
 
 
 def test_counts_by_hand():
-    """Embedding of words, of a hidden one and of places; 4 layers; decoder. Each place of 64 sees 64."""
+    """Embedding of words, of a hidden one and of places; 4 layers; decoder. Each place of 64 sees
+    64.
+    """
     made = cost(full(network("transformer", (LENGTH,), VOCABULARY, target="token")))
     layer = 4 * (256 * 256 + 256) + 2 * 512 + (256 * 512 + 512) + (512 * 256 + 256)
-    assert made.parameters == 33_279 * 256 + 64 * 256 + 512 + 4 * layer + (256 * 256 + 256) + 512 + 256 * 33_278 + 33_278 == 19_263_486
-    assert made.macs == 64 * (4 * (4 * 256 * 256 + 2 * 256 * 512 + 2 * 64 * 256) + 256 * 256 + 256 * 33_278) == 692_027_392
+    assert (
+        made.parameters
+        == 33_279 * 256
+        + 64 * 256
+        + 512
+        + 4 * layer
+        + (256 * 256 + 256)
+        + 512
+        + 256 * 33_278
+        + 33_278
+        == 19_263_486
+    )
+    assert (
+        made.macs
+        == 64 * (4 * (4 * 256 * 256 + 2 * 256 * 512 + 2 * 64 * 256) + 256 * 256 + 256 * 33_278)
+        == 692_027_392
+    )
 
 
 def test_a_quarter_of_the_width_keeps_every_head_and_every_word():
@@ -33,11 +54,17 @@ def test_a_quarter_of_the_width_keeps_every_head_and_every_word():
     assert found["embedding.tokens"] == (33_279, 64)
     assert found["sections.0.1.attention.project.weight"] == (3, 8, 8, 64)
     assert found["sections.0.1.feed.linear1.weight"] == (128, 64)
-    assert labelled(quarter) == {"embedding.tokens", "decoder.linear2.weight", "decoder.linear2.bias"}
+    assert labelled(quarter) == {
+        "embedding.tokens",
+        "decoder.linear2.weight",
+        "decoder.linear2.bias",
+    }
     assert found["decoder.linear2.weight"] == (33_278, 64)
 
 
-@pytest.mark.parametrize(("model", "objective"), [("transformer-small", "masked"), ("transformer-small-causal", "next")])
+@pytest.mark.parametrize(
+    ("model", "objective"), [("transformer-small", "masked"), ("transformer-small-causal", "next")]
+)
 def test_a_causal_place_sees_itself_and_those_before(model, objective):
     made = network(model, (6,), 9, target="token")
     assert made.objective == objective
@@ -52,7 +79,9 @@ def test_a_causal_place_sees_itself_and_those_before(model, objective):
 
 @pytest.mark.parametrize("target", ["class", "value"])
 def test_it_learns_from_tokens_alone(target):
-    with pytest.raises(ValueError, match=f"learns from texts of tokens, and the data give a {target}"):
+    with pytest.raises(
+        ValueError, match=f"learns from texts of tokens, and the data give a {target}"
+    ):
         network("transformer", (6,), 9, target=target)
 
 
@@ -62,11 +91,21 @@ def test_networks_for_images_learn_no_tokens():
 
 
 def test_scalers_follow_the_embedding_and_every_linear_but_the_last():
-    """HeteroFL: the embedding's sum, 2 linears of attention and 2 of the feed-forward in each of 2 layers, the decoder's first."""
+    """HeteroFL: the embedding's sum, 2 linears of attention and 2 of the feed-forward in each of 2
+    layers, the decoder's first.
+    """
     (half,) = menu(network("transformer-small", (6,), 9, target="token"), (0.5,), (2,), ("scaler",))
-    found = {name.removesuffix(".scaler") for name, module in build(half).named_modules() if isinstance(module, Scaler)}
+    found = {
+        name.removesuffix(".scaler")
+        for name, module in build(half).named_modules()
+        if isinstance(module, Scaler)
+    }
     layers = ("attention.project", "attention.out", "feed.linear1", "feed.linear2")
-    assert found == {"embedding", "decoder.linear1", *(f"sections.0.{layer}.{part}" for layer in (0, 1) for part in layers)}
+    assert found == {
+        "embedding",
+        "decoder.linear1",
+        *(f"sections.0.{layer}.{part}" for layer in (0, 1) for part in layers),
+    }
 
 
 def test_it_learns_a_text_that_repeats_itself():

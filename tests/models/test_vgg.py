@@ -1,4 +1,6 @@
-"""VGG: counts of FlexiFed, HeteroFL and torchvision, what depth drops, where pools go, torchvision's weights."""
+"""VGG: counts of FlexiFed, HeteroFL and torchvision, what depth drops, where pools go,
+torchvision's weights.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,11 @@ def test_counts_of_flexifed(depth):
     [
         ("vgg-11", CIFAR, 10, 28_149_514, 171_679_744),  # FlexiFed
         ("vgg-19", CIFAR, 10, 38_958_922, 417_046_528),
-        ("vgg-11", (3, 224, 224), 1000, 132_868_840, 7_609_090_048),  # torchvision's vgg11_bn and vgg16_bn
+        # torchvision's vgg11_bn and vgg16_bn
+        ("vgg-11", (3, 224, 224), 1000, 132_868_840, 7_609_090_048),
         ("vgg-16", (3, 224, 224), 1000, 138_365_992, 15_470_264_320),
-        # HeteroFL, Table 1, MNIST: 1.6 M. By hand: 9 (64 + 64 128 + 128 256 + 256 512) + 3 960 + 5130; sides 28, 14, 7, 3.
+        # HeteroFL, Table 1, MNIST: 1.6 M. By hand: 9 (64 + 64 128 + 128 256 + 256 512) + 3 960 +
+        # 5130; sides 28, 14, 7, 3.
         ("vgg-heterofl", (1, 28, 28), 10, 1_556_874, 39_974_912),
     ],
 )
@@ -46,7 +50,9 @@ def test_counts_of_heterofls_rates():
 
 
 def test_the_smallest_depth_of_vgg_19_is_vgg_11():
-    """One, one, two, two, two convolutions have the names, the shapes and the cost of the shallow network."""
+    """One, one, two, two, two convolutions have the names, the shapes and the cost of the shallow
+    network.
+    """
     deep, shallow = network("vgg-19", CIFAR, 10), network("vgg-11", CIFAR, 10)
     part = replace(full(deep), mask=((1, 0), (1, 0), (1, 1, 0, 0), (1, 1, 0, 0), (1, 1, 0, 0)))
     assert shapes(part) == shapes(full(shallow))
@@ -87,7 +93,9 @@ def test_torchvisions_presets_start_as_torchvision_does():
 
 
 def test_torchvisions_vgg_11_says_the_same():
-    """At 32x32, which is quick: torchvision repeats the one place that is left 49 times, so the weights of the first linear add up."""
+    """At 32x32, which is quick: torchvision repeats the one place that is left 49 times, so the
+    weights of the first linear add up.
+    """
     torch.manual_seed(0)
     made = network("vgg-11", CIFAR, 10)
     theirs, ours = original(made, init_weights=False), build(full(made)).eval()
@@ -99,7 +107,9 @@ def test_torchvisions_vgg_11_says_the_same():
     x = torch.randn(3, *CIFAR)
     with torch.no_grad():
         found, expected = ours(x), theirs(x)
-    assert float((found - expected).abs().max()) < 1e-4 * float((expected - expected.mean(0)).abs().max())
+    assert float((found - expected).abs().max()) < 1e-4 * float(
+        (expected - expected.mean(0)).abs().max()
+    )
 
 
 @pytest.mark.parametrize("preset", NAMES)
@@ -108,7 +118,9 @@ def test_torchvisions_tensors_have_our_names_and_shapes(preset):
         state = torchvision("models").get_model(NAMES[preset], num_classes=10).state_dict()
     whole = full(network(f"vgg-{preset}", (3, 224, 224), 10))
     tensors = VGG.torchvision.convert(preset, state)
-    assert {name: tuple(value.shape) for name, value in tensors.items()} == shapes(whole) | statistics(whole)
+    assert {name: tuple(value.shape) for name, value in tensors.items()} == shapes(
+        whole
+    ) | statistics(whole)
     del state["features.1.running_mean"]
     with pytest.raises(KeyError, match=r"features\.1\.running_mean"):
         VGG.torchvision.convert(preset, state)

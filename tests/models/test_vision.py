@@ -1,4 +1,6 @@
-"""torchvision is imported whole or without its compiled part, once, and not before it is asked for."""
+"""torchvision is imported whole or without its compiled part, once, and not before it is asked
+for.
+"""
 
 from __future__ import annotations
 

@@ -36,39 +36,67 @@ class Attends(nn.Module):
 
 
 def test_an_inference_by_hand(own):
-    """For 2 examples of 4 numbers: less the mean, by the deviation, then one product that reads 3 of bias and 12 weights, and writes 6."""
+    """For 2 examples of 4 numbers: less the mean, by the deviation, then one product that reads 3
+    of bias and 12 weights, and writes 6.
+    """
     found = work(own("one_linear", lambda: nn.Linear(4, 3), (4,), 3), 2, training=False)
     assert (found.calls, found.moved) == (3, 4 * (2 * (8 + 1 + 8) + (3 + 8 + 12 + 6)))
     assert found.macs == (2 * 4 * 4, 2 * 8 * 8, 2 * 16 * 16)
-    assert found.live == 4 * (3 * 8 + 2 + 3 + 12), "all at the division: three of 8, mean and deviation, bias and weights"
+    assert found.live == 4 * (3 * 8 + 2 + 3 + 12), (
+        "all at the division: three of 8, mean and deviation, bias and weights"
+    )
     assert found.span == 0
 
 
 @pytest.mark.parametrize(
     ("name", "layer", "weights"),
     [
-        ("dense", lambda: nn.Conv2d(4, 20, 3, padding=1, bias=False), (4 * 20, 4 * 24, 4 * 32)),  # 4 inputs are few, and stay 4
-        ("transposed", lambda: nn.ConvTranspose2d(4, 20, 3, padding=1, bias=False), (4 * 20, 4 * 24, 4 * 32)),
-        ("grouped", lambda: nn.Conv2d(4, 20, 3, padding=1, groups=4, bias=False), (20, 20, 20)),  # each output sees one input
+        # 4 inputs are few, and stay 4
+        ("dense", lambda: nn.Conv2d(4, 20, 3, padding=1, bias=False), (4 * 20, 4 * 24, 4 * 32)),
+        (
+            "transposed",
+            lambda: nn.ConvTranspose2d(4, 20, 3, padding=1, bias=False),
+            (4 * 20, 4 * 24, 4 * 32),
+        ),
+        # each output sees one input
+        ("grouped", lambda: nn.Conv2d(4, 20, 3, padding=1, groups=4, bias=False), (20, 20, 20)),
     ],
 )
 def test_channels_fill_up_vectors_unless_they_are_grouped(name, layer, weights, own):
-    """At 25 positions of 2 examples: forward once and backward twice; the 1x1 convolution before it needs no gradient of its input."""
-    submodel = own(name, lambda: nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), layer(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), (4, 5, 5), 20)
+    """At 25 positions of 2 examples: forward once and backward twice; the 1x1 convolution before it
+    needs no gradient of its input.
+    """
+    submodel = own(
+        name,
+        lambda: nn.Sequential(
+            nn.Conv2d(4, 4, 1, bias=False), layer(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        ),
+        (4, 5, 5),
+        20,
+    )
     assert work(submodel, 2, training=False).macs == tuple(50 * (16 + 9 * n) for n in weights)
     assert work(submodel, 2).macs == tuple(50 * (2 * 16 + 3 * 9 * n) for n in weights)
 
 
 def test_attention_holds_no_scores(own):
-    """2 heads of 100 positions would have 20 000 scores; held are examples, inputs and outputs of 800, 200 sums, mean and deviation."""
-    submodel = own("attends", lambda: nn.Sequential(nn.Unflatten(1, (2, 100, 4)), Attends(), nn.Flatten()), (800,), 800)
+    """2 heads of 100 positions would have 20 000 scores; held are examples, inputs and outputs of
+    800, 200 sums, mean and deviation.
+    """
+    submodel = own(
+        "attends",
+        lambda: nn.Sequential(nn.Unflatten(1, (2, 100, 4)), Attends(), nn.Flatten()),
+        (800,),
+        800,
+    )
     found = work(submodel, 1, training=False)
     assert found.live == 4 * (3 * 800 + 200 + 2)
     assert found.macs == tuple(2 * 2 * 100 * 100 * n for n in LANES)
 
 
 def test_a_step_holds_what_backward_needs_and_the_gradients(own):
-    """Of a linear of 1000 inputs and 500 outputs for 4 examples at the least: inputs, weights, and at last the gradient of the weights."""
+    """Of a linear of 1000 inputs and 500 outputs for 4 examples at the least: inputs, weights, and
+    at last the gradient of the weights.
+    """
     found = work(own("wide", lambda: nn.Linear(1000, 500, bias=False), (1000,), 500), 4)
     assert 4 * (4 * 1000 + 2 * 500_000) <= found.live <= 4 * (4 * 1000 + 2 * 500_000 + 8 * 4 * 500)
 
@@ -78,10 +106,16 @@ def test_every_family_is_counted_and_asks_more_when_it_is_larger(family):
     made = small(family)
     narrow, whole = menu(made, (0.25,), (1,))[0], full(made)
     for training in (True, False):
-        a, b, c = work(narrow, 8, training=training), work(whole, 8, training=training), work(whole, 16, training=training)
+        a, b, c = (
+            work(narrow, 8, training=training),
+            work(whole, 8, training=training),
+            work(whole, 16, training=training),
+        )
         assert a.macs <= b.macs < c.macs
         assert a.moved < b.moved < c.moved
         assert 0 < a.calls <= b.calls == c.calls
         assert a.live < b.live < c.live
     exact = cost(whole).training_macs * 8
-    assert exact <= work(whole, 8).macs[0] <= 2 * exact, "what fills vectors comes on top of the multiply-adds"
+    assert exact <= work(whole, 8).macs[0] <= 2 * exact, (
+        "what fills vectors comes on top of the multiply-adds"
+    )

@@ -37,26 +37,39 @@ def answered(fleet: Fleet, link: MqttLink, topic: str, payload: bytes) -> list[m
     until = time.monotonic() + 60
     while time.monotonic() < until:
         fleet.turn(0.05)
-        if (delivery := link.receive(0.05)) is not None and delivery.topic == topics.command("r", "h"):
+        if (delivery := link.receive(0.05)) is not None and delivery.topic == topics.command(
+            "r", "h"
+        ):
             return [envelope.decode(delivery.payload)]
     return []
 
 
-def test_an_update_of_a_round_that_is_over_is_not_awaited(door: Door, fleet: Fleet, tmp_path: Path) -> None:
+def test_an_update_of_a_round_that_is_over_is_not_awaited(
+    door: Door, fleet: Fleet, tmp_path: Path
+) -> None:
     link = MqttLink(door.address(member(door.authority, "h", tmp_path)), "r-h")
-    offer = messages.Offer(messages.Manifest("1-1-h", 4096, 1024, "0" * 64), "r", 1, 1, "train", "w1-d2")
+    offer = messages.Offer(
+        messages.Manifest("1-1-h", 4096, 1024, "0" * 64), "r", 1, 1, "train", "w1-d2"
+    )
     answer = answered(fleet, link, topics.say("r", "h"), envelope.encode(offer))
-    assert answer == [messages.Receipt("1-1-h", False, "round 1 of attempt 1 awaits no such update")]
+    assert answer == [
+        messages.Receipt("1-1-h", False, "round 1 of attempt 1 awaits no such update")
+    ]
     link.close()
     door.authority.revoke("h")
 
 
-def test_another_version_of_the_protocol_is_refused_with_a_reason(door: Door, fleet: Fleet, tmp_path: Path) -> None:
+def test_another_version_of_the_protocol_is_refused_with_a_reason(
+    door: Door, fleet: Fleet, tmp_path: Path
+) -> None:
     link = MqttLink(door.address(member(door.authority, "h", tmp_path)), "r-h")
     other = msgpack.packb({"v": envelope.PROTOCOL + 1, "kind": "status", "body": {}})
     answer = answered(fleet, link, topics.status("r", "h"), other)
     assert len(answer) == 1
     assert isinstance(answer[0], messages.Refusal)
-    assert f"the peer speaks protocol {envelope.PROTOCOL + 1}, this side {envelope.PROTOCOL}" in answer[0].reason
+    assert (
+        f"the peer speaks protocol {envelope.PROTOCOL + 1}, this side {envelope.PROTOCOL}"
+        in answer[0].reason
+    )
     link.close()
     door.authority.revoke("h")

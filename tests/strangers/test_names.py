@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.broker, needs_mosquitto]
 def test_no_agent_can_throw_another_out_by_its_name(door: Door, tmp_path: Path) -> None:
     mine, theirs = member(door.authority, "f", tmp_path), member(door.authority, "g", tmp_path)
     there = MqttLink(door.address(theirs), "r-g")
-    MqttLink(door.address(mine), "r-g").close()  # the id that g's link was given, as far as anyone knows
+    # the id that g's link was given, as far as anyone knows
+    MqttLink(door.address(mine), "r-g").close()
     assert heard(there, 1.0) == []
     there.close()
 
@@ -31,6 +32,8 @@ def test_with_passwords_too_nobody_is_thrown_out_by_another_user(tmp_path: Path)
         there = MqttLink(f"mqtt://a:first-secret@{broker.address}", "r-a")
         for guess in ("r-a", there.client_id):
             MqttLink(f"mqtt://b:other-secret@{broker.address}", guess).close()
-            connect(parse_address(f"mqtt://b:other-secret@{broker.address}"), guess).client.disconnect()
+            connect(
+                parse_address(f"mqtt://b:other-secret@{broker.address}"), guess
+            ).client.disconnect()
         assert heard(there, 1.0) == []  # no word of a link that was down
         there.close()

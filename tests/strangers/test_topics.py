@@ -1,4 +1,6 @@
-"""Nobody speaks for another, nor hears what is for another: real mosquitto with the shipped files."""
+"""Nobody speaks for another, nor hears what is for another: real mosquitto with the shipped
+files.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,18 @@ from tests.support.strangers import failing, heard
 pytestmark = [pytest.mark.broker, needs_mosquitto]
 
 
-def test_an_agent_speaks_on_its_own_topics_alone(door: Door, hearing: MqttLink, tmp_path: Path) -> None:
+def test_an_agent_speaks_on_its_own_topics_alone(
+    door: Door, hearing: MqttLink, tmp_path: Path
+) -> None:
     mine, theirs = member(door.authority, "b", tmp_path), topics.say("r", "a")
-    for topic in (theirs, topics.command("r", "b"), topics.run("r"), topics.everyone("r"), topics.release_card("r"), topics.upload("r", "a", "t")):
+    for topic in (
+        theirs,
+        topics.command("r", "b"),
+        topics.run("r"),
+        topics.everyone("r"),
+        topics.release_card("r"),
+        topics.upload("r", "a", "t"),
+    ):
         link = MqttLink(door.address(mine), "r-b")  # a new one each time: the refusal ends it
         link.publish(topics.say("r", "b"), b"mine")
         link.publish(topic, b"not mine")
@@ -29,7 +40,9 @@ def test_an_agent_speaks_on_its_own_topics_alone(door: Door, hearing: MqttLink, 
     assert heard(hearing, 1.0) == [(topics.say("r", "b"), b"mine")] * 6
 
 
-def test_under_mqtt_3_too_nothing_arrives_of_what_is_said_for_another(door: Door, hearing: MqttLink, tmp_path: Path) -> None:
+def test_under_mqtt_3_too_nothing_arrives_of_what_is_said_for_another(
+    door: Door, hearing: MqttLink, tmp_path: Path
+) -> None:
     link = MqttLink(door.address(member(door.authority, "c", tmp_path)), "r-c", version=4)
     link.publish(topics.say("r", "a"), b"not mine")
     link.publish(topics.say("r", "c"), b"mine")
@@ -68,7 +81,9 @@ OWN = {"status", "profile", "serving", "heartbeat", "say", "probe", "upload", "a
 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("whose", ["mine", "theirs"])
-def test_what_is_retained_is_replaced_or_taken_away_by_nobody_else(door: Door, hearing: MqttLink, tmp_path: Path, version: int, whose: str) -> None:
+def test_what_is_retained_is_replaced_or_taken_away_by_nobody_else(
+    door: Door, hearing: MqttLink, tmp_path: Path, version: int, whose: str
+) -> None:
     name = f"retained-{version}-{whose}"
     wanted = every_topic(name if whose == "mine" else "a")
     pem = member(door.authority, name, tmp_path)
@@ -84,13 +99,20 @@ def test_what_is_retained_is_replaced_or_taken_away_by_nobody_else(door: Door, h
     touched = {topic for topic, _ in heard(hearing, 0.5)}
     for topic in wanted.values():
         hearing.publish(topic, b"", retain=True)
-    assert {key for key, topic in wanted.items() if topic in touched} == (OWN if whose == "mine" else set())
+    assert {key for key, topic in wanted.items() if topic in touched} == (
+        OWN if whose == "mine" else set()
+    )
 
 
 @pytest.mark.parametrize("whose", ["mine", "theirs"])
-def test_no_last_will_is_published_for_another(door: Door, hearing: MqttLink, tmp_path: Path, whose: str) -> None:
+def test_no_last_will_is_published_for_another(
+    door: Door, hearing: MqttLink, tmp_path: Path, whose: str
+) -> None:
     name = f"will-{whose}"
-    wanted, pem = every_topic(name if whose == "mine" else "a"), member(door.authority, name, tmp_path)
+    wanted, pem = (
+        every_topic(name if whose == "mine" else "a"),
+        member(door.authority, name, tmp_path),
+    )
     for topic in wanted.values():
         client = connect(door.address(pem), f"r-{name}", (topic, b"will")).client
         client.loop_stop()
@@ -100,11 +122,25 @@ def test_no_last_will_is_published_for_another(door: Door, hearing: MqttLink, tm
     arrived = dict(heard(hearing, 1.5))
     for topic in wanted.values():
         hearing.publish(topic, b"", retain=True)
-    assert {key for key, topic in wanted.items() if topic in arrived} == (OWN if whose == "mine" else set())
+    assert {key for key, topic in wanted.items() if topic in arrived} == (
+        OWN if whose == "mine" else set()
+    )
 
 
-@pytest.mark.parametrize("pattern", ["fl/v1/r/cmd/a", "fl/v1/+/cmd/+", "fl/v1/r/agent/a/up/+/c/+", "fl/v1/#", "#", "$share/g/fl/v1/+/cmd/+"])
-def test_an_agent_hears_neither_anothers_commands_nor_updates(door: Door, hearing: MqttLink, tmp_path: Path, pattern: str) -> None:
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "fl/v1/r/cmd/a",
+        "fl/v1/+/cmd/+",
+        "fl/v1/r/agent/a/up/+/c/+",
+        "fl/v1/#",
+        "#",
+        "$share/g/fl/v1/+/cmd/+",
+    ],
+)
+def test_an_agent_hears_neither_anothers_commands_nor_updates(
+    door: Door, hearing: MqttLink, tmp_path: Path, pattern: str
+) -> None:
     name = f"d{abs(hash(pattern))}"
     link = MqttLink(door.address(member(door.authority, name, tmp_path)), f"r-{name}")
     link.subscribe(pattern)
@@ -117,7 +153,9 @@ def test_an_agent_hears_neither_anothers_commands_nor_updates(door: Door, hearin
     link.close()
 
 
-def test_the_brokers_own_figures_are_for_the_coordinator(door: Door, hearing: MqttLink, tmp_path: Path) -> None:
+def test_the_brokers_own_figures_are_for_the_coordinator(
+    door: Door, hearing: MqttLink, tmp_path: Path
+) -> None:
     link = MqttLink(door.address(member(door.authority, "e", tmp_path)), "r-e")
     for one in (link, hearing):
         one.subscribe("$SYS/broker/version")

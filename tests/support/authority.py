@@ -1,4 +1,6 @@
-"""An authority and its members, as the commands make them, without a coordinator or a network in between."""
+"""An authority and its members, as the commands make them, without a coordinator or a network in
+between.
+"""
 
 from __future__ import annotations
 
@@ -34,30 +36,47 @@ def member(authority: Authority, name: str, folder: Path) -> Path:
 class Door:
     """A mosquitto with the shipped configuration for certificates, and how to come in."""
 
-    def __init__(self, authority: Authority, port: int, files: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, authority: Authority, port: int, files: Path, process: subprocess.Popen[bytes]
+    ) -> None:
         self.authority, self.port, self.files, self.process = authority, port, files, process
 
     def restart(self) -> None:
         """Kills it, and starts it again."""
         self.process.kill()
         self.process.wait()
-        self.process = subprocess.Popen(self.process.args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            self.process.args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
 
     def address(self, pem: Path | None, host: str = "localhost", ca: Path | None = None) -> Address:
-        return Address(host, self.port, tls=True, ca=str(ca or self.authority.ca), cert=None if pem is None else str(pem))
+        return Address(
+            host,
+            self.port,
+            tls=True,
+            ca=str(ca or self.authority.ca),
+            cert=None if pem is None else str(pem),
+        )
 
 
 @contextmanager
 def shipped(name: str, authority: Authority, folder: Path) -> Iterator[Door]:
-    """Starts mosquitto with a file of deploy/mosquitto, of which only the places of files, the address and the port are others."""
+    """Starts mosquitto with a file of deploy/mosquitto, of which only the places of files, the
+    address and the port are others.
+    """
     program, port, files = find_mosquitto(), free_port("127.0.0.1", 0), folder / "broker"
     assert program is not None
     hand_over(authority, files)
     text = (SHIPPED / name).read_text().replace("/etc/mosquitto/espalier", str(files))
-    text = "".join(f"listener {port} 127.0.0.1\n" if line.startswith("listener ") else line for line in text.splitlines(keepends=True))
+    text = "".join(
+        f"listener {port} 127.0.0.1\n" if line.startswith("listener ") else line
+        for line in text.splitlines(keepends=True)
+    )
     own = folder / name
     own.write_text(f"{text}persistence_location {folder}/\nuser root\n")
-    process = subprocess.Popen([program, "-c", str(own)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [program, "-c", str(own)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     door = Door(authority, port, files, process)
     try:
         yield door

@@ -1,4 +1,6 @@
-"""Boards that are not here, as recorded file trees under tests/edge_agent/boards: files of the kernel, and what commands printed."""
+"""Boards that are not here, as recorded file trees under tests/edge_agent/boards: files of the
+kernel, and what commands printed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ BOARDS = Path(__file__).parents[1] / "edge_agent" / "boards"
 
 @dataclass(frozen=True)
 class Recorded:
-    """One board. Its commands' words are files under `commands`, joined by `_`; its environment's variables are lines of `environment`."""
+    """One board. Its commands' words are files under `commands`, joined by `_`; its environment's
+    variables are lines of `environment`.
+    """
 
     root: Path
 
@@ -22,7 +26,11 @@ class Recorded:
     @property
     def environment(self) -> dict[str, str]:
         path = self.root / "environment"
-        return dict(line.split("=", 1) for line in path.read_text().splitlines()) if path.exists() else {}
+        return (
+            dict(line.split("=", 1) for line in path.read_text().splitlines())
+            if path.exists()
+            else {}
+        )
 
     def write(self, name: str, content: str) -> None:
         """Changes, or adds, a file of a copy."""

@@ -17,7 +17,10 @@ def certificate(names: list[str], days: tuple[float, float], folder: Path, label
     """A self-signed one that is valid from and until so many days from now, with its key."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, label)])
-    alternatives = [x509.IPAddress(ipaddress.ip_address(one)) if one[0].isdigit() else x509.DNSName(one) for one in names]
+    alternatives = [
+        x509.IPAddress(ipaddress.ip_address(one)) if one[0].isdigit() else x509.DNSName(one)
+        for one in names
+    ]
     made = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -30,7 +33,9 @@ def certificate(names: list[str], days: tuple[float, float], folder: Path, label
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     path = folder / f"{label}.pem"
     path.write_bytes(made.public_bytes(serialization.Encoding.PEM) + private)
     return path

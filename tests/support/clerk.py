@@ -26,11 +26,32 @@ CHUNK = 1024
 
 
 def profile(run: messages.Run) -> Profile:
-    return Profile(AGENT, "h", "s", 1.0, 10**9, 1e6, 2**18, "torch", DATA, (Timing(SMALL, 32, 0.01),))
+    return Profile(
+        AGENT, "h", "s", 1.0, 10**9, 1e6, 2**18, "torch", DATA, (Timing(SMALL, 32, 0.01),)
+    )
 
 
-def task(round: int = 1, attempt: int = 1, work: str = "train", *, weights: bytes = bytes(3000), version: str = "v") -> Task:
-    made = Task(RUN, round, attempt, AGENT, "train", SMALL, version, split(weights, CHUNK, "w").sha256, len(weights), Recipe(), 60.0)
+def task(
+    round: int = 1,
+    attempt: int = 1,
+    work: str = "train",
+    *,
+    weights: bytes = bytes(3000),
+    version: str = "v",
+) -> Task:
+    made = Task(
+        RUN,
+        round,
+        attempt,
+        AGENT,
+        "train",
+        SMALL,
+        version,
+        split(weights, CHUNK, "w").sha256,
+        len(weights),
+        Recipe(),
+        60.0,
+    )
     return replace(made, work=work)  # type: ignore[arg-type]
 
 
@@ -65,7 +86,9 @@ class Hand:
 
 
 class Clerk:
-    """The coordinator's end. said: all that the agent said, by its `say` topic; statuses, beats apart."""
+    """The coordinator's end. said: all that the agent said, by its `say` topic; statuses, beats
+    apart.
+    """
 
     def __init__(self, broker: MemoryBroker) -> None:
         self.broker, self.link = broker, MemoryLink(broker, "coordinator")
@@ -77,7 +100,12 @@ class Clerk:
             self.link.subscribe(pattern)
 
     def shelve(self, weights: bytes, version: str = "v") -> None:
-        publish(self.link, topics.model(RUN, "0", SMALL.name), split(weights, CHUNK, f"{version}-w"), memoryview(weights))
+        publish(
+            self.link,
+            topics.model(RUN, "0", SMALL.name),
+            split(weights, CHUNK, f"{version}-w"),
+            memoryview(weights),
+        )
 
     def tell(self, message: messages.Message) -> None:
         self.link.publish(topics.command(RUN, AGENT), envelope.encode(message))
@@ -92,7 +120,9 @@ class Clerk:
 
     def grant(self, offer: messages.Offer) -> None:
         """Lets the agent send."""
-        receiver = self.receivers.setdefault(offer.manifest.transfer, Receiver(offer.manifest, limit=1 << 20))
+        receiver = self.receivers.setdefault(
+            offer.manifest.transfer, Receiver(offer.manifest, limit=1 << 20)
+        )
         self.tell(messages.Grant(offer.manifest.transfer, receiver.have, True))
 
     def receipt(self, of: Task, reason: str = "") -> None:
@@ -118,15 +148,33 @@ def lasting(folder: Path) -> Spool:
 
 
 class Agent:
-    """A participant whose coordinator, trainer and clock are the test's. fetched: pieces of weights that came to it."""
+    """A participant whose coordinator, trainer and clock are the test's. fetched: pieces of weights
+    that came to it.
+    """
 
-    def __init__(self, spool: Path | Spool, clerk: Clerk | None = None, session: str = "s1", run: messages.Run = CARD) -> None:
+    def __init__(
+        self,
+        spool: Path | Spool,
+        clerk: Clerk | None = None,
+        session: str = "s1",
+        run: messages.Run = CARD,
+    ) -> None:
         self.clerk = clerk or Clerk(MemoryBroker())
-        self.clock, self.hand, self.spool = Clock(), Hand(), spool if isinstance(spool, Spool) else lasting(spool)
+        self.clock, self.hand, self.spool = (
+            Clock(),
+            Hand(),
+            spool if isinstance(spool, Spool) else lasting(spool),
+        )
         self.link, self.fetched = MemoryLink(self.clerk.broker, AGENT), 0
         self.clerk.broker.tamper = self._count
         self.measured: list[messages.Run] = []
-        self.participant = Participant(self.link, run, AGENT, session, Equipment(self.measure, self.hand, self.spool, clock=self.clock))
+        self.participant = Participant(
+            self.link,
+            run,
+            AGENT,
+            session,
+            Equipment(self.measure, self.hand, self.spool, clock=self.clock),
+        )
         self.participant.join()
 
     def measure(self, run: messages.Run) -> Profile:

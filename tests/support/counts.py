@@ -1,4 +1,6 @@
-"""Sizes of networks as their authors' code builds them, from the notes that lie beside a checkout of the project."""
+"""Sizes of networks as their authors' code builds them, from the notes that lie beside a checkout
+of the project.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def published(key: str) -> tuple[int, int]:
 
 
 def counted(submodel: Submodel) -> tuple[int, int]:
-    """Parameters, and multiply-adds of one example on its way to every exit, as papers count; `models.cost` tells the deepest exit from training."""
+    """Parameters, and multiply-adds of one example on its way to every exit, as papers count;
+    `models.cost` tells the deepest exit from training.
+    """
     net = build(submodel, "meta")
     answers = net.exits if hasattr(net, "exits") else net
     with FlopCounterMode(display=False) as flops, torch.no_grad():

@@ -34,7 +34,9 @@ def database() -> sqlite3.Connection:
     return made
 
 
-def defences(folder: Path, known: sqlite3.Connection | None = None, round: int = 1, **given) -> Defences:
+def defences(
+    folder: Path, known: sqlite3.Connection | None = None, round: int = 1, **given
+) -> Defences:
     return Defences(config(**given), evidence.Evidence(known or database()), folder, round)
 
 

@@ -16,7 +16,11 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
     """Mounts one there, and takes it away again; skips where that cannot be done."""
     if os.getuid() != 0:
         pytest.skip("only root can mount a small disk")
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], capture_output=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
     if made.returncode:
         pytest.skip(f"no small disk can be mounted here: {made.stderr.decode().strip()}")
     try:

@@ -27,7 +27,9 @@ def tried(broker: str, name: str = "pi", run: str | None = None) -> dict[str, Ch
     """What was found, by the names of the checks; nothing is waited for longer than 2 s."""
     with pytest.MonkeyPatch.context() as hasty:
         hasty.setattr(doctor_broker, "PATIENCE", 2.0)
-        return {one.name: one for one in doctor_wire.wire(broker, run, name) if isinstance(one, Check)}
+        return {
+            one.name: one for one in doctor_wire.wire(broker, run, name) if isinstance(one, Check)
+        }
 
 
 def states(found: dict[str, Check]) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""A whole federation in one process: a coordinator and agents that really train, over a broker in memory."""
+"""A whole federation in one process: a coordinator and agents that really train, over a broker in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,25 @@ Made = TypeVar("Made")
 
 RUN = "test"
 ALONE = threading.Lock()
-"""Hold this lock while drawing random numbers from torch: all threads share one generator, so another thread would change the numbers.
+"""Hold this lock while drawing random numbers from torch: all threads share one generator, so
+another thread would change the numbers.
 
-In two threads, torch.get_rng_state may even deadlock: it holds the generator's mutex while a garbage collection gives up the GIL.
+In two threads, torch.get_rng_state may even deadlock: it holds the generator's mutex while a
+garbage collection gives up the GIL.
 """
 
 
 class Here:
-    """A trainer that does its task at once, in the thread that asks; `change` may spoil its update, `stop` ends it early."""
+    """A trainer that does its task at once, in the thread that asks; `change` may spoil its update,
+    `stop` ends it early.
+    """
 
-    def __init__(self, data: Dataset, change: Callable[[Update], Update] = lambda update: update, stop: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        data: Dataset,
+        change: Callable[[Update], Update] = lambda update: update,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.data, self.change, self.stop, self.progress = data, change, stop, (0, 0)
         self.outcome: Outcome | None = None
 
@@ -57,7 +68,9 @@ class Here:
                 loss = errand(task, weights, result, self.data, stop=self.stop)
             meta, values = tensors.decode(result.read_bytes())
             update = self.change(replace(msgspec.convert(meta, Update), tensors=values))
-            result.write_bytes(tensors.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors))
+            result.write_bytes(
+                tensors.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors)
+            )
         except Exception as error:  # whatever goes wrong in training is a failure of the task
             logging.getLogger(__name__).info("failed", exc_info=error)
             self.outcome = Outcome(task, None, str(error))
@@ -74,7 +87,9 @@ class Here:
 
 @dataclass
 class Member:
-    """An agent in a thread. speed: seconds of each step that it claims to have timed; memory: bytes that it claims; pause: why it does not work."""
+    """An agent in a thread. speed: seconds of each step that it claims to have timed; memory: bytes
+    that it claims; pause: why it does not work.
+    """
 
     name: str
     data: Dataset
@@ -84,12 +99,27 @@ class Member:
     pause: Callable[[], str] = lambda: ""
     participant: Participant | None = None
     error: BaseException | None = None
-    abandoned: bool = False  # its coordinator is gone, and so may the test's process be at any moment
+    # its coordinator is gone, and so may the test's process be at any moment
+    abandoned: bool = False
 
     def measure(self, run: messages.Run) -> Profile:
         timings = tuple(Timing(s, run.batch, self.speed) for s in run.calibration)
-        facts = {"host": "h", "system": "s", "cpus": 1.0, "runtime": "torch", "survey": surveyed(run, self.data, self.memory, "cpu")}
-        return Profile(agent=self.name, memory=self.memory, uplink=1e9, chunk=262_144, data=self.data.card(), timings=timings, **facts)
+        facts = {
+            "host": "h",
+            "system": "s",
+            "cpus": 1.0,
+            "runtime": "torch",
+            "survey": surveyed(run, self.data, self.memory, "cpu"),
+        }
+        return Profile(
+            agent=self.name,
+            memory=self.memory,
+            uplink=1e9,
+            chunk=262_144,
+            data=self.data.card(),
+            timings=timings,
+            **facts,
+        )
 
     def live(self, link: Link, folder: Path) -> None:
         try:
@@ -109,18 +139,36 @@ class Member:
 
 
 def digits(index: int, of: int, partition: str = "dirichlet:1.0", seed: int = 0) -> Dataset:
-    return catalogue.device("digits", name=f"a{index}", shard=f"{index}/{of}", partition=partition, seed=seed)
+    return catalogue.device(
+        "digits", name=f"a{index}", shard=f"{index}/{of}", partition=partition, seed=seed
+    )
 
 
 def link_of(broker: MemoryBroker | str, member: Member) -> Link:
     """An agent's link: in memory, or over MQTT to a broker's address."""
-    will = topics.status(RUN, member.name), envelope.encode(messages.Status(member.name, "s1", False))
-    return MqttLink(broker, member.name, will) if isinstance(broker, str) else MemoryLink(broker, member.name, will)
+    will = (
+        topics.status(RUN, member.name),
+        envelope.encode(messages.Status(member.name, "s1", False)),
+    )
+    return (
+        MqttLink(broker, member.name, will)
+        if isinstance(broker, str)
+        else MemoryLink(broker, member.name, will)
+    )
 
 
 def configured(settings: Mapping[str, Any], agents: int = 1) -> Config:
-    """The configuration of a run of one round that waits for so many agents, unless the settings, by its keys, say otherwise."""
-    given = {"name": RUN, "seed": 0, "rounds": 1, "fleet.min_agents": agents, "fleet.wait": 30.0, **settings}
+    """The configuration of a run of one round that waits for so many agents, unless the settings,
+    by its keys, say otherwise.
+    """
+    given = {
+        "name": RUN,
+        "seed": 0,
+        "rounds": 1,
+        "fleet.min_agents": agents,
+        "fleet.wait": 30.0,
+        **settings,
+    }
     return load(None, {}, list(given.items()))
 
 
@@ -138,7 +186,10 @@ def alone(make: Callable[..., Made]) -> Callable[..., Made]:
 def living(members: Sequence[Member], broker: MemoryBroker | str, folder: Path) -> Iterator[None]:
     """Agents in threads, which have ten seconds to end when the run is over."""
     torch.set_num_threads(1)
-    threads = [threading.Thread(target=m.live, args=(link_of(broker, m), folder), daemon=True) for m in members]
+    threads = [
+        threading.Thread(target=m.live, args=(link_of(broker, m), folder), daemon=True)
+        for m in members
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -154,7 +205,9 @@ def living(members: Sequence[Member], broker: MemoryBroker | str, folder: Path) 
 
 @dataclass
 class Federation:
-    """What a finished run left. lines: what a person was told; fleet: the coordinator's view at the end."""
+    """What a finished run left. lines: what a person was told; fleet: the coordinator's view at the
+    end.
+    """
 
     result: Result
     lines: list[str]
@@ -181,11 +234,19 @@ def federate(
     lines: list[str] = []
     fleets: list[Fleet] = []
     prepared = prepare(configured(settings or {}, len(members)), folder / "runs", resume=resume)
-    link = MqttLink(broker, "coordinator") if isinstance(broker, str) else MemoryLink(broker, "coordinator")
+    link = (
+        MqttLink(broker, "coordinator")
+        if isinstance(broker, str)
+        else MemoryLink(broker, "coordinator")
+    )
     with living(members, broker, folder):
         try:
             result = start.run(
-                prepared, link, publish_to(Lines(lines.append).read, read), lambda fleet: (fleets.append(fleet), watch(fleet))[0], patience=patience
+                prepared,
+                link,
+                publish_to(Lines(lines.append).read, read),
+                lambda fleet: (fleets.append(fleet), watch(fleet))[0],
+                patience=patience,
             )
         finally:
             prepared.close()

@@ -1,4 +1,6 @@
-"""What the checks of golden files share: the files, toy networks of any tensors, and one round of a method over given updates."""
+"""What the checks of golden files share: the files, toy networks of any tensors, and one round of a
+method over given updates.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def floats(values):
 
 def close(found, expected):
     expected = torch.as_tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(torch.as_tensor(found).double().reshape(expected.shape), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        torch.as_tensor(found).double().reshape(expected.shape), expected, rtol=1e-5, atol=1e-5
+    )
 
 
 def holder(tensors):
@@ -53,7 +57,9 @@ def registered(monkeypatch):
     """What the fixture `toy` of the tests is: it registers a family of any tensors."""
 
     def make(function, depths=()):
-        """The whole, as a submodel. function: (submodel) -> shapes of its tensors; depths: blocks per section."""
+        """The whole, as a submodel. function: (submodel) -> shapes of its tensors; depths: blocks
+        per section.
+        """
         preset = f"p{next(COUNTER)}"  # shapes are cached by submodel, so every toy is another one
         family = Family(
             build=lambda submodel: holder(function(submodel)),
@@ -79,13 +85,17 @@ def shapes_of(tensors):
 
 
 def played(chosen, before, updates, **given):
-    """The tensors after one round: `before` are the whole's, an update is (submodel, tensors, samples, notes)."""
+    """The tensors after one round: `before` are the whole's, an update is (submodel, tensors,
+    samples, notes).
+    """
     submodels = [u[0] for u in updates]
     state = chosen.start(before, submodels, configure(chosen, {"norm": "static", **given}))
     total = Total()
     for index, (submodel, tensors, samples, notes) in enumerate(updates):
         update = Update("r", 0, 0, str(index), "train", submodel, "0", samples, 1, tensors, notes)
-        assert fold(total, chosen.parts(state, chosen.place(state, submodel), update), (update.agent,))
+        assert fold(
+            total, chosen.parts(state, chosen.place(state, submodel), update), (update.agent,)
+        )
     return chosen.finish(state, total, np.random.default_rng(0)).tensors
 
 

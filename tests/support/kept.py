@@ -16,7 +16,13 @@ OLD = {"w": torch.zeros(2, 2)}
 
 def part(value, where=None, shape=None, weight=1.0, home="w"):
     value = torch.as_tensor(value, dtype=torch.float32)
-    return Part(home, tuple((0, n) for n in value.shape) if where is None else where, tuple(value.shape) if shape is None else shape, value, weight)
+    return Part(
+        home,
+        tuple((0, n) for n in value.shape) if where is None else where,
+        tuple(value.shape) if shape is None else shape,
+        value,
+        weight,
+    )
 
 
 def kept_of(folder, *updates):

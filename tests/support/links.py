@@ -29,7 +29,10 @@ def connected(address: str | Address, client: str, seconds: float = 60.0) -> Mqt
 @contextlib.contextmanager
 def linked(address: str, *names: str, **options: object) -> Iterator[list[MqttLink]]:
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(contextlib.closing(MqttLink(address, name, **options))) for name in names]  # type: ignore[arg-type]
+        yield [
+            stack.enter_context(contextlib.closing(MqttLink(address, name, **options)))
+            for name in names
+        ]  # type: ignore[arg-type]
 
 
 def hear(link: MqttLink, topic: str, timeout: float = 60.0) -> Delivery:

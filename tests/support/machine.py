@@ -76,4 +76,8 @@ class Machine:
 
     @property
     def closing(self) -> str:
-        return self.round.phase.closing if self.round.phase is not None and self.round.phase.closed else ""
+        return (
+            self.round.phase.closing
+            if self.round.phase is not None and self.round.phase.closed
+            else ""
+        )

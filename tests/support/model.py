@@ -12,7 +12,12 @@ from models.submodel import Submodel
 def small(submodel: Submodel) -> nn.Module:
     """Two linear layers; the hidden one scales with the width."""
     network = submodel.network
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(network.inputs), 32), nn.ReLU(), nn.Linear(32, network.outputs))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(network.inputs), 32),
+        nn.ReLU(),
+        nn.Linear(32, network.outputs),
+    )
 
 
 class Block(nn.Module):
@@ -20,7 +25,9 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.body = nn.Sequential(
+            nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.body(x)  # type: ignore[no-any-return]
@@ -29,4 +36,6 @@ class Block(nn.Module):
 def residual() -> nn.Module:
     """A small CNN for digits."""
     stem = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
-    return nn.Sequential(stem, Block(), Block(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * 4 * 4, 10))
+    return nn.Sequential(
+        stem, Block(), Block(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * 4 * 4, 10)
+    )

@@ -1,4 +1,6 @@
-"""An authority and its office where devices enrol. Nothing of cryptography at import: the fixtures are for all, and some tests do without it."""
+"""An authority and its office where devices enrol. Nothing of cryptography at import: the fixtures
+are for all, and some tests do without it.
+"""
 
 from __future__ import annotations
 

@@ -22,16 +22,23 @@ def at(made: Network, width: float, depth: int = 1) -> Submodel:
 
 def sizes(made: Network, width: float = 0.5) -> dict[str, tuple[int, ...]]:
     """Shapes of the weights of a narrow network, biases left out."""
-    return {name.removeprefix("net."): shape for name, shape in shapes(at(made, width)).items() if not name.endswith("bias")}
+    return {
+        name.removeprefix("net."): shape
+        for name, shape in shapes(at(made, width)).items()
+        if not name.endswith("bias")
+    }
 
 
 def passes(submodel: Submodel) -> Tensor:
-    """What the network of a submodel gives with the extracted corner of the whole; it also trains."""
+    """What the network of a submodel gives with the extracted corner of the whole; it also
+    trains.
+    """
     local = shapes(submodel) | statistics(submodel)
     tensors = initial(submodel.network, 0)
     net = build(submodel)
     missing, unexpected = net.load_state_dict(
-        extract(tensors, corners({k: tuple(v.shape) for k, v in tensors.items()}, submodel, local)), strict=False
+        extract(tensors, corners({k: tuple(v.shape) for k, v in tensors.items()}, submodel, local)),
+        strict=False,
     )
     assert not unexpected
     assert not local.keys() & set(missing)
@@ -44,8 +51,12 @@ def passes(submodel: Submodel) -> Tensor:
 
 
 def cnn(width: int = 8) -> nn.Module:
-    body = nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2))
-    return nn.Sequential(body, nn.Conv2d(width, 2 * width, 3), nn.GELU(), nn.Flatten(), nn.Linear(2 * width * 4, 10))
+    body = nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)
+    )
+    return nn.Sequential(
+        body, nn.Conv2d(width, 2 * width, 3), nn.GELU(), nn.Flatten(), nn.Linear(2 * width * 4, 10)
+    )
 
 
 class Basic(nn.Module):
@@ -53,10 +64,20 @@ class Basic(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs)
-        self.conv2, self.norm2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.conv1, self.norm1 = (
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.conv2, self.norm2 = (
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
         self.relu = nn.ReLU(inplace=True)
-        self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs)) if stride > 1 else None
+        self.shortcut = (
+            nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+            if stride > 1
+            else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.norm2(self.conv2(self.relu(self.norm1(self.conv1(x)))))

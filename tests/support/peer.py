@@ -1,4 +1,6 @@
-"""An agent made of nothing but its link, and rounds in which tests speak through it to a fleet, by hand."""
+"""An agent made of nothing but its link, and rounds in which tests speak through it to a fleet, by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,19 @@ from federated.wire.memory import MemoryBroker, MemoryLink
 from models.families import shapes
 from tests.support.clerk import DATA, SMALL
 
-__all__ = ["PROFILE", "Folding", "Peer", "began", "collect", "forget_profile", "listen", "states", "task", "turning", "weights"]
+__all__ = [
+    "PROFILE",
+    "Folding",
+    "Peer",
+    "began",
+    "collect",
+    "forget_profile",
+    "listen",
+    "states",
+    "task",
+    "turning",
+    "weights",
+]
 
 PROFILE = Profile("a", "h", "s", 1.0, 10**9, 1e6, 2**18, "torch", DATA, (Timing(SMALL, 32, 0.01),))
 
@@ -36,7 +50,9 @@ class Peer:
 
     def say(self, message: messages.Message, topic: str | None = None) -> None:
         self.link.publish(
-            topic or topics.say("r", self.name), envelope.encode(message), retain=topic is not None and topic.endswith(("status", "profile"))
+            topic or topics.say("r", self.name),
+            envelope.encode(message),
+            retain=topic is not None and topic.endswith(("status", "profile")),
         )
 
     def beat(self, state: str = "idle") -> None:
@@ -49,13 +65,29 @@ class Peer:
                 found.append(envelope.decode(delivery.payload))
         return found
 
-    def send(self, task: Task, values: dict[str, np.ndarray], transfer: str = "t", **fields: object) -> None:
+    def send(
+        self, task: Task, values: dict[str, np.ndarray], transfer: str = "t", **fields: object
+    ) -> None:
         """A whole update: the offer and all chunks, without waiting for a grant."""
-        made = Update("r", task.round, task.attempt, self.name, task.work, task.submodel, task.version, 10, 1, {}, {"labels": [1], "loss": 1.0})
+        made = Update(
+            "r",
+            task.round,
+            task.attempt,
+            self.name,
+            task.work,
+            task.submodel,
+            task.version,
+            10,
+            1,
+            {},
+            {"labels": [1], "loss": 1.0},
+        )
         made = replace(made, **fields)  # type: ignore[arg-type]
         data = memoryview(bytes(tensors.encode(msgspec.to_builtins(made), values)))
         manifest = split(data, 2**18, transfer)
-        self.say(messages.Offer(manifest, "r", task.round, task.attempt, task.work, task.submodel.name))
+        self.say(
+            messages.Offer(manifest, "r", task.round, task.attempt, task.work, task.submodel.name)
+        )
         for chunk in slices(manifest, data):
             self.say(chunk, topics.chunk(topics.upload("r", self.name, transfer), chunk.index))
 
@@ -83,9 +115,13 @@ def task(name: str, work: str = "train") -> Task:
 
 
 class Folding:
-    """A collector of updates of at most a megabyte, in the order in which they are folded. spares: the tasks of agents that may be asked besides."""
+    """A collector of updates of at most a megabyte, in the order in which they are folded. spares:
+    the tasks of agents that may be asked besides.
+    """
 
-    def __init__(self, check: Callable[[Task, Update], None] = lambda task, update: None, spares: str = "") -> None:
+    def __init__(
+        self, check: Callable[[Task, Update], None] = lambda task, update: None, spares: str = ""
+    ) -> None:
         self.updates: list[Update] = []
         self.asked: list[str] = []
         self.snapshots = 0
@@ -117,7 +153,12 @@ def began(fleet: Fleet, tasks: Sequence[Task | Planned], **settings: object) -> 
     return structs.replace(made, **settings)
 
 
-def collect(fleet: Fleet, tasks: Sequence[Task | Planned], collector: Folding | None = None, **settings: object) -> list[Update]:
+def collect(
+    fleet: Fleet,
+    tasks: Sequence[Task | Planned],
+    collector: Folding | None = None,
+    **settings: object,
+) -> list[Update]:
     """Runs a phase; the updates in the order in which they were folded."""
     collector = collector or Folding()
     fleet.run_phase(began(fleet, tasks, **settings), collector)

@@ -18,10 +18,14 @@ TOLERANCE = 1e-6  # of the spread of the outputs, in float64
 
 
 def original(made: Network, **arguments: Any) -> nn.Module:
-    """torchvision's network of a preset in evaluation mode, every parameter and every running statistic random. arguments: for its function."""
+    """torchvision's network of a preset in evaluation mode, every parameter and every running
+    statistic random. arguments: for its function.
+    """
     known = FAMILIES[made.family].torchvision
     assert known is not None
-    net: nn.Module = torchvision("models").get_model(known.names[made.preset], weights=None, num_classes=made.outputs, **arguments)
+    net: nn.Module = torchvision("models").get_model(
+        known.names[made.preset], weights=None, num_classes=made.outputs, **arguments
+    )
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)  # so that none is 0 or 1 throughout
@@ -33,19 +37,28 @@ def original(made: Network, **arguments: Any) -> nn.Module:
     return net.eval()
 
 
-def assert_equals_torchvision(model: str, inputs: Sequence[int] = (3, 64, 64), outputs: int = 10, **arguments: Any) -> None:
-    """Converts a random network of torchvision, strictly, and compares both networks' outputs for three images.
+def assert_equals_torchvision(
+    model: str, inputs: Sequence[int] = (3, 64, 64), outputs: int = 10, **arguments: Any
+) -> None:
+    """Converts a random network of torchvision, strictly, and compares both networks' outputs for
+    three images.
 
-    In float64, and against how far the images' outputs are apart: a deep random network says much the same of any image, and a layer of
-    a wrong stride would pass unseen beside its biases.
+    In float64, and against how far the images' outputs are apart: a deep random network says much
+    the same of any image, and a layer of a wrong stride would pass unseen beside its biases.
     """
     torch.manual_seed(0)
     made = network(model, inputs, outputs)
     known = FAMILIES[made.family].torchvision
     assert known is not None
-    theirs, ours, whole = original(made, **arguments).double(), build(full(made)).double().eval(), full(made)
+    theirs, ours, whole = (
+        original(made, **arguments).double(),
+        build(full(made)).double().eval(),
+        full(made),
+    )
     tensors = known.convert(made.preset, theirs.state_dict())
-    assert {name: tuple(value.shape) for name, value in tensors.items()} == shapes(whole) | statistics(whole)
+    assert {name: tuple(value.shape) for name, value in tensors.items()} == shapes(
+        whole
+    ) | statistics(whole)
     ours.load_state_dict(tensors, strict=False)
     x = torch.randn(3, *inputs, dtype=torch.float64) * 10  # beyond the bound of ReLU6
     with torch.no_grad():

@@ -1,4 +1,6 @@
-"""Commands as processes of their own, the broker that they meet at, and waiting for what they do. Fixtures: name this file in `tests/conftest.py`."""
+"""Commands as processes of their own, the broker that they meet at, and waiting for what they do.
+Fixtures: name this file in `tests/conftest.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,25 @@ import pytest
 
 from tests.support.waiting import eventually
 
-__all__ = ["AGENT", "COORDINATOR", "WITHOUT_TORCH", "Start", "broker", "listening", "result", "said", "start"]
+__all__ = [
+    "AGENT",
+    "COORDINATOR",
+    "WITHOUT_TORCH",
+    "Start",
+    "broker",
+    "listening",
+    "result",
+    "said",
+    "start",
+]
 
 COORDINATOR = [sys.executable, "-c", "from coordinator.cli import main; main()"]
 AGENT = [sys.executable, "-c", "from edge_agent.cli import main; main()"]
-WITHOUT_TORCH = [sys.executable, "-c", "import sys; sys.modules['torch'] = None\nfrom edge_agent.cli import main; main()"]
+WITHOUT_TORCH = [
+    sys.executable,
+    "-c",
+    "import sys; sys.modules['torch'] = None\nfrom edge_agent.cli import main; main()",
+]
 ROOT = Path(__file__).parents[2]
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -35,13 +51,27 @@ def broker(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a command in the test's folder, where its words for people go to NUMBER.err, counted from 0; all are gone afterwards."""
+    """Starts a command in the test's folder, where its words for people go to NUMBER.err, counted
+    from 0; all are gone afterwards.
+    """
     started: list[subprocess.Popen[str]] = []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }
 
     def begin(*command: str) -> subprocess.Popen[str]:
         with (tmp_path / f"{len(started)}.err").open("w") as log:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=tmp_path)
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+                cwd=tmp_path,
+            )
         started.append(process)
         return process
 
@@ -68,5 +98,9 @@ def said(process: subprocess.Popen[str], log: Path, words: str, seconds: float =
 
 def listening(log: Path) -> str:
     """Where an agent says that it listens."""
-    line = eventually(lambda: next((line for line in log.read_text().splitlines() if line.startswith("listening at ")), ""))
+    line = eventually(
+        lambda: next(
+            (line for line in log.read_text().splitlines() if line.startswith("listening at ")), ""
+        )
+    )
     return line.split()[2].rstrip(":")

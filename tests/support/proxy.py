@@ -14,7 +14,8 @@ PIECE = 16 << 10
 
 
 class Proxy:
-    """rate: bytes per second of all connections together, towards the broker; what clients hear passes at once.
+    """rate: bytes per second of all connections together, towards the broker; what clients hear
+    passes at once.
 
     passed: bytes that went towards the broker; may be set.
     """
@@ -27,7 +28,8 @@ class Proxy:
         self._ends: list[socket.socket] = []
         self._server = socket.socket()
         if rate < math.inf:
-            self._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE)  # else the kernel takes megabytes at once
+            # else the kernel takes megabytes at once
+            self._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE)
         self._server.bind(("127.0.0.1", 0))
         self._server.listen()
         self.port = self._server.getsockname()[1]
@@ -53,7 +55,11 @@ class Proxy:
             while True:
                 near, _ = self._server.accept()
                 try:
-                    far = socket.create_connection(("127.0.0.1", self._target)) if self._open else None
+                    far = (
+                        socket.create_connection(("127.0.0.1", self._target))
+                        if self._open
+                        else None
+                    )
                 except OSError:  # the broker is away
                     far = None
                 if far is None:
@@ -81,6 +87,8 @@ class Proxy:
 
 
 def shut(end: socket.socket) -> None:
-    """Ends a connection for both sides. Closing would not: the kernel keeps it while another thread reads from it."""
+    """Ends a connection for both sides. Closing would not: the kernel keeps it while another thread
+    reads from it.
+    """
     with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)

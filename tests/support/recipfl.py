@@ -39,5 +39,7 @@ def examples(n=24):
 def trained(state, submodel, data=None):
     """What a device sends after a round."""
     received = {name: value.numpy() for name, value in sent(state, submodel).items()}
-    task = Task("r", 1, 0, "a0", "train", submodel, "v", "", 0, METHOD.recipe(state, submodel), 60.0)
+    task = Task(
+        "r", 1, 0, "a0", "train", submodel, "v", "", 0, METHOD.recipe(state, submodel), 60.0
+    )
     return perform(task, received, data or examples())[0].tensors

@@ -1,4 +1,6 @@
-"""Releases of run `spring` made by hand, without torch or an exporter: of each submodel one graph, its weights, and a check."""
+"""Releases of run `spring` made by hand, without torch or an exporter: of each submodel one graph,
+its weights, and a check.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,28 @@ def toy(
 ) -> Path:
     """Writes a release. untrained: submodels that no update trained.
 
-    padding: makes the graphs longer, and the version another, by an unknown protobuf field that readers skip.
+    padding: makes the graphs longer, and the version another, by an unknown protobuf field that
+    readers skip.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in submodels:
         given = {**GIVEN, "round": str(round), "submodel": name}
         graph = GRAPH.read_bytes() if given == GIVEN else make_bytes(given=given)
         (folder / f"{name}.onnx").write_bytes(graph + field(padding))
-        (folder / f"{name}.tensors").write_bytes(tensors.encode({"submodel": name}, {"weight": np.eye(2, dtype=np.float32)}))
+        (folder / f"{name}.tensors").write_bytes(
+            tensors.encode({"submodel": name}, {"weight": np.eye(2, dtype=np.float32)})
+        )
     seal(folder, round, submodels, accuracy, untrained)
     return folder
 
 
-def seal(folder: Path, round: int, submodels: Sequence[str], accuracy: float | None = None, untrained: Sequence[str] = ()) -> None:
+def seal(
+    folder: Path,
+    round: int,
+    submodels: Sequence[str],
+    accuracy: float | None = None,
+    untrained: Sequence[str] = (),
+) -> None:
     """Writes the check and the manifest of the graphs that lie there."""
     said = {f"{name}.onnx": verify.load(folder / f"{name}.onnx").predict(X) for name in submodels}
     (folder / bundle.CHECK).write_bytes(tensors.encode({}, {"x": X, **said}))
@@ -56,7 +67,9 @@ def seal(folder: Path, round: int, submodels: Sequence[str], accuracy: float | N
         )
         for name in submodels
     ]
-    made = Bundle("spring", round, (2,), "uint8", "class", 2, 2, tuple(entries), file(folder / bundle.CHECK))
+    made = Bundle(
+        "spring", round, (2,), "uint8", "class", 2, 2, tuple(entries), file(folder / bundle.CHECK)
+    )
     (folder / bundle.MANIFEST).write_bytes(msgspec.json.encode(made))
 
 

@@ -1,4 +1,6 @@
-"""A coordinator that dies at instants that a test chooses, and is started again until its run is over."""
+"""A coordinator that dies at instants that a test chooses, and is started again until its run is
+over.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class Fuse:
 
 
 def check_replay(folder: Path, died: Fleet) -> None:
-    """That a replay of the journal gives the value that died. This finds defects long before an outcome does."""
+    """That a replay of the journal gives the value that died. This finds defects long before an
+    outcome does.
+    """
     found = Journal(folder).read(died.driver.checkpoint)
     if found is None:  # it died before it wrote anything, or between a checkpoint and its journal
         return
@@ -58,25 +62,39 @@ def check_replay(folder: Path, died: Fleet) -> None:
     for event in events:
         before, (round, _) = round, step(round, event)
     expected = pack(died.round)
-    assert expected in (pack(round), pack(before)), "the replay is neither what died, nor one event ahead of it"
+    assert expected in (pack(round), pack(before)), (
+        "the replay is neither what died, nor one event ahead of it"
+    )
 
 
 def revived(
-    folder: Path, members: Sequence[Member], settings: Mapping[str, Any], *, read: Publish | None = None, durable: bool = True
+    folder: Path,
+    members: Sequence[Member],
+    settings: Mapping[str, Any],
+    *,
+    read: Publish | None = None,
+    durable: bool = True,
 ) -> tuple[Result, int]:
-    """Runs a coordinator again after each `Killed` until it comes to the end, beside members that live through it all; how often it died."""
+    """Runs a coordinator again after each `Killed` until it comes to the end, beside members that
+    live through it all; how often it died.
+    """
     broker, deaths, config = MemoryBroker(), 0, configured(settings, len(members))
     fleets = list[Fleet]()
     read = read or Lines(lambda line: None).read
     with living(members, broker, folder):
         while True:
-            prepared, link = prepare(config, folder / "runs", resume=deaths > 0), MemoryLink(broker, "coordinator")
+            prepared, link = (
+                prepare(config, folder / "runs", resume=deaths > 0),
+                MemoryLink(broker, "coordinator"),
+            )
             try:
                 result = start.run(prepared, link, read, fleets.append, durable=durable)
                 break
             except Killed as death:
                 deaths += 1
-                replaying = any(frame.name == "replay" for frame in traceback.extract_tb(death.__traceback__))
+                replaying = any(
+                    frame.name == "replay" for frame in traceback.extract_tb(death.__traceback__)
+                )
                 if durable and not replaying:  # who dies in a replay is somewhere within it
                     check_replay(folder / "runs" / prepared.config.name, fleets[-1])
             finally:

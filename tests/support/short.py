@@ -16,10 +16,21 @@ def trained(folder, name, rounds, **given):
     """What two agents with the largest submodels make of the network in so many rounds."""
     chosen = method(name)
     largest = chosen.menu(NET, configure(chosen, given))[-1].name
-    settings = {"method.name": name, "model.name": "resnet-small", "rounds": rounds, "train.epochs": 1, "train.steps": 1, "evaluate.every": rounds}
+    settings = {
+        "method.name": name,
+        "model.name": "resnet-small",
+        "rounds": rounds,
+        "train.epochs": 1,
+        "train.steps": 1,
+        "evaluate.every": rounds,
+    }
     more = {f"method.{key}": value for key, value in given.items()}
     folder.mkdir()
-    done = federate(folder, [Member(f"a{i}", digits(i, 30)) for i in range(2)], {**settings, "assign.submodels": {"a*": largest}, **more})
+    done = federate(
+        folder,
+        [Member(f"a{i}", digits(i, 30)) for i in range(2)],
+        {**settings, "assign.submodels": {"a*": largest}, **more},
+    )
     return done.result.state.tensors
 
 

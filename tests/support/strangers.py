@@ -18,7 +18,9 @@ def coordinator_link(door: Door) -> MqttLink:
 
 def heard(link: MqttLink, seconds: float) -> list[tuple[str, bytes]]:
     """Everything that comes until nothing does for so long."""
-    return [(delivery.topic, delivery.payload) for delivery in iter(lambda: link.receive(seconds), None)]
+    return [
+        (delivery.topic, delivery.payload) for delivery in iter(lambda: link.receive(seconds), None)
+    ]
 
 
 def failing(link: MqttLink) -> str:

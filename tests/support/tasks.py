@@ -13,11 +13,24 @@ from federated.task import Recipe, Task
 from models.families import build, menu, network, shapes, statistics
 from models.submodel import Network, Submodel
 
-__all__ = ["BARE", "NET", "ONE", "PLAIN", "SMALL", "done", "examples", "linear", "parameters", "task", "weights"]
+__all__ = [
+    "BARE",
+    "NET",
+    "ONE",
+    "PLAIN",
+    "SMALL",
+    "done",
+    "examples",
+    "linear",
+    "parameters",
+    "task",
+    "weights",
+]
 
 NET = network("preresnet", (1, 4, 4), 3, (8.0,), (5.0,))
 (SMALL,) = menu(NET, (0.5,), (1,))
-BARE = Submodel(Network("none", "", (1,), 2), 1.0, ())  # of networks made here by hand: classes to learn, and no exits
+# of networks made here by hand: classes to learn, and no exits
+BARE = Submodel(Network("none", "", (1,), 2), 1.0, ())
 PLAIN = Recipe(epochs=1, batch=4, lr=0.1, momentum=0.0)
 ONE = (np.array([[2.0]], dtype=np.float32), np.array([0]))
 
@@ -38,7 +51,9 @@ def weights(submodel, seed=0):
 
 
 def parameters(submodel, seed=0):
-    return {name: value for name, value in weights(submodel, seed).items() if name in shapes(submodel)}
+    return {
+        name: value for name, value in weights(submodel, seed).items() if name in shapes(submodel)
+    }
 
 
 def task(work="train", submodel=SMALL, **recipe):

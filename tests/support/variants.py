@@ -1,4 +1,6 @@
-"""A release of run `spring` whose one submodel w1-d1 has several graphs, made by hand: all compute the same, what is said of them differs."""
+"""A release of run `spring` whose one submodel w1-d1 has several graphs, made by hand: all compute
+the same, what is said of them differs.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,26 @@ def several(
     classes: tuple[str, ...] = (),
     padding: bytes = b"",
 ) -> Path:
-    """Writes it. off: how much more the check says than the graph does (the outputs' spread is 1.87); padding: makes the version another."""
+    """Writes it. off: how much more the check says than the graph does (the outputs' spread is
+    1.87); padding: makes the version another.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     said = {}
     for number, kind in enumerate(kinds):
         path = folder / f"{NAME}.{kind}.onnx"
         path.write_bytes(GRAPH.read_bytes() + field(bytes([number]) + padding))
         said[path.name] = verify.load(path).predict(X) + np.float32(off.get(kind, 0.0))
-    (folder / f"{NAME}.tensors").write_bytes(tensors.encode({"submodel": NAME}, {"weight": np.eye(2, dtype=np.float32)}))
+    (folder / f"{NAME}.tensors").write_bytes(
+        tensors.encode({"submodel": NAME}, {"weight": np.eye(2, dtype=np.float32)})
+    )
     (folder / bundle.CHECK).write_bytes(tensors.encode({}, {"x": X, **said}))
-    variants = tuple(Variant(kind, file(folder / f"{NAME}.{kind}.onnx"), 0.0, accuracy.get(kind)) for kind in kinds)
+    variants = tuple(
+        Variant(kind, file(folder / f"{NAME}.{kind}.onnx"), 0.0, accuracy.get(kind))
+        for kind in kinds
+    )
     entry = Entry(NAME, 4, 4, variants, file(folder / f"{NAME}.tensors"))
-    made = Bundle("spring", 7, (2,), "uint8", "class", 2, 2, (entry,), file(folder / bundle.CHECK), classes)
+    made = Bundle(
+        "spring", 7, (2,), "uint8", "class", 2, 2, (entry,), file(folder / bundle.CHECK), classes
+    )
     (folder / bundle.MANIFEST).write_bytes(msgspec.json.encode(made))
     return folder

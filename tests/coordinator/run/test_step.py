@@ -1,4 +1,6 @@
-"""The round as a value: what each event makes of it, and what it asks for. No clock, link or disk takes part."""
+"""The round as a value: what each event makes of it, and what it asks for. No clock, link or disk
+takes part.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from federated.task import beats
 from tests.support.machine import Machine, task
 from tests.support.peer import PROFILE
 
-# ---- the order of folding --------------------------------------------------------------------------------------------
+# ---- the order of folding ------------------------------------------------------------------------
 
 
 def test_updates_are_folded_in_the_order_of_names() -> None:
@@ -73,7 +75,7 @@ def test_in_a_buffered_phase_updates_are_folded_as_they_come() -> None:
     assert (made.order, made.closing) == ("ca", "quorum")
 
 
-# ---- the end of a phase ----------------------------------------------------------------------------------------------
+# ---- the end of a phase --------------------------------------------------------------------------
 
 
 def test_who_has_only_just_gone_may_come_back_to_a_phase_that_waits_for_nobody_else() -> None:
@@ -136,11 +138,17 @@ def test_a_phase_without_tasks_is_over_at_once() -> None:
 
 
 @pytest.mark.parametrize("evaluated", [False, True])
-def test_a_late_update_that_left_the_spool_is_asked_for_again_where_its_round_begins_anew(evaluated: bool) -> None:
+def test_a_late_update_that_left_the_spool_is_asked_for_again_where_its_round_begins_anew(
+    evaluated: bool,
+) -> None:
     made = Machine(Rules(stale=2, every=1), "abc")
     made.begin("abc", quorum=1, carries=True)
     made.arrive("c")
-    made.see(on.PhaseBegan(0.0, "train", 2, (Planned(task("c", 2)),), 600.0, 3, carries=True, flowing=True))
+    made.see(
+        on.PhaseBegan(
+            0.0, "train", 2, (Planned(task("c", 2)),), 600.0, 3, carries=True, flowing=True
+        )
+    )
     made.arrive("c", 2)
     made.arrive("a")
     made.see(on.SnapshotTaken(0.0, (task("c", 2).key, task("a").key), written=True))
@@ -148,11 +156,14 @@ def test_a_late_update_that_left_the_spool_is_asked_for_again_where_its_round_be
     if evaluated:
         made.see(on.PhaseBegan(0.0, "evaluate", 2, (Planned(task("c", 2, "evaluate")),), 600.0, 1))
     made.see(on.TasksDropped(0.0, (), "its spool is damaged", round=True))
-    assert {state.key.agent: state.stage for state in carried(made.round)} == {"a": "asked", "b": "whole"}
+    assert {state.key.agent: state.stage for state in carried(made.round)} == {
+        "a": "asked",
+        "b": "whole",
+    }
     assert made.round.agents["a"].tasks == (task("a").key,)
 
 
-# ---- another process --------------------------------------------------------------------------------------------------
+# ---- another process -----------------------------------------------------------------------------
 
 
 def test_a_round_that_is_stored_leaves_nothing_to_say_again() -> None:
@@ -172,9 +183,13 @@ def test_after_a_replay_all_that_is_under_way_is_said_again() -> None:
     made.leave("c")
     actions = made.see(on.Resumed(10.0, Rules()))
     assert [a.task.agent for a in actions if isinstance(a, do.Ask)] == ["b", "c"]
-    assert (made.of("b").late, made.of("b").resumed, made.of("b").asked) == (False, True, 10.0), "leases begin anew"
+    assert (made.of("b").late, made.of("b").resumed, made.of("b").asked) == (False, True, 10.0), (
+        "leases begin anew"
+    )
     assert made.round.agents["b"].online, "until it has been silent for long enough"
-    assert not made.round.agents["d"].online, "it has no part in the round, and says itself that it is there"
+    assert not made.round.agents["d"].online, (
+        "it has no part in the round, and says itself that it is there"
+    )
     made.arrive("bc")
     assert (made.order, made.closing) == ("abc", "quorum")
 
@@ -203,7 +218,9 @@ def test_an_evaluation_that_was_under_way_is_given_up() -> None:
     actions = made.see(on.Resumed(1.0, Rules()))
     assert [a.task.key for a in actions if isinstance(a, do.Ask)] == [task("a").key]
     assert made.closing == "interrupted"
-    assert [state.task.agent for state in made.round.settled] == ["b"], "what became of the training is still known"
+    assert [state.task.agent for state in made.round.settled] == ["b"], (
+        "what became of the training is still known"
+    )
 
 
 def test_an_agent_that_went_before_the_crash_may_come_back_after_it() -> None:
@@ -224,7 +241,11 @@ def test_tasks_that_cannot_be_made_again_are_dropped_and_with_them_the_round(rou
     made.begin("ab", quorum=1, carries=True)
     made.arrive("b")
     made.see(on.PhaseBegan(0.0, "train", 2, (Planned(task("b", 2)),), 600.0, 1, carries=True))
-    made.see(on.TasksDropped(1.0, (task("b", 2).key if round else task("a").key,), "made otherwise", round))
+    made.see(
+        on.TasksDropped(
+            1.0, (task("b", 2).key if round else task("a").key,), "made otherwise", round
+        )
+    )
     assert (made.round.phase is None) is round
     if round:
         assert list(made.round.tasks) == [task("a").key], "what was carried stays carried"
@@ -240,7 +261,11 @@ def test_an_update_that_is_gone_from_the_spool_is_asked_for_again() -> None:
     made.begin("abc")
     made.arrive("b")
     made.see(on.UpdateLost(1.0, task("b").key))
-    assert [a.task.agent for a in made.see(on.Resumed(1.0, Rules())) if isinstance(a, do.Ask)] == ["a", "b", "c"]
+    assert [a.task.agent for a in made.see(on.Resumed(1.0, Rules())) if isinstance(a, do.Ask)] == [
+        "a",
+        "b",
+        "c",
+    ]
     made.arrive("abc")
     assert (made.order, made.closing) == ("abc", "quorum")
 
@@ -251,7 +276,7 @@ def test_events_are_replayed_by_the_rules_that_they_had() -> None:
     assert made.round.rules == Rules(most=1)
 
 
-# ---- late updates -----------------------------------------------------------------------------------------------------
+# ---- late updates --------------------------------------------------------------------------------
 
 
 def test_a_late_update_is_folded_in_the_next_round_behind_its_own_tasks() -> None:
@@ -270,7 +295,9 @@ def test_a_late_update_is_folded_in_the_next_round_behind_its_own_tasks() -> Non
 
 
 @pytest.mark.parametrize("evaluated", [True, False])
-def test_a_carried_task_that_fails_between_two_trainings_is_settled_by_the_second(evaluated: bool) -> None:
+def test_a_carried_task_that_fails_between_two_trainings_is_settled_by_the_second(
+    evaluated: bool,
+) -> None:
     made = Machine(Rules(stale=2), "ab")
     made.begin("ab", quorum=1, carries=True)
     made.arrive("b")
@@ -279,7 +306,10 @@ def test_a_carried_task_that_fails_between_two_trainings_is_settled_by_the_secon
     made.see(on.TaskFailed(1.0, task("a").key, 1, "out of memory"))
     made.see(on.PhaseBegan(made.now, "train", 2, (Planned(task("b", 2)),), 600.0, 1, carries=True))
     made.arrive("b", 2)
-    assert [(state.key.agent, state.outcome) for state in made.round.settled] == [("b", "folded"), ("a", "failed: out of memory")]
+    assert [(state.key.agent, state.outcome) for state in made.round.settled] == [
+        ("b", "folded"),
+        ("a", "failed: out of memory"),
+    ]
 
 
 def test_an_update_that_is_too_late_is_told_so() -> None:
@@ -289,10 +319,12 @@ def test_an_update_that_is_too_late_is_told_so() -> None:
     made.see(on.PhaseBegan(made.now, "train", 2, (Planned(task("b", 2)),), 600.0, 1, carries=True))
     made.see(on.UpdateCame(made.now, task("b", 2).key, 1, "t", "d" * 64, 0.5))
     assert carried(made.round) == []
-    assert [a.reason for a in made.actions if isinstance(a, do.Abort)] == ["its weights are too old"]
+    assert [a.reason for a in made.actions if isinstance(a, do.Abort)] == [
+        "its weights are too old"
+    ]
 
 
-# ---- replacement -----------------------------------------------------------------------------------------------------
+# ---- replacement ---------------------------------------------------------------------------------
 
 
 def test_another_is_asked_for_each_that_is_missing_and_none_twice() -> None:
@@ -300,7 +332,9 @@ def test_another_is_asked_for_each_that_is_missing_and_none_twice() -> None:
     made.begin("ab", wanted=2, spares=(Spare("d"), Spare("c")))
     actions = made.leave("a")
     assert [a for a in actions if isinstance(a, do.Prepare)] == [do.Prepare("d")]
-    assert not [a for a in made.beat("b", 1) if isinstance(a, do.Prepare)], "the task of d is being made"
+    assert not [a for a in made.beat("b", 1) if isinstance(a, do.Prepare)], (
+        "the task of d is being made"
+    )
     made.see(on.TaskAdded(made.now, Planned(task("d"))))
     assert not [a for a in made.beat("b", 2) if isinstance(a, do.Prepare)]
     made.arrive("bd")
@@ -309,9 +343,15 @@ def test_another_is_asked_for_each_that_is_missing_and_none_twice() -> None:
 
 def test_spares_that_have_not_the_time_or_are_at_work_are_not_asked() -> None:
     made = Machine(Rules(stale=5), "abcd")
-    made.see(on.PhaseBegan(0.0, "train", 0, (Planned(task("c", 0)), Planned(task("d", 0))), 600.0, 1, carries=True))
+    made.see(
+        on.PhaseBegan(
+            0.0, "train", 0, (Planned(task("c", 0)), Planned(task("d", 0))), 600.0, 1, carries=True
+        )
+    )
     made.arrive("d", 0)
-    made.begin("a", wanted=1, limit=100.0, spares=(Spare("b", 200.0), Spare("c", 1.0), Spare("d", 50.0)))
+    made.begin(
+        "a", wanted=1, limit=100.0, spares=(Spare("b", 200.0), Spare("c", 1.0), Spare("d", 50.0))
+    )
     assert [a.agent for a in made.leave("a") if isinstance(a, do.Prepare)] == ["d"]
 
 
@@ -320,12 +360,29 @@ def test_a_spare_that_could_not_be_asked_is_asked_as_soon_as_it_can_be() -> None
     made.begin("ac", quorum=1, carries=True)
     made.arrive("a")
     spares = Spare("b"), Spare("c")
-    made.see(on.PhaseBegan(0.0, "train", 2, (Planned(task("a", 2)),), 600.0, 3, wanted=3, spares=spares, carries=True))
-    assert not [a for a in made.actions if isinstance(a, do.Prepare)], "b is not here, c is at work on a task of an earlier round"
+    made.see(
+        on.PhaseBegan(
+            0.0,
+            "train",
+            2,
+            (Planned(task("a", 2)),),
+            600.0,
+            3,
+            wanted=3,
+            spares=spares,
+            carries=True,
+        )
+    )
+    assert not [a for a in made.actions if isinstance(a, do.Prepare)], (
+        "b is not here, c is at work on a task of an earlier round"
+    )
     made.see(on.AgentConnected(1.0, "b", "s"))
     assert made.see(on.ProfileCame(1.0, "b", PROFILE)) == [do.Prepare("b")]
     made.arrive("c")
-    assert [a for a in made.actions if isinstance(a, do.Prepare)] == [do.Prepare("b"), do.Prepare("c")]
+    assert [a for a in made.actions if isinstance(a, do.Prepare)] == [
+        do.Prepare("b"),
+        do.Prepare("c"),
+    ]
 
 
 def test_a_phase_that_closes_asks_nobody_else() -> None:
@@ -342,27 +399,40 @@ def test_a_phase_that_closes_asks_nobody_else() -> None:
     assert made.see(on.TaskAdded(0.0, Planned(task("c")))) == [], "it came too late"
 
 
-# ---- leases and silence ----------------------------------------------------------------------------------------------
+# ---- leases and silence --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("predicted", "seconds"), [(0.0, LEAST), (2.0, LEAST), (20.0, 60.0), (600.0, 1800.0)])
-def test_a_lease_is_three_times_what_a_device_is_expected_to_need(predicted: float, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("predicted", "seconds"), [(0.0, LEAST), (2.0, LEAST), (20.0, 60.0), (600.0, 1800.0)]
+)
+def test_a_lease_is_three_times_what_a_device_is_expected_to_need(
+    predicted: float, seconds: float
+) -> None:
     agent = Machine(agents="a").round.agents["a"]
     for work in ("train", "evaluate"):
-        assert lease_of(Round(), agent, work, predicted) == max(FIRST, seconds), "who never did such work may have to warm up"  # type: ignore[arg-type]
+        assert lease_of(Round(), agent, work, predicted) == max(FIRST, seconds), (
+            "who never did such work may have to warm up"
+        )  # type: ignore[arg-type]
         assert lease_of(Round(), replace(agent, pace={work: 1.0}), work, predicted) == seconds  # type: ignore[arg-type]
         late = replace(agent, wasted={work: Wasted(2, 1)})
-        assert lease_of(Round(), late, work, predicted) == 4 * seconds, "a device that is slower than predicted delivers in the end"  # type: ignore[arg-type]
+        assert lease_of(Round(), late, work, predicted) == 4 * seconds, (
+            "a device that is slower than predicted delivers in the end"
+        )  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("lease", "seconds"), [(10.0, 3.0), (30.0, 6.0), (60.0, 12.0), (1800.0, 15.0), (math.inf, 15.0), (0.0, 15.0)])
+@pytest.mark.parametrize(
+    ("lease", "seconds"),
+    [(10.0, 3.0), (30.0, 6.0), (60.0, 12.0), (1800.0, 15.0), (math.inf, 15.0), (0.0, 15.0)],
+)
 def test_heartbeats_come_several_times_within_a_lease(lease: float, seconds: float) -> None:
     assert beats(lease) == seconds
 
 
 def test_no_claim_makes_a_lease_longer_than_four_times_the_median() -> None:
     made = Machine(agents="abc")
-    planned = tuple(Planned(task(name), seconds) for name, seconds in zip("abc", (30.0, 40.0, 1e6), strict=True))
+    planned = tuple(
+        Planned(task(name), seconds) for name, seconds in zip("abc", (30.0, 40.0, 1e6), strict=True)
+    )
     made.see(on.PhaseBegan(0.0, "train", 1, planned, 1e9, 3))
     assert [made.of(name).task.lease for name in "abc"] == [90.0, 120.0, SLACK * CAP * 40.0]
 
@@ -370,10 +440,21 @@ def test_no_claim_makes_a_lease_longer_than_four_times_the_median() -> None:
 def test_a_lease_follows_what_the_coordinator_measured_at_the_last_task() -> None:
     made = Machine(agents="a")
     for number, lease in ((1, FIRST), (2, SLACK * 80.0)):
-        made.see(on.PhaseBegan(made.now, "evaluate", number, (Planned(task("a", number, "evaluate"), 10.0 * number),), 600.0, 1))
+        made.see(
+            on.PhaseBegan(
+                made.now,
+                "evaluate",
+                number,
+                (Planned(task("a", number, "evaluate"), 10.0 * number),),
+                600.0,
+                1,
+            )
+        )
         assert made.of("a").task.lease == lease, "it took four times as long as was predicted"
         made.now += 40.0
-        made.see(on.UpdateCame(made.now, task("a", number, "evaluate").key, 1, "t", "d" * 64, math.nan))
+        made.see(
+            on.UpdateCame(made.now, task("a", number, "evaluate").key, 1, "t", "d" * 64, math.nan)
+        )
 
 
 def test_who_shows_no_progress_is_late_after_the_lease_and_not_before() -> None:
@@ -420,7 +501,7 @@ def test_time_in_line_for_an_upload_slot_is_not_the_agents() -> None:
     assert made.of("a").late
 
 
-def test_time_in_line_counts_neither_for_an_agent_that_went_and_came_back_nor_for_what_it_took() -> None:
+def test_time_in_the_upload_queue_is_not_counted_after_a_reconnect() -> None:
     made = Machine(agents="a")
     made.begin("a", 20.0, limit=1e9)
     line = frozenset({task("a").key})
@@ -454,7 +535,9 @@ def test_chunks_keep_a_slow_upload_alive_though_heartbeats_come_between_them() -
     made = Machine(agents="a")
     known = replace(made.round.agents["a"], pace={"evaluate": 1.0})
     made.round = replace(made.round, agents=made.round.agents.set("a", known))
-    made.see(on.PhaseBegan(0.0, "evaluate", 1, (Planned(task("a", work="evaluate"), 2.0),), 600.0, 1))
+    made.see(
+        on.PhaseBegan(0.0, "evaluate", 1, (Planned(task("a", work="evaluate"), 2.0),), 600.0, 1)
+    )
     made.now = 9.0
     made.see(on.ChunkCame(9.0, task("a", work="evaluate").key))
     for second in range(10, 39):
@@ -510,7 +593,7 @@ def test_an_agent_that_falls_silent_is_gone_after_three_missed_heartbeats() -> N
     assert not made.round.agents["a"].online
 
 
-# ---- updates ---------------------------------------------------------------------------------------------------------
+# ---- updates -------------------------------------------------------------------------------------
 
 
 def test_an_agent_that_says_nothing_new_leaves_the_round_as_it_is() -> None:
@@ -545,11 +628,17 @@ def test_a_snapshot_is_taken_after_so_many_folds_and_frees_the_spool() -> None:
     made.arrive("b")
     keys = task("a").key, task("b").key
     assert [a for a in made.actions if isinstance(a, do.Snapshot)] == [do.Snapshot(keys)]
-    assert made.see(on.SnapshotTaken(1.0, (), written=False)) == [], "it is tried again after the next fold"
+    assert made.see(on.SnapshotTaken(1.0, (), written=False)) == [], (
+        "it is tried again after the next fold"
+    )
     made.arrive("c")
     keys = *keys, task("c").key
     assert do.Snapshot(keys) in made.actions
-    assert [a.key for a in made.see(on.SnapshotTaken(2.0, keys, written=True)) if isinstance(a, do.Forget)] == list(keys)
+    assert [
+        a.key
+        for a in made.see(on.SnapshotTaken(2.0, keys, written=True))
+        if isinstance(a, do.Forget)
+    ] == list(keys)
     assert made.round.unkept == ()
 
 

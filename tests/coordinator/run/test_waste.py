@@ -1,4 +1,6 @@
-"""Agents that waste the time of others: mute ones, ones that come and go, ones that claim too much or too little, ones that repeat themselves."""
+"""Agents that waste the time of others: mute ones, ones that come and go, ones that claim too much
+or too little, ones that repeat themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tests.support.machine import OTHER, SUBMODEL, Machine, task
 
 
 def mute(made: Machine, round: int, work: str = "train") -> float:
-    """A phase in which agent `a` stays silent about its work and `b` delivers at once; the seconds that it lasts."""
+    """A phase in which agent `a` stays silent about its work and `b` delivers at once; the seconds
+    that it lasts.
+    """
     tasks = tuple(Planned(task(name, round, work), 2.0) for name in "ab")
     began = made.now
     made.see(on.PhaseBegan(began, work, round, tasks, 1e6, 2))  # type: ignore[arg-type]
@@ -41,7 +45,10 @@ def test_a_mute_agent_sits_out_ever_more_rounds() -> None:
 def test_an_update_ends_the_rest_of_an_agent() -> None:
     made = Machine(agents="ab")
     mute(made, 1)
-    assert made.round.agents["a"].resting("train", 2) == "its last 1 tasks timed out, so it sits out until round 2"
+    assert (
+        made.round.agents["a"].resting("train", 2)
+        == "its last 1 tasks timed out, so it sits out until round 2"
+    )
     made.begin("a")
     made.arrive("a")
     assert not made.round.agents["a"].resting("train", 2)
@@ -49,7 +56,10 @@ def test_an_update_ends_the_rest_of_an_agent() -> None:
 
 def test_several_tasks_that_time_out_in_a_phase_count_once_and_not_if_one_was_answered() -> None:
     made = Machine(agents="a")
-    tasks = tuple(Planned(dataclasses.replace(task("a", work="evaluate"), submodel=s), 2.0) for s in (SUBMODEL, OTHER))
+    tasks = tuple(
+        Planned(dataclasses.replace(task("a", work="evaluate"), submodel=s), 2.0)
+        for s in (SUBMODEL, OTHER)
+    )
     made.see(on.PhaseBegan(0.0, "evaluate", 1, tasks, 600.0, 2))
     made.stay("a", FIRST + 1)
     assert made.round.agents["a"].wasted == {"evaluate": Wasted(1, 1)}
@@ -76,7 +86,9 @@ def test_an_agent_that_goes_and_comes_back_again_and_again_does_not_keep_a_phase
 
 def test_no_claim_of_one_agent_shortens_the_lease_of_another_that_was_measured() -> None:
     made = Machine(agents="ab")
-    tasks = tuple(Planned(task(name), seconds) for name, seconds in zip("ab", (1e-3, 300.0), strict=True))
+    tasks = tuple(
+        Planned(task(name), seconds) for name, seconds in zip("ab", (1e-3, 300.0), strict=True)
+    )
     made.see(on.PhaseBegan(0.0, "train", 1, tasks, 1e9, 2))
     for name, took in (("a", 1.0), ("b", 300.0)):
         made.now = took
@@ -89,7 +101,11 @@ def test_no_claim_of_one_agent_shortens_the_lease_of_another_that_was_measured()
 def test_a_beat_or_a_reconnect_makes_an_agent_hear_its_task_again_but_not_at_any_rate() -> None:
     made = Machine(agents="a")
     made.begin("a")
-    out = [a for i in range(100) for a in made.see(on.AgentBeat(i * 0.1, "a", "s", "idle", math.nan, 0))]
+    out = [
+        a
+        for i in range(100)
+        for a in made.see(on.AgentBeat(i * 0.1, "a", "s", "idle", math.nan, 0))
+    ]
     assert sum(isinstance(a, do.Ask) for a in out) == 3
     out = [a for i in range(100) for a in made.see(on.AgentConnected(10.0 + i * 0.1, "a", f"s{i}"))]
     assert sum(isinstance(a, do.Ask) for a in out) <= 10

@@ -1,4 +1,6 @@
-"""Named sets, files and functions give checked data; what a coordinator tests on is never on a device."""
+"""Named sets, files and functions give checked data; what a coordinator tests on is never on a
+device.
+"""
 
 from __future__ import annotations
 
@@ -62,16 +64,21 @@ def test_the_central_split_is_stratified_and_fixed() -> None:
 
 def test_a_named_agent_draws_the_same_shard_of_digits_each_time() -> None:
     one, two, other = (device("digits", name=name) for name in ("pi", "pi", "jetson"))
-    assert (len(one.x), len(one.x_held)) == (288, 72)  # a quarter of 1438 is 360, a fifth of it held out
+    # a quarter of 1438 is 360, a fifth of it held out
+    assert (len(one.x), len(one.x_held)) == (288, 72)
     assert np.array_equal(one.x, two.x)
     assert np.array_equal(one.y_held, two.y_held)
     assert not np.array_equal(one.y, other.y)
 
 
 def test_shards_share_out_all_of_the_training_part() -> None:
-    agents = [device("digits", name=f"agent-{i}", shard=Shard(i, 3, "dirichlet:1.0", 5)) for i in range(3)]
+    agents = [
+        device("digits", name=f"agent-{i}", shard=Shard(i, 3, "dirichlet:1.0", 5)) for i in range(3)
+    ]
     assert sum(len(agent.x) + len(agent.x_held) for agent in agents) == 1438
-    assert all(len(agent.x_held) == round(0.2 * (len(agent.x) + len(agent.x_held))) for agent in agents)
+    assert all(
+        len(agent.x_held) == round(0.2 * (len(agent.x) + len(agent.x_held))) for agent in agents
+    )
     assert {agent.outputs for agent in agents} == {10}
 
 
@@ -109,19 +116,33 @@ def test_a_test_part_of_a_file_is_the_held_out_part(tmp_path: Path) -> None:
     [
         ({"x": np.zeros((2, 3))}, "expected arrays x and y, found x"),
         ({"x": np.zeros((2, 3)), "y": [1, 1]}, "at least 2 classes in y, found only class 1"),
-        ({"x": np.zeros((2, 3)), "y": [0, 1], "x_test": np.zeros((2, 3))}, "expected x_test and y_test together"),
+        (
+            {"x": np.zeros((2, 3)), "y": [0, 1], "x_test": np.zeros((2, 3))},
+            "expected x_test and y_test together",
+        ),
         ({"x": np.zeros((2, 3)), "y": ["a", "b"]}, "whole numbers in y, found <U1"),
         ({"x": np.array(["a", "b"]), "y": [0, 1]}, "expected numbers in x"),
         ({"x": np.array([[1.0], [np.inf]]), "y": [0, 1]}, "NaN or infinity in example 1"),
-        ({"x": np.zeros((2, 3)), "y": [0, 1], "outputs": 1.5}, "expected outputs as one whole number"),
+        (
+            {"x": np.zeros((2, 3)), "y": [0, 1], "outputs": 1.5},
+            "expected outputs as one whole number",
+        ),
         ({"x": np.zeros((0, 3)), "y": np.zeros(0, np.int64)}, "at least 1 training example"),
         ({"x": np.array([{}, {}], object), "y": [0, 1]}, "plain arrays"),
-        ({"x": np.full((2, 3), 1e300), "y": [0, 1]}, "finite numbers in x, found NaN or infinity in example 0"),
-        ({"x": np.zeros((2, 3)), "y": np.float32(1)}, "as many labels in y as examples in x, found 1 and 2"),
+        (
+            {"x": np.full((2, 3), 1e300), "y": [0, 1]},
+            "finite numbers in x, found NaN or infinity in example 0",
+        ),
+        (
+            {"x": np.zeros((2, 3)), "y": np.float32(1)},
+            "as many labels in y as examples in x, found 1 and 2",
+        ),
         ({"x": np.float32(1), "y": [0, 1]}, r"expected x of shape \[n, features\]"),
     ],
 )
-def test_an_unusable_file_is_told_why(tmp_path: Path, arrays: dict[str, object], message: str) -> None:
+def test_an_unusable_file_is_told_why(
+    tmp_path: Path, arrays: dict[str, object], message: str
+) -> None:
     path = tmp_path / "own.npz"
     np.savez(path, **arrays)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=message):
@@ -152,7 +173,9 @@ def test_an_unknown_name_lists_the_nearest_first() -> None:
         load("digit")
 
 
-def test_a_function_beside_the_caller_gives_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_beside_the_caller_gives_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sensors_of_mine.py").write_text(
         "import numpy as np\n"
         "def two(): return np.eye(4, dtype=np.float32), np.arange(4) % 2\n"
@@ -178,7 +201,12 @@ def test_fractions_in_y_are_values(tmp_path: Path) -> None:
     path = tmp_path / "rain.npz"
     np.savez(path, x=np.zeros((10, 3)), y=np.arange(10) / 4, x_test=np.zeros((1, 3)), y_test=[0.5])
     data = load(str(path))
-    assert (data.target, data.outputs, data.y.shape, data.y_held.tolist()) == ("value", 1, (10, 1), [[0.5]])
+    assert (data.target, data.outputs, data.y.shape, data.y_held.tolist()) == (
+        "value",
+        1,
+        (10, 1),
+        [[0.5]],
+    )
     np.savez(path, x=np.zeros((10, 3)), y=np.arange(20).reshape(10, 2), target="value")
     data = load(str(path))
     assert (data.target, data.outputs, data.y.dtype) == ("value", 2, np.float32)
@@ -193,15 +221,20 @@ def test_a_file_may_hold_tokens_and_people(tmp_path: Path) -> None:
     assert (len(data.x_held), len(np.unique(data.users))) == (2, 4)  # a fifth of the people
     assert len(device(str(path), name="pi", shard=Shard(0, 4, "users")).x) == 1
     np.savez(path, x=words, y=words + 1, target="tokens")
-    with pytest.raises(DataError, match="expected a target among class, value, token, found 'tokens'"):
+    with pytest.raises(
+        DataError, match="expected a target among class, value, token, found 'tokens'"
+    ):
         load(str(path))
 
 
-def test_a_function_may_give_a_data_set_of_its_own_making(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_may_give_a_data_set_of_its_own_making(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "makers_of_mine.py").write_text(
         "import numpy as np\n"
         "from federated.data.dataset import Dataset\n"
-        "def made(): x = np.zeros((4, 6, 100), np.float32); y = np.arange(4) % 2; return Dataset('mine', x, y, x[:0], y[:0], 2)\n"
+        "def made(): x = np.zeros((4, 6, 100), np.float32); y = np.arange(4) % 2; "
+        "return Dataset('mine', x, y, x[:0], y[:0], 2)\n"
         "def fractions(): return np.eye(4), np.arange(4) / 2\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -210,7 +243,9 @@ def test_a_function_may_give_a_data_set_of_its_own_making(tmp_path: Path, monkey
     assert load("makers_of_mine:fractions").target == "value"
 
 
-def test_the_data_root_is_set_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_root_is_set_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ESPALIER_DATA", str(tmp_path))
     assert data_root() == tmp_path
     monkeypatch.delenv("ESPALIER_DATA")
@@ -223,12 +258,17 @@ def test_data_errors_are_configuration_errors() -> None:
 
 
 def test_digits_need_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; from federated.data.catalogue import device; assert len(device('digits', name='pi').x) == 288"
+    code = (
+        "import sys; sys.modules['torch'] = None; from federated.data.catalogue import device; "
+        "assert len(device('digits', name='pi').x) == 288"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_device_of_one_example_is_refused() -> None:
     one = np.zeros((1, 3), np.float32)
-    whole = Dataset("toy", np.zeros((4, 3), np.float32), np.array([0, 1, 0, 1]), one, np.array([1]), 2)
+    whole = Dataset(
+        "toy", np.zeros((4, 3), np.float32), np.array([0, 1, 0, 1]), one, np.array([1]), 2
+    )
     with pytest.raises(DataError, match="shard of 'pi': expected at least 2 examples, found 1"):
         part(whole, np.array([2]), name="pi")

@@ -19,14 +19,26 @@ PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "cifar10.zip"
 
 def paint(path: Path, value: int, *, mode: str = "L", size: tuple[int, int] = (3, 2)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, value if mode in ("L", "I;16") else (value, value + 1, value + 2, 9)[: len(mode)]).save(path)
+    Image.new(
+        mode,
+        size,
+        value if mode in ("L", "I;16") else (value, value + 1, value + 2, 9)[: len(mode)],
+    ).save(path)
 
 
 @pytest.fixture
 def parted(tmp_path: Path) -> Path:
-    """Grey pictures of 2x3, of three classes, whose pixels tell them apart: cats 1, 2 and 7, a dog 3, and an owl 8 only in the test part."""
+    """Grey pictures of 2x3, of three classes, whose pixels tell them apart: cats 1, 2 and 7, a dog
+    3, and an owl 8 only in the test part.
+    """
     folder = tmp_path / "animals"
-    for place, value in {"train/dog/a": 3, "train/cat/b": 2, "train/cat/a": 1, "test/owl/a": 8, "test/cat/z": 7}.items():
+    for place, value in {
+        "train/dog/a": 3,
+        "train/cat/b": 2,
+        "train/cat/a": 1,
+        "test/owl/a": 8,
+        "test/cat/z": 7,
+    }.items():
         paint(folder / f"{place}.png", value)
     (folder / "README.txt").write_text("of mine")
     (folder / "train" / ".hidden").write_text("")
@@ -43,7 +55,12 @@ def zipped(folder: Path, inside: str) -> Path:
 
 def test_a_folder_with_both_parts_is_sorted_by_class_and_file(parted: Path) -> None:
     data = read_folder(parted)
-    assert (data.name, data.x.shape, data.x.dtype, data.outputs) == ("animals", (3, 1, 2, 3), np.uint8, 3)
+    assert (data.name, data.x.shape, data.x.dtype, data.outputs) == (
+        "animals",
+        (3, 1, 2, 3),
+        np.uint8,
+        3,
+    )
     assert (data.x[:, 0, 0, 0].tolist(), data.y.tolist()) == ([1, 2, 3], [0, 0, 1])
     assert (data.x_held[:, 0, 0, 0].tolist(), data.y_held.tolist()) == ([7, 8], [0, 2])
 
@@ -77,13 +94,20 @@ def test_one_picture_in_colour_makes_all_colourful(tmp_path: Path) -> None:
     paint(tmp_path / "b" / "1.png", 20, mode="RGB")
     paint(tmp_path / "b" / "2.png", 30, mode="RGBA")
     paint(tmp_path / "b" / "3.png", 40)
-    assert read_folder(tmp_path).x[:, :, 0, 0].tolist() == [[10, 10, 10], [20, 21, 22], [30, 31, 32], [40, 40, 40]]
+    assert read_folder(tmp_path).x[:, :, 0, 0].tolist() == [
+        [10, 10, 10],
+        [20, 21, 22],
+        [30, 31, 32],
+        [40, 40, 40],
+    ]
 
 
 def test_the_first_picture_of_another_size_is_named(tmp_path: Path) -> None:
     paint(tmp_path / "a" / "1.png", 0)
     paint(tmp_path / "b" / "2.png", 0, size=(2, 3))
-    with pytest.raises(DataError, match=r"expected pictures of one size, 3x2 as a/1\.png, found b/2\.png of 2x3"):
+    with pytest.raises(
+        DataError, match=r"expected pictures of one size, 3x2 as a/1\.png, found b/2\.png of 2x3"
+    ):
         read_folder(tmp_path)
 
 
@@ -103,7 +127,10 @@ def test_what_is_no_picture_or_none_of_8_bits_is_named(tmp_path: Path) -> None:
 
 def test_folders_of_another_shape_are_refused(tmp_path: Path, parted: Path) -> None:
     (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="data 'none': expected pictures as CLASS/FILE or train/CLASS/FILE, found none"):
+    with pytest.raises(
+        DataError,
+        match="data 'none': expected pictures as CLASS/FILE or train/CLASS/FILE, found none",
+    ):
         read_folder(tmp_path / "none")
     paint(parted / "train" / "cat" / "old" / "c.png", 0)
     with pytest.raises(DataError, match=r"expected train/CLASS/FILE, found train/cat/old/c\.png"):
@@ -122,13 +149,22 @@ def test_a_missing_and_a_damaged_zip_are_refused(tmp_path: Path, parted: Path) -
         load(str(path))
 
 
-@pytest.mark.parametrize(("local", "central", "value"), [(6, 8, 1), (8, 10, 99)], ids=["encrypted", "an unknown compression"])
-def test_a_zip_that_cannot_be_unpacked_names_the_picture(parted: Path, local: int, central: int, value: int) -> None:
+@pytest.mark.parametrize(
+    ("local", "central", "value"),
+    [(6, 8, 1), (8, 10, 99)],
+    ids=["encrypted", "an unknown compression"],
+)
+def test_a_zip_that_cannot_be_unpacked_names_the_picture(
+    parted: Path, local: int, central: int, value: int
+) -> None:
     path = zipped(parted, "")
     raw = path.read_bytes()
-    for mark, at in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):  # the flags, or the method, of every entry's two headers
+    # the flags, or the method, of every entry's two headers
+    for mark, at in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):
         head, *entries = raw.split(mark)
-        raw = mark.join([head, *(entry[: at - 4] + bytes([value]) + entry[at - 3 :] for entry in entries)])
+        raw = mark.join(
+            [head, *(entry[: at - 4] + bytes([value]) + entry[at - 3 :] for entry in entries)]
+        )
     path.write_bytes(raw)
     with pytest.raises(DataError, match=r"expected a picture in train/cat/a\.png"):
         load(str(path))
@@ -163,7 +199,11 @@ def test_cifar_10_as_a_zip_has_the_published_moments() -> None:
     if not PUBLISHED.is_file():
         pytest.skip("no cifar10.zip beside this checkout")
     whole = central(str(PUBLISHED))
-    assert (whole.x.shape, whole.x_held.shape, whole.outputs) == ((50000, 3, 32, 32), (10000, 3, 32, 32), 10)
+    assert (whole.x.shape, whole.x_held.shape, whole.outputs) == (
+        (50000, 3, 32, 32),
+        (10000, 3, 32, 32),
+        10,
+    )
     assert np.bincount(whole.y).tolist() == [5000] * 10
     card = whole.card()
     assert np.allclose(np.array(card.mean) / 255, [0.4914, 0.4822, 0.4465], atol=1e-4)

@@ -1,4 +1,6 @@
-"""Partitions are named, fit the data they are asked for, are the same on every machine, and can be kept."""
+"""Partitions are named, fit the data they are asked for, are the same on every machine, and can be
+kept.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def assert_split(parts: list[Indices], examples: int) -> None:
         ("skewed:1:0.5", 3, None),
     ],
 )
-def test_every_form_shares_out_all_examples(text: str, agents: int, sizes: list[int] | None) -> None:
+def test_every_form_shares_out_all_examples(
+    text: str, agents: int, sizes: list[int] | None
+) -> None:
     parts = parse(text)(TEN, agents, np.random.default_rng(1))
     assert_split(parts, 200)
     assert len(parts) == agents
@@ -50,19 +54,28 @@ def test_every_form_shares_out_all_examples(text: str, agents: int, sizes: list[
 
 
 def test_a_share_of_the_classes_is_so_many_of_them() -> None:
-    one, two = (parse(text)(TEN, 5, np.random.default_rng(1)) for text in ("classes:20%", "classes:2"))
+    one, two = (
+        parse(text)(TEN, 5, np.random.default_rng(1)) for text in ("classes:20%", "classes:2")
+    )
     assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
 
 
 def test_people_are_devices() -> None:
-    assert [part.tolist() for part in parse("users")(PEOPLE, 3, np.random.default_rng(0))] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [part.tolist() for part in parse("users")(PEOPLE, 3, np.random.default_rng(0))] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+    ]
     with pytest.raises(DataError, match="whom each example is of, toy do not"):
         parse("users")(TEN, 3, np.random.default_rng(0))
 
 
 def test_parts_can_be_bounded() -> None:
     """The same parts, of which each agent keeps so many at random, and a smaller one all."""
-    whole, few = (parse(rule)(TEN, 3, np.random.default_rng(5)) for rule in ("dirichlet:0.5", "dirichlet:0.5@40"))
+    whole, few = (
+        parse(rule)(TEN, 3, np.random.default_rng(5))
+        for rule in ("dirichlet:0.5", "dirichlet:0.5@40")
+    )
     assert [len(part) for part in few] == [min(40, len(part)) for part in whole]
     assert all(set(a) <= set(b) for a, b in zip(few, whole, strict=True))
     for wrong in ("iid@", "iid@1", "iid@many"):
@@ -73,8 +86,14 @@ def test_parts_can_be_bounded() -> None:
 @pytest.mark.parametrize("text", ["dirichlet:1", "classes:2", "skewed:1:1"])
 def test_data_without_classes_are_told_which_partitions_fit(text: str) -> None:
     tokens = np.zeros((4, 3), np.int64)
-    text_data = Dataset("text", tokens, tokens, tokens[:0], tokens[:0], 2, "token", users=np.arange(4))
-    with pytest.raises(DataError, match=r"rain: expected a partition that needs no classes, iid, iid:0\.5, since these data teach values"):
+    text_data = Dataset(
+        "text", tokens, tokens, tokens[:0], tokens[:0], 2, "token", users=np.arange(4)
+    )
+    with pytest.raises(
+        DataError,
+        match=r"rain: expected a partition that needs no classes, iid, iid:0\.5, since these data "
+        r"teach values",
+    ):
         parse(text)(VALUES, 2, np.random.default_rng(0))
     with pytest.raises(DataError, match=r"iid, iid:0\.5 or users, since these data teach tokens"):
         parse(text)(text_data, 2, np.random.default_rng(0))
@@ -88,10 +107,16 @@ def test_values_are_shared_out_alike(text: str) -> None:
 
 
 def test_an_agent_of_one_example_is_named() -> None:
-    with pytest.raises(DataError, match="partition classes:1 of toy over 2 agents: expected at least 2 examples for each, found 1 for agent 1"):
+    with pytest.raises(
+        DataError,
+        match="partition classes:1 of toy over 2 agents: expected at least 2 examples for each, "
+        "found 1 for agent 1",
+    ):
         parse("classes:1")(of_classes(np.array([0, 0, 0, 1])), 2, np.random.default_rng(1))
     with pytest.raises(DataError, match="found 1 for agent 0"):
-        parse("users")(of_classes(np.array([0, 1, 1]), np.array([1, 2, 2])), 2, np.random.default_rng(0))
+        parse("users")(
+            of_classes(np.array([0, 1, 1]), np.array([1, 2, 2])), 2, np.random.default_rng(0)
+        )
 
 
 def test_counts_are_of_classes_bins_of_values_or_windows() -> None:
@@ -99,9 +124,15 @@ def test_counts_are_of_classes_bins_of_values_or_windows() -> None:
     table = counts(TEN, parts)
     assert (table.shape, table.dtype) == ((2, 10), np.int64)
     assert table[0].tolist() == [2, 1, 0, 0, 0, 0, 0, 0, 0, 0]
-    assert counts(VALUES, parts).tolist() == [[2, 1, 0, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 0, 1]]
+    assert counts(VALUES, parts).tolist() == [
+        [2, 1, 0, 0, 0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+    ]
     tokens = np.zeros((4, 3), np.int64)
-    assert counts(Dataset("text", tokens, tokens, tokens[:0], tokens[:0], 2, "token"), [np.arange(3), np.arange(1)]).tolist() == [[3], [1]]
+    assert counts(
+        Dataset("text", tokens, tokens, tokens[:0], tokens[:0], 2, "token"),
+        [np.arange(3), np.arange(1)],
+    ).tolist() == [[3], [1]]
 
 
 def test_a_kept_partition_is_read_again_for_the_same_data_only(tmp_path: Path) -> None:
@@ -110,14 +141,24 @@ def test_a_kept_partition_is_read_again_for_the_same_data_only(tmp_path: Path) -
     save(path, TEN, parts, "dirichlet:1", 7)
     assert [part.tolist() for part in read(path, TEN)] == [part.tolist() for part in parts]
     record = json.loads(path.read_text())
-    assert (record["data"], record["partition"], record["seed"], record["agents"]) == ("toy", "dirichlet:1", 7, 4)
+    assert (record["data"], record["partition"], record["seed"], record["agents"]) == (
+        "toy",
+        "dirichlet:1",
+        7,
+        4,
+    )
     with pytest.raises(DataError, match=r"expected one of toy as it is here .*, found one of toy"):
         read(path, of_classes(np.repeat(np.arange(10), 20)[::-1].copy()))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "JSONDecodeError"), ("[]", "TypeError"), ('{"data": "toy"}', "KeyError: 'digest'"), (None, "FileNotFoundError")],
+    [
+        ("{", "JSONDecodeError"),
+        ("[]", "TypeError"),
+        ('{"data": "toy"}', "KeyError: 'digest'"),
+        (None, "FileNotFoundError"),
+    ],
 )
 def test_a_damaged_partition_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "partition.json"
@@ -142,9 +183,18 @@ def test_a_partition_of_examples_that_are_not_is_refused(tmp_path: Path) -> None
     [
         ("iid", 101, "200 examples over 101 agents"),
         ("dirichlet:1", 101, "2 examples for each, 202 in all"),
-        ("dirichlet:0.001", 60, "found [01] at best, for agent [0-9]+, in 200 draws; take a larger alpha or fewer agents"),
+        (
+            "dirichlet:0.001",
+            60,
+            "found [01] at best, for agent [0-9]+, in 200 draws; take a larger alpha or "
+            "fewer agents",
+        ),
         ("iid:0.99", 90, "expected the smallest at least 0.99 of the largest"),
-        ("iid:0.5", 60, "expected every class on every agent, found none of class [0-9] on agent [0-9]+"),
+        (
+            "iid:0.5",
+            60,
+            "expected every class on every agent, found none of class [0-9] on agent [0-9]+",
+        ),
         ("skewed:3:1", 3, "more agents than the 3 strong ones"),
         ("classes:11", 5, "found 11 and 55"),
         ("classes:2", 4, "10 or more in all, found 2 and 8"),
@@ -168,7 +218,9 @@ def test_a_partition_that_cannot_be_is_refused(text: str, agents: int, message: 
 )
 def test_a_wrong_argument_is_told_by_example(name: str, arguments: list[str]) -> None:
     for argument in arguments:
-        with pytest.raises(ConfigError, match=f"partition '{name}:{argument}': expected a form like '{name}"):
+        with pytest.raises(
+            ConfigError, match=f"partition '{name}:{argument}': expected a form like '{name}"
+        ):
             parse(f"{name}:{argument}")
 
 

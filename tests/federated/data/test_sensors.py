@@ -16,13 +16,27 @@ PUBLISHED = Path(__file__).parents[4] / "shared" / "data"
 
 
 def write(root: Path, **changes: object) -> None:
-    """Ten people; each made 3 recordings of 4 windows, whose value is the person and whose first sample is the recording."""
-    people, runs = np.repeat(np.arange(1, 11), 12).astype(np.uint8), np.tile(np.repeat([1, 2, 3], 4), 10).astype(np.uint8)
+    """Ten people; each made 3 recordings of 4 windows, whose value is the person and whose first
+    sample is the recording.
+    """
+    people, runs = (
+        np.repeat(np.arange(1, 11), 12).astype(np.uint8),
+        np.tile(np.repeat([1, 2, 3], 4), 10).astype(np.uint8),
+    )
     x = np.repeat(people[:, None, None], 100, 1).repeat(6, 2).astype(np.float32)
     x[:, 0] = runs[:, None]
-    arrays = {"x": x, "y": (runs % 2).astype(np.uint8), "subject": people, "execution": runs, "classes": np.array(["SIT", "WALK"])} | changes
+    arrays = {
+        "x": x,
+        "y": (runs % 2).astype(np.uint8),
+        "subject": people,
+        "execution": runs,
+        "classes": np.array(["SIT", "WALK"]),
+    } | changes
     (root / "har").mkdir(exist_ok=True)
-    np.savez(root / "har" / "windows100.npz", **{key: value for key, value in arrays.items() if value is not None})  # type: ignore[arg-type]
+    np.savez(
+        root / "har" / "windows100.npz",
+        **{key: value for key, value in arrays.items() if value is not None},
+    )  # type: ignore[arg-type]
 
 
 def test_windows_are_channel_first_with_people_and_recordings(tmp_path: Path) -> None:
@@ -42,25 +56,36 @@ def test_a_person_is_either_trained_on_or_held_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shard", [None, Shard(2, 8, "users")])
-def test_a_device_holds_one_person_and_holds_out_the_last_recording(tmp_path: Path, shard: Shard | None) -> None:
+def test_a_device_holds_one_person_and_holds_out_the_last_recording(
+    tmp_path: Path, shard: Shard | None
+) -> None:
     write(tmp_path)
     mine = device("har", tmp_path, name="watch", shard=shard)
     assert len(np.unique(mine.x[:, 0, -1])) == 1
-    assert (np.unique(mine.x[:, 0, 0]).tolist(), np.unique(mine.x_held[:, 0, 0]).tolist()) == ([1.0, 2.0], [3.0])
+    assert (np.unique(mine.x[:, 0, 0]).tolist(), np.unique(mine.x_held[:, 0, 0]).tolist()) == (
+        [1.0, 2.0],
+        [3.0],
+    )
     assert (len(mine.x), len(mine.x_held), len(mine.users), len(mine.sessions)) == (8, 4, 8, 8)
 
 
 def test_a_device_of_several_people_holds_out_the_last_recording_of_each(tmp_path: Path) -> None:
     write(tmp_path)
     mine = device("har", tmp_path, name="watch", shard=Shard(0, 2, "users"))
-    assert (len(np.unique(mine.x_held[:, 0, -1])), np.unique(mine.x_held[:, 0, 0]).tolist()) == (4, [3.0])
+    assert (len(np.unique(mine.x_held[:, 0, -1])), np.unique(mine.x_held[:, 0, 0]).tolist()) == (
+        4,
+        [3.0],
+    )
 
 
 def test_a_missing_and_another_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"har: no file .*windows100\.npz"):
         har(tmp_path)
     write(tmp_path, subject=None)
-    with pytest.raises(DataError, match=r"har: expected an \.npz file of arrays x, y, subject, .*subject is not a file"):
+    with pytest.raises(
+        DataError,
+        match=r"har: expected an \.npz file of arrays x, y, subject, .*subject is not a file",
+    ):
         har(tmp_path)
 
 
@@ -68,7 +93,11 @@ def test_the_published_windows_are_of_23_people() -> None:
     if not (PUBLISHED / "har").is_dir():
         pytest.skip("no published windows beside this checkout")
     whole = central("har", PUBLISHED)
-    assert (len(whole.x) + len(whole.x_held), whole.x.shape[1:], whole.outputs) == (9777, (6, 100), 5)
+    assert (len(whole.x) + len(whole.x_held), whole.x.shape[1:], whole.outputs) == (
+        9777,
+        (6, 100),
+        5,
+    )
     assert len(np.unique(whole.users)) == 18
     parts = parse("users")(whole, 18, np.random.default_rng(0))
     table = counts(whole, parts)

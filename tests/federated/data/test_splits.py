@@ -1,4 +1,6 @@
-"""Splits are disjoint, cover the data, honour their promises, and are the same for the same seed."""
+"""Splits are disjoint, cover the data, honour their promises, and are the same for the same
+seed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from federated.data.dataset import Indices
 from federated.data.splits import by_user, classes_per_agent, dirichlet, equal, skewed, unequal
 from federated.errors import DataError
 
-LABELS = st.lists(st.integers(0, 5), min_size=1, max_size=120).map(lambda labels: np.array(labels, np.int64))
+LABELS = st.lists(st.integers(0, 5), min_size=1, max_size=120).map(
+    lambda labels: np.array(labels, np.int64)
+)
 SEEDS = st.integers(0, 2**32)
 TEN = np.repeat(np.arange(10), 20)
 
@@ -32,7 +36,9 @@ def test_equal_is_a_split_into_equal_parts(n: int, agents: int, seed: int) -> No
 
 
 @given(LABELS, st.integers(1, 6), st.floats(0.1, 0.95), SEEDS)
-def test_unequal_sizes_keep_their_ratio_and_every_class_or_say_that_they_cannot(y: np.ndarray, agents: int, ratio: float, seed: int) -> None:
+def test_unequal_sizes_keep_their_ratio_and_every_class_or_say_that_they_cannot(
+    y: np.ndarray, agents: int, ratio: float, seed: int
+) -> None:
     try:
         parts = unequal(y, agents, ratio, np.random.default_rng(seed))
     except DataError:
@@ -78,7 +84,10 @@ def test_alpha_sets_the_skew() -> None:
 
 def test_a_balanced_draw_gives_nobody_more_than_its_share_and_one_class() -> None:
     y = np.repeat(np.arange(10), 500)
-    sizes = {b: [len(p) for p in dirichlet(y, 5, 0.1, np.random.default_rng(0), balanced=b)] for b in (False, True)}
+    sizes = {
+        b: [len(p) for p in dirichlet(y, 5, 0.1, np.random.default_rng(0), balanced=b)]
+        for b in (False, True)
+    }
     assert max(sizes[True]) < 1000 + 500  # at most its fifth of 5000 less one, and then a class
     assert max(sizes[False]) >= 1000 + 500
 
@@ -90,7 +99,9 @@ def test_same_seed_same_parts_other_seed_other_parts() -> None:
 
 
 @given(LABELS, st.integers(1, 8), st.integers(1, 6), SEEDS)
-def test_classes_per_agent_gives_each_agent_exactly_that_many(y: np.ndarray, agents: int, classes: int, seed: int) -> None:
+def test_classes_per_agent_gives_each_agent_exactly_that_many(
+    y: np.ndarray, agents: int, classes: int, seed: int
+) -> None:
     present, counts = np.unique(y, return_counts=True)
     assume(classes <= len(present) <= agents * classes)
     try:

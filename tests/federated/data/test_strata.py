@@ -1,4 +1,6 @@
-"""Held-out parts are exact: of every kind a share, of each person the last recordings, or whole people."""
+"""Held-out parts are exact: of every kind a share, of each person the last recordings, or whole
+people.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,12 @@ def test_hold_out_leaves_the_only_example_of_a_class_to_training() -> None:
     assert len(held) == 1
 
 
-@given(st.lists(st.integers(0, 4), min_size=2, max_size=60), st.floats(0.01, 0.6), st.integers(0, 9))
-def test_hold_out_is_a_split_of_about_the_asked_size(labels: list[int], fraction: float, seed: int) -> None:
+@given(
+    st.lists(st.integers(0, 4), min_size=2, max_size=60), st.floats(0.01, 0.6), st.integers(0, 9)
+)
+def test_hold_out_is_a_split_of_about_the_asked_size(
+    labels: list[int], fraction: float, seed: int
+) -> None:
     y = np.array(labels, np.int64)
     train, held = hold_out(y, fraction, np.random.default_rng(seed))
     assert np.array_equal(np.sort(np.concatenate([train, held])), np.arange(len(y)))
@@ -43,8 +49,11 @@ def test_hold_out_of_one_example_is_refused() -> None:
 
 
 def test_whole_recordings_are_held_out_from_the_end() -> None:
-    train, held = hold_out_last(np.array([1, 1, 1, 1, 2, 2, 2, 3, 3, 3]), np.zeros(10, np.int64), 0.2)
-    assert (train.tolist(), held.tolist()) == ([0, 1, 2, 3, 4, 5, 6], [7, 8, 9])  # a cut at 8 goes to the nearer end, 7
+    train, held = hold_out_last(
+        np.array([1, 1, 1, 1, 2, 2, 2, 3, 3, 3]), np.zeros(10, np.int64), 0.2
+    )
+    # a cut at 8 goes to the nearer end, 7
+    assert (train.tolist(), held.tolist()) == ([0, 1, 2, 3, 4, 5, 6], [7, 8, 9])
 
 
 def test_each_person_gives_recordings_and_who_has_one_window_none() -> None:
@@ -56,7 +65,8 @@ def test_each_person_gives_recordings_and_who_has_one_window_none() -> None:
 
 def test_of_one_recording_the_last_windows_are_held_out() -> None:
     train, held = hold_out_last(np.full(10, 3), np.zeros(10, np.int64), 0.2)
-    assert (train.tolist(), held.tolist()) == ([0, 1, 2, 3, 4, 5, 6], [8, 9])  # window 7 overlaps window 8
+    # window 7 overlaps window 8
+    assert (train.tolist(), held.tolist()) == ([0, 1, 2, 3, 4, 5, 6], [8, 9])
     train, held = hold_out_last(np.full(2, 3), np.zeros(2, np.int64), 0.2)
     assert (train.tolist(), held.tolist()) == ([0], [1])  # of two there is none to leave out
     with pytest.raises(DataError, match="2 examples of one person, found 2"):
@@ -74,7 +84,15 @@ def test_people_are_held_out_with_all_that_is_theirs() -> None:
 
 def test_kinds_are_classes_or_bins_of_values_or_one_for_texts() -> None:
     x = np.zeros((20, 1), np.float32)
-    values = Dataset("rain", x, np.arange(20.0, dtype=np.float32)[::-1], x[:0], np.zeros((0, 1), np.float32), 1, "value")
+    values = Dataset(
+        "rain",
+        x,
+        np.arange(20.0, dtype=np.float32)[::-1],
+        x[:0],
+        np.zeros((0, 1), np.float32),
+        1,
+        "value",
+    )
     kinds, number = strata(values)
     assert number == 10
     assert kinds.tolist() == np.repeat(np.arange(9, -1, -1), 2).tolist()

@@ -1,4 +1,6 @@
-"""Tables become examples of classes or values, and a cell that is no number is named by column and line."""
+"""Tables become examples of classes or values, and a cell that is no number is named by column and
+line.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from federated.errors import DataError
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "plants.csv"
-    path.write_text('height,leaves,"kind, if known",weight\n1.5,3,rose,0.5\n2,4,"elm, old",0.25\n\n-1e1,0,rose,8\n')
+    path.write_text(
+        'height,leaves,"kind, if known",weight\n1.5,3,rose,0.5\n2,4,"elm, '
+        'old",0.25\n\n-1e1,0,rose,8\n'
+    )
     return path
 
 
@@ -29,15 +34,28 @@ def test_a_text_column_is_a_class_by_its_place_among_the_sorted_texts(table: Pat
 def test_the_last_column_teaches_values_where_it_holds_fractions(table: Path) -> None:
     table.write_text("height,leaves,weight\n1.5,3,0.5\n2,4,0.25\n-1e1,0,8\n")
     data = load(str(table))
-    assert (data.target, data.outputs, data.y.dtype, data.y.tolist()) == ("value", 1, np.float32, [[0.5], [0.25], [8.0]])
+    assert (data.target, data.outputs, data.y.dtype, data.y.tolist()) == (
+        "value",
+        1,
+        np.float32,
+        [[0.5], [0.25], [8.0]],
+    )
     assert (data.x.dtype, data.x.tolist()) == (np.float32, [[1.5, 3.0], [2.0, 4.0], [-10.0, 0.0]])
 
 
 def test_whole_numbers_are_classes_as_they_are_and_any_column_can_be_named(table: Path) -> None:
     table.write_text("height,leaves,weight\n1.5,3,0.5\n2,4,0.25\n-1e1,0,8\n")
     data = load(f"{table}:leaves")
-    assert (data.target, data.outputs, data.y.tolist(), data.x.tolist()) == ("class", 5, [3, 4, 0], [[1.5, 0.5], [2.0, 0.25], [-10.0, 8.0]])
-    with pytest.raises(DataError, match=r"data 'plants\.csv': expected one column 'leafs', found height, leaves, weight"):
+    assert (data.target, data.outputs, data.y.tolist(), data.x.tolist()) == (
+        "class",
+        5,
+        [3, 4, 0],
+        [[1.5, 0.5], [2.0, 0.25], [-10.0, 8.0]],
+    )
+    with pytest.raises(
+        DataError,
+        match=r"data 'plants\.csv': expected one column 'leafs', found height, leaves, weight",
+    ):
         load(f"{table}:leafs")
     table.write_text("a,a,y\n1,0,0\n2,1,1\n")
     with pytest.raises(DataError, match="expected one column 'a', found a, a, y"):
@@ -45,7 +63,9 @@ def test_whole_numbers_are_classes_as_they_are_and_any_column_can_be_named(table
 
 
 def test_a_cell_that_is_no_number_is_named_by_column_and_line(table: Path) -> None:
-    with pytest.raises(DataError, match=r"line 2, column kind, if known: expected a finite number, found 'rose'"):
+    with pytest.raises(
+        DataError, match=r"line 2, column kind, if known: expected a finite number, found 'rose'"
+    ):
         load(str(table))
     table.write_text("a,b,y\n1,2,0\n1,,1\n")
     with pytest.raises(DataError, match="line 3, column b: expected a finite number, found ''"):
@@ -64,10 +84,14 @@ def test_a_cell_that_is_no_number_is_named_by_column_and_line(table: Path) -> No
         ("a,b\n1,2,3\n", "line 2: expected 2 cells, found 3"),
         (
             "a,price\n1,250000\n2,100000\n",
-            r"line 2, column price: expected a class from 0 to 9999, found 250000; write amounts with a decimal point \(250000\.0\)",
+            r"line 2, column price: expected a class from 0 to 9999, found 250000; "
+            r"write amounts with a decimal point \(250000\.0\)",
         ),
         ("a,y\n1,-1\n2,1\n", "line 2, column y: expected a class from 0 to 9999, found -1"),
-        ("a,y\n1,99999999999999999999\n2,1\n", "line 2, column y: expected a class from 0 to 9999, found 9"),
+        (
+            "a,y\n1,99999999999999999999\n2,1\n",
+            "line 2, column y: expected a class from 0 to 9999, found 9",
+        ),
         ("a,y\n1e39,0\n2,1\n", "line 2, column a: expected a finite number, found '1e39'"),
         ("a,y\n1_0,0\n2,1\n", "line 2, column a: expected a finite number, found '1_0'"),
         ("a,y\n1,yes\n2,\n3,no\n", "line 3, column y: expected a class, found an empty cell"),
@@ -92,7 +116,9 @@ def test_a_missing_and_a_binary_table_are_refused(tmp_path: Path) -> None:
 
 def test_values_are_held_out_and_shared_out_alike(tmp_path: Path) -> None:
     path = tmp_path / "rain.csv"
-    path.write_text("\ufeffhour,rain\n" + "".join(f"{i},{i / 2:.1f}\n" for i in range(100)), encoding="utf-8")
+    path.write_text(
+        "\ufeffhour,rain\n" + "".join(f"{i},{i / 2:.1f}\n" for i in range(100)), encoding="utf-8"
+    )
     whole = central(str(path))
     assert (len(whole.x), len(whole.x_held)) == (80, 20)
     assert np.bincount((whole.y_held[:, 0] // 5).astype(int)).tolist() == [2] * 10

@@ -23,11 +23,18 @@ def write(root: Path, *, names: str = "{}.txt", **parts: str) -> None:
 
 @pytest.mark.parametrize("names", ["{}.txt", "wiki.{}.tokens"])
 def test_windows_follow_each_other_and_their_targets_are_one_on(tmp_path: Path, names: str) -> None:
-    write(tmp_path, names=names, train=" a b\n \n" + "c " * 62 + "\n" + "ö " * 64, valid="v\n", test="a w " * 40)
+    write(
+        tmp_path,
+        names=names,
+        train=" a b\n \n" + "c " * 62 + "\n" + "ö " * 64,
+        valid="v\n",
+        test="a w " * 40,
+    )
     data = wikitext_2(tmp_path)
     words = ["a", "b", "<eos>", "c", "ö", "v", "w"]  # in the order of their first appearance
     assert (data.outputs, data.target, data.x.dtype) == (len(words), "token", np.int64)
-    assert (data.x.shape, data.y.shape, data.x_held.shape) == ((2, 64), (2, 64), (1, 64))  # 132 tokens, the last window of which has no next
+    # 132 tokens, the last window of which has no next
+    assert (data.x.shape, data.y.shape, data.x_held.shape) == ((2, 64), (2, 64), (1, 64))
     stream = [0, 1, 2, 2, *[3] * 62, 2, *[4] * 64, 2]
     assert data.x.reshape(-1).tolist() == stream[:128]
     assert data.y.reshape(-1).tolist() == stream[1:129]
@@ -36,7 +43,9 @@ def test_windows_follow_each_other_and_their_targets_are_one_on(tmp_path: Path, 
 
 def test_a_missing_part_and_other_bytes_are_named(tmp_path: Path) -> None:
     write(tmp_path, train="a " * 65, test="b " * 65)
-    with pytest.raises(DataError, match=r"expected valid\.txt or wiki\.valid\.tokens in .*--data-root"):
+    with pytest.raises(
+        DataError, match=r"expected valid\.txt or wiki\.valid\.tokens in .*--data-root"
+    ):
         wikitext_2(tmp_path)
     (tmp_path / "wikitext-2" / "valid.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match=r"expected UTF-8 text in .*valid"):
@@ -49,6 +58,13 @@ def test_published_text_has_the_published_vocabulary() -> None:
     whole = central("wikitext-2", PUBLISHED)
     assert (whole.outputs, len(whole.x), len(whole.x_held)) == (33278, 2088627 // 64, 245568 // 64)
     card = whole.card()
-    assert (card.inputs, card.dtype, card.mean, card.std, card.target, card.shift) == ((64,), "int64", (0.0,), (1.0,), "token", ())
+    assert (card.inputs, card.dtype, card.mean, card.std, card.target, card.shift) == (
+        (64,),
+        "int64",
+        (0.0,),
+        (1.0,),
+        "token",
+        (),
+    )
     agent = device("wikitext-2", PUBLISHED, name="pi", shard=Shard(3, 100))
     assert (len(agent.x) + len(agent.x_held), agent.outputs) == (327, 33278)

@@ -1,6 +1,8 @@
-"""Published pictures come from torchvision's own loaders, from a cache or with a clear reason why not.
+"""Published pictures come from torchvision's own loaders, from a cache or with a clear reason why
+not.
 
-Where the published files are not at hand, small ones of the same format stand for them, with sums of their own.
+Where the published files are not at hand, small ones of the same format stand for them, with sums
+of their own.
 """
 
 from __future__ import annotations
@@ -40,10 +42,17 @@ def cache(loader: str, root: Path) -> None:
     ("name", "loader", "mean", "std"),
     [("mnist", "MNIST", 0.1307, 0.3081), ("fashion-mnist", "FashionMNIST", 0.2860, 0.3530)],
 )
-def test_published_pictures_have_the_published_moments(tmp_path: Path, name: str, loader: str, mean: float, std: float) -> None:
+def test_published_pictures_have_the_published_moments(
+    tmp_path: Path, name: str, loader: str, mean: float, std: float
+) -> None:
     cache(loader, tmp_path)
     whole = central(name, tmp_path)
-    assert (whole.x.shape, whole.x_held.shape, whole.x.dtype, whole.outputs) == ((60000, 1, 28, 28), (10000, 1, 28, 28), np.uint8, 10)
+    assert (whole.x.shape, whole.x_held.shape, whole.x.dtype, whole.outputs) == (
+        (60000, 1, 28, 28),
+        (10000, 1, 28, 28),
+        np.uint8,
+        10,
+    )
     card = whole.card()
     assert card.mean[0] / 255 == pytest.approx(mean, abs=1e-4)
     assert card.std[0] / 255 == pytest.approx(std, abs=1e-4)
@@ -67,9 +76,11 @@ def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> None:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(urllib.request, "_opener", None)  # made at the first request of a process, with the proxies of that moment, and kept
+    # made at the first request of a process, with the proxies of that moment, and kept
+    monkeypatch.setattr(urllib.request, "_opener", None)
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nobody listens there: no request leaves this machine
+        # nobody listens there: no request leaves this machine
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
     for variable in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(variable, raising=False)
 
@@ -81,7 +92,9 @@ class Old:
         self.array = array
 
     def __reduce__(self) -> tuple[Any, ...]:
-        reconstruct, (_, shape, code), (version, size, _, order, data) = np.ascontiguousarray(self.array).__reduce__()
+        reconstruct, (_, shape, code), (version, size, _, order, data) = np.ascontiguousarray(
+            self.array
+        ).__reduce__()
         return reconstruct, (np.ndarray, shape, code), (version, size, OldType(), order, data)
 
 
@@ -106,32 +119,55 @@ def pictures(n: int, start: int = 0) -> np.ndarray:
     return (np.arange(start, start + n * 3072) % 251).astype(np.uint8).reshape(n, 3, 32, 32)
 
 
-@pytest.mark.parametrize(("name", "key", "classes"), [("cifar10", "labels", 10), ("cifar100", "fine_labels", 100)])
+@pytest.mark.parametrize(
+    ("name", "key", "classes"), [("cifar10", "labels", 10), ("cifar100", "fine_labels", 100)]
+)
 def test_batches_of_cifar_become_pictures_channel_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None, name: str, key: str, classes: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    offline: None,
+    name: str,
+    key: str,
+    classes: int,
 ) -> None:
     loader = getattr(torchvision("datasets"), name.upper())
     names = [file for file, _ in loader.train_list + loader.test_list]
     x, y = pictures(2 * len(names)), [(7 * i) % classes for i in range(2 * len(names))]
-    files = {file: {"data": Old(x[2 * i : 2 * i + 2].reshape(2, -1)), key: y[2 * i : 2 * i + 2]} for i, file in enumerate(names)}
+    files = {
+        file: {"data": Old(x[2 * i : 2 * i + 2].reshape(2, -1)), key: y[2 * i : 2 * i + 2]}
+        for i, file in enumerate(names)
+    }
     meta = {loader.meta["key"]: [f"class {i}" for i in range(classes)]}
     sums = pickled(tmp_path / loader.base_folder, {**files, loader.meta["filename"]: meta})
     monkeypatch.setattr(loader, "train_list", [[file, sums[file]] for file in names[:-1]])
     monkeypatch.setattr(loader, "test_list", [[names[-1], sums[names[-1]]]])
     monkeypatch.setattr(loader, "meta", loader.meta | {"md5": sums[loader.meta["filename"]]})
     data = central(name, tmp_path)
-    assert (data.name, data.outputs, data.x.dtype, data.x.flags["C_CONTIGUOUS"]) == (name, classes, np.uint8, True)
+    assert (data.name, data.outputs, data.x.dtype, data.x.flags["C_CONTIGUOUS"]) == (
+        name,
+        classes,
+        np.uint8,
+        True,
+    )
     assert np.array_equal(np.concatenate([data.x, data.x_held]), x)
     assert (data.y.tolist(), data.y_held.tolist()) == (y[:-2], y[-2:])
 
 
-def test_house_numbers_become_pictures_channel_first_and_ten_is_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
+def test_house_numbers_become_pictures_channel_first_and_ten_is_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None
+) -> None:
     savemat = pytest.importorskip("scipy.io").savemat
     loader, split = torchvision("datasets").SVHN, {}
     (tmp_path / "SVHN").mkdir()
     for part, y, start in (("train", [10, 1, 9], 0), ("test", [2, 10], 5)):
         path = tmp_path / "SVHN" / f"{part}_32x32.mat"
-        savemat(path, {"X": pictures(len(y), start).transpose(2, 3, 1, 0), "y": np.array(y, np.uint8)[:, None]})
+        savemat(
+            path,
+            {
+                "X": pictures(len(y), start).transpose(2, 3, 1, 0),
+                "y": np.array(y, np.uint8)[:, None],
+            },
+        )
         split[part] = ["http://127.0.0.1:9/", path.name, md5(path)]
     monkeypatch.setattr(loader, "split_list", split)
     data = central("svhn", tmp_path)
@@ -141,7 +177,9 @@ def test_house_numbers_become_pictures_channel_first_and_ten_is_zero(tmp_path: P
 
 
 @pytest.mark.parametrize("inside", ["", "CINIC-10/"])
-def test_cinic_10_is_unpacked_once_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None, inside: str) -> None:
+def test_cinic_10_is_unpacked_once_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None, inside: str
+) -> None:
     from PIL import Image
 
     archive = tmp_path / "CINIC-10.tar.gz"
@@ -155,7 +193,12 @@ def test_cinic_10_is_unpacked_once_and_read(tmp_path: Path, monkeypatch: pytest.
             tar.add(tmp_path / "source" / part, f"{inside}{part}")
     monkeypatch.setattr(vision, "CINIC_MD5", md5(archive))
     data = central("cinic10", tmp_path)
-    assert (data.name, data.outputs, data.y.tolist(), data.y_held.tolist()) == ("cinic10", 2, [0, 1], [0, 1])
+    assert (data.name, data.outputs, data.y.tolist(), data.y_held.tolist()) == (
+        "cinic10",
+        2,
+        [0, 1],
+        [0, 1],
+    )
     assert np.array_equal(data.x[1], pictures(1, 1)[0])
     assert np.array_equal(data.x_held[0], pictures(1, 20)[0])
     archive.unlink()
@@ -182,8 +225,13 @@ def test_without_pythons_filter_nothing_is_unpacked_outside_the_folder(name: str
         ("cinic10", "", "CINIC-10.tar.gz, or its folder CINIC-10,"),
     ],
 )
-def test_without_a_cache_and_a_network_it_says_what_to_do(tmp_path: Path, offline: None, name: str, place: str, files: str) -> None:
-    with pytest.raises(DataError, match=rf"{name}: neither in .*{place} nor to be downloaded .*{files}.*--data-root"):
+def test_without_a_cache_and_a_network_it_says_what_to_do(
+    tmp_path: Path, offline: None, name: str, place: str, files: str
+) -> None:
+    with pytest.raises(
+        DataError,
+        match=rf"{name}: neither in .*{place} nor to be downloaded .*{files}.*--data-root",
+    ):
         central(name, tmp_path)
 
 

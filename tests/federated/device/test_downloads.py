@@ -1,4 +1,6 @@
-"""Weights come once, survive the process, and go first where there is no room; one task is worked on at a time, the others wait."""
+"""Weights come once, survive the process, and go first where there is no room; one task is worked
+on at a time, the others wait.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,12 @@ def test_weights_come_once_and_tasks_are_done_in_their_order(agent: Agent) -> No
     assert agent.participant.state == "evaluate"
 
 
-def test_weights_that_are_published_elsewhere_meanwhile_are_fetched_from_there(agent: Agent) -> None:
-    """By a coordinator that resumed the round, say: it asks for the same, and names another slot."""
+def test_weights_that_are_published_elsewhere_meanwhile_are_fetched_from_there(
+    agent: Agent,
+) -> None:
+    """By a coordinator that resumed the round, say: it asks for the same, and names another
+    slot.
+    """
     old, new = replace(task(), slot="elsewhere"), task()
     agent.ask(old)
     assert agent.participant.state == "download"
@@ -56,7 +62,9 @@ def test_a_task_whose_time_is_up_is_given_up_unless_it_was_asked_for_again(agent
     assert agent.hand.begun == [task(), task()], "it is nothing that is under way"
 
 
-def test_weights_that_an_earlier_process_left_are_not_fetched_again(agent: Agent, tmp_path: Path) -> None:
+def test_weights_that_an_earlier_process_left_are_not_fetched_again(
+    agent: Agent, tmp_path: Path
+) -> None:
     agent.ask(task())
     again = Agent(tmp_path, agent.stop())
     again.ask(task())
@@ -75,7 +83,9 @@ def test_weights_that_the_disk_spoilt_are_fetched_again(agent: Agent, tmp_path: 
     assert (tmp_path / f"{task().digest}.weights").read_bytes() == bytes(3000)
 
 
-def test_the_oldest_weights_go_where_the_spool_is_full_but_never_those_in_use(tmp_path: Path) -> None:
+def test_the_oldest_weights_go_where_the_spool_is_full_but_never_those_in_use(
+    tmp_path: Path,
+) -> None:
     agent = Agent(Spool(tmp_path, lasting=True, limit=7000))
     for number in range(4):
         weights = bytes([number]) * 3000
@@ -87,7 +97,9 @@ def test_the_oldest_weights_go_where_the_spool_is_full_but_never_those_in_use(tm
     assert there == {task(weights=bytes([number]) * 3000).digest for number in (2, 3)}
 
 
-def test_a_full_disk_first_costs_what_can_be_had_again_and_then_the_task(agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_first_costs_what_can_be_had_again_and_then_the_task(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent.ask(task())
     agent.hand.end(reason="enough")
     agent.turn()
@@ -100,6 +112,9 @@ def test_a_full_disk_first_costs_what_can_be_had_again_and_then_the_task(agent: 
     monkeypatch.setattr("os.posix_fallocate", full)
     (failure,) = agent.ask(task(2, weights=weights, version="v7"))
     assert isinstance(failure, messages.Failure)
-    assert failure.reason == f"no room for its weights (4000 bytes) in {tmp_path}: No space left on device"
+    assert (
+        failure.reason
+        == f"no room for its weights (4000 bytes) in {tmp_path}: No space left on device"
+    )
     assert list(tmp_path.iterdir()) == []
     assert agent.participant.state == "idle"

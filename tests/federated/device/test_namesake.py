@@ -1,4 +1,6 @@
-"""Two agents of one name: the newer stays, the older leaves soon, and nobody leaves because of its own lost connection."""
+"""Two agents of one name: the newer stays, the older leaves soon, and nobody leaves because of its
+own lost connection.
+"""
 
 from __future__ import annotations
 
@@ -58,17 +60,26 @@ def test_a_birth_after_ones_own_means_to_leave_and_one_before_it_means_to_stay()
         first, second = Namesake(older), Namesake(newer)
         assert [first.hear(here(one), retained=False) for one in (older, newer)] == ["", "leave"]
         assert [second.hear(here(one), retained=False) for one in (older, newer)] == ["", ""]
-        assert second.hear(here(older), retained=False) == "stay", "the older said so once more: it has not heard of the newer yet"
+        assert second.hear(here(older), retained=False) == "stay", (
+            "the older said so once more: it has not heard of the newer yet"
+        )
 
 
 def test_an_earlier_life_turns_nobody_away() -> None:
-    """Its status was retained at the join, and may be so again where a broker lost what came later."""
+    """Its status was retained at the join, and may be so again where a broker lost what came
+    later.
+    """
     namesake = Namesake("m")
-    assert [namesake.hear(here("old"), retained=True), namesake.hear(here("m"), retained=False)] == ["", ""]
+    assert [
+        namesake.hear(here("old"), retained=True),
+        namesake.hear(here("m"), retained=False),
+    ] == ["", ""]
     namesake.returned()
     assert namesake.hear(here("old"), retained=True) == ""
     assert namesake.hear(gone("old"), retained=False) == "", "its will came late"
-    assert born().hear(here("old"), retained=True) == "", "a broker may be slow with what it retains"
+    assert born().hear(here("old"), retained=True) == "", (
+        "a broker may be slow with what it retains"
+    )
 
 
 def test_who_comes_back_twice_and_finds_another_born_after_its_own_birth_leaves() -> None:
@@ -77,11 +88,19 @@ def test_who_comes_back_twice_and_finds_another_born_after_its_own_birth_leaves(
         namesake.returned()
         assert namesake.hear(gone(mine), retained=True) == "", "its own will"
         assert namesake.hear(gone("n"), retained=True) == "", "who came meanwhile is gone again"
-        assert namesake.hear(here("n"), retained=True) == "", "it may be an earlier life: a broker may have gone back to what it saved"
-        assert namesake.hear(here("n"), retained=True) == "", "a broker may say it for each time that it is asked"
+        assert namesake.hear(here("n"), retained=True) == "", (
+            "it may be an earlier life: a broker may have gone back to what it saved"
+        )
+        assert namesake.hear(here("n"), retained=True) == "", (
+            "a broker may say it for each time that it is asked"
+        )
         namesake.returned()
-        assert namesake.hear(here("n"), retained=True) == "", "its own birth was lost on the way, and took nobody's place"
-        assert namesake.hear(gone(mine), retained=False) == "", "its own will takes a place, but not by a birth"
+        assert namesake.hear(here("n"), retained=True) == "", (
+            "its own birth was lost on the way, and took nobody's place"
+        )
+        assert namesake.hear(gone(mine), retained=False) == "", (
+            "its own will takes a place, but not by a birth"
+        )
         namesake.returned()
         assert namesake.hear(here("n"), retained=True) == ""
         assert namesake.hear(here(mine), retained=False) == ""
@@ -97,11 +116,17 @@ def test_who_is_told_by_one_that_it_found_leaves() -> None:
     assert namesake.hear(here("n"), retained=False) == "leave"
 
 
-def test_of_two_exactly_one_leaves_also_where_the_broker_forgot_the_older_before_the_newer_came() -> None:
-    """The newer knows of nobody, the older finds the newer: it is the newer that hears a birth after its own."""
+def test_one_of_two_namesakes_leaves_even_if_the_broker_forgot_the_older_one() -> None:
+    """The newer knows of nobody, the older finds the newer: it is the newer that hears a birth
+    after its own.
+    """
     older, newer = born("a"), born("b")
     older.returned()
-    verdicts = [older.hear(here("b"), retained=True), older.hear(here("a"), retained=False), newer.hear(here("a"), retained=False)]
+    verdicts = [
+        older.hear(here("b"), retained=True),
+        older.hear(here("a"), retained=False),
+        newer.hear(here("a"), retained=False),
+    ]
     assert verdicts == ["", "", "leave"]
 
 
@@ -110,12 +135,17 @@ def test_two_that_both_think_themselves_newer_do_not_argue_for_ever() -> None:
     for mine, namesake in pair.items():
         namesake.hear(here("b" if mine == "a" else "a"), retained=False)
         namesake.hear(here(mine), retained=False)
-    verdicts = {mine: [namesake.hear(here("b" if mine == "a" else "a"), retained=False) for _ in range(9)] for mine, namesake in pair.items()}
+    verdicts = {
+        mine: [namesake.hear(here("b" if mine == "a" else "a"), retained=False) for _ in range(9)]
+        for mine, namesake in pair.items()
+    }
     assert verdicts == {"a": ["stay"] * ANSWERS + ["leave"] * (9 - ANSWERS), "b": ["stay"] * 9}
 
 
 def joined(link: MqttLink | MemoryLink, folder: Path, session: str) -> Participant:
-    participant = Participant(link, CARD, AGENT, session, Equipment(profile, Hand(), lasting(folder / session)))
+    participant = Participant(
+        link, CARD, AGENT, session, Equipment(profile, Hand(), lasting(folder / session))
+    )
     participant.join()
     return participant
 
@@ -128,7 +158,9 @@ def turned(participants: list[Participant], seconds: float) -> None:
             going = participant.turn(0.01) and going
 
 
-def test_an_agent_stays_whose_broker_went_back_to_an_earlier_life_that_it_never_heard_of(tmp_path: Path) -> None:
+def test_an_agent_stays_whose_broker_went_back_to_an_earlier_life_that_it_never_heard_of(
+    tmp_path: Path,
+) -> None:
     broker = MemoryBroker()
     link = MemoryLink(broker, AGENT, (topics.status(RUN, AGENT), envelope.encode(gone("m"))))
     agent = joined(link, tmp_path, "m")
@@ -142,7 +174,9 @@ def test_an_agent_stays_whose_broker_went_back_to_an_earlier_life_that_it_never_
 
 
 def test_an_agent_that_only_lost_its_connection_stays(tmp_path: Path) -> None:
-    link = MemoryLink(MemoryBroker(), AGENT, (topics.status(RUN, AGENT), envelope.encode(gone("m"))))
+    link = MemoryLink(
+        MemoryBroker(), AGENT, (topics.status(RUN, AGENT), envelope.encode(gone("m")))
+    )
     agent = joined(link, tmp_path, "m")
     turned([agent], 0.05)
     for _ in range(3):
@@ -160,20 +194,33 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
 
 
 def linked(address: str, session: str) -> MqttLink:
-    return MqttLink(address, f"{RUN}-{AGENT}", (topics.status(RUN, AGENT), envelope.encode(gone(session))))
+    return MqttLink(
+        address, f"{RUN}-{AGENT}", (topics.status(RUN, AGENT), envelope.encode(gone(session)))
+    )
 
 
 @pytest.mark.broker
 @pytest.mark.parametrize(("older", "newer"), [("a", "z"), ("z", "a")])
-def test_over_a_real_broker_one_of_one_name_stays_and_the_other_leaves_within_seconds(broker: Broker, tmp_path: Path, older: str, newer: str) -> None:
-    """The older is thrown out at once, tries again after 1 to 2 s and throws the newer out, which does the same: then the older leaves."""
+def test_over_a_real_broker_one_of_one_name_stays_and_the_other_leaves_within_seconds(
+    broker: Broker, tmp_path: Path, older: str, newer: str
+) -> None:
+    """The older is thrown out at once, tries again after 1 to 2 s and throws the newer out, which
+    does the same: then the older leaves.
+    """
     with contextlib.ExitStack() as stack:
-        first = joined(stack.enter_context(contextlib.closing(linked(broker.address, older))), tmp_path, older)
+        first = joined(
+            stack.enter_context(contextlib.closing(linked(broker.address, older))), tmp_path, older
+        )
         turned([first], 0.5)
-        second = joined(stack.enter_context(contextlib.closing(linked(broker.address, newer))), tmp_path, newer)
+        second = joined(
+            stack.enter_context(contextlib.closing(linked(broker.address, newer))), tmp_path, newer
+        )
         turned([first, second], 10.0)
         assert (first.refused, second.over) == (True, "")
-        assert first.over == f"another agent joined under the name '{AGENT}': give each its own (--name)"
+        assert (
+            first.over
+            == f"another agent joined under the name '{AGENT}': give each its own (--name)"
+        )
         first.leave()
         first.link.close()
         turned([second], 5.0)
@@ -181,7 +228,9 @@ def test_over_a_real_broker_one_of_one_name_stays_and_the_other_leaves_within_se
 
 
 @pytest.mark.broker
-def test_over_a_real_broker_a_cut_connection_and_a_device_that_starts_anew_turn_nobody_away(broker: Broker, tmp_path: Path) -> None:
+def test_over_a_real_broker_a_cut_connection_and_a_device_that_starts_anew_turn_nobody_away(
+    broker: Broker, tmp_path: Path
+) -> None:
     with contextlib.ExitStack() as stack:
         proxy = stack.enter_context(contextlib.closing(Proxy(port_of(broker))))
         link = stack.enter_context(contextlib.closing(linked(f"127.0.0.1:{proxy.port}", "before")))
@@ -193,7 +242,8 @@ def test_over_a_real_broker_a_cut_connection_and_a_device_that_starts_anew_turn_
         turned([agent], 4.0)
         assert agent.over == ""
         assert link._client.is_connected()
-        again = stack.enter_context(contextlib.closing(linked(broker.address, "after")))  # what was before hangs, and never says another word
+        # what was before hangs, and never says another word
+        again = stack.enter_context(contextlib.closing(linked(broker.address, "after")))
         reborn = joined(again, tmp_path, "after")
         turned([reborn], 1.0)
         assert reborn.over == ""

@@ -1,4 +1,6 @@
-"""The driver of an agent: pauses and new measurements in a whole run, and what outlives links, processes and coordinators."""
+"""The driver of an agent: pauses and new measurements in a whole run, and what outlives links,
+processes and coordinators.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from tests.support.clerk import RUN as HAND_RUN
 from tests.support.federation import RUN, Member, digits, federate
 from tests.support.waiting import eventually
 
-SMALL = {"method.widths": [0.5], "method.depths": [2], "train.steps": 1, "rounds": 3, "evaluate.every": 3}
+SMALL = {
+    "method.widths": [0.5],
+    "method.depths": [2],
+    "train.steps": 1,
+    "rounds": 3,
+    "evaluate.every": 3,
+}
 
 
 def trained(folder: Path, round_: int) -> dict[str, str]:
@@ -32,8 +40,12 @@ def trained(folder: Path, round_: int) -> dict[str, str]:
         store.close()
 
 
-def test_a_paused_agent_is_not_asked_until_it_may_work_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first agent's rounds end when the second one came, when it has paused, and when it goes on."""
+def test_a_paused_agent_is_not_asked_until_it_may_work_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first agent's rounds end when the second one came, when it has paused, and when it goes
+    on.
+    """
     monkeypatch.setattr("federated.device.step.LOOK", 0.02)
     why, begun = {"now": ""}, threading.Event()
     fleets: list[Fleet] = []
@@ -51,22 +63,35 @@ def test_a_paused_agent_is_not_asked_until_it_may_work_again(tmp_path: Path, mon
             eventually(lambda: "a1" in fleets[0].agents and fleets[0].agents["a1"].ready)
         if update.work == "train" and update.round in (2, 3):
             why["now"] = "on battery" if update.round == 2 else ""
-            eventually(lambda: resting.participant is not None and resting.participant.paused == why["now"])
+            eventually(
+                lambda: resting.participant is not None and resting.participant.paused == why["now"]
+            )
         return update
 
     members = [Member("a0", digits(0, 2), change=by_round), resting]
     federate(tmp_path, members, {**SMALL, "fleet.min_agents": 1, "rounds": 4}, watch=fleets.append)
-    assert [sorted(trained(tmp_path, number)) for number in (1, 2, 3, 4)] == [["a0"], ["a0", "a1"], ["a0"], ["a0", "a1"]]
+    assert [sorted(trained(tmp_path, number)) for number in (1, 2, 3, 4)] == [
+        ["a0"],
+        ["a0", "a1"],
+        ["a0"],
+        ["a0", "a1"],
+    ]
 
 
-def test_a_task_that_comes_to_a_paused_agent_is_declined_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_comes_to_a_paused_agent_is_declined_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The coordinator does not know that the agent paused: the status that says so is lost."""
     monkeypatch.setattr("federated.device.step.LOOK", 0.02)
     why = {"now": ""}
     member = Member("a1", digits(1, 2), pause=lambda: why["now"])
 
     def lose_pauses(delivery: Delivery) -> list[Delivery]:
-        said = envelope.decode(delivery.payload) if delivery.topic.endswith("/status") and delivery.payload else None
+        said = (
+            envelope.decode(delivery.payload)
+            if delivery.topic.endswith("/status") and delivery.payload
+            else None
+        )
         return [] if isinstance(said, messages.Status) and said.paused else [delivery]
 
     def pause_in_round_1(update: Update) -> Update:
@@ -88,7 +113,13 @@ def test_what_a_device_measured_again_is_what_the_coordinator_goes_by(tmp_path: 
         if update.work == "train" and update.round == 1:
             assert member.participant is not None
             old = member.participant.profile
-            member.participant.remeasured(replace(old, cpus=0.5, timings=tuple(Timing(t.submodel, t.batch, 0.03) for t in old.timings)))
+            member.participant.remeasured(
+                replace(
+                    old,
+                    cpus=0.5,
+                    timings=tuple(Timing(t.submodel, t.batch, 0.03) for t in old.timings),
+                )
+            )
         return update
 
     member.change = slow_down
@@ -99,7 +130,7 @@ def test_what_a_device_measured_again_is_what_the_coordinator_goes_by(tmp_path: 
     assert trained(tmp_path, 2)["a1"] == "folded"
 
 
-# ---- what an agent loses nothing of: driven by hand ------------------------------------------------------------------
+# ---- what an agent loses nothing of: driven by hand ----------------------------------------------
 
 
 def card(agent: Agent, run: messages.Run) -> None:
@@ -141,9 +172,18 @@ def test_a_run_that_changed_takes_the_work_away(tmp_path: Path) -> None:
         (task(1, work="evaluate"), task(2), True),
         (task(1, work="evaluate"), task(1), False),
     ],
-    ids=["next round", "next attempt", "an earlier round", "weights evaluated meanwhile", "training after evaluation", "of one round"],
+    ids=[
+        "next round",
+        "next attempt",
+        "an earlier round",
+        "weights evaluated meanwhile",
+        "training after evaluation",
+        "of one round",
+    ],
 )
-def test_a_newer_task_takes_the_place_of_an_older_one(tmp_path: Path, old: Task, new: Task, goes: bool) -> None:
+def test_a_newer_task_takes_the_place_of_an_older_one(
+    tmp_path: Path, old: Task, new: Task, goes: bool
+) -> None:
     agent = Agent(tmp_path)
     agent.work(old)
     agent.clerk.tell(new)
@@ -166,7 +206,9 @@ def test_an_agent_that_was_killed_offers_again_and_does_nothing_twice(tmp_path: 
     assert second.participant.state == "idle"
 
 
-def test_one_that_is_stopped_leaves_its_updates_for_the_next_and_one_whose_run_is_over_nothing(tmp_path: Path) -> None:
+def test_one_that_is_stopped_leaves_its_updates_for_the_next_and_one_whose_run_is_over_nothing(
+    tmp_path: Path,
+) -> None:
     first = Agent(tmp_path)
     (offer,) = first.work(task())
     first.participant.leave()
@@ -220,7 +262,9 @@ def test_a_failure_while_the_link_was_down_is_heard_with_its_return(tmp_path: Pa
     assert failure.reason == "out of memory"
 
 
-def test_a_failure_that_a_broker_took_with_it_is_said_again_and_not_tried_again(tmp_path: Path) -> None:
+def test_a_failure_that_a_broker_took_with_it_is_said_again_and_not_tried_again(
+    tmp_path: Path,
+) -> None:
     agent = Agent(tmp_path)
     agent.clerk.shelve(bytes(3000))
     agent.ask(task())
@@ -234,7 +278,9 @@ def test_a_failure_that_a_broker_took_with_it_is_said_again_and_not_tried_again(
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_of_two_agents_of_one_name_the_older_leaves_and_keeps_its_update(tmp_path: Path, before: bool) -> None:
+def test_of_two_agents_of_one_name_the_older_leaves_and_keeps_its_update(
+    tmp_path: Path, before: bool
+) -> None:
     clerk = Clerk(MemoryBroker())
     other = envelope.encode(messages.Status(AGENT, "s2", True))
     if before:
@@ -246,9 +292,14 @@ def test_of_two_agents_of_one_name_the_older_leaves_and_keeps_its_update(tmp_pat
     agent.turn()
     assert agent.participant.refused != before
     if before:
-        assert agent.clerk.statuses[-1] == messages.Status(AGENT, "s1", True), "the other hears of it"
+        assert agent.clerk.statuses[-1] == messages.Status(AGENT, "s1", True), (
+            "the other hears of it"
+        )
     else:
-        assert "another agent joined under the name 'a': give each its own (--name)" in agent.participant.over
+        assert (
+            "another agent joined under the name 'a': give each its own (--name)"
+            in agent.participant.over
+        )
     agent.participant.leave()
     agent.spool.close()
     assert [kept.manifest for kept in lasting(tmp_path).left(CARD)] == [offer.manifest]  # type: ignore[union-attr]
@@ -277,7 +328,9 @@ def test_a_spool_over_its_limit_gives_up_the_oldest_update(tmp_path: Path) -> No
     assert left == {f"{task(1, work=work).transfer}.update" for work in ("calibrate", "evaluate")}
 
 
-@pytest.mark.parametrize("reason", ["", "round 1 awaits no such update"], ids=["accepted", "refused"])
+@pytest.mark.parametrize(
+    "reason", ["", "round 1 awaits no such update"], ids=["accepted", "refused"]
+)
 def test_an_answer_ends_an_update_here_and_on_disk(tmp_path: Path, reason: str) -> None:
     agent = Agent(tmp_path)
     agent.work(task())
@@ -289,7 +342,9 @@ def test_an_answer_ends_an_update_here_and_on_disk(tmp_path: Path, reason: str) 
     assert agent.participant.state == "idle"
 
 
-def test_updates_that_are_finished_while_the_link_is_down_are_offered_in_their_order(tmp_path: Path) -> None:
+def test_updates_that_are_finished_while_the_link_is_down_are_offered_in_their_order(
+    tmp_path: Path,
+) -> None:
     """And no questions after them meanwhile, with which a queue would fill up over the hours."""
     agent = Agent(tmp_path)
     agent.work(task())
@@ -301,7 +356,10 @@ def test_updates_that_are_finished_while_the_link_is_down_are_offered_in_their_o
         agent.participant.turn(0)
     assert agent.clerk.hear() == []
     agent.link.mend()
-    assert [said.work for said in agent.turn() if isinstance(said, messages.Offer)] == ["train", "evaluate"]
+    assert [said.work for said in agent.turn() if isinstance(said, messages.Offer)] == [
+        "train",
+        "evaluate",
+    ]
 
 
 def test_an_agent_ends_with_its_run_though_the_goodbye_gives_no_reason(tmp_path: Path) -> None:

@@ -43,7 +43,16 @@ def test_a_coordinator_that_came_back_is_of_the_same_run(tmp_path: Path) -> None
     assert list(spool.left(CARD)) == [], "of a run that changed, nothing stays"
 
 
-@pytest.mark.parametrize("what", ["the update is cut", "the update changed", "the note is cut", "there is no note", "there is no update"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "the update is cut",
+        "the update changed",
+        "the note is cut",
+        "there is no note",
+        "there is no update",
+    ],
+)
 def test_what_was_never_finished_or_is_damaged_is_removed(tmp_path: Path, what: str) -> None:
     kept = finished(spool := lasting(tmp_path))
     note = kept.path.with_suffix(".task")
@@ -65,7 +74,13 @@ def test_what_was_never_finished_or_is_damaged_is_removed(tmp_path: Path, what: 
 def test_only_what_can_be_gone_on_with_stays(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"w").hexdigest()
     there = [f"{digest}.weights", f"{'0' * 64}.weights.part", f"{'0' * 64}.weights.have"]
-    for name in (*there, "x.weights", "1-1-train.update.part", "core", "1-1-train-w1.task.1-ab.part"):
+    for name in (
+        *there,
+        "x.weights",
+        "1-1-train.update.part",
+        "core",
+        "1-1-train-w1.task.1-ab.part",
+    ):
         (tmp_path / name).write_bytes(b"w")
     (tmp_path / "memory").mkdir()
     (tmp_path / "old").mkdir()
@@ -96,7 +111,10 @@ def test_a_spool_that_is_not_lasting_writes_no_notes_and_keeps_nothing(tmp_path:
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     first = lasting(tmp_path)
-    with pytest.raises(InUse, match=r"another agent of this name: give each agent its own --name, or its own --spool"):
+    with pytest.raises(
+        InUse,
+        match=r"another agent of this name: give each agent its own --name, or its own --spool",
+    ):
         lasting(tmp_path)
     first.close()
     first.close()
@@ -109,7 +127,9 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         lasting(tmp_path / "file" / "spool")
 
 
-def test_a_disk_that_takes_no_note_costs_only_the_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_takes_no_note_costs_only_the_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
@@ -149,7 +169,9 @@ def test_folders_of_other_runs_go_when_they_are_old_and_nobody_holds_them(tmp_pa
 
 
 @pytest.mark.parametrize("written", [0.0, 4e9], ids=["in 1970", "in the future"])
-def test_a_file_of_an_impossible_age_was_written_under_a_wrong_clock_and_stays(tmp_path: Path, written: float) -> None:
+def test_a_file_of_an_impossible_age_was_written_under_a_wrong_clock_and_stays(
+    tmp_path: Path, written: float
+) -> None:
     kept = finished(spool := lasting(tmp_path))
     os.utime(kept.path, (written, written))
     spool.tidy([])

@@ -1,4 +1,6 @@
-"""The agent as a value: what each event makes of it, and what it asks for. No clock, link, disk or trainer takes part."""
+"""The agent as a value: what each event makes of it, and what it asks for. No clock, link, disk or
+trainer takes part.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ OTHER = bytes(2999) + b"\1"  # other weights than those of most tasks
 
 
 class Machine:
-    """An agent that joined, and what it asked for. Its weights are here at once if `stocked`, as a driver may have them."""
+    """An agent that joined, and what it asked for. Its weights are here at once if `stocked`, as a
+    driver may have them.
+    """
 
     def __init__(self, *, stocked: bool = True) -> None:
         self.agent, self.stocked, self.now = AgentState(CARD, AGENT, "s1", PROFILE), stocked, 0.0
@@ -70,7 +74,11 @@ class Machine:
 
 def told(actions: Sequence[do.AgentAction], kind: type) -> list[object]:
     """Messages of one kind, in order."""
-    return [action.message for action in actions if isinstance(action, do.Tell) and isinstance(action.message, kind)]
+    return [
+        action.message
+        for action in actions
+        if isinstance(action, do.Tell) and isinstance(action.message, kind)
+    ]
 
 
 def quiet(actions: Sequence[do.AgentAction]) -> list[do.AgentAction]:
@@ -78,7 +86,8 @@ def quiet(actions: Sequence[do.AgentAction]) -> list[do.AgentAction]:
     return [
         action
         for action in actions
-        if not isinstance(action, do.Log | do.Look) and not (isinstance(action, do.Tell) and isinstance(action.message, Heartbeat))
+        if not isinstance(action, do.Log | do.Look)
+        and not (isinstance(action, do.Tell) and isinstance(action.message, Heartbeat))
     ]
 
 
@@ -86,7 +95,7 @@ def evaluation(round: int = 1, attempt: int = 1) -> Task:
     return task(round, attempt, "evaluate")
 
 
-# ---- tasks -----------------------------------------------------------------------------------------------------------
+# ---- tasks ---------------------------------------------------------------------------------------
 
 
 def test_a_task_is_fetched_trained_offered_and_forgotten() -> None:
@@ -118,7 +127,11 @@ def test_one_task_at_a_time_in_the_order_in_which_they_came() -> None:
     made.ask(task())
     assert made.ask(evaluation()) == made.ask(task(work="calibrate")) == []
     assert do.Fetch(evaluation()) in made.end(task())
-    assert made.stages() == [(1, "train", "sending"), (1, "evaluate", "training"), (1, "calibrate", "waiting")]
+    assert made.stages() == [
+        (1, "train", "sending"),
+        (1, "evaluate", "training"),
+        (1, "calibrate", "waiting"),
+    ]
 
 
 def test_a_newer_task_outdates_older_ones_at_every_stage() -> None:
@@ -127,7 +140,13 @@ def test_a_newer_task_outdates_older_ones_at_every_stage() -> None:
     made.ask(evaluation(1))
     made.ask(task(1, 1, "calibrate"))
     found = made.ask(task(2))
-    assert found[1:] == [do.Forget(task(1)), do.StopTraining(), do.Forget(evaluation(1)), do.Fetch(task(2)), do.Train(task(2))]
+    assert found[1:] == [
+        do.Forget(task(1)),
+        do.StopTraining(),
+        do.Forget(evaluation(1)),
+        do.Fetch(task(2)),
+        do.Train(task(2)),
+    ]
     assert made.stages() == [(2, "train", "training")]
 
 
@@ -142,7 +161,10 @@ def test_a_training_goes_on_while_later_weights_are_evaluated() -> None:
 
 def test_a_paused_agent_declines_and_takes_the_same_task_later() -> None:
     made = Machine()
-    assert made.pause("on battery") == [do.Log("pausing: on battery"), do.Tell(Status(AGENT, "s1", True, "on battery"))]
+    assert made.pause("on battery") == [
+        do.Log("pausing: on battery"),
+        do.Tell(Status(AGENT, "s1", True, "on battery")),
+    ]
     (failure,) = told(made.ask(task()), Failure)
     assert isinstance(failure, Failure)
     assert (failure.reason, failure.paused) == ("on battery", True)
@@ -164,7 +186,11 @@ def test_an_abort_takes_tasks_up_to_its_round_and_attempt() -> None:
     made.ask(task(2, 1, "calibrate"))
     assert made.see(on.TasksAborted(0.0, 1, 0, "no")) == []
     assert quiet(made.see(on.TasksAborted(0.0, 1, 1, "no"))) == [do.Forget(task(1, 1))]
-    assert quiet(made.see(on.TasksAborted(0.0, 3, 1, "no"))) == [do.Forget(evaluation(2)), do.StopTraining(), do.Forget(task(2, 1, "calibrate"))]
+    assert quiet(made.see(on.TasksAborted(0.0, 3, 1, "no"))) == [
+        do.Forget(evaluation(2)),
+        do.StopTraining(),
+        do.Forget(task(2, 1, "calibrate")),
+    ]
     made.ask(task(3, 2))
     assert made.see(on.TasksAborted(0.0, 9, 1, "no")) == [], "of another attempt"
 
@@ -184,13 +210,15 @@ def test_an_update_is_refused_or_accepted_once_and_only_trainings_count() -> Non
     made = Machine()
     made.work(task(), evaluation())
     refused = made.see(on.UpdateAnswered(0.0, task().transfer, False, "not finite"))
-    assert [action.text for action in refused if isinstance(action, do.Log)] == ["round 1: the coordinator refused the update: not finite"]
+    assert [action.text for action in refused if isinstance(action, do.Log)] == [
+        "round 1: the coordinator refused the update: not finite"
+    ]
     assert made.see(on.UpdateAnswered(0.0, task().transfer, True, "")) == [], "it came twice"
     made.see(on.UpdateAnswered(0.0, evaluation().transfer, True, ""))
     assert (made.agent.tasks, made.agent.finished) == ((), 0)
 
 
-# ---- weights and the disk --------------------------------------------------------------------------------------------
+# ---- weights and the disk ------------------------------------------------------------------------
 
 
 def test_only_the_weights_that_are_fetched_start_a_training() -> None:
@@ -214,8 +242,13 @@ def test_a_full_disk_first_costs_what_can_be_fetched_again_and_then_the_task() -
     made = Machine(stocked=False)
     made.agent = replace(made.agent, loss=0.5)
     made.ask(task())
-    assert made.see(on.WeightsFailed(0.0, task().digest, "/spool: full", spare=True)) == [do.FreeSpace(), do.Fetch(task())]
-    (failure,) = told(made.see(on.WeightsFailed(0.0, task().digest, "/spool: full", spare=False)), Failure)
+    assert made.see(on.WeightsFailed(0.0, task().digest, "/spool: full", spare=True)) == [
+        do.FreeSpace(),
+        do.Fetch(task()),
+    ]
+    (failure,) = told(
+        made.see(on.WeightsFailed(0.0, task().digest, "/spool: full", spare=False)), Failure
+    )
     assert isinstance(failure, Failure)
     assert failure.reason == "no room for its weights (3000 bytes) in /spool: full"
     assert made.agent.tasks == ()
@@ -231,10 +264,10 @@ def test_a_spool_over_its_limit_loses_the_oldest_update_and_never_the_newest() -
     assert made.see(on.SpoolOverfull(0.0)) == []
 
 
-# ---- failures --------------------------------------------------------------------------------------------------------
+# ---- failures ------------------------------------------------------------------------------------
 
 
-def test_a_failure_is_told_again_when_its_task_is_asked_for_again_and_another_attempt_is_tried() -> None:
+def test_a_failure_is_reported_again_for_the_same_attempt_and_a_new_attempt_is_tried() -> None:
     made = Machine()
     made.ask(task())
     found = made.end(task(), "out of memory")
@@ -255,7 +288,7 @@ def test_the_oldest_failures_are_forgotten_and_all_where_the_coordinator_is_new(
     assert made.agent.failures == ()
 
 
-# ---- the link --------------------------------------------------------------------------------------------------------
+# ---- the link ------------------------------------------------------------------------------------
 
 
 def test_nothing_is_said_while_the_link_is_down_and_everything_in_order_when_it_is_back() -> None:
@@ -263,10 +296,19 @@ def test_nothing_is_said_while_the_link_is_down_and_everything_in_order_when_it_
     made.work(task(1))
     made.ask(evaluation(1))
     made.see(on.LinkLost(0.0))
-    found = [*made.end(evaluation(1), "no"), *made.pause("too hot"), *made.see(on.UploadStalled(0.0, task(1))), *made.wait(100.0)]
+    found = [
+        *made.end(evaluation(1), "no"),
+        *made.pause("too hot"),
+        *made.see(on.UploadStalled(0.0, task(1))),
+        *made.wait(100.0),
+    ]
     assert [action for action in found if isinstance(action, do.Tell | do.Offer)] == []
     back = quiet(made.see(on.LinkBack(100.0)))
-    assert back[:3] == [do.AskStatus(), do.Tell(PROFILE), do.Tell(Status(AGENT, "s1", True, "too hot"))]
+    assert back[:3] == [
+        do.AskStatus(),
+        do.Tell(PROFILE),
+        do.Tell(Status(AGENT, "s1", True, "too hot")),
+    ]
     assert told(back[3:4], Failure) != []
     assert back[4:] == [do.Offer(task(1), anew=True)]
 
@@ -278,13 +320,23 @@ def test_an_upload_without_progress_is_offered_as_it_is() -> None:
     assert made.see(on.UploadStalled(5.0, task(2))) == []
 
 
-@pytest.mark.parametrize(("lease", "pace"), [(0.0, HEARTBEAT), (50.0, 10.0), (5.0, QUICKEST), (1e6, HEARTBEAT)])
-def test_heartbeats_keep_the_pace_of_the_lease_and_say_the_progress(lease: float, pace: float) -> None:
+@pytest.mark.parametrize(
+    ("lease", "pace"), [(0.0, HEARTBEAT), (50.0, 10.0), (5.0, QUICKEST), (1e6, HEARTBEAT)]
+)
+def test_heartbeats_keep_the_pace_of_the_lease_and_say_the_progress(
+    lease: float, pace: float
+) -> None:
     made = Machine()
     made.ask(dataclasses.replace(task(), lease=lease, deadline=math.inf))
     (first,) = told(made.see(on.Ticked(0.0, 0, (3, 8))), Heartbeat)
     assert isinstance(first, Heartbeat)
-    assert (first.state, first.round, first.work, first.step, first.steps) == ("train", 1, "train", 3, 8)
+    assert (first.state, first.round, first.work, first.step, first.steps) == (
+        "train",
+        1,
+        "train",
+        3,
+        8,
+    )
     assert told(made.wait(pace - 0.01), Heartbeat) == []
     assert len(told(made.wait(0.01), Heartbeat)) == 1
 
@@ -292,11 +344,21 @@ def test_heartbeats_keep_the_pace_of_the_lease_and_say_the_progress(lease: float
 def test_a_heartbeat_says_at_once_that_the_agent_does_something_else() -> None:
     made = Machine(stocked=False)
     said = []
-    for event in (on.Started(0.0), on.TaskCame(0.0, task()), on.WeightsCame(0.0, task().digest), on.TrainingEnded(0.0, task(), 0.5)):
+    for event in (
+        on.Started(0.0),
+        on.TaskCame(0.0, task()),
+        on.WeightsCame(0.0, task().digest),
+        on.TrainingEnded(0.0, task(), 0.5),
+    ):
         made.see(event)
         said += told(made.wait(), Heartbeat)
         assert told(made.wait(), Heartbeat) == []
-    assert [beat.state for beat in said if isinstance(beat, Heartbeat)] == ["idle", "download", "train", "send"]
+    assert [beat.state for beat in said if isinstance(beat, Heartbeat)] == [
+        "idle",
+        "download",
+        "train",
+        "send",
+    ]
 
 
 def test_whether_the_device_may_work_is_looked_at_now_and_then() -> None:
@@ -306,7 +368,7 @@ def test_whether_the_device_may_work_is_looked_at_now_and_then() -> None:
     assert do.Look() not in made.wait(LOOK - 0.01)
 
 
-# ---- who is here -----------------------------------------------------------------------------------------------------
+# ---- who is here ---------------------------------------------------------------------------------
 
 
 def heard(session: str, *, retained: bool = False) -> on.StatusHeard:
@@ -317,7 +379,10 @@ def test_an_agent_leaves_when_a_newer_one_of_its_name_is_born() -> None:
     made = Machine()
     made.see(heard("s1"))
     made.see(heard("s2"))
-    assert (made.agent.over, made.agent.refused) == ("another agent joined under the name 'a': give each its own (--name)", True)
+    assert (made.agent.over, made.agent.refused) == (
+        "another agent joined under the name 'a': give each its own (--name)",
+        True,
+    )
 
 
 def test_an_agent_tells_an_older_one_of_its_name_to_leave_and_gives_in_after_some_answers() -> None:
@@ -348,9 +413,15 @@ def test_a_coordinator_that_came_back_takes_no_work_away() -> None:
     made.work(task())
     made.ask(evaluation())
     found = made.see(on.CardCame(0.0, dataclasses.replace(CARD, session="s2")))
-    assert found == [do.Tell(PROFILE), do.Tell(Status(AGENT, "s1", True)), do.Offer(task(), anew=True)]
+    assert found == [
+        do.Tell(PROFILE),
+        do.Tell(Status(AGENT, "s1", True)),
+        do.Offer(task(), anew=True),
+    ]
     assert made.stages() == [(1, "train", "sending"), (1, "evaluate", "training")]
-    assert made.see(on.CardCame(0.0, dataclasses.replace(CARD, session="s2"))) == [], "it is known now"
+    assert made.see(on.CardCame(0.0, dataclasses.replace(CARD, session="s2"))) == [], (
+        "it is known now"
+    )
 
 
 def test_a_run_that_changed_takes_all_work_away_and_wants_another_profile() -> None:
@@ -359,7 +430,10 @@ def test_a_run_that_changed_takes_all_work_away_and_wants_another_profile() -> N
     made.ask(evaluation())
     found = quiet(made.see(on.CardCame(0.0, dataclasses.replace(CARD, batch=16))))
     assert found == [do.Measure(), do.Forget(task()), do.StopTraining(), do.Forget(evaluation())]
-    assert made.see(on.ProfileMeasured(0.0, NEWER)) == [do.Tell(NEWER), do.Tell(Status(AGENT, "s1", True))]
+    assert made.see(on.ProfileMeasured(0.0, NEWER)) == [
+        do.Tell(NEWER),
+        do.Tell(Status(AGENT, "s1", True)),
+    ]
 
 
 def test_a_card_that_says_nothing_new_or_is_of_another_run_changes_nothing() -> None:
@@ -370,31 +444,44 @@ def test_a_card_that_says_nothing_new_or_is_of_another_run_changes_nothing() -> 
         assert made.agent is before
 
 
-@pytest.mark.parametrize("event", [on.Dismissed(0.0, "the run is over"), on.Dismissed(0.0, "")], ids=["a reason", "none"])
+@pytest.mark.parametrize(
+    "event", [on.Dismissed(0.0, "the run is over"), on.Dismissed(0.0, "")], ids=["a reason", "none"]
+)
 def test_of_a_run_that_is_over_nothing_stays(event: on.Dismissed) -> None:
     made = Machine()
     made.work(task())
     made.ask(evaluation())
     assert made.see(event) == []
     assert made.wait(100.0) == [do.Look()], "it only leaves"
-    assert quiet(made.see(on.Stopped(100.0))) == [do.Forget(task()), do.StopTraining(), do.Forget(evaluation()), do.Erase()]
+    assert quiet(made.see(on.Stopped(100.0))) == [
+        do.Forget(task()),
+        do.StopTraining(),
+        do.Forget(evaluation()),
+        do.Erase(),
+    ]
 
 
 @pytest.mark.parametrize("turned_away", [False, True])
-def test_one_that_is_stopped_or_turned_away_keeps_its_updates_and_signs_off(turned_away: bool) -> None:
+def test_one_that_is_stopped_or_turned_away_keeps_its_updates_and_signs_off(
+    turned_away: bool,
+) -> None:
     made = Machine()
     made.work(task())
     made.ask(evaluation())
     if turned_away:
         made.see(on.Dismissed(0.0, "its data do not fit", refused=True))
     found = quiet(made.see(on.Stopped(0.0)))
-    assert found == [do.StopTraining(), do.Forget(evaluation()), do.Tell(Status(AGENT, "s1", False))]
+    assert found == [
+        do.StopTraining(),
+        do.Forget(evaluation()),
+        do.Tell(Status(AGENT, "s1", False)),
+    ]
     assert made.stages() == [(1, "train", "sending")]
     assert made.wait(100.0) == [do.Look()], "nothing is said after the farewell"
     assert made.see(on.UploadStalled(100.0, task())) == []
 
 
-# ---- whatever happens ------------------------------------------------------------------------------------------------
+# ---- whatever happens ----------------------------------------------------------------------------
 
 TASKS = st.builds(
     lambda round, attempt, work, other, slot, lease: dataclasses.replace(
@@ -408,7 +495,11 @@ TASKS = st.builds(
     st.sampled_from([0.0, 20.0]),
 )
 DIGESTS = st.sampled_from([task().digest, task(weights=OTHER).digest])
-CARDS = st.builds(lambda session, batch: dataclasses.replace(CARD, session=session, batch=batch), st.sampled_from(["s1", "s2"]), st.integers(32, 33))
+CARDS = st.builds(
+    lambda session, batch: dataclasses.replace(CARD, session=session, batch=batch),
+    st.sampled_from(["s1", "s2"]),
+    st.integers(32, 33),
+)
 STATUSES = st.builds(Status, st.just(AGENT), st.sampled_from(["r", "s1", "t"]), st.booleans())
 NOW = st.just(0.0)  # replaced by the time that is drawn for the event
 EVENTS = st.one_of(
@@ -416,7 +507,9 @@ EVENTS = st.one_of(
     st.builds(on.WeightsCame, NOW, DIGESTS),
     st.builds(on.TrainingEnded, NOW, TASKS, st.just(0.5), st.sampled_from([None, "out of memory"])),
     st.builds(on.WeightsFailed, NOW, DIGESTS, st.just("/spool: full"), st.booleans()),
-    st.builds(on.UpdateAnswered, NOW, TASKS.map(lambda one: one.transfer), st.booleans(), st.just("")),
+    st.builds(
+        on.UpdateAnswered, NOW, TASKS.map(lambda one: one.transfer), st.booleans(), st.just("")
+    ),
     st.builds(on.UploadStalled, NOW, TASKS),
     st.builds(on.TasksAborted, NOW, st.integers(0, 3), st.integers(0, 2), st.just("it is closed")),
     st.builds(on.StatusHeard, NOW, STATUSES, st.booleans()),
@@ -439,30 +532,47 @@ def settled(agent: AgentState, actions: Sequence[do.AgentAction], of: Task) -> b
     """Whether the coordinator is told, or will be, that a task failed."""
     known = [*told(actions, Failure), *agent.unsaid]
     about = (of.round, of.attempt, of.work, of.submodel.name)
-    return any(isinstance(one, Failure) and (one.round, one.attempt, one.work, one.submodel) == about for one in known)
+    return any(
+        isinstance(one, Failure) and (one.round, one.attempt, one.work, one.submodel) == about
+        for one in known
+    )
 
 
-def ends_well(before: AgentState, event: on.AgentEvent, after: AgentState, actions: Sequence[do.AgentAction]) -> None:
-    """A task leaves the state only if it was answered, failed or dropped, and then its download or training is stopped."""
-    dropped = any(isinstance(action, do.Log) and action.text.startswith("dropping work") for action in actions)
+def ends_well(
+    before: AgentState, event: on.AgentEvent, after: AgentState, actions: Sequence[do.AgentAction]
+) -> None:
+    """A task leaves the state only if it was answered, failed or dropped, and then its download or
+    training is stopped.
+    """
+    dropped = any(
+        isinstance(action, do.Log) and action.text.startswith("dropping work") for action in actions
+    )
     for one in before.tasks:
         if find(after, one.task) is not None:
             continue
         if one.stage == "sending":
             assert do.Forget(one.task) in actions
-        elif isinstance(event, on.TrainingEnded | on.WeightsFailed) and settled(after, actions, one.task):
+        elif isinstance(event, on.TrainingEnded | on.WeightsFailed) and settled(
+            after, actions, one.task
+        ):
             assert one.stage == ("training" if isinstance(event, on.TrainingEnded) else "fetching")
         else:
             assert dropped
             assert one.stage != "training" or do.StopTraining() in actions
-            assert one.stage != "fetching" or do.StopFetching() in actions or isinstance(event, on.WeightsCame | on.WeightsFailed)
+            assert (
+                one.stage != "fetching"
+                or do.StopFetching() in actions
+                or isinstance(event, on.WeightsCame | on.WeightsFailed)
+            )
     if isinstance(event, on.TaskCame):
         assert find(after, event.task) is not None or settled(after, actions, event.task)
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(EVENTS, st.sampled_from([0.0, 1.0, 30.0])), max_size=40))
-def test_whatever_happens_an_agent_keeps_its_rules(happened: list[tuple[on.AgentEvent, float]]) -> None:
+def test_whatever_happens_an_agent_keeps_its_rules(
+    happened: list[tuple[on.AgentEvent, float]],
+) -> None:
     agent, _ = step(AgentState(CARD, AGENT, "s1", PROFILE), on.Started(0.0))
     now, hands = 0.0, None  # the task that the trainer has
     for kind, seconds in [*happened, (on.LinkBack(0.0), 0.0), (on.Stopped(0.0), 0.0)]:
@@ -472,30 +582,63 @@ def test_whatever_happens_an_agent_keeps_its_rules(happened: list[tuple[on.Agent
         ends_well(before, event, agent, actions)
         stages = [one.stage for one in agent.tasks if one.stage != "waiting"]
         assert sum(stage != "sending" for stage in stages) <= 1, "one task at a time"
-        assert len({(one.task.key, one.task.attempt) for one in agent.tasks}) == len(agent.tasks), "none of them twice"
+        assert len({(one.task.key, one.task.attempt) for one in agent.tasks}) == len(agent.tasks), (
+            "none of them twice"
+        )
         if not before.online and not agent.online:
-            assert not any(isinstance(action, do.Tell | do.Offer) for action in actions), "nothing is sent offline"
+            assert not any(isinstance(action, do.Tell | do.Offer) for action in actions), (
+                "nothing is sent offline"
+            )
         if agent.online and not agent.over:
             assert agent.said == agent.paused
             assert not agent.unsaid
             assert all(one.offered for one in sending(agent)), "nothing waits to be said"
-            assert active(agent) is not None or all(one.stage == "sending" for one in agent.tasks), "nothing waits for nothing"
-        if isinstance(event, on.TrainingEnded) and hands is not None and hands.key == event.task.key and hands.attempt == event.task.attempt:
+            assert active(agent) is not None or all(
+                one.stage == "sending" for one in agent.tasks
+            ), "nothing waits for nothing"
+        if (
+            isinstance(event, on.TrainingEnded)
+            and hands is not None
+            and hands.key == event.task.key
+            and hands.attempt == event.task.attempt
+        ):
             hands = None
         for action in actions:
-            assert not (isinstance(action, do.Train) and hands is not None), "the trainer has one task"
-            hands = action.task if isinstance(action, do.Train) else None if isinstance(action, do.StopTraining) else hands
+            assert not (isinstance(action, do.Train) and hands is not None), (
+                "the trainer has one task"
+            )
+            hands = (
+                action.task
+                if isinstance(action, do.Train)
+                else None
+                if isinstance(action, do.StopTraining)
+                else hands
+            )
         assert activity(agent) == (hands.work if hands is not None else activity(agent))
         assert (hands is not None) == ("training" in stages)
-        assert agent is before or actions or facts(agent) != facts(before), "the same object where nothing changed"
-    assert all(one.stage == "sending" for one in agent.tasks), "what is left goes on in the next process"
+        assert agent is before or actions or facts(agent) != facts(before), (
+            "the same object where nothing changed"
+        )
+    assert all(one.stage == "sending" for one in agent.tasks), (
+        "what is left goes on in the next process"
+    )
 
 
 def test_what_decides_imports_nothing_that_waits_or_touches_the_machine() -> None:
     forbidden = {"logging", "os", "pathlib", "random", "secrets", "socket", "threading", "time"}
-    driven = {f"federated.device.{name}" for name in ("downloads", "participant", "spool", "trainer", "uploads")} | {"federated.wire.link"}
+    driven = {
+        f"federated.device.{name}"
+        for name in ("downloads", "participant", "spool", "trainer", "uploads")
+    } | {"federated.wire.link"}
     for name in ("actions", "events", "namesake", "rules", "state", "step"):
-        tree = ast.parse(Path(str(importlib.import_module(f"federated.device.{name}").__file__)).read_text())
-        found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        tree = ast.parse(
+            Path(str(importlib.import_module(f"federated.device.{name}").__file__)).read_text()
+        )
+        found = {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
         found |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not found & (forbidden | driven), name

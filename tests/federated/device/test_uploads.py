@@ -1,4 +1,6 @@
-"""Finished updates are sent as the coordinator allows, and go on where it is after a restart or a lost link."""
+"""Finished updates are sent as the coordinator allows, and go on where it is after a restart or a
+lost link.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def test_what_was_under_way_when_the_link_fell_is_sent_again_if_it_was_lost(tmp_
     assert desk.clerk.chunks == [], "it may still arrive"
     desk.uploads.offer(task(), anew=True)
     desk.flow()
-    assert [index for _, index in desk.clerk.chunks] == list(range(WINDOW)), "nothing counts as under way any more"
+    assert [index for _, index in desk.clerk.chunks] == list(range(WINDOW)), (
+        "nothing counts as under way any more"
+    )
 
 
 def test_several_updates_together_stay_below_what_a_link_queues(tmp_path: Path) -> None:

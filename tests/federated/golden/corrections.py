@@ -18,46 +18,81 @@ from federated.training import descend, open_session
 from models.families import build
 from tests.support.golden import close, floats, golden
 
-X, Y = np.zeros((1, 1), np.float32), np.zeros(1, np.int64)  # one example of the toy: its loss looks at the weights alone
+# one example of the toy: its loss looks at the weights alone
+X, Y = np.zeros((1, 1), np.float32), np.zeros(1, np.int64)
 
 
 def check_fedprox(toy):
-    """Two steps: the first goes where the file starts, where nothing pulls yet; the second is the file's."""
+    """Two steps: the first goes where the file starts, where nothing pulls yet; the second is the
+    file's.
+    """
     g = golden("fedprox")
     lr, chosen, there = g["lr"], method("fedprox"), floats(g["w_global"])
     whole = toy(lambda submodel: {"w": (2,)})
-    settings = configure(chosen, {"mu": g["mu"], "lr": lr, "momentum": 0.0, "epochs": 2, "norm": "static"})
+    settings = configure(
+        chosen, {"mu": g["mu"], "lr": lr, "momentum": 0.0, "epochs": 2, "norm": "static"}
+    )
     state = chosen.start({"w": there}, [whole], settings)
-    session = open_session(build(whole), whole, chosen.recipe(state, whole), X, Y, labels=(), seed=0)
+    session = open_session(
+        build(whole), whole, chosen.recipe(state, whole), X, Y, labels=(), seed=0
+    )
     session.net.w.data.copy_(there)
     gradients, seen = [(there - floats(g["w"])) / lr, floats(g["task_grad"])], []
-    hooks = Hooks(loss=lambda s, x, truth: s.net.w @ gradients[s.step], step=lambda s: seen.append(s.net.w.grad.clone()))
+    hooks = Hooks(
+        loss=lambda s, x, truth: s.net.w @ gradients[s.step],
+        step=lambda s: seen.append(s.net.w.grad.clone()),
+    )
     assert descend(session, hooks).steps == 2
     close(seen[1], g["expected_total_grad"])
     close(session.net.w, g["expected_w_after_step"])
 
 
 def check_scaffold(toy):
-    """Each device descends on its own parabola through the real loop, and the rounds go through the real engine."""
+    """Each device descends on its own parabola through the real loop, and the rounds go through the
+    real engine.
+    """
     g = golden("scaffold")
     chosen = method("scaffold")
     whole = toy(lambda submodel: {"w": (1,)})
-    given = {"lr": g["lr"], "epochs": g["local_steps"], "server_lr": g["server_lr"], "weighting": "uniform", "norm": "static"}
+    given = {
+        "lr": g["lr"],
+        "epochs": g["local_steps"],
+        "server_lr": g["server_lr"],
+        "weighting": "uniform",
+        "norm": "static",
+    }
     state = chosen.start({"w": floats([g["w0"]])}, [whole], configure(chosen, given))
     close(state.tensors["c/w"], [g["c0"]])
     state, memories = replace(state, fleet={whole: g["num_clients"]}), [{}, {}]
     for expected in g["expected_rounds"]:
         total, plan = Total(), chosen.place(state, whole)
         for index, (h, m) in enumerate(zip(g["h"], g["m"], strict=True)):
-            session = open_session(build(whole), whole, chosen.recipe(state, whole), X, Y, labels=(), seed=0)
+            session = open_session(
+                build(whole), whole, chosen.recipe(state, whole), X, Y, labels=(), seed=0
+            )
             session.received, session.memory = chosen.dispatch(state, plan), memories[index]
             session.net.w.data.copy_(session.received["w"])
-            done = descend(session, Hooks(loss=lambda s, x, truth, h=h, m=m: 0.5 * h * (s.net.w - m).square().sum()))
+            done = descend(
+                session,
+                Hooks(loss=lambda s, x, truth, h=h, m=m: 0.5 * h * (s.net.w - m).square().sum()),
+            )
             close(session.net.w, [expected["local"][index]])
             memories[index] = session.memory
             close(memories[index]["c/w"], [expected["c_i"][index]])
             sent = {"w": session.net.w.detach(), **session.sent}
-            update = Update("r", state.round, 0, str(index), "train", whole, "0", 1 + 4 * index, done.steps, sent, {})
+            update = Update(
+                "r",
+                state.round,
+                0,
+                str(index),
+                "train",
+                whole,
+                "0",
+                1 + 4 * index,
+                done.steps,
+                sent,
+                {},
+            )
             fold(total, chosen.parts(state, plan, update), (index,))
         state = chosen.finish(state, total, np.random.default_rng(0))
         close(state.tensors["w"], [expected["global_"]])
@@ -70,14 +105,24 @@ def check_fednova(toy):
     whole = toy(lambda submodel: {"w": (2,)})
     for rho, key in ((0.0, "rho0"), (0.5, "rho0.5")):
         close([normaliser(tau, rho) for tau in g["tau"]], g[key]["a"])
-        state = chosen.start({"w": floats(g["w_global"])}, [whole], configure(chosen, {"momentum": rho, "norm": "static"}))
+        state = chosen.start(
+            {"w": floats(g["w_global"])},
+            [whole],
+            configure(chosen, {"momentum": rho, "norm": "static"}),
+        )
         total, plan = Total(), chosen.place(state, whole)
-        for index, (local, tau, n, d) in enumerate(zip(g["w_local"], g["tau"], g["num_samples"], g[key]["d"], strict=True)):
-            update = Update("r", 0, 0, str(index), "train", whole, "0", n, tau, {"w": floats(local)}, {})
+        for index, (local, tau, n, d) in enumerate(
+            zip(g["w_local"], g["tau"], g["num_samples"], g[key]["d"], strict=True)
+        ):
+            update = Update(
+                "r", 0, 0, str(index), "train", whole, "0", n, tau, {"w": floats(local)}, {}
+            )
             parts = list(chosen.parts(state, plan, update))
             close(-parts[0].value, d)
             fold(total, parts, (index,))
-        close(chosen.finish(state, total, np.random.default_rng(0)).tensors["w"], g[key]["expected_w"])
+        close(
+            chosen.finish(state, total, np.random.default_rng(0)).tensors["w"], g[key]["expected_w"]
+        )
 
 
 def check_moon(toy):
@@ -90,16 +135,30 @@ def check_moon(toy):
 
 
 def check_lr_schedules(toy):
-    """Milestones as rounds, as NeFL's authors have them, and as shares of all rounds; HeteroFL's take effect in their round; DepthFL's decay."""
+    """Milestones as rounds, as NeFL's authors have them, and as shares of all rounds; HeteroFL's
+    take effect in their round; DepthFL's decay.
+    """
     g = golden("lr_schedules")
     nefl = {"lr": g["nefl"]["lr0"], "rounds": g["nefl"]["T"]}
     for milestones in ((250, 375), (0.5, 0.75)):
-        settings = configure(method("fedavg"), {"lr": nefl["lr"], "milestones": milestones}, rounds=nefl["rounds"])
+        settings = configure(
+            method("fedavg"), {"lr": nefl["lr"], "milestones": milestones}, rounds=nefl["rounds"]
+        )
         for number, expected in g["nefl"]["values"].items():
             close(rate(settings, int(number)), expected)
-    depthfl = configure(method("fedavg"), {"lr": g["depthfl"]["lr0"], "lr_decay": g["depthfl"]["decay"]})
+    depthfl = configure(
+        method("fedavg"), {"lr": g["depthfl"]["lr0"], "lr_decay": g["depthfl"]["decay"]}
+    )
     close([rate(depthfl, number) for number in (1, 2, 3)], [0.1, 0.0998, 0.0996004])
-    for key, lr in (("heterofl_cifar_iid", g["heterofl_cifar_iid"]["lr0"]), ("heterofl_cifar_noniid", 0.1)):
+    for key, lr in (
+        ("heterofl_cifar_iid", g["heterofl_cifar_iid"]["lr0"]),
+        ("heterofl_cifar_noniid", 0.1),
+    ):
         first, second = g[key]["milestones"]
-        settings = configure(method("heterofl"), {"lr": lr, "milestones": g[key]["milestones"]}, rounds=g[key]["T"])
-        close([rate(settings, number) for number in (1, first - 1, first, second - 1, second)], [0.1, 0.1, 0.01, 0.01, 0.001])
+        settings = configure(
+            method("heterofl"), {"lr": lr, "milestones": g[key]["milestones"]}, rounds=g[key]["T"]
+        )
+        close(
+            [rate(settings, number) for number in (1, first - 1, first, second - 1, second)],
+            [0.1, 0.1, 0.01, 0.01, 0.001],
+        )

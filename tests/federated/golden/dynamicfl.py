@@ -11,7 +11,10 @@ from tests.support.golden import close, floats, golden
 
 def check_dynamicfl_branch(toy):
     g = golden("dynamicfl_branch")
-    kernel, values = floats(g["kernel"]), [torch.full((1, 1, 1, 1), v) for v in g["new_branches_1x1"]]
+    kernel, values = (
+        floats(g["kernel"]),
+        [torch.full((1, 1, 1, 1), v) for v in g["new_branches_1x1"]],
+    )
     points = [Branch("kernel", ((1, 1, 1, 1),))] * len(values)
     important = reduced(points, kernel, values)
     close(important, g["expected_important_after_expand"])
@@ -19,7 +22,10 @@ def check_dynamicfl_branch(toy):
     stepped(kernel, points, g["one_step"])
     linears(g["linear"])
     q = g["redundant_merge"]
-    close(merge([Branch("kernel", ((2,),))], floats(q["common"]), [floats(q["redundant"])]), q["expected_common"])
+    close(
+        merge([Branch("kernel", ((2,),))], floats(q["common"]), [floats(q["redundant"])]),
+        q["expected_common"],
+    )
     q = g["bn_fusion"]
     norm = [floats([q[key]]) for key in ("gamma", "beta", "mean", "var")]
     weight, bias = fused(kernel, *norm, q["eps"])
@@ -28,7 +34,9 @@ def check_dynamicfl_branch(toy):
 
 
 def stepped(kernel, points, q):
-    """A real layer, whose output's gradient at its one place is 1 and whose input is all ones: the kernel's gradient is all ones."""
+    """A real layer, whose output's gradient at its one place is 1 and whose input is all ones: the
+    kernel's gradient is all ones.
+    """
     layer = nn.Conv2d(1, 1, 3, bias=False)
     layer.weight.data = kernel.clone()
     split(layer, points, "normal", torch.Generator().manual_seed(0))

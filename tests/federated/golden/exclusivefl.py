@@ -22,7 +22,14 @@ def check_allsmall_exclusivefl(toy):
         updates = []
         for kind, client in clients:
             submodel = chosen.assign(None, None, [s for s in menu if s.width <= widths[kind]], None)
-            updates.append((submodel, {"w": torch.full((kept(submodel.width, 2),), float(client["v"]))}, client["n"], {}))
+            updates.append(
+                (
+                    submodel,
+                    {"w": torch.full((kept(submodel.width, 2),), float(client["v"]))},
+                    client["n"],
+                    {},
+                )
+            )
         return played(chosen, before, updates)
 
     close(after("allsmall")["w"], [g["AllSmall"]["expected_small"], 0.0])

@@ -33,37 +33,67 @@ class Told(nn.Module):
 def lost(name, logits, label, options):
     """The loss of one example, as the training loop and a method's hooks find it."""
     recipe = Recipe(batch=1, hook=name, options=options)
-    session = open_session(Told(logits), TOLD, recipe, np.zeros((1, 1)), np.array([label]), labels=[label], seed=0)
+    session = open_session(
+        Told(logits), TOLD, recipe, np.zeros((1, 1)), np.array([label]), labels=[label], seed=0
+    )
     return descend(session, method(name).hooks).loss
 
 
 def check_depthfl(toy):
     g = golden("depthfl")
     before = {f"l{i}": floats(value)[None] for i, value in enumerate(g["original"])}
-    locals_ = [{f"l{i}": floats(value)[None] for i, value in enumerate(client["layers"])} for client in g["clients"]]
-    updates = [(s, tensors, 1 + 7 * i, {}) for i, (s, tensors) in enumerate(zip(by_owner(toy, before, locals_), locals_, strict=True))]
+    locals_ = [
+        {f"l{i}": floats(value)[None] for i, value in enumerate(client["layers"])}
+        for client in g["clients"]
+    ]
+    updates = [
+        (s, tensors, 1 + 7 * i, {})
+        for i, (s, tensors) in enumerate(zip(by_owner(toy, before, locals_), locals_, strict=True))
+    ]
     plain = played(method("depthfl"), before, updates, solver="fedavg")
     dynamic = played(method("depthfl"), before, updates, alpha=0.1)
-    for i, (mean, corrected, h) in enumerate(zip(g["expected_plain"], g["expected_feddyn_alpha0.1_N2"], g["expected_h"], strict=True)):
+    for i, (mean, corrected, h) in enumerate(
+        zip(g["expected_plain"], g["expected_feddyn_alpha0.1_N2"], g["expected_h"], strict=True)
+    ):
         close(plain[f"l{i}"], mean)
         close(dynamic[f"l{i}"], corrected)
         close(dynamic.get(f"h/l{i}", torch.zeros(1)), h)
     case = g["loss_case"]
-    close(lost("depthfl", case["exit_logits"], case["label"], {"weight": case["consistency_weight"]}), case["expected_total"])
+    close(
+        lost("depthfl", case["exit_logits"], case["label"], {"weight": case["consistency_weight"]}),
+        case["expected_total"],
+    )
     chosen, schedule = method("depthfl"), g["consistency_weight_schedule"]
-    states = [State(0, {}, configure(chosen, given, rounds=rounds)) for given, rounds in (({"ramp": 300}, 20), ({}, 1000))]
+    states = [
+        State(0, {}, configure(chosen, given, rounds=rounds))
+        for given, rounds in (({"ramp": 300}, 20), ({}, 1000))
+    ]
     for number, weight in schedule.items():
         close(consistency(int(number), 300), weight)
         for state in states if int(number) else ():
-            close(chosen.recipe(replace(state, round=int(number) - 1), TOLD).options["weight"], weight)
+            close(
+                chosen.recipe(replace(state, round=int(number) - 1), TOLD).options["weight"], weight
+            )
 
 
 def check_scalefl_aggregate(toy):
     """A weight without a gradient is of no submodel: the first level has no second layer."""
     g = golden("scalefl_aggregate")
-    before = {name: torch.full((g["width"],), float(g["global_value"])) for name in g["expected_both"]}
-    locals_ = [{name: torch.full((c["width"],), float(c["value"])) for name, there in c["has_grad"].items() if there} for c in g["clients"]]
-    updates = [(s, tensors, 1 + 7 * i, {}) for i, (s, tensors) in enumerate(zip(by_owner(toy, before, locals_), locals_, strict=True))]
+    before = {
+        name: torch.full((g["width"],), float(g["global_value"])) for name in g["expected_both"]
+    }
+    locals_ = [
+        {
+            name: torch.full((c["width"],), float(c["value"]))
+            for name, there in c["has_grad"].items()
+            if there
+        }
+        for c in g["clients"]
+    ]
+    updates = [
+        (s, tensors, 1 + 7 * i, {})
+        for i, (s, tensors) in enumerate(zip(by_owner(toy, before, locals_), locals_, strict=True))
+    ]
     for expected, given in (("expected_both", updates), ("expected_only_level0", updates[:1])):
         after = played(method("scalefl"), before, given)
         for name, value in g[expected].items():

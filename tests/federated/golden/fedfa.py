@@ -23,7 +23,9 @@ def check_fedfa_distribute(toy):
         return {f"sections.0.{b}.w": shape for b, keep in enumerate(submodel.mask[0]) if keep}
 
     whole = toy(tensors, (2,))
-    client = Submodel(whole.network, 0.5, ((1,) * g["client_depth"] + (0,) * (2 - g["client_depth"]),))
+    client = Submodel(
+        whole.network, 0.5, ((1,) * g["client_depth"] + (0,) * (2 - g["client_depth"]),)
+    )
     chosen = method("fedfa")
     state = chosen.start(before, [whole, client], configure(chosen, {}))
     found = chosen.dispatch(state, chosen.place(state, client))
@@ -33,12 +35,27 @@ def check_fedfa_distribute(toy):
 
 def check_fedfa_graft(toy):
     g = golden("fedfa_graft")
-    whole = toy(lambda s: {f"sections.{i}.{b}.w": (1,) for i, m in enumerate(s.mask) for b, keep in enumerate(m) if keep}, tuple(g["max_depth"]))
+    whole = toy(
+        lambda s: {
+            f"sections.{i}.{b}.w": (1,)
+            for i, m in enumerate(s.mask)
+            for b, keep in enumerate(m)
+            if keep
+        },
+        tuple(g["max_depth"]),
+    )
     before = {name: torch.zeros(shape) for name, shape in shapes(whole).items()}
     updates = []
     for client in g["clients_blocks"]:
-        mask = tuple((1,) * len(blocks) + (0,) * (n - len(blocks)) for blocks, n in zip(client, g["max_depth"], strict=True))
-        tensors = {f"sections.{i}.{b}.w": floats([v]) for i, blocks in enumerate(client) for b, v in enumerate(blocks)}
+        mask = tuple(
+            (1,) * len(blocks) + (0,) * (n - len(blocks))
+            for blocks, n in zip(client, g["max_depth"], strict=True)
+        )
+        tensors = {
+            f"sections.{i}.{b}.w": floats([v])
+            for i, blocks in enumerate(client)
+            for b, v in enumerate(blocks)
+        }
         updates.append((Submodel(whole.network, 1.0, mask), tensors, 5, {}))
     for name, key in (("fedfa", "expected_uniform_no_scaling"), ("fedavg", "NeFL_style_no_graft")):
         after = played(method(name), before, updates, weighting="uniform")
@@ -50,11 +67,20 @@ def check_fedfa_graft(toy):
 def graft_of_another_shape(toy, g):
     def tensors(submodel):
         blocks = [g["client_section_blocks"][0], g["global_block1"]]
-        return {f"sections.0.{b}.{k}": tuple(v) for b, keep in enumerate(submodel.mask[0]) if keep for k, v in blocks[b].items()}
+        return {
+            f"sections.0.{b}.{k}": tuple(v)
+            for b, keep in enumerate(submodel.mask[0])
+            if keep
+            for k, v in blocks[b].items()
+        }
 
     whole = toy(tensors, (2,))
     chosen = method("fedfa")
-    state = chosen.start({name: torch.zeros(shape) for name, shape in shapes(whole).items()}, [whole], configure(chosen, {}))
+    state = chosen.start(
+        {name: torch.zeros(shape) for name, shape in shapes(whole).items()},
+        [whole],
+        configure(chosen, {}),
+    )
     plan = chosen.place(state, Submodel(whole.network, 1.0, ((1, 0),)))
     added = graft(plan, shapes_of(state.tensors)).rows[len(plan.rows) :]
     assert [(r.local, r.home) for r in added] == [("sections.0.0.conv2", "sections.0.1.conv2")]
@@ -69,14 +95,27 @@ def check_fedfa_scaling(toy):
             close(central_norm(client["w"], scaling), norm)
         updates = [(s, c, n, {}) for s, c, n in zip(subs, clients, g["num_samples"], strict=True)]
         close(played(method("fedfa"), before, updates, scaling=scaling)["w"], g[key]["expected"])
-    partly, clients = g["width_uncovered"], [{"w": floats(c)} for c in g["width_uncovered"]["clients"]]
+    partly, clients = (
+        g["width_uncovered"],
+        [{"w": floats(c)} for c in g["width_uncovered"]["clients"]],
+    )
     subs = by_owner(toy, before, clients)
-    close(played(method("fedfa"), before, [(s, c, 1, {}) for s, c in zip(subs, clients, strict=True)], scaling="l2")["w"], partly["expected"])
+    close(
+        played(
+            method("fedfa"),
+            before,
+            [(s, c, 1, {}) for s, c in zip(subs, clients, strict=True)],
+            scaling="l2",
+        )["w"],
+        partly["expected"],
+    )
     zero, clients = g["zero_norm"], [{"w": floats(c)} for c in g["zero_norm"]["clients"]]
     before = {"w": floats([9, 9])}
     subs = by_owner(toy, before, clients)
     given = [(s, c, 1, {}) for s, c in zip(subs, clients, strict=True)]
-    close(played(method("fedfa"), before, given, scaling="l2", scale_1d=True)["w"], zero["expected"])
+    close(
+        played(method("fedfa"), before, given, scaling="l2", scale_1d=True)["w"], zero["expected"]
+    )
     close(central_norm(floats(g["percentile_modes_on"]), "l2"), g["norm_abs"])
 
 
@@ -87,4 +126,7 @@ def check_fedfa_backdoor(toy):
     close(malicious, g["expected_malicious_update"])
     clients = [{"w": malicious}, {"w": floats(g["aggregate_N2_with_honest_update"])}]
     given = [(s, c, 1, {}) for s, c in zip(by_owner(toy, before, clients), clients, strict=True)]
-    close(played(method("fedavg"), before, given, weighting="uniform")["w"], g["expected_global_uniform"])
+    close(
+        played(method("fedavg"), before, given, weighting="uniform")["w"],
+        g["expected_global_uniform"],
+    )

@@ -18,6 +18,8 @@ def check_fedrolex_index(toy):
     whole = toy(lambda submodel: {"w": (kept(submodel.width, g["W"]),)})
     chosen, narrow = method("fedrolex"), Submodel(whole.network, g["rate"], whole.mask)
     for direction, key in (("author", "author_indices"), ("paper", "paper_direction")):
-        state = chosen.start({"w": torch.arange(float(g["W"]))}, [whole], configure(chosen, {"direction": direction}))
+        state = chosen.start(
+            {"w": torch.arange(float(g["W"]))}, [whole], configure(chosen, {"direction": direction})
+        )
         state = replace(state, round=g["round"])
         close(chosen.dispatch(state, chosen.place(state, narrow))["w"], g[key])

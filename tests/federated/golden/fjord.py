@@ -17,14 +17,21 @@ from tests.support.golden import close, floats, golden
 
 
 def check_fjord_aggregate(toy):
-    """Under tracked norm with separate affine: a linear layer is shared by nested means, all of the norm belongs to the width."""
+    """Under tracked norm with separate affine: a linear layer is shared by nested means, all of the
+    norm belongs to the width.
+    """
     g = golden("fjord_aggregate")
     whole = toy(lambda submodel: {})
     FAMILIES["toy"] = replace(
-        FAMILIES["toy"], build=lambda s: nn.Sequential(nn.Linear(1, n := kept(s.width, g["width"]), bias=False), nn.BatchNorm1d(n))
+        FAMILIES["toy"],
+        build=lambda s: nn.Sequential(
+            nn.Linear(1, n := kept(s.width, g["width"]), bias=False), nn.BatchNorm1d(n)
+        ),
     )
     old_weight, *_, old_norm = (floats(value) for value in g["original"])
-    before = {"0.weight": old_weight} | {f"1.{part}": old_norm for part in ("weight", "bias", "running_mean", "running_var")}
+    before = {"0.weight": old_weight} | {
+        f"1.{part}": old_norm for part in ("weight", "bias", "running_mean", "running_var")
+    }
     submodels = {p: Submodel(whole.network, p, whole.mask) for p in g["p_s"]}
     chosen = method("fjord")
     settings = configure(chosen, {"widths": g["p_s"], "norm": "tracked", "affine": "separate"})
@@ -33,7 +40,10 @@ def check_fjord_aggregate(toy):
         for index, client in enumerate(case["clients"]):
             submodel = submodels[client["p_max"]]
             plan = chosen.place(state, submodel)
-            sent = {name: torch.full_like(value, client["value"]) for name, value in chosen.dispatch(state, plan).items()}
+            sent = {
+                name: torch.full_like(value, client["value"])
+                for name, value in chosen.dispatch(state, plan).items()
+            }
             update = Update("r", 1, 0, str(index), "train", submodel, "0", client["n"], 1, sent)
             assert fold(total, chosen.parts(state, plan, update), (update.agent,))
         after = chosen.finish(state, total, None)

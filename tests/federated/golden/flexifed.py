@@ -20,7 +20,9 @@ def check_flexifed(toy):
     g = golden("flexifed")
     names = {MASKS[kind]: list(g["clients"][client]) for client, kind in g["architectures"].items()}
     every = {name: (1,) for client in g["clients"].values() for name in client}
-    whole = toy(lambda s: dict.fromkeys(names[s.mask[0]], (1,)) if s.mask[0] in names else every, (4,))
+    whole = toy(
+        lambda s: dict.fromkeys(names[s.mask[0]], (1,)) if s.mask[0] in names else every, (4,)
+    )
     submodels = {kind: Submodel(whole.network, 1.0, (mask,)) for kind, mask in MASKS.items()}
     held = {client: submodels[kind] for client, kind in g["architectures"].items()}
     for strategy in ("basic", "clustered", "max"):
@@ -35,7 +37,10 @@ def personal(g, strategy, before, held):
     """What each device has after one round: what it is sent, and what it kept of its own."""
     chosen = method("flexifed")
     state = chosen.start(before, list(held.values()), configure(chosen, {"strategy": strategy}))
-    state, total = replace(state, fleet={s: list(held.values()).count(s) for s in held.values()}), Total()
+    state, total = (
+        replace(state, fleet={s: list(held.values()).count(s) for s in held.values()}),
+        Total(),
+    )
     own = {}
     for client, submodel in held.items():
         trained = {name: floats([value]) for name, value in g["clients"][client].items()}
@@ -46,4 +51,7 @@ def personal(g, strategy, before, held):
         fold(total, chosen.parts(state, chosen.place(state, submodel), update), (client,))
         assert strategy != "basic" or list(sent) == g["basic_common_layers"]
     after = chosen.finish(state, total, None)
-    return {client: own[client] | chosen.dispatch(after, chosen.place(after, submodel)) for client, submodel in held.items()}
+    return {
+        client: own[client] | chosen.dispatch(after, chosen.place(after, submodel))
+        for client, submodel in held.items()
+    }

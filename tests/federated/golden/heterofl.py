@@ -17,15 +17,24 @@ def check_heterofl_aggregate(toy):
 
     def tensors(submodel):
         n = kept(submodel.width, 4)
-        return {"blocks.0.weight": (n, 1, 1, 1), "blocks.0.bias": (n,), "linear.weight": (3, n), "linear.bias": (3,)}
+        return {
+            "blocks.0.weight": (n, 1, 1, 1),
+            "blocks.0.bias": (n,),
+            "linear.weight": (3, n),
+            "linear.bias": (3,),
+        }
 
     whole = toy(tensors)
-    before = {name: floats(value).reshape(g["shapes"][name]) for name, value in g["global_before"].items()}
+    before = {
+        name: floats(value).reshape(g["shapes"][name]) for name, value in g["global_before"].items()
+    }
     for case in (g["case_A"], g["case_B"]):
         updates = []
         for client, value in zip(case["sampled"], case["local_constant_values"], strict=True):
             submodel = Submodel(whole.network, g["rates"][client], whole.mask)
-            local = {name: torch.full(shape, float(value)) for name, shape in tensors(submodel).items()}
+            local = {
+                name: torch.full(shape, float(value)) for name, shape in tensors(submodel).items()
+            }
             updates.append((submodel, local, 1 + 7 * client, {"labels": g["label_split"][client]}))
         after = played(method("heterofl"), before, updates)
         for name, expected in case["expected"].items():

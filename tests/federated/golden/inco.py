@@ -26,13 +26,21 @@ def stepped(toy, shallow, deep, g0, gk, variant):
 
 
 def check_inco(toy):
-    """As the one kernel of a convolution under a network's names, and as a norm's weight under a transformer's."""
+    """As the one kernel of a convolution under a network's names, and as a norm's weight under a
+    transformer's.
+    """
     g = golden("inco")
     g0 = floats(g["g0"])
     for variant, key in KEYS.items():
         for sign in ("beta_pos", "beta_neg"):
             names = "sections.0.0.conv2.weight", "sections.0.1.conv1.weight"
-            first, second = stepped(toy, *names, g0.reshape(1, 1, 1, 2), floats(g[f"gk_{sign}"]).reshape(1, 1, 1, 2), variant)
+            first, second = stepped(
+                toy,
+                *names,
+                g0.reshape(1, 1, 1, 2),
+                floats(g[f"gk_{sign}"]).reshape(1, 1, 1, 2),
+                variant,
+            )
             close(first.flatten(), g["g0"])
             close(second.flatten(), g[key][sign])
     names = "sections.0.0.norm1.weight", "sections.0.0.norm2.weight"
@@ -42,14 +50,25 @@ def check_inco(toy):
 def check_inco_heteroavg(toy):
     g = golden("inco_heteroavg")
     before = {name: floats([value]) for name, value in g["global"].items()}
-    sent = [{name: before[name] + value for name, value in deltas.items()} for deltas in g["deltas"].values()]
+    sent = [
+        {name: before[name] + value for name, value in deltas.items()}
+        for deltas in g["deltas"].values()
+    ]
     submodels = by_owner(toy, before, sent)
     for name in ("fedavg", "inco-avg"):
         after = played(
-            method(name), before, [(s, t, 1 + 8 * i, {}) for i, (s, t) in enumerate(zip(submodels, sent, strict=True))], weighting="uniform"
+            method(name),
+            before,
+            [(s, t, 1 + 8 * i, {}) for i, (s, t) in enumerate(zip(submodels, sent, strict=True))],
+            weighting="uniform",
         )
         for home, expected in g["expected_global"].items():
             close(after[home], [expected])
-    whole, before = toy(lambda submodel: {"norm.running_var": (1,)}), {"norm.running_var": floats([1.0])}
-    after = played(method("inco-avg"), before, [(whole, {"norm.running_var": floats([-2.0])}, 1, {})])
+    whole, before = (
+        toy(lambda submodel: {"norm.running_var": (1,)}),
+        {"norm.running_var": floats([1.0])},
+    )
+    after = played(
+        method("inco-avg"), before, [(whole, {"norm.running_var": floats([-2.0])}, 1, {})]
+    )
     close(after["norm.running_var"], [g["running_var_clamped_at_zero"]])

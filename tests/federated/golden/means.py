@@ -21,14 +21,20 @@ def check_fedavg(toy):
     subs = by_owner(toy, before, clients)
     for weighting, key in (("samples", "expected_weighted"), ("uniform", "expected_uniform")):
         after = played(
-            method("fedavg"), before, [(s, c, n, {}) for s, c, n in zip(subs, clients, g["num_samples"], strict=True)], weighting=weighting
+            method("fedavg"),
+            before,
+            [(s, c, n, {}) for s, c, n in zip(subs, clients, g["num_samples"], strict=True)],
+            weighting=weighting,
         )
         for name in ("w", "b"):
             close(after[name], g[key][name])
     counters, total = [c["bn.num_batches_tracked"] for c in g["clients"]], Total()
     for index, (count, n) in enumerate(zip(counters, g["num_samples"], strict=True)):
         fold(total, [Part("n", (), (), torch.tensor(count), float(n))], (index,))
-    assert mean(total.sums["n"], torch.tensor(0)).item() == g["expected_weighted"]["bn.num_batches_tracked"]
+    assert (
+        mean(total.sums["n"], torch.tensor(0)).item()
+        == g["expected_weighted"]["bn.num_batches_tracked"]
+    )
 
 
 def check_unified_coverage(toy):
@@ -53,12 +59,22 @@ def check_static_bn(toy):
     """As one pass, and as two agents with a batch each, folded by batches."""
     g = golden("static_bn")
     batches = [floats(b)[:, None] for b in g["batches"]]
-    expected = {"0.running_mean": g["expected_running_mean"], "0.running_var": g["expected_running_var"]}
+    expected = {
+        "0.running_mean": g["expected_running_mean"],
+        "0.running_var": g["expected_running_var"],
+    }
     stats, _ = calibrate(nn.Sequential(nn.BatchNorm1d(1)), batches)
     total = Total()
     for index, batch in enumerate(batches):
         own, count = calibrate(nn.Sequential(nn.BatchNorm1d(1)), [batch])
-        fold(total, [Part(name, corner(value.shape), tuple(value.shape), value, count) for name, value in own.items()], (index,))
+        fold(
+            total,
+            [
+                Part(name, corner(value.shape), tuple(value.shape), value, count)
+                for name, value in own.items()
+            ],
+            (index,),
+        )
     for name, value in expected.items():
         close(stats[name], [value])
         close(mean(total.sums[name]), [value])

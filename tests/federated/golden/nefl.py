@@ -1,4 +1,6 @@
-"""NeFL, on the real networks: four channels of the files are four quarters of a section's, two blocks those of its first section."""
+"""NeFL, on the real networks: four channels of the files are four quarters of a section's, two
+blocks those of its first section.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,20 @@ WHOLE = full(network("resnet-small", (1, 8, 8), 10), ("steps",))
 def constant(submodel, value, **other):
     """Tensors of one value, but for norms and steps where others are given."""
     norms = normalising(submodel)
-    kinds = {name: "norm" if name in norms else "step" if name.endswith(".step") else "" for name in shapes(submodel)}
-    return {name: torch.full(shape, float(other.get(kinds[name], value))) for name, shape in shapes(submodel).items()}
+    kinds = {
+        name: "norm" if name in norms else "step" if name.endswith(".step") else ""
+        for name in shapes(submodel)
+    }
+    return {
+        name: torch.full(shape, float(other.get(kinds[name], value)))
+        for name, shape in shapes(submodel).items()
+    }
 
 
 def quarters(value, axes):
-    """Means over the quarters of each of the leading axes, the other axes left out; equal within a quarter, as is checked."""
+    """Means over the quarters of each of the leading axes, the other axes left out; equal within a
+    quarter, as is checked.
+    """
     size = [n // 4 for n in value.shape[:axes]]
     view = value.reshape(*(m for n in size for m in (4, n)), -1)
     found = view.mean(dim=(*range(1, 2 * axes, 2), 2 * axes))
@@ -38,8 +48,14 @@ def quarters(value, axes):
 
 def case(g, part, scaling="nefl-wd"):
     """The tensors after the case's round, and its submodels."""
-    ratios, masks = part.get("ps_channel_ratio", part.get("ps", g["caseW"]["ps_channel_ratio"])), part.get("s2D", g["caseW"]["s2D"])
-    subs = [replace(WHOLE, width=ratio, mask=(tuple(m), *WHOLE.mask[1:])) for ratio, m in zip(ratios, masks, strict=True)]
+    ratios, masks = (
+        part.get("ps_channel_ratio", part.get("ps", g["caseW"]["ps_channel_ratio"])),
+        part.get("s2D", g["caseW"]["s2D"]),
+    )
+    subs = [
+        replace(WHOLE, width=ratio, mask=(tuple(m), *WHOLE.mask[1:]))
+        for ratio, m in zip(ratios, masks, strict=True)
+    ]
     before = constant(WHOLE, g["global_value"], norm=g["bn_init"], step=g["step_init"])
     updates = [(subs[k], constant(subs[k], value), 1 + 5 * k, {}) for k, value in part["clients"]]
     return played(method(scaling), before, updates), subs
@@ -55,7 +71,12 @@ def check_nefl_nefedavg(toy):
     close(quarters(after["stem.weight"], 1), w["expected_stem"])
     close(quarters(after["linear.weight"].T, 1), w["expected_fc_weight"][0])
     close(after["linear.bias"], w["expected_fc_bias"][:1] * 10)
-    for submodel, step, norm in zip((narrow, wide), w["expected_step"], (w["expected_bn_sub0"], w["expected_bn_sub1"]), strict=True):
+    for submodel, step, norm in zip(
+        (narrow, wide),
+        w["expected_step"],
+        (w["expected_bn_sub0"], w["expected_bn_sub1"]),
+        strict=True,
+    ):
         close(after[f"sections.0.1.step@{submodel.name}"], [step])
         close(after[f"norm.weight@{submodel.name}"], norm[:1] * (len(norm) * 4))
     after, _ = case(g, g["caseWD"])
@@ -77,12 +98,17 @@ def steps_at_first(mask):
     """The steps of one section of a ResNet under nefl-do, 0 for the blocks that are left out."""
     model, section = {9: ("resnet-56", 0), 6: ("resnet-34-nefl", 2)}[len(mask)]
     whole = full(network(model, (3, 32, 32), 10), ("steps",))
-    submodel = replace(whole, mask=tuple(tuple(mask) if s == section else m for s, m in enumerate(whole.mask)))
+    submodel = replace(
+        whole, mask=tuple(tuple(mask) if s == section else m for s, m in enumerate(whole.mask))
+    )
     chosen = method("nefl-do")
     before = {name: torch.ones(1).expand(shape) for name, shape in shapes(whole).items()}
     state = chosen.start(before, [whole, submodel], configure(chosen, {"norm": "static"}))
     found = chosen.dispatch(state, chosen.place(state, submodel))
-    return [float(found.get(f"sections.{section}.{block}.step", torch.zeros(1))) for block in range(len(mask))]
+    return [
+        float(found.get(f"sections.{section}.{block}.step", torch.zeros(1)))
+        for block in range(len(mask))
+    ]
 
 
 def check_nefl_do_steps(toy):
@@ -91,7 +117,9 @@ def check_nefl_do_steps(toy):
 
 
 def check_nefl_step_forward(toy):
-    """Inverted residuals, which nothing follows after the addition, about a 1x1 convolution that halves."""
+    """Inverted residuals, which nothing follows after the addition, about a 1x1 convolution that
+    halves.
+    """
     g = golden("nefl_step_forward")
     section = replace(PRESETS["tiny"].sections[0], channels=2)
     x = floats(g["x"]).reshape(1, 2, 1, 1)

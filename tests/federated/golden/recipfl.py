@@ -37,8 +37,12 @@ def check_recipfl_server(toy):
         settings = configure(chosen, given)
         assert configure(chosen, {})["server_clip"] == g["clip_grad_norm"]
         state, total = State(0, {"phi/p": floats(g["phi"])}, settings), Total()
-        for index, (submodel, tensors, share) in enumerate(zip(subs, updated, g["data_shares"], strict=True)):
-            update = Update("r", 0, 0, str(index), "train", submodel, "0", round(100 * share), 1, tensors)
+        for index, (submodel, tensors, share) in enumerate(
+            zip(subs, updated, g["data_shares"], strict=True)
+        ):
+            update = Update(
+                "r", 0, 0, str(index), "train", submodel, "0", round(100 * share), 1, tensors
+            )
             fold(total, chosen.parts(state, chosen.place(state, submodel), update), (index,))
         after = chosen.finish(state, total, np.random.default_rng(0)).tensors["phi/p"]
         close(after, g[f"expected_phi_{key}"])
@@ -48,17 +52,28 @@ def check_recipfl_server(toy):
 
 def check_recipfl_kd(toy):
     g = golden("recipfl_kd")
-    student, teacher, features, taught = (floats(g[f"{who}_{what}"]) for what in ("logits", "feat") for who in ("student", "teacher"))
+    student, teacher, features, taught = (
+        floats(g[f"{who}_{what}"]) for what in ("logits", "feat") for who in ("student", "teacher")
+    )
     label = torch.tensor([g["label"]])
     close(student_loss(student, teacher, features, taught, label), g["expected_total"])
-    close(student_loss(student, teacher, features[:, :2], taught, label), g["expected_ce"] + g["expected_soft_ce"])
+    close(
+        student_loss(student, teacher, features[:, :2], taught, label),
+        g["expected_ce"] + g["expected_soft_ce"],
+    )
 
 
 def check_ghn_tile_norm(toy):
     g = golden("ghn_tile_norm")
     close(tile(floats(g["pred"]), g["target_shape"]), g["expected_tiled"])
-    close(tile(floats(g["slice_example"]["pred"]), g["slice_example"]["target"]), g["slice_example"]["expected"])
+    close(
+        tile(floats(g["slice_example"]["pred"]), g["slice_example"]["target"]),
+        g["slice_example"]["expected"],
+    )
     shape = g["conv_weight_ones_shape"]
-    close(normalised(torch.ones(shape), "weight", factor(shape)), torch.full(shape, g["expected_scale"]).tolist())
+    close(
+        normalised(torch.ones(shape), "weight", factor(shape)),
+        torch.full(shape, g["expected_scale"]).tolist(),
+    )
     close(normalised(floats([1.0]), "scale", 1.0), [g["norm_w(1.0)"]])
     close(normalised(floats([1.0]), "bias", 1.0), [g["bias(1.0)"]])

@@ -15,6 +15,11 @@ def check_zico(toy):
 def check_fedfa_mac(toy):
     g = golden("fedfa_mac")
     share = g["num_participating"] / sum(g["N"].values())
-    trained = [g["MACS"][name] for name, count in g["N"].items() for _ in range(round(share * count))]  # of each architecture its share
-    found = effort([trained] * (g["rounds_to_target"] + 7), g["local_epochs"], g["rounds_to_target"])
+    # of each architecture its share
+    trained = [
+        g["MACS"][name] for name, count in g["N"].items() for _ in range(round(share * count))
+    ]
+    found = effort(
+        [trained] * (g["rounds_to_target"] + 7), g["local_epochs"], g["rounds_to_target"]
+    )
     assert (found.mean, found.mace, found.tmac) == (g["mean"], g["MACE"], g["TMAC"])

@@ -9,7 +9,9 @@ from federated.hypernetwork.decoder import Decoder, capped, largest, tile
 
 
 def test_a_decoder_is_two_layers_whose_last_has_the_shape_of_what_it_makes():
-    """hidden relu(2x, -x) of x = 3 is (6, 0), so every number is 6 w + b; a push of (0, 5) opens the second unit by 2."""
+    """hidden relu(2x, -x) of x = 3 is (6, 0), so every number is 6 w + b; a push of (0, 5) opens
+    the second unit by 2.
+    """
     decoder = Decoder(1, 2, (1, 2))
     with torch.no_grad():
         decoder.first.weight.copy_(torch.tensor([[2.0], [-1.0]]))
@@ -29,7 +31,12 @@ def test_a_tile_repeats_in_some_axes_and_is_cut_in_others():
 
 @pytest.mark.parametrize(
     ("shape", "most", "expected"),
-    [((64, 64, 3, 3), 65536, (64, 64, 3, 3)), ((64, 64, 3, 3), 10240, (32, 32, 3, 3)), ((5,), 2, (2,)), ((3, 2), 1, (1, 1))],
+    [
+        ((64, 64, 3, 3), 65536, (64, 64, 3, 3)),
+        ((64, 64, 3, 3), 10240, (32, 32, 3, 3)),
+        ((5,), 2, (2,)),
+        ((3, 2), 1, (1, 1)),
+    ],
 )
 def test_the_longest_axis_is_halved_until_a_shape_fits(shape, most, expected):
     assert capped(shape, most) == expected

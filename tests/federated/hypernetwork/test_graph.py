@@ -87,27 +87,54 @@ def test_layers_in_a_row_are_a_chain():
 
 
 def test_a_shortcut_is_a_shorter_path():
-    """conv, norm, relu on one way and nothing on the other: from the stem's norm to the sum it is one step, and three by the block."""
+    """conv, norm, relu on one way and nothing on the other: from the stem's norm to the sum it is
+    one step, and three by the block.
+    """
     found = graph(full(network("tests.support.model:residual", (1, 8, 8), 10)))
     names = [OPERATIONS[index] for index in found.operations]
-    assert names == ["input", "conv", "bn", "conv", "bn", "sum", "conv", "bn", "sum", "max_pool", "linear"]
+    assert names == [
+        "input",
+        "conv",
+        "bn",
+        "conv",
+        "bn",
+        "sum",
+        "conv",
+        "bn",
+        "sum",
+        "max_pool",
+        "linear",
+    ]
     assert found.paths[5].tolist() == [3, 2, 1, 2, 1, 0, 0, 0, 0, 0, 0]
 
 
 def test_operations_are_told_apart():
-    grouped = [m for m in build(full(small("mobilenet")), "meta").modules() if isinstance(m, nn.Conv2d) and m.groups > 1]
+    grouped = [
+        m
+        for m in build(full(small("mobilenet")), "meta").modules()
+        if isinstance(m, nn.Conv2d) and m.groups > 1
+    ]
     assert counted(full(small("mobilenet")))["sep_conv"] == len(grouped) > 0
     assert counted(full(small("vit")))["pos_enc"] == 1
     assert counted(full(small("vit")))["msa"] > 0
     assert counted(full(small("transformer")))["embedding"] == 1
     assert counted(full(small("densenet")))["concat"] > 0
     assert counted(full(small("efficientnet")))["cse"] > 0
-    assert counted(full(small("preresnet"))) == {"input": 1, "conv": 27, "bn": 25, "sum": 12, "glob_avg": 1, "linear": 1}
+    assert counted(full(small("preresnet"))) == {
+        "input": 1,
+        "conv": 27,
+        "bn": 25,
+        "sum": 12,
+        "glob_avg": 1,
+        "linear": 1,
+    }
 
 
 def test_depth_shows_in_the_graph_and_width_in_the_sizes():
     net = small("preresnet")
-    whole, narrow, shallow = (Submodel(net, w, ((1, d, d, d),) * 3) for w, d in ((1.0, 1), (0.5, 1), (1.0, 0)))
+    whole, narrow, shallow = (
+        Submodel(net, w, ((1, d, d, d),) * 3) for w, d in ((1.0, 1), (0.5, 1), (1.0, 0))
+    )
     assert torch.equal(graph(whole).paths, graph(narrow).paths)
     assert not torch.equal(graph(whole).sizes, graph(narrow).sizes)
     assert len(graph(shallow).operations) < len(graph(whole).operations)
@@ -116,7 +143,10 @@ def test_depth_shows_in_the_graph_and_width_in_the_sizes():
 def test_an_exit_belongs_to_the_graph():
     whole = full(network("resnet-small", (1, 8, 8), 10))
     first = replace(whole, mask=(whole.mask[0], (0, 0), (0, 0)), features=("exits-adapter",))
-    assert {slot.name for slot in graph(first).slots if slot.head} == {"exits.0.linear.weight", "exits.0.linear.bias"}
+    assert {slot.name for slot in graph(first).slots if slot.head} == {
+        "exits.0.linear.weight",
+        "exits.0.linear.bias",
+    }
 
 
 def test_the_owner_makes_no_difference():
@@ -133,7 +163,12 @@ def test_a_tensor_in_no_operation_has_a_node_of_its_own():
 
 def test_a_tensor_that_is_used_twice_belongs_where_it_is_used_first():
     found = graph(own("tied"))
-    assert [OPERATIONS[index] for index in found.operations] == ["input", "linear", "linear", "linear"]
+    assert [OPERATIONS[index] for index in found.operations] == [
+        "input",
+        "linear",
+        "linear",
+        "linear",
+    ]
     assert next(slot.node for slot in found.slots if "first" in slot.name) == 1
 
 
@@ -152,7 +187,8 @@ def test_paths_end_at_the_farthest():
         ((8, 1, 3, 3), 1, 1 / 3),  # depthwise
         ((4, 4, 1, 3), 1, math.sqrt(1 / 12)),  # 1 x k
         ((4, 4, 3, 1), 1, math.sqrt(2 / 12)),
-        ((3, 2, 4, 8), 3, 0.5),  # attention: query, key and value of two heads of four features, from eight
+        # attention: query, key and value of two heads of four features, from eight
+        ((3, 2, 4, 8), 3, 0.5),
     ],
 )
 def test_the_factor_of_a_weight(shape, outputs, expected):
@@ -160,7 +196,9 @@ def test_the_factor_of_a_weight(shape, outputs, expected):
 
 
 def test_attention_counts_what_comes_in():
-    """Of [3, heads, features, D] and [D, heads, features] the first axes, as many as the bias has, go out."""
+    """Of [3, heads, features, D] and [D, heads, features] the first axes, as many as the bias has,
+    go out.
+    """
     slots = {slot.name: slot for slot in graph(full(small("vit"))).slots}
     project, out = (slots[f"sections.0.0.attention.{name}.weight"] for name in ("project", "out"))
     assert project.factor == pytest.approx(math.sqrt(2 / project.shape[3]))

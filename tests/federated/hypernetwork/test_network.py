@@ -7,7 +7,15 @@ import time
 import pytest
 import torch
 
-from federated.hypernetwork.network import Encoder, Hypernetwork, Sweep, generate, layout, layout_of, shares
+from federated.hypernetwork.network import (
+    Encoder,
+    Hypernetwork,
+    Sweep,
+    generate,
+    layout,
+    layout_of,
+    shares,
+)
 from models.families import full, menu, network, shapes
 from tests.support.families import small
 
@@ -18,11 +26,17 @@ EVEN = torch.full((3,), 1 / 3)
 
 def begun(sizes=SIZES, hidden=8, cap=65536, seed=0):
     torch.manual_seed(seed)
-    return {name: value.detach() for name, value in Hypernetwork(layout(sizes, hidden, cap)).state_dict().items()}
+    return {
+        name: value.detach()
+        for name, value in Hypernetwork(layout(sizes, hidden, cap)).state_dict().items()
+    }
 
 
 def made(submodel, phi, present=None, classes=EVEN, dropout=0.0):
-    return {name: value.detach() for name, value in generate(phi, submodel, present or {}, classes, dropout).items()}
+    return {
+        name: value.detach()
+        for name, value in generate(phi, submodel, present or {}, classes, dropout).items()
+    }
 
 
 @pytest.mark.parametrize("family", ["densenet", "lenet", "mobilenet", "transformer", "vit"])
@@ -39,7 +53,10 @@ def test_networks_of_any_form_are_made_whole(family):
 def test_networks_that_share_nothing_come_of_one_hypernetwork():
     sizes = [full(network(name, (1, 16, 16), 3)) for name in ("lenet", "vgg", "resnet-small")]
     phi = begun(sizes)
-    assert all({name: tuple(value.shape) for name, value in made(s, phi).items()} == shapes(s) for s in sizes)
+    assert all(
+        {name: tuple(value.shape) for name, value in made(s, phi).items()} == shapes(s)
+        for s in sizes
+    )
 
 
 def test_the_layout_is_written_in_the_shapes():
@@ -47,8 +64,13 @@ def test_the_layout_is_written_in_the_shapes():
     assert layout_of(begun(cap=1000)) == form
     hidden, classes, decoders, heads = form
     assert (hidden, classes) == (8, 3)
-    assert dict(decoders)["linear_weight_2"] == (16, 32)  # of 64 x 64, at most 1000 numbers: 32 x 64, 32 x 32, 16 x 32
-    assert dict(heads) == {"linear-weight-3x13": (3, 13), "linear-weight-3x64": (3, 64), "linear-bias-3": (3,)}
+    # of 64 x 64, at most 1000 numbers: 32 x 64, 32 x 32, 16 x 32
+    assert dict(decoders)["linear_weight_2"] == (16, 32)
+    assert dict(heads) == {
+        "linear-weight-3x13": (3, 13),
+        "linear-weight-3x64": (3, 64),
+        "linear-bias-3": (3,),
+    }
 
 
 def test_a_tensor_beyond_the_cap_repeats():
@@ -61,8 +83,14 @@ def test_a_tensor_beyond_the_cap_repeats():
 
 def test_classes_of_a_device_reach_its_classifier_alone():
     phi = begun()
-    one, other = (made(SIZES[-1], phi, classes=torch.tensor(classes)) for classes in ([1.0, 0.0, 0.0], [0.0, 0.5, 0.5]))
-    assert {name for name in one if not torch.equal(one[name], other[name])} == {"linear.weight", "linear.bias"}
+    one, other = (
+        made(SIZES[-1], phi, classes=torch.tensor(classes))
+        for classes in ([1.0, 0.0, 0.0], [0.0, 0.5, 0.5])
+    )
+    assert {name for name in one if not torch.equal(one[name], other[name])} == {
+        "linear.weight",
+        "linear.bias",
+    }
 
 
 def test_present_weights_are_read():
@@ -85,7 +113,11 @@ def test_dropout_draws_from_the_global_generator():
 
 def test_norms_begin_near_one_and_never_turn_sign():
     found = made(SIZES[-1], begun())
-    assert all(float(value.min()) > 0.5 and float(value.max()) < 1.5 for name, value in found.items() if name.endswith("norm.weight"))
+    assert all(
+        float(value.min()) > 0.5 and float(value.max()) < 1.5
+        for name, value in found.items()
+        if name.endswith("norm.weight")
+    )
 
 
 def test_the_gradient_is_that_of_finite_differences():
@@ -94,16 +126,28 @@ def test_the_gradient_is_that_of_finite_differences():
     present = made(SIZES[0], phi)
     generator = torch.Generator().manual_seed(1)
     direction = {name: torch.randn(value.shape, generator=generator) for name, value in phi.items()}
-    toward = {name: torch.randn(shape, generator=generator) for name, shape in shapes(SIZES[0]).items()}
+    toward = {
+        name: torch.randn(shape, generator=generator) for name, shape in shapes(SIZES[0]).items()
+    }
 
     def value(step):
-        found = made(SIZES[0], {name: value + step * direction[name] for name, value in phi.items()}, present)
+        found = made(
+            SIZES[0], {name: value + step * direction[name] for name, value in phi.items()}, present
+        )
         return sum(float((found[name].double() * toward[name].double()).sum()) for name in found)
 
     leaves = {name: value.clone().requires_grad_() for name, value in phi.items()}
     found = generate(leaves, SIZES[0], present, EVEN)
-    gradient = torch.autograd.grad(list(found.values()), list(leaves.values()), [toward[name] for name in found], materialize_grads=True)
-    slope = sum(float((g.double() * direction[name].double()).sum()) for name, g in zip(leaves, gradient, strict=True))
+    gradient = torch.autograd.grad(
+        list(found.values()),
+        list(leaves.values()),
+        [toward[name] for name in found],
+        materialize_grads=True,
+    )
+    slope = sum(
+        float((g.double() * direction[name].double()).sum())
+        for name, g in zip(leaves, gradient, strict=True)
+    )
     assert slope == pytest.approx((value(1e-3) - value(-1e-3)) / 2e-3, rel=5e-3)
 
 
@@ -118,7 +162,9 @@ def test_a_sweep_goes_forward_and_back_and_takes_far_nodes_by_their_distance():
     c = cell(none, c)
     b = cell(near(c), b)
     a = cell(near(b) + far(c) / 2, a)
-    torch.testing.assert_close(sweep(x, torch.tensor([[0, 0, 0], [1, 0, 0], [2, 1, 0]])), torch.stack((a, b, c)))
+    torch.testing.assert_close(
+        sweep(x, torch.tensor([[0, 0, 0], [1, 0, 0], [2, 1, 0]])), torch.stack((a, b, c))
+    )
 
 
 def test_the_encoder_takes_the_order_of_numbers_as_none():
@@ -128,7 +174,20 @@ def test_the_encoder_takes_the_order_of_numbers_as_none():
     assert not torch.allclose(encoder(values, 0.0)[0], encoder(values, 0.0)[1])
 
 
-@pytest.mark.parametrize("told", [None, [], [0.5, 0.5], [0.5, 0.5, float("nan")], [2.0, 0.0, 0.0], [-0.1, 0.6, 0.5], ["a", "b", "c"], "abc", 3])
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        [],
+        [0.5, 0.5],
+        [0.5, 0.5, float("nan")],
+        [2.0, 0.0, 0.0],
+        [-0.1, 0.6, 0.5],
+        ["a", "b", "c"],
+        "abc",
+        3,
+    ],
+)
 def test_what_is_no_share_of_classes_counts_as_equal_shares(told):
     torch.testing.assert_close(shares(told, 3), EVEN)
 

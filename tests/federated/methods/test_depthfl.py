@@ -39,32 +39,51 @@ def menu(net=NET, **given):
 
 
 def session_of(logits, weight):
-    submodel = Submodel(network("resnet-small", (1, 8, 8), 2), 1.0, ((1, 1), (1, 1), (0, 0)), ("exits",))
+    submodel = Submodel(
+        network("resnet-small", (1, 8, 8), 2), 1.0, ((1, 1), (1, 1), (0, 0)), ("exits",)
+    )
     recipe = Recipe(hook="depthfl", options={"weight": weight})
-    return open_session(Told(logits), submodel, recipe, np.zeros((1, 1)), np.array([0]), labels=[0], seed=0)
+    return open_session(
+        Told(logits), submodel, recipe, np.zeros((1, 1)), np.array([0]), labels=[0], seed=0
+    )
 
 
-# ---- sizes ---------------------------------------------------------------------------------------------------------
+# ---- sizes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("model", "blocks"), [("resnet-small", 2), ("preresnet", 4)])
 def test_depth_n_keeps_sections_and_exits_1_to_n(model, blocks):
     found = menu(network(model, (1, 8, 8), 10))
-    assert [s.mask for s in found] == [tuple((int(section < n),) * blocks for section in range(3)) for n in (1, 2, 3)]
+    assert [s.mask for s in found] == [
+        tuple((int(section < n),) * blocks for section in range(3)) for n in (1, 2, 3)
+    ]
     for n, submodel in enumerate(found, 1):
-        assert {name.split(".")[1] for name in shapes(submodel) if name.startswith("sections.")} == set(map(str, range(n)))
-        assert {name.split(".")[1] for name in shapes(submodel) if name.startswith("exits.")} == set(map(str, range(min(n, 2))))
+        assert {
+            name.split(".")[1] for name in shapes(submodel) if name.startswith("sections.")
+        } == set(map(str, range(n)))
+        assert {
+            name.split(".")[1] for name in shapes(submodel) if name.startswith("exits.")
+        } == set(map(str, range(min(n, 2))))
         assert ("linear.weight" in shapes(submodel)) == (n == 3)
 
 
 def test_depths_and_widths_choose_the_sizes():
-    assert [s.name for s in menu(depths=[3, 1], widths=[1, 0.5])] == ["w0.5-d2.0.0-exits", "w1-d2.0.0-exits", "w0.5-d2.2.2-exits", "w1-d2.2.2-exits"]
+    assert [s.name for s in menu(depths=[3, 1], widths=[1, 0.5])] == [
+        "w0.5-d2.0.0-exits",
+        "w1-d2.0.0-exits",
+        "w0.5-d2.2.2-exits",
+        "w1-d2.2.2-exits",
+    ]
 
 
 @pytest.mark.parametrize(
     ("net", "given", "said"),
     [
-        (network("mlp", (64,), 10), {}, "model 'mlp' has no exits; models that have: preresnet, resnet"),
+        (
+            network("mlp", (64,), 10),
+            {},
+            "model 'mlp' has no exits; models that have: preresnet, resnet",
+        ),
         (
             network("resnet-small", (1, 8, 8), 1, target="value"),
             {},
@@ -89,11 +108,18 @@ def test_devices_of_one_architecture_cannot_be_kept_apart():
 def test_exits_can_be_small_ones_on_the_same_network():
     """The network's own weights are those that were given; the exits are drawn, again the same."""
     chosen, found = method("depthfl"), menu(exit="adapter")
-    settings, given = configure(chosen, {"exit": "adapter", "norm": "static"}, seed=3), initial(NET, 7, chosen.features)
+    settings, given = (
+        configure(chosen, {"exit": "adapter", "norm": "static"}, seed=3),
+        initial(NET, 7, chosen.features),
+    )
     state = chosen.start(given, found, settings)
     assert {s.features for s in found} == {("exits-adapter",)}
     assert state.tensors.keys() == shapes(full(NET, ("exits-adapter",))).keys()
-    assert all(torch.equal(value, given[name]) for name, value in state.tensors.items() if not name.startswith("exits."))
+    assert all(
+        torch.equal(value, given[name])
+        for name, value in state.tensors.items()
+        if not name.startswith("exits.")
+    )
     assert state.tensors["exits.0.conv.weight"].shape == (64, 16, 3, 3)
     again = chosen.start(given, found, settings).tensors
     assert all(torch.equal(value, again[name]) for name, value in state.tensors.items())
@@ -103,18 +129,26 @@ def test_without_feddyn_no_alpha_is_needed():
     assert len(menu(alpha=0.0, solver="fedavg")) == 3
 
 
-# ---- the device's half ---------------------------------------------------------------------------------------------
+# ---- the device's half ---------------------------------------------------------------------------
 
 
 def test_one_exit_learns_by_cross_entropy_alone():
     """Logits 0 and 0 of two classes: log 2, however much distillation weighs."""
     session = session_of([[[0.0, 0.0]]], 5.0)
-    assert distilled_loss(session, torch.zeros(1, 1), torch.tensor([0])).item() == pytest.approx(np.log(2))
+    assert distilled_loss(session, torch.zeros(1, 1), torch.tensor([0])).item() == pytest.approx(
+        np.log(2)
+    )
 
 
 def test_each_exit_is_taught_by_the_mean_of_the_others_who_feel_nothing_of_it():
-    """d loss / d z_i is p_i - truth + lambda/(n - 1) sum_j (p_i - p_j): no term in which i is a teacher."""
-    logits, truth, weight = torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]], [[0.5, -1.0]]]), torch.tensor([1.0, 0.0]), 0.6
+    """d loss / d z_i is p_i - truth + lambda/(n - 1) sum_j (p_i - p_j): no term in which i is a
+    teacher.
+    """
+    logits, truth, weight = (
+        torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]], [[0.5, -1.0]]]),
+        torch.tensor([1.0, 0.0]),
+        0.6,
+    )
     session = session_of(logits.tolist(), weight)
     distilled_loss(session, torch.zeros(1, 1), torch.tensor([0])).backward()
     p = softmax(logits, 2)
@@ -127,13 +161,17 @@ def test_the_recipe_carries_the_weight_of_its_round_and_feddyn():
     settings = configure(chosen, {"ramp": 4})
     state = chosen.start(initial(NET, 0, chosen.features), menu(), settings)
     found = [chosen.recipe(replace(state, round=n), menu()[0]) for n in (0, 1, 3, 9)]
-    assert [r.options["weight"] for r in found] == pytest.approx([np.exp(-5 * 0.75**2), np.exp(-5 * 0.5**2), 1.0, 1.0])
-    assert {(r.hook, r.variate, r.pull, r.momentum) for r in found} == {("depthfl", "feddyn", 0.1, 0.0)}
+    assert [r.options["weight"] for r in found] == pytest.approx(
+        [np.exp(-5 * 0.75**2), np.exp(-5 * 0.5**2), 1.0, 1.0]
+    )
+    assert {(r.hook, r.variate, r.pull, r.momentum) for r in found} == {
+        ("depthfl", "feddyn", 0.1, 0.0)
+    }
     plain = chosen.recipe(replace(state, settings={**settings, "solver": "fedavg"}), menu()[0])
     assert (plain.hook, plain.variate, plain.pull) == ("depthfl", "", 0.0)
 
 
-# ---- the coordinator's half ----------------------------------------------------------------------------------------
+# ---- the coordinator's half ----------------------------------------------------------------------
 
 
 def one_round(chosen, state, given):
@@ -145,12 +183,30 @@ def one_round(chosen, state, given):
 
 
 def test_h_remembers_over_rounds_and_only_where_somebody_was(toy):
-    """Of 4 agents 2 answer: w 10 -> mean 12, h = -.5 * 2/4 * 2 = -.5, w = 12 + 1. Then 1: w 13 -> 14, h = -.5 - .5 * 1/4 * 1 = -.625, w = 15.25."""
-    whole = toy(lambda submodel: {"w": (2,), "bn.running_mean": (1,)} if not submodel.owner else {"w": (1,), "bn.running_mean": (1,)})
+    """Of 4 agents 2 answer: w 10 -> mean 12, h = -.5 * 2/4 * 2 = -.5, w = 12 + 1. Then 1: w 13 ->
+    14, h = -.5 - .5 * 1/4 * 1 = -.625, w = 15.25.
+    """
+    whole = toy(
+        lambda submodel: (
+            {"w": (2,), "bn.running_mean": (1,)}
+            if not submodel.owner
+            else {"w": (1,), "bn.running_mean": (1,)}
+        )
+    )
     part, chosen = owned(whole, "a"), method("depthfl")
     before = {"w": torch.tensor([10.0, 10.0]), "bn.running_mean": torch.tensor([1.0])}
-    state = replace(chosen.start(before, [whole], configure(chosen, {"alpha": 0.5, "norm": "static"})), fleet={part: 3, whole: 1})
-    state = one_round(chosen, state, [(part, {"w": torch.tensor([value]), "bn.running_mean": torch.tensor([value])}) for value in (11.0, 13.0)])
+    state = replace(
+        chosen.start(before, [whole], configure(chosen, {"alpha": 0.5, "norm": "static"})),
+        fleet={part: 3, whole: 1},
+    )
+    state = one_round(
+        chosen,
+        state,
+        [
+            (part, {"w": torch.tensor([value]), "bn.running_mean": torch.tensor([value])})
+            for value in (11.0, 13.0)
+        ],
+    )
     assert state.tensors["w"].tolist() == [13.0, 10.0]
     assert state.tensors["h/w"].tolist() == [-0.5, 0.0]
     assert state.tensors["bn.running_mean"].tolist() == [12.0]
@@ -162,19 +218,37 @@ def test_h_remembers_over_rounds_and_only_where_somebody_was(toy):
 
 def test_without_distillation_each_exit_learns_by_itself():
     chosen = method("depthfl")
-    state = chosen.start(initial(NET, 0, chosen.features), menu(), configure(chosen, {"distillation": 0.0}))
+    state = chosen.start(
+        initial(NET, 0, chosen.features), menu(), configure(chosen, {"distillation": 0.0})
+    )
     assert chosen.recipe(replace(state, round=500), menu()[0]).options["weight"] == 0
     logits = torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]])
     session = session_of(logits.tolist(), 0.0)
     distilled_loss(session, torch.zeros(1, 1), torch.tensor([0])).backward()
-    torch.testing.assert_close(session.net.logits.grad, softmax(logits, 2) - torch.tensor([1.0, 0.0]))
+    torch.testing.assert_close(
+        session.net.logits.grad, softmax(logits, 2) - torch.tensor([1.0, 0.0])
+    )
 
 
 @pytest.mark.parametrize(("solver", "reached"), [("feddyn", 3.0), ("fedavg", 2.0)])
 def test_both_halves_find_the_least_sum_of_unequal_losses(toy, solver, reached):
-    """Losses w^2 / 2 and 3 (w - 4)^2 / 2 are least together at 3; devices that go to their own ends meet at the mean of these, 2."""
+    """Losses w^2 / 2 and 3 (w - 4)^2 / 2 are least together at 3; devices that go to their own ends
+    meet at the mean of these, 2.
+    """
     whole, chosen = toy(lambda submodel: {"w": (1,)}), method("depthfl")
-    given = configure(chosen, {"solver": solver, "alpha": 0.5, "norm": "static", "lr": 0.3, "lr_decay": 1.0, "decay": 0.0, "steps": 25, "epochs": 25})
+    given = configure(
+        chosen,
+        {
+            "solver": solver,
+            "alpha": 0.5,
+            "norm": "static",
+            "lr": 0.3,
+            "lr_decay": 1.0,
+            "decay": 0.0,
+            "steps": 25,
+            "epochs": 25,
+        },
+    )
     state = replace(chosen.start({"w": torch.zeros(1)}, [whole], given), fleet={whole: 2})
     memories = [{}, {}]
     for _ in range(30):
@@ -182,39 +256,76 @@ def test_both_halves_find_the_least_sum_of_unequal_losses(toy, solver, reached):
         for (bend, end), kept in zip(((1.0, 0.0), (3.0, 4.0)), memories, strict=True):
             net = nn.Module()
             net.w = nn.Parameter(state.tensors["w"].clone())
-            session = open_session(net, whole, chosen.recipe(state, whole), np.zeros((1, 1)), np.zeros(1), labels=[], seed=0)
+            session = open_session(
+                net,
+                whole,
+                chosen.recipe(state, whole),
+                np.zeros((1, 1)),
+                np.zeros(1),
+                labels=[],
+                seed=0,
+            )
             session.memory = kept
-            descend(session, Hooks(loss=lambda s, x, y, bend=bend, end=end: (bend / 2 * (s.net.w - end) ** 2).sum()))
+            descend(
+                session,
+                Hooks(
+                    loss=lambda s, x, y, bend=bend, end=end: (bend / 2 * (s.net.w - end) ** 2).sum()
+                ),
+            )
             sent.append((whole, {"w": net.w.detach()}))
         state = one_round(chosen, state, sent)
     assert float(state.tensors["w"]) == pytest.approx(reached, abs=1e-3)
 
 
-# ---- runs ----------------------------------------------------------------------------------------------------------
+# ---- runs ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("model", "blocks"), [("resnet-small", 2), ("preresnet", 4)])
 def test_two_rounds_of_three_depths_end_with_finite_scores_of_every_exit(tmp_path, model, blocks):
-    names = [f"w1-d{d}" for d in (f"{blocks}.0.0", f"{blocks}.{blocks}.0", f"{blocks}.{blocks}.{blocks}")]
+    names = [
+        f"w1-d{d}" for d in (f"{blocks}.0.0", f"{blocks}.{blocks}.0", f"{blocks}.{blocks}.{blocks}")
+    ]
     pins = {f"a{i}": name for i, name in enumerate(names)}
-    given = {"method.name": "depthfl", "model.name": model, "rounds": 2, "evaluate.every": 2, "train.steps": 1, "assign.submodels": pins}
+    given = {
+        "method.name": "depthfl",
+        "model.name": model,
+        "rounds": 2,
+        "evaluate.every": 2,
+        "train.steps": 1,
+        "assign.submodels": pins,
+    }
     done = federate(tmp_path, [Member(f"a{i}", digits(i, 30)) for i in range(3)], given)
     found = {(s.submodel, s.view) for s in done.result.scores}
     views = ["central", "central/ensemble", "central/exit0", "central/exit1", "central/exit2"]
     assert {(f"{names[2]}-exits", view) for view in views} <= found
-    assert {name for name, view in found if view == "central"} == {f"{name}-exits" for name in names}
+    assert {name for name, view in found if view == "central"} == {
+        f"{name}-exits" for name in names
+    }
     assert all(np.isfinite(s.loss) for s in done.result.scores)
     assert any(home.startswith("h/sections.2.") for home in done.result.state.tensors)
-    assert sorted(s.name for s in done.result.history.assigned.values()) == sorted(f"{name}-exits" for name in names)
+    assert sorted(s.name for s in done.result.history.assigned.values()) == sorted(
+        f"{name}-exits" for name in names
+    )
 
 
 def test_it_learns_digits(tmp_path):
     fleet = [Member(f"a{i}", digits(i, 3, "iid")) for i in range(2)]
     pins = {"a0": "w0.5-d2.2.0", "a1": "w0.5-d2.2.2"}
-    given = {"method.name": "depthfl", "model.name": "resnet-small", "method.widths": [0.5], "method.ramp": 3, "assign.submodels": pins}
-    done = federate(tmp_path, fleet, {**given, "rounds": 3, "train.epochs": 2, "evaluate.every": 3, "evaluate.devices": False})
+    given = {
+        "method.name": "depthfl",
+        "model.name": "resnet-small",
+        "method.widths": [0.5],
+        "method.ramp": 3,
+        "assign.submodels": pins,
+    }
+    done = federate(
+        tmp_path,
+        fleet,
+        {**given, "rounds": 3, "train.epochs": 2, "evaluate.every": 3, "evaluate.devices": False},
+    )
     central = {(s.submodel, s.view): s.accuracy for s in done.result.scores}
-    assert min(central["w0.5-d2.2.2-exits", view] for view in ("central", "central/ensemble")) > 0.4  # chance is a tenth
+    # chance is a tenth
+    assert min(central["w0.5-d2.2.2-exits", view] for view in ("central", "central/ensemble")) > 0.4
 
 
 SHALLOW, MIDDLE, DEEP = (f"w0.5-d{depths}" for depths in ("2.0.0", "2.2.0", "2.2.2"))
@@ -222,22 +333,43 @@ SHALLOW, MIDDLE, DEEP = (f"w0.5-d{depths}" for depths in ("2.0.0", "2.2.0", "2.2
 
 @pytest.mark.parametrize(
     "submodels",
-    [[[DEEP], [SHALLOW], [DEEP]], [["w1-d2.0.0"], ["w0.5-d2.0.0"], ["w1-d2.0.0"]], [[DEEP, SHALLOW], [SHALLOW, DEEP], [DEEP, MIDDLE]]],
+    [
+        [[DEEP], [SHALLOW], [DEEP]],
+        [["w1-d2.0.0"], ["w0.5-d2.0.0"], ["w1-d2.0.0"]],
+        [[DEEP, SHALLOW], [SHALLOW, DEEP], [DEEP, MIDDLE]],
+    ],
     ids=lambda submodels: " ".join("+".join(several) for several in submodels),
 )
 def test_h_is_the_mean_of_what_all_devices_keep_when_they_get_other_submodels(tmp_path, submodels):
-    """h = (1/N) sum_i c_i, where a device that never trained a coordinate has c_i = 0. The coordinator and the devices restart between the rounds."""
-    given = {"method.name": "depthfl", "model.name": "resnet-small", "method.widths": [0.5, 1.0], "train.steps": 2, "evaluate.devices": False}
+    """h = (1/N) sum_i c_i, where a device that never trained a coordinate has c_i = 0. The
+    coordinator and the devices restart between the rounds.
+    """
+    given = {
+        "method.name": "depthfl",
+        "model.name": "resnet-small",
+        "method.widths": [0.5, 1.0],
+        "train.steps": 2,
+        "evaluate.devices": False,
+    }
     for number, several in enumerate(submodels, 1):
         pins = {f"a{i}": name for i, name in enumerate(several)}
         members = [Member(name, digits(i, 30)) for i, name in enumerate(pins)]
         again = {**given, "rounds": number, "evaluate.every": 9, "assign.submodels": pins}
         done = federate(tmp_path, members, again, resume=number > 1)
-        means = {home.removeprefix("h/"): value for home, value in done.result.state.tensors.items() if home.startswith("h/")}
+        means = {
+            home.removeprefix("h/"): value
+            for home, value in done.result.state.tensors.items()
+            if home.startswith("h/")
+        }
         wanted = {f"c/{name}": tuple(value.shape) for name, value in means.items()}
         kept = [memory.read(tmp_path / name / memory.FOLDER, number, wanted) for name in pins]
         for name, value in means.items():
-            np.testing.assert_allclose(value.numpy(), sum(one.get(f"c/{name}", np.zeros(value.shape)) for one in kept) / len(kept), rtol=0, atol=1e-6)
+            np.testing.assert_allclose(
+                value.numpy(),
+                sum(one.get(f"c/{name}", np.zeros(value.shape)) for one in kept) / len(kept),
+                rtol=0,
+                atol=1e-6,
+            )
         assert all(bool(value.any()) for value in means.values())
 
 
@@ -252,16 +384,35 @@ def test_small_exits_without_distillation_end_with_finite_scores_of_values(tmp_p
         Member(f"a{i}", replace(data, target="value", y=level(data.x), y_held=level(data.x_held)))
         for i, data in enumerate(digits(i, 30) for i in (0, 1))
     ]
-    chosen = {"method.name": "depthfl", "method.exit": "adapter", "method.distillation": 0.0, "method.widths": [0.5]}
-    done = federate(tmp_path, fleet, {**chosen, "model.name": "resnet-small", "rounds": 1, "train.steps": 1, "data.name": "agents"})
-    assert {s.submodel for s in done.result.scores} == {f"w0.5-d{d}-exits-adapter" for d in ("2.0.0", "2.2.0", "2.2.2")}
+    chosen = {
+        "method.name": "depthfl",
+        "method.exit": "adapter",
+        "method.distillation": 0.0,
+        "method.widths": [0.5],
+    }
+    done = federate(
+        tmp_path,
+        fleet,
+        {
+            **chosen,
+            "model.name": "resnet-small",
+            "rounds": 1,
+            "train.steps": 1,
+            "data.name": "agents",
+        },
+    )
+    assert {s.submodel for s in done.result.scores} == {
+        f"w0.5-d{d}-exits-adapter" for d in ("2.0.0", "2.2.0", "2.2.2")
+    }
     assert all(np.isfinite(s.loss) for s in done.result.scores)
 
 
 def test_the_network_of_a_depth_is_the_whole_ones_corner():
     """What a device of depth 1 receives is what the whole has, nothing beside."""
     chosen = method("depthfl")
-    state = chosen.start(initial(NET, 0, chosen.features), menu(), configure(chosen, {"norm": "static"}))
+    state = chosen.start(
+        initial(NET, 0, chosen.features), menu(), configure(chosen, {"norm": "static"})
+    )
     sent = chosen.dispatch(state, chosen.place(state, menu()[0]))
     assert sent.keys() == shapes(menu()[0]).keys()
     assert all(torch.equal(value, state.tensors[name]) for name, value in sent.items())

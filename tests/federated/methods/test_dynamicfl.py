@@ -1,4 +1,6 @@
-"""DynamicFL: which branches a device trains, what it keeps and sends, and that it learns with them."""
+"""DynamicFL: which branches a device trains, what it keeps and sends, and that it learns with
+them.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,13 @@ def begun(net=NET, **given):
 
 def trained(state, submodel, *, number=1, kept=None, method=METHOD, data=None):
     """What a device sends and keeps after a round."""
-    sent = {name: value.numpy() for name, value in method.dispatch(state, method.place(state, submodel)).items()}
-    task = Task("r", number, 0, "a0", "train", submodel, "v", "", 0, method.recipe(state, submodel), 60.0)
+    sent = {
+        name: value.numpy()
+        for name, value in method.dispatch(state, method.place(state, submodel)).items()
+    }
+    task = Task(
+        "r", number, 0, "a0", "train", submodel, "v", "", 0, method.recipe(state, submodel), 60.0
+    )
     update, memory = perform(task, sent, data or examples(), kept=kept)
     return update.tensors, memory
 
@@ -54,7 +61,7 @@ def counted(memory):
     return {name.removeprefix(SCORES): len(value) for name, value in memory.items()}
 
 
-# ---- the menu ------------------------------------------------------------------------------------------------------
+# ---- the menu ------------------------------------------------------------------------------------
 
 
 def test_the_menu_is_one_network_with_more_and_more_branches():
@@ -89,7 +96,9 @@ def test_a_device_gets_the_most_branches_that_its_memory_and_its_pace_allow():
     def given(memory):
         profile = Profile("a", "h", "s", 1.0, memory, 0.0, 1, "t", card, timings)
         offered = offers(profile, menu, recipe, 1.0)
-        return METHOD.assign(state, profile, [o.submodel for o in offered if o.fits], np.random.default_rng(0)).branches, [o.step for o in offered]
+        return METHOD.assign(
+            state, profile, [o.submodel for o in offered if o.fits], np.random.default_rng(0)
+        ).branches, [o.step for o in offered]
 
     for submodel in menu:
         assert given(cost(submodel, 8).memory)[0] == submodel.branches
@@ -97,7 +106,7 @@ def test_a_device_gets_the_most_branches_that_its_memory_and_its_pace_allow():
     assert steps == sorted(set(steps)), "each branch more takes longer"
 
 
-# ---- which layers --------------------------------------------------------------------------------------------------
+# ---- which layers --------------------------------------------------------------------------------
 
 
 def row(*floats, places=1):
@@ -105,13 +114,30 @@ def row(*floats, places=1):
 
 
 def test_the_work_of_some_branches_in_every_layer_is_spent_in_order_on_all_that_a_layer_can_have():
-    """Layers a and b of 4 places, c of 1, with branches of 1, 3 and 3 floats. Two branches everywhere: 4 + 4 + 1 = 9. From the bottom: a takes
-    4 of it and not 12; b takes 4; c the last 1."""
+    """Layers a and b of 4 places, c of 1, with branches of 1, 3 and 3 floats. Two branches
+    everywhere: 4 + 4 + 1 = 9. From the bottom: a takes 4 of it and not 12; b takes 4; c the last 1.
+    """
     able = {"a": row(1, 3, 3, places=4), "b": row(1, 3, 3, places=4), "c": row(1, 3, 3)}
-    assert {name: len(chosen) for name, chosen in allotted(able, 2, "abc").items()} == {"a": 1, "b": 1, "c": 1}
-    assert {name: len(chosen) for name, chosen in allotted(able, 2, "cab").items()} == {"a": 0, "b": 0, "c": 3}
-    assert {name: len(chosen) for name, chosen in allotted(able, 4, "cab").items()} == {"a": 3, "b": 3, "c": 3}
-    assert {name: len(chosen) for name, chosen in allotted(able, 1, "abc").items()} == {"a": 0, "b": 0, "c": 0}
+    assert {name: len(chosen) for name, chosen in allotted(able, 2, "abc").items()} == {
+        "a": 1,
+        "b": 1,
+        "c": 1,
+    }
+    assert {name: len(chosen) for name, chosen in allotted(able, 2, "cab").items()} == {
+        "a": 0,
+        "b": 0,
+        "c": 3,
+    }
+    assert {name: len(chosen) for name, chosen in allotted(able, 4, "cab").items()} == {
+        "a": 3,
+        "b": 3,
+        "c": 3,
+    }
+    assert {name: len(chosen) for name, chosen in allotted(able, 1, "abc").items()} == {
+        "a": 0,
+        "b": 0,
+        "c": 0,
+    }
 
 
 def test_no_order_spends_more_than_the_budget():
@@ -119,7 +145,11 @@ def test_no_order_spends_more_than_the_budget():
     budget = cost(replace(full(NET), branches=2)).macs - cost(full(NET)).macs
     for order in (list(able), list(able)[::-1]):
         chosen = allotted(able, 2, order)
-        spent = sum(able[name].places * branch.floats for name, branches in chosen.items() for branch in branches)
+        spent = sum(
+            able[name].places * branch.floats
+            for name, branches in chosen.items()
+            for branch in branches
+        )
         assert 0 < spent <= budget
         assert max(map(len, chosen.values())) == 3
 
@@ -132,7 +162,9 @@ def test_the_first_round_begins_at_the_bottom_and_the_next_with_the_highest_scor
     assert branches[-1] == 1
     assert sum(branches) > len(branches)
     top = "sections.2.1.conv2"
-    scores = {name: np.full_like(value, float(name == SCORES + top)) for name, value in first.items()}
+    scores = {
+        name: np.full_like(value, float(name == SCORES + top)) for name, value in first.items()
+    }
     second = counted(trained(state, menu[1], number=2, kept=scores)[1])
     assert counted(first)[top] == 1
     assert second[top] == 4
@@ -145,14 +177,24 @@ def test_a_network_with_attention_keeps_its_plan():
     _, first = trained(state, menu[1])
     turned = {name: np.full_like(value, index) for index, (name, value) in enumerate(first.items())}
     assert counted(trained(state, menu[1], number=2, kept=turned)[1]) == counted(first)
-    assert counted(trained(state, menu[2], number=2, kept=turned)[1]) != counted(first), "unless its device may have more"
+    assert counted(trained(state, menu[2], number=2, kept=turned)[1]) != counted(first), (
+        "unless its device may have more"
+    )
 
 
 def test_scores_are_mean_gradients_of_each_branch_in_the_last_epoch():
     """Two epochs of two steps: the gradients of the last two, per parameter."""
     menu, state = begun(epochs=2, branches=2)
     data, seen = examples(16), []
-    session = open_session(build(menu[1]), menu[1], METHOD.recipe(state, menu[1]), data.x, data.y, labels=data.labels, seed=0)
+    session = open_session(
+        build(menu[1]),
+        menu[1],
+        METHOD.recipe(state, menu[1]),
+        data.x,
+        data.y,
+        labels=data.labels,
+        seed=0,
+    )
 
     def step(session):
         METHOD.hooks.step(session)
@@ -164,7 +206,7 @@ def test_scores_are_mean_gradients_of_each_branch_in_the_last_epoch():
     assert session.memory[SCORES + "stem"].tolist() == pytest.approx(expected, rel=1e-5)
 
 
-# ---- training ------------------------------------------------------------------------------------------------------
+# ---- training ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", ["static", "tracked"])
@@ -178,8 +220,9 @@ def test_a_device_sends_the_plain_network(norm):
 
 
 def test_more_branches_move_more():
-    """After one step of plain gradient descent from the same weights, a corner of a kernel has moved as it does without branches, its centre four
-    times as far (Lemma 2)."""
+    """After one step of plain gradient descent from the same weights, a corner of a kernel has
+    moved as it does without branches, its centre four times as far (Lemma 2).
+    """
     menu, state = begun(steps=1, momentum=0.0, lr=0.1)
     before, name = state.tensors["stem.weight"].numpy(), "stem.weight"
     one, four = (trained(state, submodel)[0][name] - before for submodel in (menu[0], menu[3]))
@@ -192,14 +235,18 @@ def test_more_branches_move_more():
 def test_how_branches_start_changes_nothing_but_rounding(model):
     found = []
     for init in ("normal", "zeros"):
-        menu, state = begun(network(model, (1, 4, 4), 3, (8.0,), (5.0,)), init=init, steps=3, branches=2)
+        menu, state = begun(
+            network(model, (1, 4, 4), 3, (8.0,), (5.0,)), init=init, steps=3, branches=2
+        )
         found.append(trained(state, menu[1])[0])
     for name, value in found[0].items():
         np.testing.assert_allclose(value, found[1][name], rtol=1e-3, atol=1e-4)
 
 
 def test_low_rank_branches_train_a_network_of_linear_layers():
-    menu, state = begun(network("mlp", (1, 4, 4), 3, (8.0,), (5.0,)), linear="low-rank", rank=2, branches=2)
+    menu, state = begun(
+        network("mlp", (1, 4, 4), 3, (8.0,), (5.0,)), linear="low-rank", rank=2, branches=2
+    )
     tensors, memory = trained(state, menu[1])
     assert set(counted(memory).values()) == {2}
     assert all(np.isfinite(value).all() for value in tensors.values())
@@ -226,13 +273,15 @@ def test_branches_leave_nothing_behind_in_the_network():
     menu, state = begun()
     data, net = examples(), build(menu[3])
     names = [name for name, _ in net.named_parameters()]
-    session = open_session(net, menu[3], METHOD.recipe(state, menu[3]), data.x, data.y, labels=data.labels, seed=0)
+    session = open_session(
+        net, menu[3], METHOD.recipe(state, menu[3]), data.x, data.y, labels=data.labels, seed=0
+    )
     descend(session, METHOD.hooks)
     assert len(session.parameters) > len(names)
     assert sorted(name for name, _ in net.named_parameters()) == sorted(names)
 
 
-# ---- whole runs ----------------------------------------------------------------------------------------------------
+# ---- whole runs ----------------------------------------------------------------------------------
 
 SMALL = {"model.name": "resnet-small", "method.name": "dynamicfl", "method.branches": 3}
 
@@ -241,11 +290,22 @@ def test_three_budgets_train_three_numbers_of_branches_of_one_network(tmp_path):
     menu = METHOD.menu(network("resnet-small", (1, 8, 8), 10), configure(METHOD, {"branches": 3}))
     room = [int(cost(submodel, 32).memory / 0.8) + 1000 for submodel in menu]
     fleet = [Member(f"a{i}", digits(i, 3), memory=memory) for i, memory in enumerate(room)]
-    settings = {**SMALL, "rounds": 2, "evaluate.every": 2, "method.epochs": 2, "assign.memory": 0.8, "assign.slack": 10.0}
+    settings = {
+        **SMALL,
+        "rounds": 2,
+        "evaluate.every": 2,
+        "method.epochs": 2,
+        "assign.memory": 0.8,
+        "assign.slack": 10.0,
+    }
     done = federate(tmp_path, fleet, settings)
     assert [done.result.history.assigned[f"a{i}"].branches for i in range(3)] == [1, 2, 3]
-    assert {home: tuple(value.shape) for home, value in done.result.state.tensors.items()} == shapes(menu[0]) | statistics(menu[0])
-    assert {s.submodel for s in done.result.scores} == {menu[0].plain.name}, "one network is evaluated, without branches"
+    assert {
+        home: tuple(value.shape) for home, value in done.result.state.tensors.items()
+    } == shapes(menu[0]) | statistics(menu[0])
+    assert {s.submodel for s in done.result.scores} == {menu[0].plain.name}, (
+        "one network is evaluated, without branches"
+    )
     central = [s.accuracy for s in done.result.scores if s.view == "central"]
     assert central[0] > 0.5, central
     assert all(np.isfinite(s.loss) for s in done.result.scores)
@@ -253,7 +313,17 @@ def test_three_budgets_train_three_numbers_of_branches_of_one_network(tmp_path):
 
 def test_static_norms_are_calibrated_for_the_plain_network(tmp_path):
     fleet = [Member(f"a{i}", digits(i, 3)) for i in range(3)]
-    done = federate(tmp_path, fleet, {**SMALL, "method.norm": "static", "rounds": 2, "evaluate.every": 2, "assign.submodels": {"a0": "w1-d2.2.2-x3"}})
+    done = federate(
+        tmp_path,
+        fleet,
+        {
+            **SMALL,
+            "method.norm": "static",
+            "rounds": 2,
+            "evaluate.every": 2,
+            "assign.submodels": {"a0": "w1-d2.2.2-x3"},
+        },
+    )
     assert done.result.history.assigned["a0"].branches == 3
     assert any(home.startswith("stats/w1-d2.2.2/") for home in done.result.state.tensors)
     assert all(np.isfinite(s.loss) for s in done.result.scores)

@@ -41,7 +41,10 @@ def view(chosen, state, submodel):
     return chosen.dispatch(state, chosen.place(state, submodel))
 
 
-@pytest.mark.parametrize(("name", "given"), [("exclusivefl", {}), ("fedavg", {"sharing": "architecture", "widths": [0.2, 1.0]})])
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("exclusivefl", {}), ("fedavg", {"sharing": "architecture", "widths": [0.2, 1.0]})],
+)
 def test_sizes_learn_nothing_from_each_other(name, given):
     """Small: (1 x 2 + 3 x 6) / 4 = 5; large: 8, alone."""
     chosen, (weak, strong), state = start(name, **given)
@@ -93,11 +96,15 @@ def test_a_method_that_says_itself_who_shares_has_no_such_setting(name):
         configure(method(name), {"sharing": "architecture"})
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if {"sharing", "widths"} <= method(name).settings.keys()])
+@pytest.mark.parametrize(
+    "name", [name for name in METHODS if {"sharing", "widths"} <= method(name).settings.keys()]
+)
 def test_where_it_can_be_set_sharing_within_an_architecture_keeps_sizes_apart(name):
     """Whatever else a method does: what one size learns changes nothing of another."""
     chosen = method(name)
-    settings = configure(chosen, {"norm": "static", "sharing": "architecture", "widths": [0.5, 1.0]}, rounds=3)
+    settings = configure(
+        chosen, {"norm": "static", "sharing": "architecture", "widths": [0.5, 1.0]}, rounds=3
+    )
     net = network("resnet-small", (1, 8, 8), 3)
     menu = chosen.menu(net, settings)
     state = chosen.start(initial(net, 0, chosen.features), menu, settings)
@@ -124,7 +131,18 @@ def test_a_fleet_learns_digits_with_every_size(tmp_path: Path, name: str, count:
     fleet = [Member(f"a{i}", digits(i, 3)) for i in range(3)]
     small, large = "w0.25-d1.1.1", "w1-d1.1.1"
     pins = {} if name == "allsmall" else {"a0": small, "a1": small, "a2": large}
-    done = federate(tmp_path, fleet, {**SIZES, "method.name": name, "rounds": 4, "train.epochs": 1, "evaluate.every": 4, "assign.submodels": pins})
+    done = federate(
+        tmp_path,
+        fleet,
+        {
+            **SIZES,
+            "method.name": name,
+            "rounds": 4,
+            "train.epochs": 1,
+            "evaluate.every": 4,
+            "assign.submodels": pins,
+        },
+    )
     assert len(set(done.result.history.assigned.values())) == count
     assert all(np.isfinite(s.loss) for s in done.result.scores)
     central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}

@@ -25,14 +25,20 @@ def toy(monkeypatch):
 def begun(toy, **given):
     whole = toy(lambda submodel: {"w": (4 if submodel.width == 1 else 2,)})
     chosen = method("fednova")
-    state = chosen.start({"w": torch.ones(4)}, [whole], configure(chosen, {"norm": "static", "momentum": 0.0, **given}))
+    state = chosen.start(
+        {"w": torch.ones(4)},
+        [whole],
+        configure(chosen, {"norm": "static", "momentum": 0.0, **given}),
+    )
     return chosen, state, whole, Submodel(whole.network, 0.5, whole.mask)
 
 
 def finished(chosen, state, *updates):
     total = Total()
     for index, (submodel, w, samples, steps) in enumerate(updates):
-        update = Update("r", 0, 0, str(index), "train", submodel, "0", samples, steps, {"w": floats(w)}, {})
+        update = Update(
+            "r", 0, 0, str(index), "train", submodel, "0", samples, steps, {"w": floats(w)}, {}
+        )
         assert fold(total, chosen.parts(state, chosen.place(state, submodel), update), (index,))
     return chosen.finish(state, total, np.random.default_rng(0)).tensors
 
@@ -49,7 +55,9 @@ def test_the_normaliser_is_how_far_momentum_carries_unit_gradients(rho):
 
 
 def test_each_coordinate_has_the_mean_steps_of_those_that_hold_it(toy):
-    """The small device moved by 4 in 4 steps, the whole by 4 in 1: first half (1 + 4)/2 x (4 + 1)/2, second the whole's own 4."""
+    """The small device moved by 4 in 4 steps, the whole by 4 in 1: first half (1 + 4)/2 x (4 +
+    1)/2, second the whole's own 4.
+    """
     chosen, state, whole, half = begun(toy)
     after = finished(chosen, state, (half, [5, 5], 3, 4), (whole, [5, 5, 5, 5], 3, 1))
     assert after["w"].tolist() == [1 + 6.25, 1 + 6.25, 5.0, 5.0]
@@ -71,26 +79,62 @@ def test_what_nobody_holds_stays(toy):
 def test_devices_of_one_architecture_can_share_among_themselves_alone(toy):
     chosen, state, whole, half = begun(toy, sharing="architecture")
     after = finished(chosen, state, (half, [5, 5], 1, 4), (whole, [3] * 4, 1, 1))
-    assert (after[f"w@{half.name}"].tolist(), after[f"w@{whole.name}"].tolist()) == ([5.0, 5.0], [3.0] * 4)
+    assert (after[f"w@{half.name}"].tolist(), after[f"w@{whole.name}"].tolist()) == (
+        [5.0, 5.0],
+        [3.0] * 4,
+    )
 
 
 def test_the_mean_of_running_statistics_knows_no_steps():
     net = network("mlp", (6,), 3)
     chosen = method("fednova")
     state = chosen.start(initial(net, 0), [full(net)], configure(chosen, {"norm": "tracked"}))
-    received, total, plan = chosen.dispatch(state, chosen.place(state, full(net))), Total(), chosen.place(state, full(net))
+    received, total, plan = (
+        chosen.dispatch(state, chosen.place(state, full(net))),
+        Total(),
+        chosen.place(state, full(net)),
+    )
     for index, (value, steps) in enumerate(((2.0, 1), (6.0, 9))):
-        sent = {**received, "norm.running_mean": torch.full_like(received["norm.running_mean"], value)}
-        fold(total, chosen.parts(state, plan, Update("r", 0, 0, str(index), "train", full(net), "0", 1, steps, sent, {})), (index,))
+        sent = {
+            **received,
+            "norm.running_mean": torch.full_like(received["norm.running_mean"], value),
+        }
+        fold(
+            total,
+            chosen.parts(
+                state,
+                plan,
+                Update("r", 0, 0, str(index), "train", full(net), "0", 1, steps, sent, {}),
+            ),
+            (index,),
+        )
     after = chosen.finish(state, total, np.random.default_rng(0)).tensors
     assert set(after["norm.running_mean"].tolist()) == {4.0}
-    assert all(torch.equal(after[home], value) for home, value in state.tensors.items() if "running" not in home)
+    assert all(
+        torch.equal(after[home], value)
+        for home, value in state.tensors.items()
+        if "running" not in home
+    )
 
 
 def test_devices_with_unequal_data_learn_digits(tmp_path):
-    fleet = [Member(f"a{i}", digits(i, 3, "dirichlet:0.5"), speed) for i, speed in enumerate((0.01, 0.018, 0.5))]
+    fleet = [
+        Member(f"a{i}", digits(i, 3, "dirichlet:0.5"), speed)
+        for i, speed in enumerate((0.01, 0.018, 0.5))
+    ]
     sizes = {"method.widths": [0.5, 1.0], "method.depths": [1, 2]}
-    done = federate(tmp_path, fleet, {"method.name": "fednova", "model.name": "mlp", "rounds": 3, "train.epochs": 3, "evaluate.every": 3, **sizes})
+    done = federate(
+        tmp_path,
+        fleet,
+        {
+            "method.name": "fednova",
+            "model.name": "mlp",
+            "rounds": 3,
+            "train.epochs": 3,
+            "evaluate.every": 3,
+            **sizes,
+        },
+    )
     central = [s for s in done.result.scores if s.view == "central"]
     assert len({s.name for s in done.result.history.assigned.values()}) > 1
     assert all(np.isfinite(s.loss) for s in done.result.scores)

@@ -17,7 +17,9 @@ NET = network("mlp", (6,), 3)
 
 
 def trained(mu, epochs=20):
-    """How far ten random examples pull the weights, and the norm's running mean, from where they were."""
+    """How far ten random examples pull the weights, and the norm's running mean, from where they
+    were.
+    """
     chosen = method("fedprox")
     given = configure(chosen, {"mu": mu, "lr": 0.1, "momentum": 0.0, "epochs": epochs, "batch": 10})
     submodel = full(NET)
@@ -44,14 +46,28 @@ def test_running_statistics_are_not_pulled():
 def test_mu_is_the_recipes_pull():
     chosen = method("fedprox")
     state = chosen.start(initial(NET, 0), [full(NET)], configure(chosen, {}))
-    assert (chosen.recipe(state, full(NET)).pull, chosen.recipe(state, full(NET)).hook) == (0.01, "")
+    assert (chosen.recipe(state, full(NET)).pull, chosen.recipe(state, full(NET)).hook) == (
+        0.01,
+        "",
+    )
     assert chosen.hooks is None
 
 
 def test_unequal_devices_learn_digits(tmp_path):
     fleet = [Member(f"a{i}", digits(i, 3), speed) for i, speed in enumerate((0.01, 0.018, 0.5))]
     sizes = {"method.widths": [0.5, 1.0], "method.depths": [1, 2]}
-    done = federate(tmp_path, fleet, {"method.name": "fedprox", "model.name": "mlp", "rounds": 3, "train.epochs": 3, "evaluate.every": 3, **sizes})
+    done = federate(
+        tmp_path,
+        fleet,
+        {
+            "method.name": "fedprox",
+            "model.name": "mlp",
+            "rounds": 3,
+            "train.epochs": 3,
+            "evaluate.every": 3,
+            **sizes,
+        },
+    )
     central = [s for s in done.result.scores if s.view == "central"]
     assert len({s.name for s in done.result.history.assigned.values()}) > 1
     assert all(np.isfinite(s.loss) for s in done.result.scores)

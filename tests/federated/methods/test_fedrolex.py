@@ -33,7 +33,10 @@ def start(net, round_, tensors=None, **given):
 def spread(net):
     """Tensors of the whole network of which no two channels are alike."""
     generator = torch.Generator().manual_seed(0)
-    return {name: torch.rand(value.shape, generator=generator) + 0.1 for name, value in initial(net, 0, FEATURES).items()}
+    return {
+        name: torch.rand(value.shape, generator=generator) + 0.1
+        for name, value in initial(net, 0, FEATURES).items()
+    }
 
 
 def answer(submodel, tensors, x):
@@ -60,20 +63,30 @@ def test_a_window_wraps_around():
 @pytest.mark.parametrize("direction", ["author", "paper"])
 @pytest.mark.parametrize("family", [*SMALL, "tests.support.own:cnn"])
 def test_a_narrow_network_is_the_whole_one_with_the_channels_of_a_window(family, direction):
-    """Rolling every channel of the whole network changes nothing that it says; a narrow network is a corner of that."""
+    """Rolling every channel of the whole network changes nothing that it says; a narrow network is
+    a corner of that.
+    """
     net = small(family) if family in SMALL else network(family, (1, 8, 8), 10)
     whole, narrow = (menu(net, (width,), (9,), FEATURES)[0] for width in (1.0, 0.5))
     tensors, turn = spread(net), 3
     chosen, state = start(net, turn, tensors, direction=direction)
-    wide, kept, one = (shapes(s) | statistics(s) for s in (whole, narrow, replace(whole, width=1e-6)))
+    wide, kept, one = (
+        shapes(s) | statistics(s) for s in (whole, narrow, replace(whole, width=1e-6))
+    )
     by = turn if direction == "author" else -turn
     rolled = {}
     for name, value in tensors.items():
-        axes = [axis for axis, (n, c) in enumerate(zip(kept[name], wide[name], strict=True)) if n < c]
-        rolled[name] = torch.roll(value, [by * one[name][axis] for axis in axes], axes) if axes else value
+        axes = [
+            axis for axis, (n, c) in enumerate(zip(kept[name], wide[name], strict=True)) if n < c
+        ]
+        rolled[name] = (
+            torch.roll(value, [by * one[name][axis] for axis in axes], axes) if axes else value
+        )
     assert any(not torch.equal(rolled[name], tensors[name]) for name in tensors)
     x = shown(net)
-    torch.testing.assert_close(answer(whole, rolled, x), answer(whole, tensors, x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        answer(whole, rolled, x), answer(whole, tensors, x), rtol=1e-4, atol=1e-4
+    )
     sent = chosen.dispatch(state, chosen.place(state, narrow))
     assert sent.keys() == kept.keys()
     for name, value in sent.items():
@@ -81,11 +94,16 @@ def test_a_narrow_network_is_the_whole_one_with_the_channels_of_a_window(family,
 
 
 def test_what_a_device_learns_goes_back_where_it_came_from():
-    """Of 64 hidden channels 32 from the last on, in the second round: 63, then 0 to 30. The rest keeps every bit."""
+    """Of 64 hidden channels 32 from the last on, in the second round: 63, then 0 to 30. The rest
+    keeps every bit.
+    """
     net = network("mlp", (6,), 3)
     chosen, state = start(net, 1)
     submodel = menu(net, (0.5,), (2,), FEATURES)[0]  # 32 of 64
-    sent = {name: torch.full_like(value, 5.0) for name, value in chosen.dispatch(state, chosen.place(state, submodel)).items()}
+    sent = {
+        name: torch.full_like(value, 5.0)
+        for name, value in chosen.dispatch(state, chosen.place(state, submodel)).items()
+    }
     sent["norm.weight"][0] = 7.0
     total = Total()
     update = Update("r", 2, 0, "a", "train", submodel, "1", 9, 1, sent, {"labels": [0, 2]})
@@ -116,11 +134,16 @@ def test_the_first_round_is_heterofls():
     net = small("preresnet")
     chosen, state = start(net, 0)
     for submodel in chosen.menu(net, state.settings):
-        assert all(row.here == row.there == corner([stop for _, stop in row.here]) for row in chosen.place(state, submodel).rows)
+        assert all(
+            row.here == row.there == corner([stop for _, stop in row.here])
+            for row in chosen.place(state, submodel).rows
+        )
 
 
 def test_layers_that_a_dense_block_lacks_do_not_roll():
-    """What the later layers read of the earlier ones is as long as the block is deep, at every width."""
+    """What the later layers read of the earlier ones is as long as the block is deep, at every
+    width.
+    """
     net = small("densenet")
     chosen, state = start(net, 3)
     shallow = Submodel(net, 1.0, ((1, 1, 0),) * 3, FEATURES)
@@ -130,8 +153,24 @@ def test_layers_that_a_dense_block_lacks_do_not_roll():
 def test_three_sizes_learn_digits(tmp_path: Path) -> None:
     fleet = [Member(f"a{i}", digits(i, 3)) for i in range(3)]
     pins = {"a0": "w0.25-d1.1.1-scaler", "a1": "w0.5-d1.1.1-scaler", "a2": "w1-d1.1.1-scaler"}
-    given = {"method.name": "fedrolex", "model.name": "resnet-small", "method.widths": [0.25, 0.5, 1.0], "method.depths": [1]}
-    done = federate(tmp_path, fleet, {**given, "rounds": 3, "train.epochs": 1, "train.batch": 32, "evaluate.every": 4, "assign.submodels": pins})
+    given = {
+        "method.name": "fedrolex",
+        "model.name": "resnet-small",
+        "method.widths": [0.25, 0.5, 1.0],
+        "method.depths": [1],
+    }
+    done = federate(
+        tmp_path,
+        fleet,
+        {
+            **given,
+            "rounds": 3,
+            "train.epochs": 1,
+            "train.batch": 32,
+            "evaluate.every": 4,
+            "assign.submodels": pins,
+        },
+    )
     assert {name: s.name for name, s in done.result.history.assigned.items()} == pins
     assert all(np.isfinite(s.loss) for s in done.result.scores)
     central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}

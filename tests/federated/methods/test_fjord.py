@@ -37,7 +37,9 @@ def examples(net, count=6):
     if net.objective in {"next", "masked"}:
         x = generator.integers(0, net.outputs, (count, *net.inputs))
         return x, x
-    return generator.random((count, *net.inputs), dtype=np.float32), generator.integers(0, net.outputs, count)
+    return generator.random((count, *net.inputs), dtype=np.float32), generator.integers(
+        0, net.outputs, count
+    )
 
 
 def opened(net=NET, index=-1, seed=0, **given):
@@ -46,8 +48,12 @@ def opened(net=NET, index=-1, seed=0, **given):
     submodel = menu[index]
     tensors = chosen.dispatch(state, chosen.place(state, submodel))
     made = build(submodel)
-    made.load_state_dict({name: value for name, value in tensors.items() if "/" not in name}, strict=False)
-    session = open_session(made, submodel, chosen.recipe(state, submodel), *examples(net), labels=range(3), seed=seed)
+    made.load_state_dict(
+        {name: value for name, value in tensors.items() if "/" not in name}, strict=False
+    )
+    session = open_session(
+        made, submodel, chosen.recipe(state, submodel), *examples(net), labels=range(3), seed=seed
+    )
     session.received = tensors
     made.train()
     open_widths(session)
@@ -59,7 +65,7 @@ def batch(session):
     return x, y
 
 
-# ---- nested networks -----------------------------------------------------------------------------------------------
+# ---- nested networks -----------------------------------------------------------------------------
 
 
 def test_a_device_draws_from_the_widths_up_to_its_own():
@@ -71,20 +77,27 @@ def test_a_device_draws_from_the_widths_up_to_its_own():
 
 @pytest.mark.parametrize("family", SMALL)
 def test_a_nested_network_says_what_the_submodel_of_its_width_says(family):
-    """In evaluation, with the same statistics: the corner of the device's parameters is that submodel."""
+    """In evaluation, with the same statistics: the corner of the device's parameters is that
+    submodel.
+    """
     session = opened(small(family))
     wide = dict(session.net.named_parameters())
     whole = {name: tuple(p.shape) for name, p in wide.items()}
     x, _ = batch(session)
     for one, submodel in zip(session.own, narrower(session.submodel, WIDTHS), strict=True):
         alone = build(submodel).eval()
-        alone.load_state_dict(extract({name: p.detach() for name, p in wide.items()}, corners(whole, submodel)), strict=False)
+        alone.load_state_dict(
+            extract({name: p.detach() for name, p in wide.items()}, corners(whole, submodel)),
+            strict=False,
+        )
         one.net.eval()
         torch.testing.assert_close(one.answer(session, x), alone(x), rtol=1e-6, atol=1e-6)
 
 
 def test_a_drawn_width_moves_its_corner_alone():
-    """The gradient of the narrowest width falls on the leading corner of each parameter, and on nothing else."""
+    """The gradient of the narrowest width falls on the leading corner of each parameter, and on
+    nothing else.
+    """
     session = opened()
     x, y = batch(session)
     F.cross_entropy(session.own[0].answer(session, x), y).backward()
@@ -117,18 +130,32 @@ def test_the_smallest_device_trains_as_under_fedavg():
     for hooks in (chosen.hooks, None):
         net = build(menu[0])
         net.load_state_dict(tensors, strict=False)
-        descend(open_session(net, menu[0], chosen.recipe(state, menu[0]), *examples(NET), labels=range(10), seed=3), hooks)
+        descend(
+            open_session(
+                net,
+                menu[0],
+                chosen.recipe(state, menu[0]),
+                *examples(NET),
+                labels=range(10),
+                seed=3,
+            ),
+            hooks,
+        )
         found.append(net.state_dict())
     assert all(torch.equal(found[0][name], found[1][name]) for name in shapes(menu[0]))
 
 
-# ---- distillation --------------------------------------------------------------------------------------------------
+# ---- distillation --------------------------------------------------------------------------------
 
 
 def test_the_drawn_width_learns_what_the_devices_own_says():
-    """Teacher (ln 3, 0): probabilities 3/4 and 1/4; student (0, ln 3): -(3/4 ln 1/4 + 1/4 ln 3/4)."""
+    """Teacher (ln 3, 0): probabilities 3/4 and 1/4; student (0, ln 3): -(3/4 ln 1/4 + 1/4 ln
+    3/4).
+    """
     teacher, student = torch.tensor([[np.log(3.0), 0.0]]), torch.tensor([[0.0, np.log(3.0)]])
-    assert distilled(NET, student, teacher).item() == pytest.approx(-(0.75 * np.log(0.25) + 0.25 * np.log(0.75)))
+    assert distilled(NET, student, teacher).item() == pytest.approx(
+        -(0.75 * np.log(0.25) + 0.25 * np.log(0.75))
+    )
 
 
 def test_values_are_distilled_by_squared_error():
@@ -160,11 +187,13 @@ def test_with_distillation_both_losses_count_and_the_teacher_gets_no_gradient_of
                 seen.add(index)
                 session.net.zero_grad()
                 (own + soft).backward(retain_graph=True)
-                torch.testing.assert_close(session.net.linear.weight.grad, got, rtol=1e-4, atol=1e-6)
+                torch.testing.assert_close(
+                    session.net.linear.weight.grad, got, rtol=1e-4, atol=1e-6
+                )
     assert seen == {0, 1}
 
 
-# ---- what belongs to a width ---------------------------------------------------------------------------------------
+# ---- what belongs to a width ---------------------------------------------------------------------
 
 
 def test_by_default_all_is_shared():
@@ -186,43 +215,88 @@ def test_what_belongs_to_a_width_has_a_home_for_each(given, own):
     plan = chosen.place(state, menu[1])
     names = own(menu[1])
     apart = {row.local: row.home for row in plan.rows if "@" in row.home}
-    assert apart == {**{name: f"{name}@w0.5" for name in names}, **{f"w0.25/{name}": f"{name}@w0.25" for name in names}}
+    assert apart == {
+        **{name: f"{name}@w0.5" for name in names},
+        **{f"w0.25/{name}": f"{name}@w0.25" for name in names},
+    }
     sent = chosen.dispatch(state, plan)
-    assert sent["w0.25/norm.weight" if "affine" in given else "w0.25/norm.running_var"].shape == (4,)
+    assert sent["w0.25/norm.weight" if "affine" in given else "w0.25/norm.running_var"].shape == (
+        4,
+    )
     assert sent["norm.weight"].shape == (8,)
 
 
 def test_norms_of_a_width_start_as_a_corner_and_move_when_it_is_drawn():
-    """Separate and tracked: the device sends the norms of every width that it drew, changed, and of its own."""
+    """Separate and tracked: the device sends the norms of every width that it drew, changed, and of
+    its own.
+    """
     chosen, menu, state = start(affine="separate", norm="tracked")
     submodel, data = menu[-1], digits(0, 3)
-    tensors = {name: value.numpy() for name, value in chosen.dispatch(state, chosen.place(state, submodel)).items()}
+    tensors = {
+        name: value.numpy()
+        for name, value in chosen.dispatch(state, chosen.place(state, submodel)).items()
+    }
     recipe = replace(chosen.recipe(state, submodel), steps=12, batch=8)
-    update, _ = perform(Task("r", 1, 0, "a", "train", submodel, "0", "", 0, recipe, 9.0), tensors, data)
+    update, _ = perform(
+        Task("r", 1, 0, "a", "train", submodel, "0", "", 0, recipe, 9.0), tensors, data
+    )
     assert update.tensors.keys() == tensors.keys()
-    for name in ("w0.25/norm.weight", "w0.5/norm.bias", "norm.weight", "w0.25/norm.running_mean", "w0.5/norm.running_var", "norm.running_var"):
+    for name in (
+        "w0.25/norm.weight",
+        "w0.5/norm.bias",
+        "norm.weight",
+        "w0.25/norm.running_mean",
+        "w0.5/norm.running_var",
+        "norm.running_var",
+    ):
         assert not np.array_equal(update.tensors[name], tensors[name]), name
-    assert len({update.tensors[f"{at}norm.running_mean"][0].item() for at in ("w0.25/", "w0.5/", "")}) == 3
+    assert (
+        len({update.tensors[f"{at}norm.running_mean"][0].item() for at in ("w0.25/", "w0.5/", "")})
+        == 3
+    )
 
 
 def test_the_same_seed_draws_the_same_widths():
     chosen, menu, state = start(affine="separate")
-    tensors = {name: value.numpy() for name, value in chosen.dispatch(state, chosen.place(state, menu[-1])).items()}
-    task = Task("r", 1, 0, "a", "train", menu[-1], "0", "", 0, replace(chosen.recipe(state, menu[-1]), steps=4), 9.0)
+    tensors = {
+        name: value.numpy()
+        for name, value in chosen.dispatch(state, chosen.place(state, menu[-1])).items()
+    }
+    task = Task(
+        "r",
+        1,
+        0,
+        "a",
+        "train",
+        menu[-1],
+        "0",
+        "",
+        0,
+        replace(chosen.recipe(state, menu[-1]), steps=4),
+        9.0,
+    )
     first, second = (perform(task, tensors, digits(0, 3))[0].tensors for _ in range(2))
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
-# ---- whole runs ----------------------------------------------------------------------------------------------------
+# ---- whole runs ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "given", [{"method.kd": False}, {"method.affine": "separate", "method.norm": "tracked"}], ids=["shared", "separate, tracked, kd"]
+    "given",
+    [{"method.kd": False}, {"method.affine": "separate", "method.norm": "tracked"}],
+    ids=["shared", "separate, tracked, kd"],
 )
 def test_three_sizes_learn_digits(tmp_path: Path, given: dict[str, object]) -> None:
     fleet = [Member(f"a{i}", digits(i, 3)) for i in range(3)]
     pins = {"a0": "w0.25-d1.1.1", "a1": "w0.5-d1.1.1", "a2": "w1-d1.1.1"}
-    shape = {"method.name": "fjord", "model.name": "resnet-small", "method.widths": WIDTHS, "method.depths": [1], "assign.submodels": pins}
+    shape = {
+        "method.name": "fjord",
+        "model.name": "resnet-small",
+        "method.widths": WIDTHS,
+        "method.depths": [1],
+        "assign.submodels": pins,
+    }
     done = federate(tmp_path, fleet, {**shape, "rounds": 3, "evaluate.every": 3, **given})
     assert all(np.isfinite(s.loss) for s in done.result.scores)
     central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}

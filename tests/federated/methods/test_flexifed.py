@@ -54,13 +54,17 @@ def constants(tensors):
     return {name: value.flatten()[0].item() for name, value in tensors.items()}
 
 
-# ---- menu ----------------------------------------------------------------------------------------------------------
+# ---- menu ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("model", "inputs", "names"),
     [
-        ("vgg-19", (3, 32, 32), ["w1-d1.1.1.1.1", "w1-d1.1.2.2.2", "w1-d2.2.3.3.3", "w1-d2.2.4.4.4"]),
+        (
+            "vgg-19",
+            (3, 32, 32),
+            ["w1-d1.1.1.1.1", "w1-d1.1.2.2.2", "w1-d2.2.3.3.3", "w1-d2.2.4.4.4"],
+        ),
         ("resnet-small", (1, 8, 8), ["w1-d1.1.1", "w1-d2.2.2"]),
         ("vit-micro", (1, 16, 16), ["w1-d1", "w1-d2", "w1-d3"]),
         ("lenet", (1, 16, 16), ["w1-d1.1"]),
@@ -73,19 +77,26 @@ def test_the_menu_has_quarters_of_every_section(model, inputs, names):
 
 def test_depths_that_are_given_are_taken():
     chosen = method("flexifed")
-    assert [s.name for s in chosen.menu(NET, configure(chosen, {"depths": [[2, 1, 1]]}))] == ["w1-d2.1.1"]
+    assert [s.name for s in chosen.menu(NET, configure(chosen, {"depths": [[2, 1, 1]]}))] == [
+        "w1-d2.1.1"
+    ]
 
 
 def test_statistics_of_layers_that_stay_on_devices_cannot_be_measured():
-    with pytest.raises(ConfigError, match="norm 'static' has no statistics of layers that stay on devices; set norm = tracked"):
+    with pytest.raises(
+        ConfigError,
+        match="norm 'static' has no statistics of layers that stay on devices; set norm = tracked",
+    ):
         start(strategy="basic")
 
 
-# ---- chains --------------------------------------------------------------------------------------------------------
+# ---- chains --------------------------------------------------------------------------------------
 
 
 def test_chains_agree_up_to_the_first_layer_that_differs():
-    """d1 and d2 agree in the stem and the first block; then one has a second block, and nothing agrees any more."""
+    """d1 and d2 agree in the stem and the first block; then one has a second block, and nothing
+    agrees any more.
+    """
     _, (shallow, deep), state = start()
     first, second = (chain(s, state.settings) for s in (shallow, deep))
     same = {name for name in first if first[name] == second.get(name)}
@@ -113,11 +124,13 @@ def test_matched_by_position_what_lies_behind_a_difference_agrees_again():
     assert all(first[name] == second[name] for name in first)
 
 
-# ---- strategies ----------------------------------------------------------------------------------------------------
+# ---- strategies ----------------------------------------------------------------------------------
 
 
 def test_max_averages_each_layer_among_all_whose_chains_agree():
-    """Sections of 1, 1, 1 blocks (2), of 1, 1, 2 (6) and of 2, 2, 2 (10): stem and first block (2 + 6 + 10) / 3, on to section 2 (2 + 6) / 2."""
+    """Sections of 1, 1, 1 blocks (2), of 1, 1, 2 (6) and of 2, 2, 2 (10): stem and first block (2 +
+    6 + 10) / 3, on to section 2 (2 + 6) / 2.
+    """
     chosen, menu, state = start(depths=[[1, 1, 1], [1, 1, 2], [2, 2, 2]])
     a, b, c = menu
     after = played(chosen, state, (a, 2.0), (b, 6.0), (c, 10.0))
@@ -127,7 +140,12 @@ def test_max_averages_each_layer_among_all_whose_chains_agree():
         both = name.startswith(("sections.1.0.", "sections.2.0."))
         assert value == (6 if early else 4 if both else 2), name
     assert found[1]["sections.2.1.conv1.weight"] == found[1]["linear.bias"] == 6
-    assert found[2]["sections.0.1.conv1.weight"] == found[2]["sections.1.0.conv1.weight"] == found[2]["linear.bias"] == 10
+    assert (
+        found[2]["sections.0.1.conv1.weight"]
+        == found[2]["sections.1.0.conv1.weight"]
+        == found[2]["linear.bias"]
+        == 10
+    )
 
 
 def test_matched_by_position_max_is_the_mean_over_the_depths_that_have_a_layer():
@@ -148,7 +166,11 @@ def test_clustered_averages_the_rest_within_each_architecture():
 
 def test_basic_leaves_the_rest_on_the_device():
     chosen, (shallow, deep), state = start(strategy="basic", norm="tracked")
-    common = FIRST | {"norm.running_mean", "norm.running_var"} | {name for name in view(chosen, state, shallow) if name.startswith("sections.0.0.")}
+    common = (
+        FIRST
+        | {"norm.running_mean", "norm.running_var"}
+        | {name for name in view(chosen, state, shallow) if name.startswith("sections.0.0.")}
+    )
     for submodel in (shallow, deep):
         kept = set(chosen.recipe(state, submodel).keep)
         assert set(view(chosen, state, submodel)) == common
@@ -180,7 +202,7 @@ def test_what_nobody_trained_is_the_initial_network():
     assert torch.equal(view(chosen, after, deep)["linear.bias"], state.tensors["linear.bias"])
 
 
-# ---- whole runs ----------------------------------------------------------------------------------------------------
+# ---- whole runs ----------------------------------------------------------------------------------
 
 
 def fleet():
@@ -189,12 +211,21 @@ def fleet():
 
 SHALLOW, DEEP = "w1-d1.1.1", "w1-d2.2.2"
 PINS = {"a0": SHALLOW, "a1": DEEP, "a2": DEEP}
-GIVEN = {"method.name": "flexifed", "model.name": "resnet-small", "assign.submodels": PINS, "train.epochs": 1, "train.batch": 32, "train.lr": 0.05}
+GIVEN = {
+    "method.name": "flexifed",
+    "model.name": "resnet-small",
+    "assign.submodels": PINS,
+    "train.epochs": 1,
+    "train.batch": 32,
+    "train.lr": 0.05,
+}
 
 
 @pytest.mark.parametrize("strategy", ["basic", "clustered"])
 def test_a_device_that_goes_away_takes_no_layer_of_the_others_with_it(strategy: str) -> None:
-    """Only deep devices are left: what the shallow one lacks stays theirs, and does not begin again as a common layer."""
+    """Only deep devices are left: what the shallow one lacks stays theirs, and does not begin again
+    as a common layer.
+    """
     chosen, menu, state = start(strategy=strategy, norm="tracked")
     deep = menu[-1]
     after = played(chosen, state, (menu[0], 1.0), (deep, 3.0))
@@ -211,12 +242,18 @@ def test_a_device_that_goes_away_takes_no_layer_of_the_others_with_it(strategy: 
 
 @pytest.mark.parametrize("strategy", ["clustered", "max"])
 def test_three_devices_of_two_depths_learn_digits(tmp_path: Path, strategy: str) -> None:
-    done = federate(tmp_path, fleet(), {**GIVEN, "method.strategy": strategy, "rounds": 3, "evaluate.every": 3})
+    done = federate(
+        tmp_path, fleet(), {**GIVEN, "method.strategy": strategy, "rounds": 3, "evaluate.every": 3}
+    )
     assert all(np.isfinite(s.loss) for s in done.result.scores)
     central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}
     assert central.keys() == {SHALLOW, DEEP}
     assert min(central.values()) > 0.3
-    groups = {home.partition("@")[2].partition("-")[0] for home in done.result.state.tensors if "@" in home}
+    groups = {
+        home.partition("@")[2].partition("-")[0]
+        for home in done.result.state.tensors
+        if "@" in home
+    }
     assert groups == ({"w1"} if strategy == "clustered" else {"max"})
 
 
@@ -229,10 +266,18 @@ def kept(folder: Path, submodel: str) -> dict[str, np.ndarray]:
 
 
 def test_personal_layers_stay_on_their_devices_and_go_on_being_trained(tmp_path: Path) -> None:
-    """Nothing of them reaches the coordinator; each device finds its own again in the next round, and is scored with it."""
+    """Nothing of them reaches the coordinator; each device finds its own again in the next round,
+    and is scored with it.
+    """
     given = {**GIVEN, "method.strategy": "basic"}
-    once, thrice = (federate(tmp_path / str(n), fleet(), {**given, "rounds": n, "evaluate.every": n}) for n in (1, 3))
-    first, third = ({name: kept(tmp_path / n / name, submodel) for name, submodel in PINS.items()} for n in ("1", "3"))
+    once, thrice = (
+        federate(tmp_path / str(n), fleet(), {**given, "rounds": n, "evaluate.every": n})
+        for n in (1, 3)
+    )
+    first, third = (
+        {name: kept(tmp_path / n / name, submodel) for name, submodel in PINS.items()}
+        for n in ("1", "3")
+    )
     for name in PINS:
         assert first[name].keys() == third[name].keys()
         assert "linear.weight" in first[name]
@@ -242,6 +287,11 @@ def test_personal_layers_stay_on_their_devices_and_go_on_being_trained(tmp_path:
     before, after = initial(NET, 0), thrice.result.state.tensors
     assert torch.equal(after["linear.weight"], before["linear.weight"])
     assert not torch.equal(after["stem.weight"], before["stem.weight"])
-    assert {(s.submodel, s.view) for s in thrice.result.scores} == {(s, view) for s in (SHALLOW, DEEP) for view in ("devices", "labels")}
-    early, late = ({s.submodel: s.accuracy for s in done.result.scores if s.view == "devices"} for done in (once, thrice))
+    assert {(s.submodel, s.view) for s in thrice.result.scores} == {
+        (s, view) for s in (SHALLOW, DEEP) for view in ("devices", "labels")
+    }
+    early, late = (
+        {s.submodel: s.accuracy for s in done.result.scores if s.view == "devices"}
+        for done in (once, thrice)
+    )
     assert all(late[s] > early[s] and late[s] > 0.5 for s in late)

@@ -1,4 +1,6 @@
-"""InclusiveFL: what sizes keep to themselves, what they share, and what a larger one teaches a smaller."""
+"""InclusiveFL: what sizes keep to themselves, what they share, and what a larger one teaches a
+smaller.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,18 @@ NET = network("resnet-small", (1, 8, 8), 10)  # three sections of two blocks
 
 @pytest.fixture
 def stacks(monkeypatch):
-    """A toy of two sections of three layers of one number each, between a stem and a head; its sizes of depth 1, 2 and 3."""
+    """A toy of two sections of three layers of one number each, between a stem and a head; its
+    sizes of depth 1, 2 and 3.
+    """
     layer = "sections.{}.{}.weight"
 
     def tensors(submodel):
-        layers = {layer.format(s, b): (1,) for s, section in enumerate(submodel.mask) for b, keep in enumerate(section) if keep}
+        layers = {
+            layer.format(s, b): (1,)
+            for s, section in enumerate(submodel.mask)
+            for b, keep in enumerate(section)
+            if keep
+        }
         return {"stem.weight": (1,), **layers, "linear.weight": (1,)}
 
     whole = registered(monkeypatch)(tensors, (3, 3))
@@ -38,16 +47,23 @@ def begun(sizes, **given):
     """A state of zeros."""
     chosen = method("inclusivefl")
     before = {name: torch.zeros(shape) for name, shape in shapes(sizes[-1]).items()}
-    return chosen, chosen.start(before, sizes, configure(chosen, {"norm": "static", "depths": [1, 2, 3], **given}))
+    return chosen, chosen.start(
+        before, sizes, configure(chosen, {"norm": "static", "depths": [1, 2, 3], **given})
+    )
 
 
 def one_round(chosen, state, *updates):
-    """An update is (size, what it adds to all that it received, or to each tensor by name, examples)."""
+    """An update is (size, what it adds to all that it received, or to each tensor by name,
+    examples).
+    """
     total = Total()
     for index, (size, moved, samples) in enumerate(updates):
         plan = chosen.place(state, size)
         received = chosen.dispatch(state, plan)
-        tensors = {name: value + (moved.get(name, 0.0) if isinstance(moved, dict) else moved) for name, value in received.items()}
+        tensors = {
+            name: value + (moved.get(name, 0.0) if isinstance(moved, dict) else moved)
+            for name, value in received.items()
+        }
         update = Update("r", 0, 0, str(index), "train", size, "0", samples, 1, tensors)
         assert fold(total, chosen.parts(state, plan, update), (index,))
     return chosen.finish(state, total, np.random.default_rng(0))
@@ -56,10 +72,13 @@ def one_round(chosen, state, *updates):
 def received(chosen, state, size):
     """By short names: 0.1 is the second layer of the first section."""
     found = chosen.dispatch(state, chosen.place(state, size))
-    return {name.removeprefix("sections.").removesuffix(".weight"): round(value.item(), 5) for name, value in found.items()}
+    return {
+        name.removeprefix("sections.").removesuffix(".weight"): round(value.item(), 5)
+        for name, value in found.items()
+    }
 
 
-# ---- sizes ---------------------------------------------------------------------------------------------------------
+# ---- sizes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -73,21 +92,36 @@ def received(chosen, state, size):
 )
 def test_sizes_keep_a_third_two_thirds_and_all_of_each_section(model, inputs, target, depths):
     chosen = method("inclusivefl")
-    assert [s.name.removeprefix("w1-") for s in chosen.menu(network(model, inputs, 12, target=target), configure(chosen, {}))] == depths
+    assert [
+        s.name.removeprefix("w1-")
+        for s in chosen.menu(network(model, inputs, 12, target=target), configure(chosen, {}))
+    ] == depths
 
 
 def test_a_network_without_layers_to_leave_out_is_refused():
     chosen = method("inclusivefl")
-    with pytest.raises(ConfigError, match=r"model 'lenet' has no layers to leave out; .* resnet or vit have"):
+    with pytest.raises(
+        ConfigError, match=r"model 'lenet' has no layers to leave out; .* resnet or vit have"
+    ):
         chosen.menu(network("lenet", (1, 16, 16), 10), configure(chosen, {}))
 
 
 def test_the_top_layer_of_each_shallower_section_and_the_head_are_a_sizes_own():
     """Depths 1, 2 and 1 of two blocks each: the second section is whole and shared."""
     (size,) = menu(NET, (1,), ((1, 2, 1),))
-    own = {name for name in shapes(size) if name.startswith(("sections.0.0.", "sections.2.0.", "linear."))}
-    assert size_local(size) == own | {name for name in statistics(size) if name.startswith(("sections.0.0.", "sections.2.0."))}
-    assert {name.split(".")[0] for name in shapes(size).keys() - own} == {"stem", "norm", "sections"}
+    own = {
+        name
+        for name in shapes(size)
+        if name.startswith(("sections.0.0.", "sections.2.0.", "linear."))
+    }
+    assert size_local(size) == own | {
+        name for name in statistics(size) if name.startswith(("sections.0.0.", "sections.2.0."))
+    }
+    assert {name.split(".")[0] for name in shapes(size).keys() - own} == {
+        "stem",
+        "norm",
+        "sections",
+    }
 
 
 def test_nothing_is_the_whole_networks_own():
@@ -114,20 +148,35 @@ def test_the_head_is_what_follows_the_last_section(model, inputs, target, head):
     assert {name for name in known if name.split(".")[0] in head} <= size_local(size)
 
 
-# ---- sharing -------------------------------------------------------------------------------------------------------
+# ---- sharing -------------------------------------------------------------------------------------
 
 
 def test_sizes_share_by_examples_what_is_no_top_layer_and_no_head(stacks):
-    """Within the small size (1 * 1 + 3 * 5) / 4 = 4; the stem of all (4 * 4 + 8 * 1 + 4 * 8) / 16; the first layers of the two larger ones
-    (8 * 1 + 4 * 8) / 12."""
+    """Within the small size (1 * 1 + 3 * 5) / 4 = 4; the stem of all (4 * 4 + 8 * 1 + 4 * 8) / 16;
+    the first layers of the two larger ones (8 * 1 + 4 * 8) / 12.
+    """
     chosen, state = begun(stacks, beta=0.0)
     small, middle, large = stacks
-    after = one_round(chosen, state, (small, 1.0, 1), (small, 5.0, 3), (middle, 1.0, 8), (large, 8.0, 4))
+    after = one_round(
+        chosen, state, (small, 1.0, 1), (small, 5.0, 3), (middle, 1.0, 8), (large, 8.0, 4)
+    )
     shared = round(40 / 12, 5)
     assert received(chosen, after, small) == {"stem": 3.5, "0.0": 4.0, "1.0": 4.0, "linear": 4.0}
-    assert received(chosen, after, middle) == {"stem": 3.5, "0.0": shared, "0.1": 1.0, "1.0": shared, "1.1": 1.0, "linear": 1.0}
+    assert received(chosen, after, middle) == {
+        "stem": 3.5,
+        "0.0": shared,
+        "0.1": 1.0,
+        "1.0": shared,
+        "1.1": 1.0,
+        "linear": 1.0,
+    }
     large_ones = {"0.1": 8.0, "0.2": 8.0, "1.1": 8.0, "1.2": 8.0, "linear": 8.0}
-    assert received(chosen, after, large) == {"stem": 3.5, "0.0": shared, "1.0": shared, **large_ones}
+    assert received(chosen, after, large) == {
+        "stem": 3.5,
+        "0.0": shared,
+        "1.0": shared,
+        **large_ones,
+    }
 
 
 def test_a_size_without_devices_takes_part_in_what_is_shared_and_keeps_its_own(stacks):
@@ -144,16 +193,23 @@ def test_a_size_that_nobody_had_yet_begins_where_the_whole_network_is(stacks):
     assert set(received(chosen, state, stacks[0]).values()) == {1.5}
 
 
-# ---- momentum ------------------------------------------------------------------------------------------------------
+# ---- momentum ------------------------------------------------------------------------------------
 
 
 def test_the_next_larger_size_alone_teaches_the_top_layers(stacks):
-    """Size 1 has moved by -1 and learns from layers 1 and 2 of size 2, which moved by -2 and -4: g = .8 * 1 + .2 * 3 = 1.4. Size 2's top moved
-    by -4 and learns from layers 2 and 3 of size 3, which moved by -10 and -20: g = .8 * 4 + .2 * 15 = 6.2. Size 3 learns from nobody."""
+    """Size 1 has moved by -1 and learns from layers 1 and 2 of size 2, which moved by -2 and -4: g
+    = .8 * 1 + .2 * 3 = 1.4. Size 2's top moved by -4 and learns from layers 2 and 3 of size 3,
+    which moved by -10 and -20: g = .8 * 4 + .2 * 15 = 6.2. Size 3 learns from nobody.
+    """
     chosen, state = begun(stacks)
     small, middle, large = stacks
-    moves = [{f"sections.{s}.{b}.weight": -size[b] for s in (0, 1) for b in range(len(size))} for size in ([1.0], [2.0, 4.0], [5.0, 10.0, 20.0])]
-    after = one_round(chosen, state, *((size, move, 1) for size, move in zip(stacks, moves, strict=True)))
+    moves = [
+        {f"sections.{s}.{b}.weight": -size[b] for s in (0, 1) for b in range(len(size))}
+        for size in ([1.0], [2.0, 4.0], [5.0, 10.0, 20.0])
+    ]
+    after = one_round(
+        chosen, state, *((size, move, 1) for size, move in zip(stacks, moves, strict=True))
+    )
     assert received(chosen, after, small) == {"stem": 0.0, "0.0": -1.4, "1.0": -1.4, "linear": 0.0}
     assert received(chosen, after, middle)["1.1"] == received(chosen, after, middle)["0.1"] == -6.2
     assert [received(chosen, after, large)[name] for name in ("0.1", "0.2")] == [-10.0, -20.0]
@@ -161,9 +217,14 @@ def test_the_next_larger_size_alone_teaches_the_top_layers(stacks):
 
 
 def test_momentum_is_the_mean_over_the_larger_sizes_devices_by_examples(stacks):
-    """Layers 1 and 2 of two devices with 1 and 3 examples moved by -1 and -1, -2 and -4: m = (1 + 1 + 3 * (2 + 4)) / (2 * 4) = 2.5."""
+    """Layers 1 and 2 of two devices with 1 and 3 examples moved by -1 and -1, -2 and -4: m = (1 + 1
+    + 3 * (2 + 4)) / (2 * 4) = 2.5.
+    """
     chosen, state = begun(stacks, beta=0.5)
-    a, b = ({"sections.0.0.weight": -first, "sections.0.1.weight": -second} for first, second in ((1.0, 1.0), (2.0, 4.0)))
+    a, b = (
+        {"sections.0.0.weight": -first, "sections.0.1.weight": -second}
+        for first, second in ((1.0, 1.0), (2.0, 4.0))
+    )
     after = one_round(chosen, state, (stacks[0], 0.0, 9), (stacks[1], a, 1), (stacks[1], b, 3))
     assert received(chosen, after, stacks[0])["0.0"] == -1.25
 
@@ -173,19 +234,29 @@ def test_without_the_next_larger_size_nothing_is_distilled(stacks):
     after = one_round(chosen, state, (stacks[0], -1.0, 1), (stacks[2], -5.0, 1))
     assert received(chosen, after, stacks[0])["0.0"] == -1.0
     alone = one_round(chosen, state, (stacks[1], -5.0, 1))
-    assert alone.tensors.keys() == {*state.tensors, *(f"{name}@w1-d2.2" for name in size_local(stacks[1]))}
+    assert alone.tensors.keys() == {
+        *state.tensors,
+        *(f"{name}@w1-d2.2" for name in size_local(stacks[1])),
+    }
 
 
 def test_of_other_layers_only_tensors_of_the_same_shape_teach():
-    """A section's first block reads 16 channels and its second 32: conv1 learns from the larger size's first block alone, conv2 from both.
-    Running statistics learn nothing."""
+    """A section's first block reads 16 channels and its second 32: conv1 learns from the larger
+    size's first block alone, conv2 from both. Running statistics learn nothing.
+    """
     chosen = method("inclusivefl")
     sizes = chosen.menu(NET, configure(chosen, {}))
     state = chosen.start(initial(NET, 0), sizes, configure(chosen, {"beta": 0.5}))
     before = chosen.dispatch(state, chosen.place(state, sizes[0]))
-    moves = {name: -1.0 if name.startswith("sections.1.0.") else -3.0 for name in chosen.dispatch(state, chosen.place(state, sizes[1]))}
+    moves = {
+        name: -1.0 if name.startswith("sections.1.0.") else -3.0
+        for name in chosen.dispatch(state, chosen.place(state, sizes[1]))
+    }
     after = one_round(chosen, state, (sizes[0], 0.0, 1), (sizes[1], moves, 1))
-    moved = {name: (before[name] - value).mean().item() for name, value in chosen.dispatch(after, chosen.place(after, sizes[0])).items()}
+    moved = {
+        name: (before[name] - value).mean().item()
+        for name, value in chosen.dispatch(after, chosen.place(after, sizes[0])).items()
+    }
     assert moved["sections.1.0.conv1.weight"] == pytest.approx(0.5 * 1.0, abs=1e-5)
     assert moved["sections.1.0.conv2.weight"] == pytest.approx(0.5 * 2.0, abs=1e-5)
     assert moved["sections.1.0.shortcut.conv.weight"] == pytest.approx(0.5 * 1.0, abs=1e-5)
@@ -193,26 +264,42 @@ def test_of_other_layers_only_tensors_of_the_same_shape_teach():
     assert moved["linear.weight"] == 0.0
 
 
-# ---- AdamW ---------------------------------------------------------------------------------------------------------
+# ---- AdamW ---------------------------------------------------------------------------------------
 
 
 def test_adamw_steps_each_size_by_its_own_state(stacks):
-    """A first step of AdamW is the learning rate, whatever the gradient's size; then as torch's own steps; then sizes share."""
+    """A first step of AdamW is the learning rate, whatever the gradient's size; then as torch's own
+    steps; then sizes share.
+    """
     chosen, state = begun(stacks, server="adamw", server_lr=0.1, server_decay=0.01, beta=0.0)
     small, middle, _ = stacks
     weights = {size: torch.nn.Parameter(torch.zeros(1)) for size in (small, middle)}
-    optimisers = {size: torch.optim.AdamW([w], lr=0.1, weight_decay=0.01) for size, w in weights.items()}
+    optimisers = {
+        size: torch.optim.AdamW([w], lr=0.1, weight_decay=0.01) for size, w in weights.items()
+    }
     state = one_round(chosen, state, (small, -4.0, 1), (middle, 0.5, 3))
-    assert received(chosen, state, small) == {"stem": 0.05, "0.0": -0.1, "1.0": -0.1, "linear": -0.1}
+    assert received(chosen, state, small) == {
+        "stem": 0.05,
+        "0.0": -0.1,
+        "1.0": -0.1,
+        "linear": -0.1,
+    }
     second = one_round(chosen, state, (small, 1.0, 1))
     for gradient in (4.0, -1.0):
         weights[small].grad = torch.tensor([gradient])
         optimisers[small].step()
-    assert received(chosen, second, small)["linear"] == pytest.approx(weights[small].item(), abs=1e-5)
+    assert received(chosen, second, small)["linear"] == pytest.approx(
+        weights[small].item(), abs=1e-5
+    )
     assert received(chosen, second, middle)["linear"] == 0.1
     assert second.tensors["adam/step/linear.weight@w1-d1.1/w1-d1.1"].item() == 2
     assert second.tensors["adam/step/linear.weight@w1-d2.2/w1-d2.2"].item() == 1
-    assert {name for home in second.tensors if home.startswith("adam/exp_avg/stem") for name in [home.rpartition("/")[2]]} == {"w1-d1.1", "w1-d2.2"}
+    assert {
+        name
+        for home in second.tensors
+        if home.startswith("adam/exp_avg/stem")
+        for name in [home.rpartition("/")[2]]
+    } == {"w1-d1.1", "w1-d2.2"}
 
 
 def test_adamw_leaves_running_statistics_to_the_mean():
@@ -225,26 +312,48 @@ def test_adamw_leaves_running_statistics_to_the_mean():
     assert not [home for home in after.tensors if home.startswith("adam/") and "running_" in home]
 
 
-# ---- runs ----------------------------------------------------------------------------------------------------------
+# ---- runs ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("model", "server"), [("preresnet", "average"), ("resnet-small", "adamw")])
 def test_two_rounds_of_unequal_sizes_end_with_finite_scores(tmp_path, model, server):
     chosen = method("inclusivefl")
-    names = [size.name for size in chosen.menu(network(model, (1, 8, 8), 10), configure(chosen, {}))]
+    names = [
+        size.name for size in chosen.menu(network(model, (1, 8, 8), 10), configure(chosen, {}))
+    ]
     pins = {f"a{i}": names[min(i, len(names) - 1)] for i in range(3)}
-    given = {"method.name": "inclusivefl", "model.name": model, "method.server": server, "assign.submodels": pins}
+    given = {
+        "method.name": "inclusivefl",
+        "model.name": model,
+        "method.server": server,
+        "assign.submodels": pins,
+    }
     rounds = {"rounds": 2, "evaluate.every": 2, "train.steps": 2, "evaluate.devices": False}
-    done = federate(tmp_path, [Member(f"a{i}", digits(i, 30)) for i in range(3)], {**given, **rounds})
+    done = federate(
+        tmp_path, [Member(f"a{i}", digits(i, 30)) for i in range(3)], {**given, **rounds}
+    )
     assert {s.submodel for s in done.result.scores} == set(names)
     assert all(np.isfinite(s.loss) for s in done.result.scores)
-    assert any(home.startswith("adam/") for home in done.result.state.tensors) == (server == "adamw")
+    assert any(home.startswith("adam/") for home in done.result.state.tensors) == (
+        server == "adamw"
+    )
 
 
 def test_it_learns_digits(tmp_path):
-    fleet, pins = [Member(f"a{i}", digits(i, 3, "iid")) for i in range(2)], {"a0": "w1-d1.1.1", "a1": "w1-d2.2.2"}
-    rounds = {"rounds": 2, "train.epochs": 2, "evaluate.every": 2, "evaluate.devices": False, "assign.submodels": pins}
-    done = federate(tmp_path, fleet, {"method.name": "inclusivefl", "model.name": "resnet-small", **rounds})
+    fleet, pins = (
+        [Member(f"a{i}", digits(i, 3, "iid")) for i in range(2)],
+        {"a0": "w1-d1.1.1", "a1": "w1-d2.2.2"},
+    )
+    rounds = {
+        "rounds": 2,
+        "train.epochs": 2,
+        "evaluate.every": 2,
+        "evaluate.devices": False,
+        "assign.submodels": pins,
+    }
+    done = federate(
+        tmp_path, fleet, {"method.name": "inclusivefl", "model.name": "resnet-small", **rounds}
+    )
     central = {s.submodel: s.accuracy for s in done.result.scores}
     assert len(central) == 2
     assert min(central.values()) > 0.5  # chance is a tenth

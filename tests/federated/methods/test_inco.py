@@ -1,4 +1,6 @@
-"""InCo: which layers take up which, the variants per kernel and per layer, and the wrapper around each base."""
+"""InCo: which layers take up which, the variants per kernel and per layer, and the wrapper around
+each base.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ NAMES = ("inco-avg", "inco-moon", "inco-nova", "inco-prox", "inco-scaffold")
 
 
 def played(name, moves, *, width=(1.0,), **given):
-    """Before and after a round in which the device of each size i adds moves[i] to all that it received."""
+    """Before and after a round in which the device of each size i adds moves[i] to all that it
+    received.
+    """
     chosen = method(name)
     settings = configure(chosen, {"widths": width, "depths": (1, 2), "momentum": 0.0, **given})
     submodels = chosen.menu(NET, settings)
@@ -30,17 +34,30 @@ def played(name, moves, *, width=(1.0,), **given):
     state, total = replace(state, fleet=dict.fromkeys(submodels, 1)), Total()
     for index, move in moves.items():
         plan = chosen.place(state, submodels[index])
-        sent = {k: v + (0.0 if k.startswith("c/") else move(k, v)) for k, v in chosen.dispatch(state, plan).items()}
-        fold(total, chosen.parts(state, plan, Update("r", 0, 0, str(index), "train", submodels[index], "0", 4, 2, sent, {})), (index,))
+        sent = {
+            k: v + (0.0 if k.startswith("c/") else move(k, v))
+            for k, v in chosen.dispatch(state, plan).items()
+        }
+        fold(
+            total,
+            chosen.parts(
+                state,
+                plan,
+                Update("r", 0, 0, str(index), "train", submodels[index], "0", 4, 2, sent, {}),
+            ),
+            (index,),
+        )
     return state.tensors, chosen.finish(state, total, np.random.default_rng(0)).tensors
 
 
-# ---- which layers ----------------------------------------------------------------------------------------------------
+# ---- which layers --------------------------------------------------------------------------------
 
 
 def test_in_a_resnet_both_convolutions_of_later_blocks_take_up_the_first_blocks_second():
     assert references(network("resnet-18-cifar", (3, 8, 8), 10)) == {
-        f"sections.{s}.1.conv{c}.weight": f"sections.{s}.0.conv2.weight" for s in range(4) for c in (1, 2)
+        f"sections.{s}.1.conv{c}.weight": f"sections.{s}.0.conv2.weight"
+        for s in range(4)
+        for c in (1, 2)
     }
 
 
@@ -54,60 +71,87 @@ def test_a_bottleneck_takes_up_its_own_kind_where_shapes_differ():
 
 def test_in_a_transformer_the_second_norms_weight_takes_up_the_first_norms():
     found = references(network("vit-micro", (1, 8, 8), 10))
-    assert found == {f"sections.0.{b}.norm2.weight": f"sections.0.{b}.norm1.weight" for b in range(3)}
+    assert found == {
+        f"sections.0.{b}.norm2.weight": f"sections.0.{b}.norm1.weight" for b in range(3)
+    }
 
 
 def test_elsewhere_a_weight_takes_up_that_of_its_name_and_shape_in_the_shallowest_block():
-    assert references(network("mlp", (6,), 3)) == {"sections.0.1.linear.weight": "sections.0.0.linear.weight"}
+    assert references(network("mlp", (6,), 3)) == {
+        "sections.0.1.linear.weight": "sections.0.0.linear.weight"
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_network_without_such_layers_is_refused(name):
     chosen = method(name)
     with pytest.raises(
-        ConfigError, match="'lenet' has no two layers of one shape in a section, as InCo needs; models that have: preresnet, resnet, vit"
+        ConfigError,
+        match="'lenet' has no two layers of one shape in a section, as InCo needs; models that "
+        "have: preresnet, resnet, vit",
     ):
         chosen.menu(network("lenet", (1, 16, 16), 10), configure(chosen, {}))
 
 
-# ---- variants --------------------------------------------------------------------------------------------------------
+# ---- variants ------------------------------------------------------------------------------------
 
 
 def pair():
-    """Steps of two layers of [1, 2, 1, 2]: of the first kernel g_0 = (.03, .04), g_k = (-.06, .08); of the second g_k = 0."""
-    return torch.tensor([[[[-0.06, 0.08]], [[0.0, 0.0]]]]), torch.tensor([[[[0.03, 0.04]], [[0.5, 0.5]]]])
+    """Steps of two layers of [1, 2, 1, 2]: of the first kernel g_0 = (.03, .04), g_k = (-.06, .08);
+    of the second g_k = 0.
+    """
+    return torch.tensor([[[[-0.06, 0.08]], [[0.0, 0.0]]]]), torch.tensor(
+        [[[[0.03, 0.04]], [[0.5, 0.5]]]]
+    )
 
 
 def test_the_codes_variant_looks_at_each_kernel_and_leaves_a_zero_one():
-    """||g_k|| = .1, ||g_0|| = .05, t = .0014 / .0025: ((-.6, .8) + .56 (.6, .8)) x .075; the golden file says so too."""
+    """||g_k|| = .1, ||g_0|| = .05, t = .0014 / .0025: ((-.6, .8) + .56 (.6, .8)) x .075; the golden
+    file says so too.
+    """
     found = crossed(*pair(), "code")
-    torch.testing.assert_close(found[0, 0, 0], torch.tensor([-0.0198, 0.0936]), rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(
+        found[0, 0, 0], torch.tensor([-0.0198, 0.0936]), rtol=1e-5, atol=2e-6
+    )
     assert found[0, 1].tolist() == [[0.0, 0.0]]
 
 
 def test_no_opt_is_the_plain_sum_of_the_directions():
     """((-.6, .8) + (.6, .8)) x .075 = (0, .12), clipped to .1."""
-    torch.testing.assert_close(crossed(*pair(), "no_opt")[0, 0, 0], torch.tensor([0.0, 0.1]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        crossed(*pair(), "no_opt")[0, 0, 0], torch.tensor([0.0, 0.1]), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_no_norm_adds_the_shallow_step_as_it_is():
     """(-.06, .08) + .56 (.03, .04) = (-.0432, .1024), clipped."""
-    torch.testing.assert_close(crossed(*pair(), "no_norm")[0, 0, 0], torch.tensor([-0.0432, 0.1]), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        crossed(*pair(), "no_norm")[0, 0, 0], torch.tensor([-0.0432, 0.1]), rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("variant", ["paper", "paper_cond"])
 def test_the_papers_variant_leaves_a_step_that_is_orthogonal_to_the_shallow_one(variant):
-    """Over the whole layer, where the two point apart; conditionally, where they agree the directions stay."""
+    """Over the whole layer, where the two point apart; conditionally, where they agree the
+    directions stay.
+    """
     generator = torch.Generator().manual_seed(0)
     other = torch.randn(3, 2, 3, 3, generator=generator)
     step = torch.randn(3, 2, 3, 3, generator=generator) - 0.5 * other
     assert float((step * other).sum()) < 0
     assert float((crossed(step, other, variant) * other).sum()) == pytest.approx(0.0, abs=1e-4)
     agreeing = crossed(-step, other, "paper_cond")
-    torch.testing.assert_close(agreeing, -step * float((step.norm() + other.norm()) / 2 / step.norm()), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        agreeing,
+        -step * float((step.norm() + other.norm()) / 2 / step.norm()),
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
-@pytest.mark.parametrize("variant", ["code", "no_norm", "no_opt", "paper", "paper_cond", "unnormalised"])
+@pytest.mark.parametrize(
+    "variant", ["code", "no_norm", "no_opt", "paper", "paper_cond", "unnormalised"]
+)
 def test_where_either_step_is_zero_the_own_one_stays(variant):
     step = torch.randn(2, 2, 3, 3, generator=torch.Generator().manual_seed(0))
     assert torch.equal(crossed(step, torch.zeros_like(step), variant), step)
@@ -115,18 +159,26 @@ def test_where_either_step_is_zero_the_own_one_stays(variant):
     assert crossed(1e-20 * step, step, variant).isfinite().all()
 
 
-# ---- the wrapper -----------------------------------------------------------------------------------------------------
+# ---- the wrapper ---------------------------------------------------------------------------------
 
 
 def move(name, value):
     """By a hundredth; blocks after the first of a section by another direction."""
-    return 0.01 * torch.sign(torch.randn(value.shape, generator=torch.Generator().manual_seed(len(name)))) + (0.02 if ".1.conv" in name else 0.0)
+    return 0.01 * torch.sign(
+        torch.randn(value.shape, generator=torch.Generator().manual_seed(len(name)))
+    ) + (0.02 if ".1.conv" in name else 0.0)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_wrapper_changes_the_layers_that_it_should_and_no_other(name):
     """Against its base: with the same sizes, the rest of the network is the base's bit for bit."""
-    bases = {"inco-avg": "fedavg", "inco-moon": "moon", "inco-nova": "fednova", "inco-prox": "fedprox", "inco-scaffold": "scaffold"}
+    bases = {
+        "inco-avg": "fedavg",
+        "inco-moon": "moon",
+        "inco-nova": "fednova",
+        "inco-prox": "fedprox",
+        "inco-scaffold": "scaffold",
+    }
     before, after = played(name, {0: move, 1: move})
     _, plain = played(bases[name], {0: move, 1: move}, weighting="uniform")
     known = references(NET)
@@ -139,10 +191,16 @@ def test_the_wrapper_changes_the_layers_that_it_should_and_no_other(name):
 
 @pytest.mark.parametrize("variant", ["code", "paper"])
 def test_channels_that_no_device_of_the_round_has_stay(variant):
-    """A narrow deep device and a wide shallow one, whose first block moves everywhere: the deep layer moves in the corner alone."""
-    before, after = played("inco-avg", {1: move, 2: move}, width=(0.5, 1.0), depths=(1, 2), variant=variant)
+    """A narrow deep device and a wide shallow one, whose first block moves everywhere: the deep
+    layer moves in the corner alone.
+    """
+    before, after = played(
+        "inco-avg", {1: move, 2: move}, width=(0.5, 1.0), depths=(1, 2), variant=variant
+    )
     deep = "sections.0.1.conv1.weight"
-    assert not torch.equal(after["sections.0.0.conv2.weight"][8:], before["sections.0.0.conv2.weight"][8:])
+    assert not torch.equal(
+        after["sections.0.0.conv2.weight"][8:], before["sections.0.0.conv2.weight"][8:]
+    )
     assert torch.equal(after[deep][8:], before[deep][8:])
     assert torch.equal(after[deep][:, 8:], before[deep][:, 8:])
     assert not torch.equal(after[deep][:8, :8], before[deep][:8, :8])
@@ -157,7 +215,14 @@ def test_deep_layers_that_nobody_trained_stay():
 def test_the_defaults_are_the_authors():
     settings = {name: configure(method(name), {}) for name in NAMES}
     for found in settings.values():
-        wanted = {"optimiser": "adam", "lr": 0.001, "batch": 64, "epochs": 5, "weighting": "uniform", "variant": "code"}
+        wanted = {
+            "optimiser": "adam",
+            "lr": 0.001,
+            "batch": 64,
+            "epochs": 5,
+            "weighting": "uniform",
+            "variant": "code",
+        }
         assert found.items() >= wanted.items()
     assert settings["inco-prox"]["mu"] == 0.1
 
@@ -174,13 +239,23 @@ def test_the_defaults_are_the_authors():
 def test_the_sizes_go_from_one_block_per_section_to_the_whole_network(model, sizes):
     """Of ResNet26 they are the paper's: ResNet10, 14, 18, 22 and 26."""
     chosen = method("inco-avg")
-    assert [s.name for s in chosen.menu(network(model, (3, 32, 32), 10), configure(chosen, {}))] == [f"w1-{size}" for size in sizes]
+    assert [
+        s.name for s in chosen.menu(network(model, (3, 32, 32), 10), configure(chosen, {}))
+    ] == [f"w1-{size}" for size in sizes]
 
 
 def learned(tmp_path, name, model, **given):
-    """The best accuracy of a fleet of three speeds after two rounds, under the authors' optimiser."""
+    """The best accuracy of a fleet of three speeds after two rounds, under the authors'
+    optimiser.
+    """
     fleet = [Member(f"a{i}", digits(i, 3), speed) for i, speed in enumerate((0.01, 0.015, 0.5))]
-    quick = {"rounds": 2, "train.epochs": 3, "train.lr": 0.003, "evaluate.every": 2, "evaluate.between": False}
+    quick = {
+        "rounds": 2,
+        "train.epochs": 3,
+        "train.lr": 0.003,
+        "evaluate.every": 2,
+        "evaluate.between": False,
+    }
     done = federate(tmp_path, fleet, {"method.name": name, "model.name": model, **quick, **given})
     assert len({s.name for s in done.result.history.assigned.values()}) > 1
     assert all(np.isfinite(s.loss) for s in done.result.scores)

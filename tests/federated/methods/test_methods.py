@@ -18,7 +18,7 @@ from models.cost import cost
 from models.families import full, initial, network, shapes, statistics
 from tests.support.rounds import NET, played, start
 
-# ---- catalogue and settings ----------------------------------------------------------------------------------------
+# ---- catalogue and settings ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -50,7 +50,9 @@ def test_an_unknown_method_lists_the_nearest_first():
     ],
 )
 def test_a_number_out_of_range_is_refused_before_anyone_trains(name, key, value, wanted):
-    with pytest.raises(ConfigError, match=f"setting '{key}' of {name}: expected a number {wanted}, found {value}"):
+    with pytest.raises(
+        ConfigError, match=f"setting '{key}' of {name}: expected a number {wanted}, found {value}"
+    ):
         configure(method(name), {key: value})
 
 
@@ -64,9 +66,24 @@ def test_a_number_out_of_range_is_refused_before_anyone_trains(name, key, value,
         ("fedavg", "depths", [0], "numbers at least 1"),
         ("fedavg", "milestones", ["half"], "a list of numbers"),
         ("fedavg", "milestones", [-1], "numbers above 0"),
-        ("fedavg", "milestones", [0.5, 1.5], "shares of the run's rounds below 1, or whole numbers of rounds"),
-        ("scalefl", "milestones", [100, 200.0], "shares of the run's rounds below 1, or whole numbers of rounds"),
-        ("depthfl", "ramp", 1.0, "a share of the run's rounds below 1, or a whole number of rounds"),
+        (
+            "fedavg",
+            "milestones",
+            [0.5, 1.5],
+            "shares of the run's rounds below 1, or whole numbers of rounds",
+        ),
+        (
+            "scalefl",
+            "milestones",
+            [100, 200.0],
+            "shares of the run's rounds below 1, or whole numbers of rounds",
+        ),
+        (
+            "depthfl",
+            "ramp",
+            1.0,
+            "a share of the run's rounds below 1, or a whole number of rounds",
+        ),
         ("depthfl", "ramp", -0.1, "a number at least 0"),
         ("fedavg", "milestones", 5, "a list of numbers"),
         ("recipfl", "models", "lenet", "a list of names"),
@@ -77,14 +94,19 @@ def test_a_number_out_of_range_is_refused_before_anyone_trains(name, key, value,
     ],
 )
 def test_what_is_no_value_of_a_setting_is_refused(name, key, value, wanted):
-    with pytest.raises(ConfigError, match=f"setting '{key}' of {name}: expected {wanted}, found {re.escape(repr(value))}"):
+    with pytest.raises(
+        ConfigError,
+        match=f"setting '{key}' of {name}: expected {wanted}, found {re.escape(repr(value))}",
+    ):
         configure(method(name), {key: value})
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_defaults_are_within_their_own_ranges(name):
     chosen = method(name)
-    assert configure(chosen, {key: known.default for key, known in chosen.settings.items()}) == configure(chosen, {})
+    assert configure(
+        chosen, {key: known.default for key, known in chosen.settings.items()}
+    ) == configure(chosen, {})
 
 
 def test_settings_replace_defaults():
@@ -99,13 +121,30 @@ def test_an_unknown_setting_is_named():
         configure(method("fedfa"), {"scalin": "rms"})
 
 
-@pytest.mark.parametrize(("key", "value"), [("lr", "fast"), ("masked", 1), ("epochs", 1.5), ("epochs", True), ("scaling", 2), ("lr", float("nan"))])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("lr", "fast"),
+        ("masked", 1),
+        ("epochs", 1.5),
+        ("epochs", True),
+        ("scaling", 2),
+        ("lr", float("nan")),
+    ],
+)
 def test_a_setting_of_another_type_is_refused(key, value):
     with pytest.raises(ConfigError, match=f"setting '{key}' of fedfa"):
         configure(method("fedfa"), {key: value})
 
 
-@pytest.mark.parametrize(("name", "given"), [("fedavg", {"weighting": "votes"}), ("fedavg", {"norm": "layer"}), ("fedfa", {"scaling": "max"})])
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("fedavg", {"weighting": "votes"}),
+        ("fedavg", {"norm": "layer"}),
+        ("fedfa", {"scaling": "max"}),
+    ],
+)
 def test_a_choice_that_does_not_exist_is_refused(name, given):
     with pytest.raises(ConfigError, match="expected one of"):
         start(name, **given)
@@ -116,7 +155,7 @@ def test_a_menu_that_cannot_be_is_refused():
         method("fedfa").menu(NET, configure(method("fedfa"), {"depths": [[1, 2]]}))
 
 
-# ---- menus, assignment, recipes ------------------------------------------------------------------------------------
+# ---- menus, assignment, recipes ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -139,21 +178,36 @@ def test_the_menu_of_a_method(name, first, last, count):
 def test_a_device_gets_the_largest_it_can_afford(name):
     """Of FedAvg's menu, or of the method's own; where that has one size, that."""
     chosen, net = method(name), network("resnet-small", (1, 8, 8), 10)
-    given = configure(chosen, {"widths": (0.5, 1.0), "depths": (1, 2)} if chosen.menu is proposal else {})
+    given = configure(
+        chosen, {"widths": (0.5, 1.0), "depths": (1, 2)} if chosen.menu is proposal else {}
+    )
     menu = chosen.menu(net, given)
     able = menu[:-1] or menu
-    got = chosen.assign(chosen.start(initial(net, 0, chosen.features), menu, given), None, able[::-1], np.random.default_rng(0))
+    got = chosen.assign(
+        chosen.start(initial(net, 0, chosen.features), menu, given),
+        None,
+        able[::-1],
+        np.random.default_rng(0),
+    )
     assert cost(got).parameters == max(cost(s).parameters for s in able)
 
 
 def test_the_recipe_is_made_of_settings():
     chosen, state = start("heterofl", lr=0.1, epochs=5, batch=10)
     assert chosen.recipe(state, full(NET)) == Recipe(
-        epochs=5, batch=10, lr=0.1, momentum=0.9, decay=5e-4, clip=1.0, masked=True, labels=True, norm="static"
+        epochs=5,
+        batch=10,
+        lr=0.1,
+        momentum=0.9,
+        decay=5e-4,
+        clip=1.0,
+        masked=True,
+        labels=True,
+        norm="static",
     )
 
 
-# ---- FedAvg --------------------------------------------------------------------------------------------------------
+# ---- FedAvg --------------------------------------------------------------------------------------
 
 
 def test_tracked_statistics_travel_and_static_ones_do_not():
@@ -170,22 +224,38 @@ def test_a_variance_never_falls_below_zero():
     chosen, state = start("fedavg")
     sent = chosen.dispatch(state, chosen.place(state, full(NET)))
     after = played(
-        chosen, state, (full(NET), {**sent, "norm.running_var": torch.full((64,), -2.0), "norm.running_mean": torch.full((64,), -2.0)}, 1, {})
+        chosen,
+        state,
+        (
+            full(NET),
+            {
+                **sent,
+                "norm.running_var": torch.full((64,), -2.0),
+                "norm.running_mean": torch.full((64,), -2.0),
+            },
+            1,
+            {},
+        ),
     )
     assert after["norm.running_var"].tolist() == [0.0] * 64
     assert after["norm.running_mean"].tolist() == [-2.0] * 64
 
 
 def test_with_a_menu_fedavg_is_the_coverage_mean():
-    """Half width by 3 examples, full width by 1: the shared corner is weighed, the rest is the wide one's."""
+    """Half width by 3 examples, full width by 1: the shared corner is weighed, the rest is the wide
+    one's.
+    """
     chosen, state = start("fedavg", widths=(0.5, 1.0), norm="static")
     narrow, wide = chosen.menu(NET, state.settings)
-    updates = [(s, {name: torch.full(shape, v) for name, shape in shapes(s).items()}, n, {}) for s, v, n in ((narrow, 2.0, 3), (wide, 6.0, 1))]
+    updates = [
+        (s, {name: torch.full(shape, v) for name, shape in shapes(s).items()}, n, {})
+        for s, v, n in ((narrow, 2.0, 3), (wide, 6.0, 1))
+    ]
     after = played(chosen, state, *updates)["stem.weight"][:, 0, 0, 0]
     assert after.tolist() == [3.0] * 8 + [6.0] * 8
 
 
-# ---- HeteroFL ------------------------------------------------------------------------------------------------------
+# ---- HeteroFL ------------------------------------------------------------------------------------
 
 
 def test_only_rows_of_held_classes_weigh():
@@ -194,7 +264,9 @@ def test_only_rows_of_held_classes_weigh():
 
 
 def test_the_head_of_an_absent_class_stays():
-    """Classes 0 and 1 are held; rows 2 to 9 of the head keep every bit, the rest of the network does not."""
+    """Classes 0 and 1 are held; rows 2 to 9 of the head keep every bit, the rest of the network
+    does not.
+    """
     chosen, state = start("heterofl")
     submodel = chosen.menu(NET, state.settings)[-1]
     sent = {name: torch.full(shape, 5.0) for name, shape in shapes(submodel).items()}
@@ -207,7 +279,10 @@ def test_the_head_of_an_absent_class_stays():
 def test_devices_count_and_not_their_examples():
     chosen, state = start("heterofl")
     submodel = chosen.menu(NET, state.settings)[0]
-    updates = [(submodel, {n: torch.full(s, v) for n, s in shapes(submodel).items()}, samples, {}) for v, samples in ((1.0, 1), (3.0, 99))]
+    updates = [
+        (submodel, {n: torch.full(s, v) for n, s in shapes(submodel).items()}, samples, {})
+        for v, samples in ((1.0, 1), (3.0, 99))
+    ]
     assert played(chosen, state, *updates)["stem.weight"][0, 0, 0, 0] == 2.0
 
 
@@ -219,16 +294,27 @@ def serves(name, net):
 
 
 VALUES = network("resnet-small", (1, 8, 8), 1, target="value")
-UNDISTILLED = {"depthfl": {"distillation": 0}, "scalefl": {"gamma": 0}}  # they distil probabilities of classes, which values have not
+# they distil probabilities of classes, which values have not
+UNDISTILLED = {"depthfl": {"distillation": 0}, "scalefl": {"gamma": 0}}
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if serves(name, VALUES)])
 def test_values_are_neither_masked_nor_trained_without_bound(name):
-    """Masked, a network of values would say 0 whatever it learned: it holds no classes. The method's own bound is kept."""
+    """Masked, a network of values would say 0 whatever it learned: it holds no classes. The
+    method's own bound is kept.
+    """
     chosen, net, given = method(name), VALUES, UNDISTILLED.get(name, {})
     settings_ = configure(chosen, given)
     menu = chosen.menu(net, settings_)
     recipe = chosen.recipe(chosen.start(initial(net, 0, chosen.features), menu, settings_), menu[0])
     assert not recipe.masked
     assert recipe.clip == 1.0
-    assert chosen.recipe(chosen.start(initial(net, 0, chosen.features), menu, configure(chosen, {**given, "clip": 5.0})), menu[0]).clip == 5.0
+    assert (
+        chosen.recipe(
+            chosen.start(
+                initial(net, 0, chosen.features), menu, configure(chosen, {**given, "clip": 5.0})
+            ),
+            menu[0],
+        ).clip
+        == 5.0
+    )

@@ -1,4 +1,6 @@
-"""MOON: its hooks through the real loop, the networks that it compares with, and what a device keeps."""
+"""MOON: its hooks through the real loop, the networks that it compares with, and what a device
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def session_of(submodel=WHOLE, memory=None, **given):
     state = chosen.start(initial(NET, 0, chosen.features), [WHOLE], settings)
     net = build(submodel)
     net.load_state_dict(chosen.dispatch(state, chosen.place(state, submodel)), strict=False)
-    session = open_session(net, submodel, chosen.recipe(state, submodel), X, Y, labels=(0, 1, 2), seed=0)
+    session = open_session(
+        net, submodel, chosen.recipe(state, submodel), X, Y, labels=(0, 1, 2), seed=0
+    )
     session.memory = dict(memory or {})
     return session
 
@@ -39,8 +43,22 @@ def trained(**given):
 
 def test_the_projection_is_an_mlp_before_the_last_linear_that_scales_with_the_width():
     whole, half = shapes(WHOLE), shapes(menu(NET, (0.5,), (2,), ("projection",))[0])
-    assert whole.items() >= {"linear.weight": (3, 256), "linear.hidden.weight": (64, 64), "linear.project.weight": (256, 64)}.items()
-    assert half.items() >= {"linear.weight": (3, 128), "linear.hidden.weight": (32, 32), "linear.project.weight": (128, 32)}.items()
+    assert (
+        whole.items()
+        >= {
+            "linear.weight": (3, 256),
+            "linear.hidden.weight": (64, 64),
+            "linear.project.weight": (256, 64),
+        }.items()
+    )
+    assert (
+        half.items()
+        >= {
+            "linear.weight": (3, 128),
+            "linear.hidden.weight": (32, 32),
+            "linear.project.weight": (128, 32),
+        }.items()
+    )
     net = build(WHOLE).eval()
     assert isinstance(net.linear, Projected)
     x = torch.randn(5, 6)
@@ -61,7 +79,10 @@ def test_the_first_participation_is_fedavgs():
     session, done = trained(epochs=2)
     plain = session_of(epochs=2)
     assert done.loss == descend(plain).loss
-    assert all(torch.equal(a, b) for a, b in zip(session.net.parameters(), plain.net.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(session.net.parameters(), plain.net.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("norm", ["static", "tracked"])
@@ -69,12 +90,17 @@ def test_from_the_second_round_on_the_loss_is_the_plain_one_and_mu_times_the_con
     first, _ = trained(norm=norm, epochs=3)
     session = session_of(memory=first.memory, norm=norm, mu=2.5, temperature=0.25)
     losses = []
-    done = descend(session, method("moon").hooks, on_step=lambda step, of, loss: losses.append(loss))
+    done = descend(
+        session, method("moon").hooks, on_step=lambda step, of, loss: losses.append(loss)
+    )
     x, y = torch.from_numpy(X), torch.from_numpy(Y)
     fresh = session_of(norm=norm).net.train()
     before = first.net.train(norm == "static")
     received = session_of(norm=norm).net.train(norm == "static")
-    (out, z), views = represented(fresh, lambda: fresh(x)), [represented(net, lambda net=net: net(x))[1] for net in (received, before)]
+    (out, z), views = (
+        represented(fresh, lambda: fresh(x)),
+        [represented(net, lambda net=net: net(x))[1] for net in (received, before)],
+    )
     expected = torch.nn.functional.cross_entropy(out, y) + 2.5 * contrast(z, *views, 0.25)
     assert losses[0] == pytest.approx(expected.item(), rel=1e-5)
     assert done.steps == len(losses) == 1
@@ -87,8 +113,15 @@ def test_only_the_network_in_training_moves():
 
     def watch(step, of, loss):
         for name, net in (("received", session.own.received), ("previous", session.own.previous)):
-            state = {key: value.clone() for key, value in net.state_dict().items() if value.is_floating_point()}
-            assert all(torch.equal(value, state[key]) for key, value in kept.setdefault(name, state).items())
+            state = {
+                key: value.clone()
+                for key, value in net.state_dict().items()
+                if value.is_floating_point()
+            }
+            assert all(
+                torch.equal(value, state[key])
+                for key, value in kept.setdefault(name, state).items()
+            )
 
     descend(session, method("moon").hooks, on_step=watch)
     received = session_of().net.state_dict()
@@ -115,7 +148,10 @@ def test_a_batch_of_one_example_has_no_contrast():
     session.net.eval()  # one example has no spread
     x, y = torch.from_numpy(X[:1]), torch.from_numpy(Y[:1])
     assert torch.equal(contrasted(session, x, y), plain_loss(session, x, y))
-    assert not torch.equal(contrasted(session, x.repeat(2, 1), y.repeat(2)), plain_loss(session, x.repeat(2, 1), y.repeat(2)))
+    assert not torch.equal(
+        contrasted(session, x.repeat(2, 1), y.repeat(2)),
+        plain_loss(session, x.repeat(2, 1), y.repeat(2)),
+    )
 
 
 def test_a_network_without_a_last_linear_is_refused():
@@ -126,14 +162,26 @@ def test_a_network_without_a_last_linear_is_refused():
 
 
 def test_a_temperature_of_zero_is_refused():
-    with pytest.raises(ConfigError, match="'temperature' of moon: expected a number above 0, found 0"):
+    with pytest.raises(
+        ConfigError, match="'temperature' of moon: expected a number above 0, found 0"
+    ):
         configure(method("moon"), {"temperature": 0})
 
 
 @pytest.mark.parametrize("norm", ["static", "tracked"])
 def test_unequal_devices_of_skewed_data_learn_digits(tmp_path, norm):
-    fleet = [Member(f"a{i}", digits(i, 3, "dirichlet:0.5"), speed) for i, speed in enumerate((0.01, 0.018, 0.5))]
-    given = {"method.widths": [0.5, 1.0], "method.depths": [1, 2], "train.norm": norm, "rounds": 4, "train.epochs": 3, "evaluate.every": 4}
+    fleet = [
+        Member(f"a{i}", digits(i, 3, "dirichlet:0.5"), speed)
+        for i, speed in enumerate((0.01, 0.018, 0.5))
+    ]
+    given = {
+        "method.widths": [0.5, 1.0],
+        "method.depths": [1, 2],
+        "train.norm": norm,
+        "rounds": 4,
+        "train.epochs": 3,
+        "evaluate.every": 4,
+    }
     done = federate(tmp_path, fleet, {"method.name": "moon", "model.name": "mlp", **given})
     central = [s for s in done.result.scores if s.view == "central"]
     assert len({s.name for s in done.result.history.assigned.values()}) > 1

@@ -1,4 +1,6 @@
-"""SCAFFOLD: the coordinator's half per coordinate, and the device's under other optimisers than the paper's."""
+"""SCAFFOLD: the coordinator's half per coordinate, and the device's under other optimisers than the
+paper's.
+"""
 
 from __future__ import annotations
 
@@ -44,18 +46,36 @@ def begun(toy, **given):
 def finished(chosen, state, *updates):
     total = Total()
     for index, (submodel, w, c) in enumerate(updates):
-        update = Update("r", 0, 0, str(index), "train", submodel, "0", 1 + 8 * index, 2, {"w": floats(w), "c/w": floats(c)}, {})
+        update = Update(
+            "r",
+            0,
+            0,
+            str(index),
+            "train",
+            submodel,
+            "0",
+            1 + 8 * index,
+            2,
+            {"w": floats(w), "c/w": floats(c)},
+            {},
+        )
         assert fold(total, chosen.parts(state, chosen.place(state, submodel), update), (index,))
     return chosen.finish(state, total, np.random.default_rng(0)).tensors
 
 
 def known(folder, round, variates):
     """What a device keeps of these variates after a round."""
-    return memory.read(folder / memory.FOLDER, round, {home: tuple(value.shape) for home, value in variates.items()})
+    return memory.read(
+        folder / memory.FOLDER,
+        round,
+        {home: tuple(value.shape) for home, value in variates.items()},
+    )
 
 
 def test_variates_are_divided_by_the_devices_of_the_fleet_that_hold_a_coordinate(toy):
-    """Three small and one whole are there; one of each answers: 2 of 4 hold the first half, 1 of 1 the second."""
+    """Three small and one whole are there; one of each answers: 2 of 4 hold the first half, 1 of 1
+    the second.
+    """
     chosen, state, whole, half = begun(toy)
     state = replace(state, fleet={half: 3, whole: 1})
     after = finished(chosen, state, (half, [3, 3], [1, 2]), (whole, [1, 1, 5, 5], [3, 0, 8, 8]))
@@ -65,7 +85,11 @@ def test_variates_are_divided_by_the_devices_of_the_fleet_that_hold_a_coordinate
 
 def test_what_nobody_of_a_round_holds_keeps_its_variate(toy):
     chosen, state, whole, half = begun(toy)
-    state = replace(state, fleet={half: 1, whole: 1}, tensors={**state.tensors, "c/w": floats([0.25, 0.25, 0.1, 0.3])})
+    state = replace(
+        state,
+        fleet={half: 1, whole: 1},
+        tensors={**state.tensors, "c/w": floats([0.25, 0.25, 0.1, 0.3])},
+    )
     after = finished(chosen, state, (half, [2, 2], [1, -1]))
     assert after["c/w"][:2].tolist() == [0.75, -0.25]
     assert torch.equal(after["c/w"][2:], state.tensors["c/w"][2:])
@@ -96,8 +120,14 @@ def test_weights_can_be_averaged_by_examples_and_variates_are_not(toy):
 def test_devices_of_one_architecture_can_share_among_themselves_alone(toy):
     chosen, state, whole, half = begun(toy, sharing="architecture")
     after = finished(chosen, state, (half, [3, 3], [1, 1]), (whole, [5, 5, 5, 5], [2, 2, 2, 2]))
-    assert (after[f"w@{half.name}"].tolist(), after[f"c/w@{half.name}"].tolist()) == ([3.0, 3.0], [1.0, 1.0])
-    assert (after[f"w@{whole.name}"].tolist(), after[f"c/w@{whole.name}"].tolist()) == ([5.0] * 4, [2.0] * 4)
+    assert (after[f"w@{half.name}"].tolist(), after[f"c/w@{half.name}"].tolist()) == (
+        [3.0, 3.0],
+        [1.0, 1.0],
+    )
+    assert (after[f"w@{whole.name}"].tolist(), after[f"c/w@{whole.name}"].tolist()) == (
+        [5.0] * 4,
+        [2.0] * 4,
+    )
 
 
 def test_running_statistics_have_no_variate():
@@ -105,18 +135,27 @@ def test_running_statistics_have_no_variate():
     chosen = method("scaffold")
     state = chosen.start(initial(net, 0), [full(net)], configure(chosen, {"norm": "tracked"}))
     sent = chosen.dispatch(state, chosen.place(state, full(net)))
-    assert {name for name in sent if name.startswith("c/")} == {f"c/{name}" for name in shapes(full(net))}
+    assert {name for name in sent if name.startswith("c/")} == {
+        f"c/{name}" for name in shapes(full(net))
+    }
     assert statistics(full(net)).keys() <= sent.keys()
 
 
 @pytest.mark.parametrize("optimiser", [{"momentum": 0.9}, {"optimiser": "adam"}, {"clip": 0.5}])
 def test_under_any_optimiser_what_a_device_keeps_is_the_mean_of_its_own_directions(toy, optimiser):
-    """A constant gradient of 2: with zero variates and with c = 3, c_i = 7 the kept c_i+ is the same, while the weights differ by K eta (c - c_i)."""
+    """A constant gradient of 2: with zero variates and with c = 3, c_i = 7 the kept c_i+ is the
+    same, while the weights differ by K eta (c - c_i).
+    """
     chosen, state, whole, _ = begun(toy, lr=0.125, **{"epochs": 4, **optimiser})
     kept, moved = [], []
     for c, ours in ((0.0, 0.0), (3.0, 7.0)):
-        session = open_session(build(whole), whole, chosen.recipe(state, whole), X, Y, labels=(), seed=0)
-        session.received, session.memory = {"w": torch.zeros(4), "c/w": torch.full((4,), c)}, {"c/w": torch.full((4,), ours)}
+        session = open_session(
+            build(whole), whole, chosen.recipe(state, whole), X, Y, labels=(), seed=0
+        )
+        session.received, session.memory = (
+            {"w": torch.zeros(4), "c/w": torch.full((4,), c)},
+            {"c/w": torch.full((4,), ours)},
+        )
         assert descend(session, Hooks(loss=lambda s, x, truth: 2 * s.net.w.sum())).steps == 4
         kept.append(session.memory["c/w"])
         moved.append(session.net.w.detach())
@@ -128,50 +167,101 @@ def test_under_any_optimiser_what_a_device_keeps_is_the_mean_of_its_own_directio
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_unequal_devices_of_skewed_data_learn_digits(tmp_path, momentum):
-    fleet = [Member(f"a{i}", digits(i, 3, "dirichlet:0.3"), speed) for i, speed in enumerate((0.01, 0.018, 0.5))]
+    fleet = [
+        Member(f"a{i}", digits(i, 3, "dirichlet:0.3"), speed)
+        for i, speed in enumerate((0.01, 0.018, 0.5))
+    ]
     sizes = {"method.widths": [0.5, 1.0], "method.depths": [1, 2], "method.momentum": momentum}
-    done = federate(tmp_path, fleet, {"method.name": "scaffold", "model.name": "mlp", "rounds": 4, "train.epochs": 3, "evaluate.every": 4, **sizes})
+    done = federate(
+        tmp_path,
+        fleet,
+        {
+            "method.name": "scaffold",
+            "model.name": "mlp",
+            "rounds": 4,
+            "train.epochs": 3,
+            "evaluate.every": 4,
+            **sizes,
+        },
+    )
     central = [s for s in done.result.scores if s.view == "central"]
     assert len({s.name for s in done.result.history.assigned.values()}) > 1
     assert all(np.isfinite(s.loss) for s in done.result.scores)
     assert max(s.accuracy for s in central) > 0.6
-    assert any(bool(value.any()) for home, value in done.result.state.tensors.items() if home.startswith("c/"))
+    assert any(
+        bool(value.any())
+        for home, value in done.result.state.tensors.items()
+        if home.startswith("c/")
+    )
 
 
-@pytest.mark.parametrize("what", ["an update was refused", "no answer arrived", "the coordinator came back"])
+@pytest.mark.parametrize(
+    "what", ["an update was refused", "no answer arrived", "the coordinator came back"]
+)
 def test_the_variate_of_the_coordinator_is_the_mean_of_its_devices(tmp_path, what):
-    """c = (1/N) sum c_i after every round in which all N take part, whatever got lost on the way: both sides agree on what was folded."""
+    """c = (1/N) sum c_i after every round in which all N take part, whatever got lost on the way:
+    both sides agree on what was folded.
+    """
 
     def spoil(update):
         lost = what == "an update was refused" and update.work == "train" and update.round == 2
-        return replace(update, tensors={name: value * np.nan for name, value in update.tensors.items()}) if lost else update
+        return (
+            replace(
+                update, tensors={name: value * np.nan for name, value in update.tensors.items()}
+            )
+            if lost
+            else update
+        )
 
-    given = {"method.name": "scaffold", "model.name": "mlp", "train.steps": 2, "evaluate.devices": False, "fleet.deadline": 20.0}
+    given = {
+        "method.name": "scaffold",
+        "model.name": "mlp",
+        "train.steps": 2,
+        "evaluate.devices": False,
+        "fleet.deadline": 20.0,
+    }
 
     def lose_receipts(delivery):
         told = envelope.decode(delivery.payload) if "/cmd/" in delivery.topic else None
-        return [] if isinstance(told, messages.Receipt) and what == "no answer arrived" else [delivery]
+        return (
+            [] if isinstance(told, messages.Receipt) and what == "no answer arrived" else [delivery]
+        )
 
     def fleet():
         return [Member("a0", digits(0, 2)), Member("a1", digits(1, 2), change=spoil)]
 
     again = what == "the coordinator came back"
-    done = federate(tmp_path, fleet(), {**given, "rounds": 2 if again else 3}, broker=MemoryBroker(tamper=lose_receipts))
+    done = federate(
+        tmp_path,
+        fleet(),
+        {**given, "rounds": 2 if again else 3},
+        broker=MemoryBroker(tamper=lose_receipts),
+    )
     if again:
         done = federate(tmp_path, fleet(), {**given, "rounds": 3}, resume=True)
-    variates = {home: value for home, value in done.result.state.tensors.items() if home.startswith("c/")}
+    variates = {
+        home: value for home, value in done.result.state.tensors.items() if home.startswith("c/")
+    }
     folded = dict(done.result.history.folded)
     assert folded == {"a0": 3, "a1": 3}
     assert all(bool(value.any()) for value in variates.values())
     kept = [known(tmp_path / name, folded[name], variates) for name in ("a0", "a1")]
     for home, value in variates.items():
-        np.testing.assert_allclose(value.numpy(), (kept[0][home] + kept[1][home]) / 2, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            value.numpy(), (kept[0][home] + kept[1][home]) / 2, rtol=1e-4, atol=1e-6
+        )
 
 
-# ---- devices that get another submodel -------------------------------------------------------------------------------
+# ---- devices that get another submodel -----------------------------------------------------------
 
 SMALL, WIDE, SHALLOW = "w0.5-d2", "w1-d2", "w1-d1"
-SIZES = {"model.name": "mlp", "method.widths": [0.5, 1.0], "method.depths": [1, 2], "train.steps": 2, "evaluate.devices": False}
+SIZES = {
+    "model.name": "mlp",
+    "method.widths": [0.5, 1.0],
+    "method.depths": [1, 2],
+    "train.steps": 2,
+    "evaluate.devices": False,
+}
 
 
 TURNS = {
@@ -185,9 +275,18 @@ TURNS = {
 
 
 def check_mean(folder, done, submodels):
-    """c = mean of the c_i over the devices whose submodels up to now ever held a coordinate; 0 where there are none."""
-    variates = {home: value for home, value in done.result.state.tensors.items() if home.startswith("c/")}
-    sizes = {submodel.name: submodel for submodel in method("scaffold").menu(network("mlp", (1, 8, 8), 10), {"widths": [0.5, 1.0], "depths": [1, 2]})}
+    """c = mean of the c_i over the devices whose submodels up to now ever held a coordinate; 0
+    where there are none.
+    """
+    variates = {
+        home: value for home, value in done.result.state.tensors.items() if home.startswith("c/")
+    }
+    sizes = {
+        submodel.name: submodel
+        for submodel in method("scaffold").menu(
+            network("mlp", (1, 8, 8), 10), {"widths": [0.5, 1.0], "depths": [1, 2]}
+        )
+    }
     kept = [known(folder / f"a{i}", len(submodels), variates) for i in range(len(submodels[0]))]
     for home, value in variates.items():
         held = np.zeros((len(kept), *value.shape), bool)
@@ -195,14 +294,21 @@ def check_mean(folder, done, submodels):
             for name in names:
                 if (shape := shapes(sizes[name]).get(home.removeprefix("c/"))) is not None:
                     held[index][at(corner(shape))] = True
-        mean = sum(one.get(home, np.zeros(value.shape)) for one in kept) / np.maximum(held.sum(0), 1)
+        mean = sum(one.get(home, np.zeros(value.shape)) for one in kept) / np.maximum(
+            held.sum(0), 1
+        )
         np.testing.assert_allclose(value.numpy(), mean, rtol=0, atol=1e-6)
     assert max(float(value.abs().max()) for value in variates.values()) > 1e-2
 
 
 def federated_turns(folder, submodels, *, resume=False, **given):
     members = [Member(f"a{i}", digits(i, 2)) for i in range(len(submodels[0]))]
-    return federate(folder, members, {**SIZES, "method.name": "scaffold", "rounds": len(submodels), **given}, resume=resume)
+    return federate(
+        folder,
+        members,
+        {**SIZES, "method.name": "scaffold", "rounds": len(submodels), **given},
+        resume=resume,
+    )
 
 
 @pytest.mark.parametrize("method_name", ["scaffold", "inco-scaffold"])
@@ -212,17 +318,33 @@ def test_c_is_the_mean_of_the_c_i_when_devices_get_other_submodels(tmp_path, met
     for number in range(1, len(TURNS[turns]) + 1):
         submodels = TURNS[turns][:number]
         pins = {f"a{i}": name for i, name in enumerate(submodels[-1])}
-        done = federated_turns(tmp_path, submodels, resume=number > 1, **{"method.name": method_name, "assign.submodels": pins})
+        done = federated_turns(
+            tmp_path,
+            submodels,
+            resume=number > 1,
+            **{"method.name": method_name, "assign.submodels": pins},
+        )
         check_mean(tmp_path, done, submodels)
 
 
 def test_each_submodel_has_a_c_and_a_c_i_of_its_own_where_only_equal_devices_share(tmp_path):
-    """Two devices swap: each c is the mean of both devices' c_i of that submodel, and none knows of the other submodel's."""
+    """Two devices swap: each c is the mean of both devices' c_i of that submodel, and none knows of
+    the other submodel's.
+    """
     for number in (1, 2, 3):
         submodels = TURNS["two that swap"][:number]
         pins = {f"a{i}": name for i, name in enumerate(submodels[-1])}
-        done = federated_turns(tmp_path, submodels, resume=number > 1, **{"method.sharing": "architecture", "assign.submodels": pins})
-        variates = {home: value for home, value in done.result.state.tensors.items() if home.startswith("c/") and "@" in home}
+        done = federated_turns(
+            tmp_path,
+            submodels,
+            resume=number > 1,
+            **{"method.sharing": "architecture", "assign.submodels": pins},
+        )
+        variates = {
+            home: value
+            for home, value in done.result.state.tensors.items()
+            if home.startswith("c/") and "@" in home
+        }
         kept = [known(tmp_path / name, number, variates) for name in pins]
         assert {home.partition("@")[2] for home in variates} == {SMALL, WIDE}
         for home, value in variates.items():
@@ -232,7 +354,9 @@ def test_each_submodel_has_a_c_and_a_c_i_of_its_own_where_only_equal_devices_sha
 
 
 @pytest.mark.parametrize("turns", TURNS)
-def test_c_is_the_mean_of_the_c_i_when_one_coordinator_gives_other_submodels(tmp_path, monkeypatch, turns):
+def test_c_is_the_mean_of_the_c_i_when_one_coordinator_gives_other_submodels(
+    tmp_path, monkeypatch, turns
+):
     def assign(state, profile, affordable, rng):
         name = TURNS[turns][state.round][int(profile.agent.removeprefix("a"))]
         return next(submodel for submodel in affordable if submodel.name == name)
@@ -251,7 +375,9 @@ def test_a_device_with_several_rectangles_of_a_home_counts_once_per_coordinate()
 
 
 def test_a_device_that_left_before_it_trained_does_not_count(toy):
-    """The whole network's only holder leaves untrained: its half of c stays 0, and the mean of the other half is over one device again."""
+    """The whole network's only holder leaves untrained: its half of c stays 0, and the mean of the
+    other half is over one device again.
+    """
     chosen, state, whole, half = begun(toy)
     state = replace(state, holders={(half,): 1, (whole,): 1})
     state = replace(state, tensors=finished(chosen, state, (half, [1, 1], [4, 6])))
@@ -260,14 +386,23 @@ def test_a_device_that_left_before_it_trained_does_not_count(toy):
     state = replace(state, tensors=finished(chosen, state, (half, [1, 1], [1, 1])))
     assert state.tensors["c/w"].tolist() == [5.0, 7.0, 0.0, 0.0]
     state = replace(state, holders={(half,): 1, (whole,): 1})
-    assert finished(chosen, state, (whole, [1] * 4, [1, 1, 8, 8]))["c/w"].tolist() == [3.0, 4.0, 8.0, 8.0]
+    assert finished(chosen, state, (whole, [1] * 4, [1, 1, 8, 8]))["c/w"].tolist() == [
+        3.0,
+        4.0,
+        8.0,
+        8.0,
+    ]
 
 
 def test_devices_that_left_count_with_what_they_trained(toy):
-    """A mean of 2 over the two that trained: a third that joins has a c_i of 0, and one that left keeps its own."""
+    """A mean of 2 over the two that trained: a third that joins has a c_i of 0, and one that left
+    keeps its own.
+    """
     chosen, state, whole, half = begun(toy)
     state = replace(state, holders={(whole,): 2})
-    state = replace(state, tensors=finished(chosen, state, (whole, [1] * 4, [1] * 4), (whole, [1] * 4, [3] * 4)))
+    state = replace(
+        state, tensors=finished(chosen, state, (whole, [1] * 4, [1] * 4), (whole, [1] * 4, [3] * 4))
+    )
     assert state.tensors["c/w"].tolist() == [2.0] * 4
     joined = replace(state, holders={(whole,): 2, (half,): 1}, fleet={whole: 1, half: 1})
     after = finished(chosen, joined, (half, [1, 1], [6, 9]))

@@ -34,12 +34,18 @@ def menu(net=NET, **given):
 
 
 def session_of(logits, **options):
-    submodel = Submodel(network("resnet-small", (1, 8, 8), 2), 1.0, ((1, 1), (1, 1), (0, 0)), ("exits-conv",))
-    recipe = Recipe(hook="scalefl", options={"gamma": 0.0, "temperature": 2.0, "variant": "code", **options})
-    return open_session(Told(logits), submodel, recipe, np.zeros((1, 1)), np.array([0]), labels=[0], seed=0)
+    submodel = Submodel(
+        network("resnet-small", (1, 8, 8), 2), 1.0, ((1, 1), (1, 1), (0, 0)), ("exits-conv",)
+    )
+    recipe = Recipe(
+        hook="scalefl", options={"gamma": 0.0, "temperature": 2.0, "variant": "code", **options}
+    )
+    return open_session(
+        Told(logits), submodel, recipe, np.zeros((1, 1)), np.array([0]), labels=[0], seed=0
+    )
 
 
-# ---- levels --------------------------------------------------------------------------------------------------------
+# ---- levels --------------------------------------------------------------------------------------
 
 
 def test_four_levels_pair_widths_with_exits():
@@ -55,16 +61,33 @@ def test_four_levels_pair_widths_with_exits():
 
 def test_a_network_of_three_exits_ends_at_its_last():
     found = menu(network("resnet-10", (1, 8, 8), 10))
-    assert [(s.width, sum(map(sum, s.mask))) for s in found] == [(0.7, 2), (0.7, 3), (0.75, 4), (1.0, 4)]
+    assert [(s.width, sum(map(sum, s.mask))) for s in found] == [
+        (0.7, 2),
+        (0.7, 3),
+        (0.75, 4),
+        (1.0, 4),
+    ]
 
 
 @pytest.mark.parametrize(
     ("net", "given", "said"),
     [
-        (network("vit-micro", (1, 16, 16), 10), {}, "model 'vit' has no exits-conv, scaler-always; models that have: preresnet, resnet"),
-        (NET, {"widths": [0.5, 1.0]}, r"levels of widths \[0.5, 1.0\] and depths \[1, 2, 3, 4\]; expected as many of both"),
+        (
+            network("vit-micro", (1, 16, 16), 10),
+            {},
+            "model 'vit' has no exits-conv, scaler-always; models that have: preresnet, resnet",
+        ),
+        (
+            NET,
+            {"widths": [0.5, 1.0]},
+            r"levels of widths \[0.5, 1.0\] and depths \[1, 2, 3, 4\]; expected as many of both",
+        ),
         (NET, {"depths": [0, 1, 2, 3]}, "'depths' of scalefl: expected numbers at least 1"),
-        (network("resnet-small", (1, 8, 8), 1, target="value"), {}, "these data are for regression: set method.gamma = 0"),
+        (
+            network("resnet-small", (1, 8, 8), 1, target="value"),
+            {},
+            "these data are for regression: set method.gamma = 0",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_said(net, given, said):
@@ -76,7 +99,7 @@ def test_values_are_learned_without_distillation():
     assert len(menu(network("resnet-small", (1, 8, 8), 1, target="value"), gamma=0)) == 4
 
 
-# ---- the loss ------------------------------------------------------------------------------------------------------
+# ---- the loss ------------------------------------------------------------------------------------
 
 
 def test_deeper_exits_weigh_more():
@@ -88,7 +111,9 @@ def test_deeper_exits_weigh_more():
 
 
 def test_the_clean_variant_teaches_per_example_and_leaves_the_teacher_alone():
-    """Of 2 classes the code's mean is half as large; d T^2 KL / d z_1 is T (softmax(z_1/T) - softmax(z_2/T)), and only the code's reaches z_2."""
+    """Of 2 classes the code's mean is half as large; d T^2 KL / d z_1 is T (softmax(z_1/T) -
+    softmax(z_2/T)), and only the code's reaches z_2.
+    """
     logits, truth = [[[1.0, 0.0]], [[2.0, -1.0]]], torch.tensor([0])
     grads, kl = {}, {}
     for variant in ("code", "clean"):
@@ -117,26 +142,35 @@ def test_distillation_begins_after_a_quarter_of_the_rounds():
 
 @pytest.mark.parametrize("gamma", [0.0, 0.05])
 def test_every_tensor_of_a_level_is_trained(gamma):
-    """No level holds a tensor without a gradient, so the mean over those who hold one is the authors' over those who had one."""
+    """No level holds a tensor without a gradient, so the mean over those who hold one is the
+    authors' over those who had one.
+    """
     data, chosen = digits(0, 100), method("scalefl")
     settings = configure(chosen, {"gamma": gamma, "epochs": 1, "steps": 1})
     for level in menu():
         state = replace(chosen.start(initial(NET, 0, chosen.features), menu(), settings), round=1)
         net, seen = build(level), dict[str, torch.Tensor]()
-        session = open_session(net, level, chosen.recipe(state, level), data.x, data.y, labels=data.labels, seed=0)
+        session = open_session(
+            net, level, chosen.recipe(state, level), data.x, data.y, labels=data.labels, seed=0
+        )
         look = Hooks(
-            loss=weighted_loss, step=lambda s, seen=seen: seen.update((n, p.grad) for n, p in s.net.named_parameters() if p.grad is not None)
+            loss=weighted_loss,
+            step=lambda s, seen=seen: seen.update(
+                (n, p.grad) for n, p in s.net.named_parameters() if p.grad is not None
+            ),
         )
         descend(session, look)
         assert seen.keys() == {row.local for row in chosen.place(state, level).rows}
         assert all(bool(grad.any()) for grad in seen.values())
 
 
-# ---- evaluation ----------------------------------------------------------------------------------------------------
+# ---- evaluation ----------------------------------------------------------------------------------
 
 
 def test_an_exported_level_divides_as_it_did_in_training(tmp_path):
-    """Activations are made as small as the norms' eps, where a scaler tells: the graph says what the network says, and not what it says without."""
+    """Activations are made as small as the norms' eps, where a scaler tells: the graph says what
+    the network says, and not what it says without.
+    """
     chosen, level = method("scalefl"), menu()[0]
     state = chosen.start(initial(NET, 0, chosen.features), menu(), configure(chosen, {}))
     nets = []
@@ -148,30 +182,58 @@ def test_an_exported_level_divides_as_it_did_in_training(tmp_path):
         nets.append(net)
     x = np.random.default_rng(0).random((3, 1, 8, 8), dtype=np.float32) * 1e-3
     said, without = (predict(net, NET, x) for net in nets)
-    path = export(nets[0], NET, x, tmp_path / "net.onnx", {"run": "r", "round": 1, "submodel": level.name})
+    path = export(
+        nets[0], NET, x, tmp_path / "net.onnx", {"run": "r", "round": 1, "submodel": level.name}
+    )
     np.testing.assert_allclose(load(path).predict(x), said, rtol=1e-4, atol=1e-4)
     assert np.abs(said - without).max() > 0.01
 
 
-# ---- runs ----------------------------------------------------------------------------------------------------------
+# ---- runs ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["resnet-small", "preresnet"])
 def test_two_rounds_of_three_levels_end_with_finite_scores(tmp_path, model):
     names = [submodel.name for submodel in menu(network(model, (1, 8, 8), 10))]
     pins = {"a0": names[0], "a1": names[2], "a2": names[3]}
-    given = {"method.name": "scalefl", "model.name": model, "rounds": 2, "evaluate.every": 2, "train.steps": 1, "assign.submodels": pins}
-    done = federate(tmp_path, [Member(f"a{i}", digits(i, 30)) for i in range(3)], {**given, "evaluate.devices": False})
+    given = {
+        "method.name": "scalefl",
+        "model.name": model,
+        "rounds": 2,
+        "evaluate.every": 2,
+        "train.steps": 1,
+        "assign.submodels": pins,
+    }
+    done = federate(
+        tmp_path,
+        [Member(f"a{i}", digits(i, 30)) for i in range(3)],
+        {**given, "evaluate.devices": False},
+    )
     assert {s.submodel for s in done.result.scores if s.view == "central"} == set(names)
     assert sum(s.view == "central/exit3" for s in done.result.scores) == 1
     assert all(np.isfinite(s.loss) for s in done.result.scores)
 
 
 def test_it_learns_digits(tmp_path):
-    fleet, widths = [Member(f"a{i}", digits(i, 3, "iid")) for i in range(2)], {"method.widths": [0.35, 0.5], "method.depths": [1, 4]}
-    given = {"method.name": "scalefl", "model.name": "resnet-small", **widths, "method.gamma": 0.05, "train.batch": 32}
+    fleet, widths = (
+        [Member(f"a{i}", digits(i, 3, "iid")) for i in range(2)],
+        {"method.widths": [0.35, 0.5], "method.depths": [1, 4]},
+    )
+    given = {
+        "method.name": "scalefl",
+        "model.name": "resnet-small",
+        **widths,
+        "method.gamma": 0.05,
+        "train.batch": 32,
+    }
     pins = {"a0": "w0.35-d2.1.0", "a1": "w0.5-d2.2.2"}
-    rounds = {"rounds": 2, "train.epochs": 2, "evaluate.every": 2, "evaluate.devices": False, "assign.submodels": pins}
+    rounds = {
+        "rounds": 2,
+        "train.epochs": 2,
+        "evaluate.every": 2,
+        "evaluate.devices": False,
+        "assign.submodels": pins,
+    }
     done = federate(tmp_path, fleet, {**given, **rounds})
     central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}
     assert len(central) == 2

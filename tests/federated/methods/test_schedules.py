@@ -1,4 +1,6 @@
-"""Schedules: by default shares of a run's rounds, in rounds where asked, so that no method's mechanism is off in a short run."""
+"""Schedules: by default shares of a run's rounds, in rounds where asked, so that no method's
+mechanism is off in a short run.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,20 @@ def recipes(name, rounds, **given):
     return [chosen.recipe(replace(state, round=done), menu[-1]) for done in range(rounds)]
 
 
-# ---- the convention ------------------------------------------------------------------------------------------------
+# ---- the convention ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("when", "rounds", "found"), [(0.3, 20, 6), (0.3, 1000, 300), (300, 20, 300), (1, 20, 1), (0, 20, 0), (0.999, 20, 20)])
+@pytest.mark.parametrize(
+    ("when", "rounds", "found"),
+    [(0.3, 20, 6), (0.3, 1000, 300), (300, 20, 300), (1, 20, 1), (0, 20, 0), (0.999, 20, 20)],
+)
 def test_a_number_below_1_is_a_share_of_the_run(when, rounds, found):
     assert round_at(when, rounds) == found
 
 
-@pytest.mark.parametrize(("name", "key"), [*((name, "milestones") for name in METHODS), ("depthfl", "ramp")])
+@pytest.mark.parametrize(
+    ("name", "key"), [*((name, "milestones") for name in METHODS), ("depthfl", "ramp")]
+)
 def test_the_convention_is_told_with_each_schedule(name, key):
     assert described(name)["settings"][key]["schedule"] == SCHEDULE
     assert "below 1: a share of the run's rounds" in " ".join(one_text(described(name)).split())
@@ -47,52 +54,79 @@ def test_no_default_is_a_number_of_rounds():
             assert not known.schedule or all(value < 1 for value in values), f"{name}: {key}"
 
 
-# ---- learning rates ------------------------------------------------------------------------------------------------
+# ---- learning rates ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("rounds", "given", "first", "second"),
-    [(20, {}, 7, 13), (300, {}, 100, 200), (90, {}, 30, 60), (500, {"milestones": [100, 200]}, 100, 200)],
+    [
+        (20, {}, 7, 13),
+        (300, {}, 100, 200),
+        (90, {}, 30, 60),
+        (500, {"milestones": [100, 200]}, 100, 200),
+    ],
 )
-def test_scalefl_lowers_its_rate_at_each_third_of_the_run_or_at_the_rounds_given(rounds, given, first, second):
+def test_scalefl_lowers_its_rate_at_each_third_of_the_run_or_at_the_rounds_given(
+    rounds, given, first, second
+):
     settings = configure(method("scalefl"), given, rounds=rounds)
     found = [rate(settings, number) for number in (1, first - 1, first, second - 1, second, rounds)]
     assert found == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 
-@pytest.mark.parametrize(("rounds", "found"), [(1, [0.1]), (2, [0.1, 0.01]), (3, [0.1, 0.01, 0.001])])
+@pytest.mark.parametrize(
+    ("rounds", "found"), [(1, [0.1]), (2, [0.1, 0.01]), (3, [0.1, 0.01, 0.001])]
+)
 def test_every_rate_lasts_a_round_in_a_short_run(rounds, found):
     settings = configure(method("nefl-w"), {}, rounds=rounds)
     assert [rate(settings, number) for number in range(1, rounds + 1)] == pytest.approx(found)
 
 
-# ---- distillation --------------------------------------------------------------------------------------------------
+# ---- distillation --------------------------------------------------------------------------------
 
 
 def test_the_exits_of_depthfl_teach_each_other_with_full_weight_after_a_short_runs_third():
     weights = [recipe.options["weight"] for recipe in recipes("depthfl", 20)]
     assert weights[0] < weights[4] < 1.0
     assert weights[5:] == [1.0] * 15
-    assert max(recipe.options["weight"] for recipe in recipes("depthfl", 20, ramp=300)) == pytest.approx(0.0128, abs=1e-4)
+    assert max(
+        recipe.options["weight"] for recipe in recipes("depthfl", 20, ramp=300)
+    ) == pytest.approx(0.0128, abs=1e-4)
 
 
 def test_the_last_exit_of_scalefl_teaches_in_most_of_a_short_run():
     assert [recipe.options["gamma"] for recipe in recipes("scalefl", 20)] == [0.0] * 6 + [0.05] * 14
 
 
-@pytest.mark.parametrize(("name", "off"), [("depthfl", {"distillation": 0}), ("fjord", {"kd": False}), ("scalefl", {"gamma": 0})])
+@pytest.mark.parametrize(
+    ("name", "off"),
+    [("depthfl", {"distillation": 0}), ("fjord", {"kd": False}), ("scalefl", {"gamma": 0})],
+)
 def test_distillation_moves_the_weights_of_a_run_of_three_rounds(tmp_path, name, off):
     """Of the same seed, where distillation is all that differs."""
     on = trained(tmp_path / "on", name, 3)
-    assert all(torch.equal(on[home], again) for home, again in trained(tmp_path / "again", name, 3).items())
+    assert all(
+        torch.equal(on[home], again) for home, again in trained(tmp_path / "again", name, 3).items()
+    )
     assert apart(on, trained(tmp_path / "off", name, 3, **off)) > 1e-5
 
 
 def test_the_ramp_of_depthfl_is_felt_in_a_run_of_three_rounds(tmp_path):
-    """By default it ends in the first; the authors' 300 rounds leave distillation a hundredth of its weight."""
-    off, default, authors = (trained(tmp_path / str(i), "depthfl", 3, **given) for i, given in enumerate(({"distillation": 0}, {}, {"ramp": 300})))
+    """By default it ends in the first; the authors' 300 rounds leave distillation a hundredth of
+    its weight.
+    """
+    off, default, authors = (
+        trained(tmp_path / str(i), "depthfl", 3, **given)
+        for i, given in enumerate(({"distillation": 0}, {}, {"ramp": 300}))
+    )
     assert apart(default, off) > 10 * apart(authors, off)
 
 
 def test_the_rate_of_scalefl_falls_in_a_run_of_three_rounds(tmp_path):
-    assert apart(trained(tmp_path / "shares", "scalefl", 3), trained(tmp_path / "rounds", "scalefl", 3, milestones=[100, 200])) > 1e-3
+    assert (
+        apart(
+            trained(tmp_path / "shares", "scalefl", 3),
+            trained(tmp_path / "rounds", "scalefl", 3, milestones=[100, 200]),
+        )
+        > 1e-3
+    )

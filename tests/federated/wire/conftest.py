@@ -14,7 +14,9 @@ from tests.support.brokers import BOTH
 
 @pytest.fixture(params=BOTH)
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
-    with brokers.start(port=0, kind=request.param, directory=tmp_path, max_packet=300_000) as started:
+    with brokers.start(
+        port=0, kind=request.param, directory=tmp_path, max_packet=300_000
+    ) as started:
         yield started
 
 

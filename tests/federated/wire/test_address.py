@@ -19,8 +19,14 @@ from federated.wire.address import Address, identified, parse_address, url
         ("mqtt://broker/", Address("broker", 1883)),
         ("mqtt://me:p%40ss:w@broker:5", Address("broker", 5, user="me", password="p@ss:w")),
         ("mqtts://broker", Address("broker", 8883, tls=True)),
-        ("mqtts://u@[fe80::1]:9?ca=/etc/ca.pem", Address("fe80::1", 9, tls=True, user="u", ca="/etc/ca.pem")),
-        ("mqtts://b?ca=a%20b.pem&cert=c.pem&key=k", Address("b", 8883, tls=True, ca="a b.pem", cert="c.pem", key="k")),
+        (
+            "mqtts://u@[fe80::1]:9?ca=/etc/ca.pem",
+            Address("fe80::1", 9, tls=True, user="u", ca="/etc/ca.pem"),
+        ),
+        (
+            "mqtts://b?ca=a%20b.pem&cert=c.pem&key=k",
+            Address("b", 8883, tls=True, ca="a b.pem", cert="c.pem", key="k"),
+        ),
     ],
 )
 def test_an_address_is_read(text: str, expected: Address) -> None:
@@ -60,17 +66,30 @@ def test_a_password_shows_neither_in_an_address_nor_in_an_error() -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["mqtt://u:secret/more@b", "mqtt://u:secret#more@b", "mqtt://u:12#secret@b", "mqtt://u:secret?more@b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mqtt://u:secret/more@b",
+        "mqtt://u:secret#more@b",
+        "mqtt://u:12#secret@b",
+        "mqtt://u:secret?more@b",
+    ],
+)
 def test_no_piece_of_a_password_that_was_not_quoted_shows_in_an_error(text: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_address(text)
     assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["mqtt://b:1883", "mqtts://[::1]:9", "mqtts://u:p%40%2F@b:8883?ca=a+b.pem&cert=c%26d.pem"])
+@pytest.mark.parametrize(
+    "text",
+    ["mqtt://b:1883", "mqtts://[::1]:9", "mqtts://u:p%40%2F@b:8883?ca=a+b.pem&cert=c%26d.pem"],
+)
 def test_the_text_of_an_address_is_read_as_the_same_address(text: str) -> None:
     assert parse_address(url(parse_address(text))) == parse_address(text)
 
 
 def test_a_certificate_found_elsewhere_goes_under_what_an_address_names_itself() -> None:
-    assert identified(parse_address("mqtts://b?ca=mine"), "ca", "cert") == Address("b", 8883, tls=True, ca="mine", cert="cert")
+    assert identified(parse_address("mqtts://b?ca=mine"), "ca", "cert") == Address(
+        "b", 8883, tls=True, ca="mine", cert="cert"
+    )

@@ -28,7 +28,11 @@ def test_a_blob_is_split_into_chunks_with_a_short_last_one() -> None:
     data = data_of(2500)
     manifest = split(data, KIB, "t")
     assert manifest == Manifest("t", 2500, KIB, hashlib.sha256(data).hexdigest())
-    assert [(c.index, c.total, c.size, len(c.data)) for c in slices(manifest, data)] == [(0, 3, 2500, 1024), (1, 3, 2500, 1024), (2, 3, 2500, 452)]
+    assert [(c.index, c.total, c.size, len(c.data)) for c in slices(manifest, data)] == [
+        (0, 3, 2500, 1024),
+        (1, 3, 2500, 1024),
+        (2, 3, 2500, 452),
+    ]
 
 
 def test_nothing_flows_before_a_grant_and_at_most_a_window_after_it() -> None:
@@ -139,7 +143,9 @@ def test_a_manifest_over_the_limit_is_refused_before_anything_is_allocated() -> 
         {"index": 2},
     ],
 )
-def test_a_foreign_or_damaged_chunk_is_refused_and_changes_nothing(change: dict[str, object]) -> None:
+def test_a_foreign_or_damaged_chunk_is_refused_and_changes_nothing(
+    change: dict[str, object],
+) -> None:
     data = data_of(2500)
     manifest = split(data, KIB, "t")
     receiver = Receiver(manifest, limit=2500)
@@ -237,7 +243,9 @@ def test_own_memory_is_aligned_so_that_tensors_are() -> None:
 def test_whatever_the_network_does_the_blob_arrives_bit_for_bit(
     size: int, seed: int, loss: float, twice: float, damage: float, restart: bool
 ) -> None:
-    """Chunks are lost, repeated, damaged and reordered, grants are lost, the sender starts anew: and no more than a window is ever under way."""
+    """Chunks are lost, repeated, damaged and reordered, grants are lost, the sender starts anew:
+    and no more than a window is ever under way.
+    """
     rng = random.Random(seed)
     data = data_of(size, seed)
     manifest = split(data, KIB, "t")
@@ -255,7 +263,12 @@ def test_whatever_the_network_does_the_blob_arrives_bit_for_bit(
         offered = False
         due = list(sender.due(now))
         assert len(due) <= WINDOW
-        way += [_damaged(c, rng) if rng.random() < damage else c for c in due for _ in range(1 + (rng.random() < twice)) if rng.random() >= loss]
+        way += [
+            _damaged(c, rng) if rng.random() < damage else c
+            for c in due
+            for _ in range(1 + (rng.random() < twice))
+            if rng.random() >= loss
+        ]
         rng.shuffle(way)
         for chunk in [way.pop() for _ in range(rng.randint(0, len(way)))]:
             try:

@@ -1,4 +1,6 @@
-"""Tokens: what is printed can be read back, and what was mistyped is found before anything is sent."""
+"""Tokens: what is printed can be read back, and what was mistyped is found before anything is
+sent.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ def test_a_token_shows_whom_it_is_for_and_where_it_is_good() -> None:
 
 
 @pytest.mark.parametrize(
-    "token", [TOKEN, Token("a", "fd00::2", 1, b"s" * 16, b"f" * 32), Token("a.b_c-d", "host.example", 65535, b"\xff" * 16, bytes(32))]
+    "token",
+    [
+        TOKEN,
+        Token("a", "fd00::2", 1, b"s" * 16, b"f" * 32),
+        Token("a.b_c-d", "host.example", 65535, b"\xff" * 16, bytes(32)),
+    ],
 )
 def test_a_token_is_read_back_in_any_case_and_with_blanks(token: Token) -> None:
     assert parse_token(f" {token}\n") == token
@@ -43,11 +50,15 @@ def test_one_wrong_character_is_noticed(place: int, character: str) -> None:
     [
         ("", "expected NAME@HOST:PORT/1-"),
         ("a@h:1/1-é-é-é", "letters and the digits 2 to 7"),
-        (str(TOKEN)[:108] + "x" + str(TOKEN)[109:], "its check does not fit"),  # another letter for the same bits
+        # another letter for the same bits
+        (str(TOKEN)[:108] + "x" + str(TOKEN)[109:], "its check does not fit"),
         ("hello", "found 5 characters of another form"),
         (str(TOKEN)[:-3], "its check does not fit"),
         (str(TOKEN).replace("/1-", "/2-"), "expected version 1, found 2"),
-        (str(TOKEN).replace("aaaqeayeaudaocajbifqydiob4", "1" * 26), "letters and the digits 2 to 7"),
+        (
+            str(TOKEN).replace("aaaqeayeaudaocajbifqydiob4", "1" * 26),
+            "letters and the digits 2 to 7",
+        ),
         ("all@h:1/1-" + str(TOKEN).split("1-", 1)[1], "does not fit"),
     ],
 )

@@ -1,4 +1,6 @@
-"""The envelope: every kind of message survives the way, and nothing malformed is ever seen by who handles them."""
+"""The envelope: every kind of message survives the way, and nothing malformed is ever seen by who
+handles them.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,41 @@ ALL: dict[str, m.Message] = {
     "heartbeat": m.Heartbeat("a", "s", "train", 3, 0.5, "train", 4, 10),
     "manifest": MANIFEST,
     "offer": m.Offer(MANIFEST, "r", 1, 2, "calibrate", "w1-d2@agent-7"),
-    "profile": Profile("a", "h", "Linux", 0.5, 10**9, 1e6, 270336, "torch", CARD, (Timing(SUBMODEL, 32, 0.01),), {"zico": {"w1": 2.0}}),
+    "profile": Profile(
+        "a",
+        "h",
+        "Linux",
+        0.5,
+        10**9,
+        1e6,
+        270336,
+        "torch",
+        CARD,
+        (Timing(SUBMODEL, 32, 0.01),),
+        {"zico": {"w1": 2.0}},
+    ),
     "receipt": m.Receipt("t", False, "too large"),
     "refusal": m.Refusal("no", "joining"),
     "release": Release("r", VERSION, Version("cd" * 6, 10, "cd" * 32, 200, ("w1-d2",)), ("a", "b")),
     "run": m.Run("r", "fedfa", "preresnet", NETWORK, (SUBMODEL,), 32, "s0", CARD),
-    "serving": Serving("a", "s", "ab" * 6, "w1-d2", "fp32", "CPUExecutionProvider", 0.001, 0.002, -0.5, 40, refused="cd" * 6, reason="no"),
+    "serving": Serving(
+        "a",
+        "s",
+        "ab" * 6,
+        "w1-d2",
+        "fp32",
+        "CPUExecutionProvider",
+        0.001,
+        0.002,
+        -0.5,
+        40,
+        refused="cd" * 6,
+        reason="no",
+    ),
     "status": m.Status("a", "s", True),
-    "task": Task("r", 1, 2, "a", "train", SUBMODEL, "v1", "0" * 64, 10, Recipe(momentum=0.8, seed=3), 60.0),
+    "task": Task(
+        "r", 1, 2, "a", "train", SUBMODEL, "v1", "0" * 64, 10, Recipe(momentum=0.8, seed=3), 60.0
+    ),
 }
 
 
@@ -101,7 +130,9 @@ def test_fields_of_a_later_version_are_ignored() -> None:
 
 @pytest.mark.parametrize("v", [0, 1, "2", None, True])
 def test_another_protocol_is_refused_by_name_even_if_its_body_is_unknown(v: Any) -> None:
-    with pytest.raises(ProtocolMismatch, match=rf"speaks protocol {v!r}, this side {envelope.PROTOCOL}"):
+    with pytest.raises(
+        ProtocolMismatch, match=rf"speaks protocol {v!r}, this side {envelope.PROTOCOL}"
+    ):
         envelope.decode(packed("telepathy", {}, v))
 
 
@@ -177,12 +208,18 @@ WRONG = [
     ("profile", "data", {**body("profile")["data"], "name": "x" * 1001}),
     ("profile", "cpus", math.nan),
     ("profile", "uplink", -1.0),
-    ("profile", "timings", [{"submodel": body("task")["submodel"], "batch": 32, "seconds": math.inf}]),
+    (
+        "profile",
+        "timings",
+        [{"submodel": body("task")["submodel"], "batch": 32, "seconds": math.inf}],
+    ),
 ]
 
 
 @pytest.mark.parametrize(("kind", "name", "value"), WRONG)
-def test_a_field_that_is_wrong_makes_the_message_malformed(kind: str, name: str, value: Any) -> None:
+def test_a_field_that_is_wrong_makes_the_message_malformed(
+    kind: str, name: str, value: Any
+) -> None:
     with pytest.raises(Malformed, match=kind):
         envelope.decode(packed(kind, {**body(kind), name: value}))
 
@@ -229,7 +266,9 @@ def test_only_a_chunk_may_be_large_and_nothing_is_made_of_what_is_not() -> None:
 
 
 def test_lengths_that_a_message_only_claims_take_no_memory() -> None:
-    payload = b"\x83\xa1v\x02\xa4kind\xa7goodbye\xa4body" + b"\xdd\x00\x01\x00\x00" * 900 + bytes(70_000)
+    payload = (
+        b"\x83\xa1v\x02\xa4kind\xa7goodbye\xa4body" + b"\xdd\x00\x01\x00\x00" * 900 + bytes(70_000)
+    )
     tracemalloc.start()
     with pytest.raises(Malformed, match="truncated"):
         envelope.decode(payload)
@@ -240,7 +279,9 @@ def test_lengths_that_a_message_only_claims_take_no_memory() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(envelope.MESSAGES)), st.data())
-def test_a_damaged_message_is_a_message_or_refused_and_nothing_else(kind: str, data: st.DataObject) -> None:
+def test_a_damaged_message_is_a_message_or_refused_and_nothing_else(
+    kind: str, data: st.DataObject
+) -> None:
     raw = bytearray(envelope.encode(ALL[kind]))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -268,6 +309,8 @@ for thread in threads: thread.join()
 
 
 def test_threads_may_be_the_first_to_decode():
-    """A race in msgspec, which learns a type when it first converts one: a fifth of such processes crashed."""
+    """A race in msgspec, which learns a type when it first converts one: a fifth of such processes
+    crashed.
+    """
     racing = [subprocess.Popen([sys.executable, "-c", FIRST]) for _ in range(8)]
     assert [process.wait(60) for process in racing] == [0] * 8

@@ -52,7 +52,8 @@ def test_closing_over_a_stuck_broker_says_what_was_not_acknowledged(
     finally:
         os.killpg(group, signal.SIGCONT)
     assert warnings_of(caplog) == [
-        f"mqtt://{broker.address}: the link of 'a' closed before the broker acknowledged 4 messages (2 chunk, 1 status, 1 other)"
+        f"mqtt://{broker.address}: the link of 'a' closed before the broker "
+        "acknowledged 4 messages (2 chunk, 1 status, 1 other)"
     ]
 
 
@@ -68,7 +69,9 @@ def test_flushing_waits_for_acknowledgements_and_says_whether_they_came(broker: 
     link.close()
 
 
-def test_the_end_of_a_run_reaches_agents_although_the_coordinators_link_is_down_when_it_comes(broker: Broker, tmp_path: Path) -> None:
+def test_the_end_of_a_run_reaches_agents_although_the_coordinators_link_is_down_when_it_comes(
+    broker: Broker, tmp_path: Path
+) -> None:
     with ExitStack() as stack:
         proxy = stack.enter_context(closing(Proxy(port_of(broker))))
         agent = stack.enter_context(closing(MqttLink(broker.address, "agent")))
@@ -83,12 +86,15 @@ def test_the_end_of_a_run_reaches_agents_although_the_coordinators_link_is_down_
         fleet.dismiss("the run is over")
         coordinator.close()
         heard = [envelope.decode(hear(agent, topics.run(CARD.run)).payload)]
-        while isinstance(heard[-1], messages.Run):  # again, where the cut took its acknowledgement away
+        # again, where the cut took its acknowledgement away
+        while isinstance(heard[-1], messages.Run):
             heard.append(envelope.decode(hear(agent, topics.run(CARD.run)).payload))
         assert heard[-1] == messages.Goodbye("the run is over")
 
 
-def test_closing_after_everything_was_acknowledged_says_nothing(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_after_everything_was_acknowledged_says_nothing(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     link = MqttLink(broker.address, "a")
     link.publish(topics.status("r", "a"), b"x")
     link.close()

@@ -56,12 +56,15 @@ def test_the_best_protocol_of_the_broker_is_spoken(broker: Broker) -> None:
 def test_a_will_is_published_after_kill_9(broker: Broker) -> None:
     code = (
         "import sys, time; from federated.wire.link import MqttLink\n"
-        "link = MqttLink(sys.argv[1], 'victim', ('will/victim', b'gone')); print('up', flush=True); time.sleep(60)"
+        "link = MqttLink(sys.argv[1], 'victim', ('will/victim', b'gone')); print('up', "
+        "flush=True); time.sleep(60)"
     )
     with linked(broker.address, "watcher") as (watcher,):
         listen(watcher, "will/+")
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        victim = subprocess.Popen([sys.executable, "-c", code, broker.address], stdout=subprocess.PIPE, env=environment)
+        victim = subprocess.Popen(
+            [sys.executable, "-c", code, broker.address], stdout=subprocess.PIPE, env=environment
+        )
         assert victim.stdout is not None
         assert victim.stdout.readline() == b"up\n"
         victim.kill()
@@ -87,8 +90,12 @@ def test_a_will_is_not_published_after_a_farewell(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("version", [None, V311])
-def test_forty_megabytes_go_through_a_broker_of_small_packets(broker: Broker, version: int | None) -> None:
-    """As a device sends an update: offered, granted, in chunks that the broker takes, until the receiver's bitmap is full."""
+def test_forty_megabytes_go_through_a_broker_of_small_packets(
+    broker: Broker, version: int | None
+) -> None:
+    """As a device sends an update: offered, granted, in chunks that the broker takes, until the
+    receiver's bitmap is full.
+    """
     data = random.Random(0).randbytes(40_000_000)
     up, cmd = topics.upload("r", "a", "t"), topics.command("r", "a")
     with linked(broker.address, "a", "c", version=version) as (agent, coordinator):
@@ -110,14 +117,23 @@ def test_forty_megabytes_go_through_a_broker_of_small_packets(broker: Broker, ve
                 assert isinstance(piece, messages.Chunk)
                 receiver.take(piece, time.monotonic())
                 if receiver.wants_grant(time.monotonic()):
-                    coordinator.publish(cmd, envelope.encode(messages.Grant("t", receiver.have, True)))
+                    coordinator.publish(
+                        cmd, envelope.encode(messages.Grant("t", receiver.have, True))
+                    )
         assert hashlib.sha256(receiver.finish()).digest() == hashlib.sha256(data).digest()
 
 
 def test_deliveries_that_were_not_subscribed_to_are_ignored(broker: Broker) -> None:
-    """The broker resumes a session of this name, and delivers by its subscriptions. (amqtt 0.12 delivers by those of all clients.)"""
+    """The broker resumes a session of this name, and delivers by its subscriptions. (amqtt 0.12
+    delivers by those of all clients.)
+    """
     host, port = broker.address.split(":")
-    earlier = mqtt.Client(CallbackAPIVersion.VERSION2, client_id="a", protocol=MQTTProtocolVersion.MQTTv311, clean_session=False)
+    earlier = mqtt.Client(
+        CallbackAPIVersion.VERSION2,
+        client_id="a",
+        protocol=MQTTProtocolVersion.MQTTv311,
+        clean_session=False,
+    )
     granted = threading.Event()
     earlier.on_connect = lambda client, *_: client.subscribe("theirs/+", qos=1)
     earlier.on_subscribe = lambda *_: granted.set()
@@ -130,7 +146,11 @@ def test_deliveries_that_were_not_subscribed_to_are_ignored(broker: Broker) -> N
         listen(a, "mine/+")
         b.publish("theirs/1", b"x")
         b.publish("mine/1", b"y")
-        came = [delivery.topic for delivery in iter(lambda: a.receive(0.5), None) if not delivery.topic.startswith("sync/")]
+        came = [
+            delivery.topic
+            for delivery in iter(lambda: a.receive(0.5), None)
+            if not delivery.topic.startswith("sync/")
+        ]
         assert came == ["mine/1"]
         assert a.received_bytes > len("theirs/1x") + len("mine/1y"), "the broker did deliver it"
 
@@ -144,15 +164,21 @@ def test_a_repeated_subscription_brings_again_what_is_retained(broker: Broker) -
             assert hear(a, "x").retained
 
 
-def test_a_download_of_many_chunks_comes_without_asking_twice(broker: Broker, tmp_path: Path) -> None:
-    """rumqttd delivers at most 100 retained messages for one subscription, and says nothing of the others."""
+def test_a_download_of_many_chunks_comes_without_asking_twice(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """rumqttd delivers at most 100 retained messages for one subscription, and says nothing of the
+    others.
+    """
     data = random.Random(0).randbytes(250 * 1024)
     base = topics.model("r", "0", "w1")
     manifest = split(data, 1024, "t")
     with linked(broker.address, "a", "c") as (agent, coordinator):
         publish(coordinator, base, manifest, memoryview(data))
         assert coordinator.flush(10)
-        download = Download(agent, base, manifest.sha256, len(data), tmp_path / "w1", 0.0, sync=False)
+        download = Download(
+            agent, base, manifest.sha256, len(data), tmp_path / "w1", 0.0, sync=False
+        )
         until, done = time.monotonic() + 30, False
         while not done and time.monotonic() < until:  # and never `tick`, which asks again
             delivery = agent.receive(0.1)

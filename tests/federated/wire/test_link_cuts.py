@@ -21,7 +21,10 @@ pytestmark = pytest.mark.broker
 def test_a_cut_link_mends_and_what_waited_on_both_sides_arrives(broker: Broker) -> None:
     proxy = Proxy(port_of(broker))
     try:
-        with linked(f"127.0.0.1:{proxy.port}", "a", will=("will", b"gone")) as (a,), linked(broker.address, "b") as (b,):
+        with (
+            linked(f"127.0.0.1:{proxy.port}", "a", will=("will", b"gone")) as (a,),
+            linked(broker.address, "b") as (b,),
+        ):
             listen(a, "to-a")
             listen(b, "to-b", "will")
             a.publish("to-b", b"before")
@@ -34,14 +37,17 @@ def test_a_cut_link_mends_and_what_waited_on_both_sides_arrives(broker: Broker) 
             proxy.mend()
             assert hear(a, LINK_UP).payload == b"resumed"
             assert hear(a, "to-a").payload == b"during"
-            while hear(b, "to-b").payload != b"during":  # `before` comes again where the cut took its acknowledgement away
+            # `before` comes again where the cut took its acknowledgement away
+            while hear(b, "to-b").payload != b"during":
                 pass
     finally:
         proxy.close()
 
 
 def test_subscriptions_outlive_a_restart_of_the_broker(broker: Broker, tmp_path: Path) -> None:
-    """Neither broker keeps the sessions (mosquitto 2.0 drops those of MQTT 5 when it ends): the links make them anew, and send what waited."""
+    """Neither broker keeps the sessions (mosquitto 2.0 drops those of MQTT 5 when it ends): the
+    links make them anew, and send what waited.
+    """
     with linked(broker.address, "a", "b") as (a, b):
         listen(a, "x")
         listen(b, "y")
@@ -50,7 +56,9 @@ def test_subscriptions_outlive_a_restart_of_the_broker(broker: Broker, tmp_path:
         hear(a, LINK_DOWN)
         hear(b, LINK_DOWN)
         b.publish("y", b"during")
-        with brokers.start(port=port_of(broker), kind=broker.kind, directory=tmp_path, max_packet=300_000):
+        with brokers.start(
+            port=port_of(broker), kind=broker.kind, directory=tmp_path, max_packet=300_000
+        ):
             hear(a, LINK_UP, 20)
             listen(a)
             assert hear(b, "y", 20).payload == b"during"
@@ -64,7 +72,9 @@ def test_subscriptions_outlive_a_restart_of_the_broker(broker: Broker, tmp_path:
 
 
 def test_a_broker_that_is_away_behind_a_door_that_opens_is_waited_for(mosquitto: Broker) -> None:
-    """As a container's port does: every attempt is taken and closed. That says nothing of packets, nor of others of the name."""
+    """As a container's port does: every attempt is taken and closed. That says nothing of packets,
+    nor of others of the name.
+    """
     proxy = Proxy(port_of(mosquitto))
     try:
         with linked(f"127.0.0.1:{proxy.port}", "a") as (a,), linked(mosquitto.address, "b") as (b,):

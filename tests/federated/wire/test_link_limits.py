@@ -1,4 +1,6 @@
-"""The link over real brokers: the largest packet that a broker takes, and how long it is waited for."""
+"""The link over real brokers: the largest packet that a broker takes, and how long it is waited
+for.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def test_the_limit_that_a_broker_states_is_kept(mosquitto: Broker) -> None:
     with linked(mosquitto.address, "a") as (link,):
         assert link.max_payload == 100_000 - 4096
         assert link.max_chunk == 100_000 - 2 * 4096
-        with pytest.raises(LinkError, match=r"payload of 100000 bytes is over the broker's limit of 95904: lower wire.chunk"):
+        with pytest.raises(
+            LinkError,
+            match=r"payload of 100000 bytes is over the broker's limit of 95904: lower wire.chunk",
+        ):
             link.publish("x", bytes(100_000))
         link.subscribe("x")
         link.publish("x", bytes(link.max_payload))
@@ -42,18 +47,26 @@ def test_probing_finds_a_limit_that_a_broker_does_not_state(mosquitto: Broker) -
 
 
 def test_probing_over_a_broker_that_takes_all_leaves_the_link_as_it_is(tmp_path: Path) -> None:
-    with brokers.start(port=0, directory=tmp_path) as broker, linked(broker.address, "a") as (link,):
+    with (
+        brokers.start(port=0, directory=tmp_path) as broker,
+        linked(broker.address, "a") as (link,),
+    ):
         before = link.max_payload, link.max_chunk
         assert link.probe("p")[0] == (256 << 10) + 4096
         assert (link.max_payload, link.max_chunk) == before
         assert link.receive(0.2) is None
 
 
-def test_a_packet_that_a_broker_hangs_up_over_ends_the_link_with_its_size(mosquitto: Broker) -> None:
+def test_a_packet_that_a_broker_hangs_up_over_ends_the_link_with_its_size(
+    mosquitto: Broker,
+) -> None:
     link = MqttLink(mosquitto.address, "a", version=V311)
     try:
         link.publish("big", bytes(200_000))
-        with pytest.raises(LinkError, match=r"hung up 3 times over a packet of 200000 bytes \(big\).*lower wire.chunk"):
+        with pytest.raises(
+            LinkError,
+            match=r"hung up 3 times over a packet of 200000 bytes \(big\).*lower wire.chunk",
+        ):
             hear(link, "never", 30)
     finally:
         link.close()

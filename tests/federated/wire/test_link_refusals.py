@@ -1,4 +1,6 @@
-"""What a link says when there is no broker, when it is not let in, and when another takes its name."""
+"""What a link says when there is no broker, when it is not let in, and when another takes its
+name.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.broker
 
 
-def test_a_second_client_of_the_name_ends_the_first_with_a_reason(mosquitto: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_client_of_the_name_ends_the_first_with_a_reason(
+    mosquitto: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(links, "SHORTS", 1)
     first = MqttLink(mosquitto.address, "a")
     second = MqttLink(mosquitto.address, "a")
@@ -41,8 +45,12 @@ def test_a_second_client_of_the_name_ends_the_first_with_a_reason(mosquitto: Bro
         second.close()
 
 
-def test_of_two_clients_of_one_name_the_one_that_ends_lets_the_other_be(mosquitto: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the broker gives no reason they throw each other out in turn; once one has ended, nobody throws the other out any more."""
+def test_of_two_clients_of_one_name_the_one_that_ends_lets_the_other_be(
+    mosquitto: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the broker gives no reason they throw each other out in turn; once one has ended,
+    nobody throws the other out any more.
+    """
     monkeypatch.setattr(links, "SHORTS", 2)
     pair = [MqttLink(mosquitto.address, "a") for _ in range(2)]
     try:
@@ -67,7 +75,9 @@ def test_of_two_clients_of_one_name_the_one_that_ends_lets_the_other_be(mosquitt
 
 @contextlib.contextmanager
 def impostor(answer: bytes | None) -> Iterator[int]:
-    """Something that listens and is no broker: silent for ever (None), or hanging up after its answer."""
+    """Something that listens and is no broker: silent for ever (None), or hanging up after its
+    answer.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         held = []
 
@@ -94,7 +104,10 @@ def impostor(answer: bytes | None) -> Iterator[int]:
 def test_what_is_no_broker_is_called_so_in_time(answer: bytes | None) -> None:
     with impostor(answer) as port:
         start = time.monotonic()
-        with pytest.raises(LinkError, match=rf"127.0.0.1:{port}: (something listens there, but does not answer|it hung up)"):
+        with pytest.raises(
+            LinkError,
+            match=rf"127.0.0.1:{port}: (something listens there, but does not answer|it hung up)",
+        ):
             MqttLink(f"127.0.0.1:{port}", "a", timeout=3.0)
         assert time.monotonic() - start < 8
 
@@ -119,7 +132,9 @@ def test_wrong_and_missing_passwords_are_refused_with_a_hint(tmp_path: Path) -> 
     own = topics.probe("r", "me")  # an agent's name is its user
     with brokers.start(port=0, directory=tmp_path / "b", passwords=tmp_path / "users") as broker:
         for login in ("", "me:wrong@", "you:right@"):
-            with pytest.raises(LinkError, match=r"refuses this client: .*mqtt://user:password@host") as caught:
+            with pytest.raises(
+                LinkError, match=r"refuses this client: .*mqtt://user:password@host"
+            ) as caught:
                 MqttLink(f"mqtt://{login}{broker.address}", "a")
             assert "wrong" not in str(caught.value)
         with linked(f"mqtt://me:right@{broker.address}", "a") as (link,):
@@ -133,18 +148,40 @@ def certificate(tmp_path: Path) -> Path:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     names = ["-subj", "/CN=broker", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names, "-keyout", "key.pem", "-out", "ca.pem"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        *names,
+        "-keyout",
+        "key.pem",
+        "-out",
+        "ca.pem",
+    ]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     return tmp_path / "ca.pem"
 
 
 @needs_mosquitto
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the library leaves a refused TLS socket to the collector
+# the library leaves a refused TLS socket to the collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_tls_is_checked_against_the_authority_that_is_given(certificate: Path) -> None:
     folder = certificate.parent
     port = free_port("127.0.0.1", 0)
-    lines = [f"listener {port} 127.0.0.1", "allow_anonymous true", f"certfile {certificate}", f"keyfile {folder / 'key.pem'}"]
-    (folder / "m.conf").write_text("\n".join([*lines, *(["user root"] if os.geteuid() == 0 else [])]) + "\n")
+    lines = [
+        f"listener {port} 127.0.0.1",
+        "allow_anonymous true",
+        f"certfile {certificate}",
+        f"keyfile {folder / 'key.pem'}",
+    ]
+    (folder / "m.conf").write_text(
+        "\n".join([*lines, *(["user root"] if os.geteuid() == 0 else [])]) + "\n"
+    )
     program = brokers.find_mosquitto()
     assert program is not None
     process = subprocess.Popen([program, "-c", str(folder / "m.conf")], stderr=subprocess.DEVNULL)

@@ -10,7 +10,8 @@ import pytest
 from federated.errors import LinkError
 from federated.wire.link import MqttLink
 
-GREETING = bytes([0x20, 3, 0, 0, 0])  # CONNACK of MQTT 5 (section 3.2): no session, success, no properties
+# CONNACK of MQTT 5 (section 3.2): no session, success, no properties
+GREETING = bytes([0x20, 3, 0, 0, 0])
 TAKEN_OVER = bytes([0xE0, 2, 0x8E, 0])  # DISCONNECT (section 3.14): session taken over
 
 
@@ -40,7 +41,11 @@ def test_a_link_whose_session_was_taken_over_ends_at_once_and_does_not_come_back
         thread.start()
         link = MqttLink(f"127.0.0.1:{door.getsockname()[1]}", "a")
         link.publish("t", b"x", qos=0)
-        with pytest.raises(LinkError, match="another client connected as 'a' and took its place: each needs a name of its own"):
+        with pytest.raises(
+            LinkError,
+            match="another client connected as 'a' and took its place: each needs a name of its "
+            "own",
+        ):
             heard(link)
         link.close()
         door.shutdown(socket.SHUT_RDWR)

@@ -30,14 +30,19 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
 
 
 @contextlib.contextmanager
-def serving(pem: Path, authority: Authority, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> Iterator[int]:
+def serving(
+    pem: Path, authority: Authority, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+) -> Iterator[int]:
     """A server that wants certificates of an authority, and its port."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.maximum_version = newest
     context.load_cert_chain(pem)
     context.load_verify_locations(authority.ca)
     context.load_verify_locations(authority.crl)
-    context.verify_mode, context.verify_flags = ssl.CERT_REQUIRED, ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
+    context.verify_mode, context.verify_flags = (
+        ssl.CERT_REQUIRED,
+        ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF,
+    )
     with socket.create_server(("127.0.0.1", 0)) as door:
 
         def serve() -> None:
@@ -46,7 +51,11 @@ def serving(pem: Path, authority: Authority, newest: ssl.TLSVersion = ssl.TLSVer
                     plain, _ = door.accept()
                 except OSError:
                     return
-                with contextlib.suppress(OSError), plain, context.wrap_socket(plain, server_side=True) as client:
+                with (
+                    contextlib.suppress(OSError),
+                    plain,
+                    context.wrap_socket(plain, server_side=True) as client,
+                ):
                     client.recv(1)
 
         thread = threading.Thread(target=serve, daemon=True)
@@ -56,47 +65,94 @@ def serving(pem: Path, authority: Authority, newest: ssl.TLSVersion = ssl.TLSVer
         thread.join()
 
 
-def server(authority: Authority, folder: Path, begins: timedelta, ends: timedelta, host: str = "localhost") -> Path:
+def server(
+    authority: Authority, folder: Path, begins: timedelta, ends: timedelta, host: str = "localhost"
+) -> Path:
     """A server's certificate of the authority, from now + begins to now + ends."""
     root, now = read(authority.folder / "root.pem"), datetime.now(UTC)
-    builder = x509.CertificateBuilder().subject_name(common("s")).issuer_name(root.certificate.subject).public_key(root.key.public_key())
-    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now + begins).not_valid_after(now + ends)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(common("s"))
+        .issuer_name(root.certificate.subject)
+        .public_key(root.key.public_key())
+    )
+    builder = (
+        builder.serial_number(x509.random_serial_number())
+        .not_valid_before(now + begins)
+        .not_valid_after(now + ends)
+    )
     builder = builder.add_extension(x509.SubjectAlternativeName([general(host)]), critical=False)
     write(folder / "server.pem", Pair(builder.sign(root.key, hashes.SHA256()), root.key))
     return folder / "server.pem"
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_each_refusal_of_a_client_has_its_own_words_under_both_versions(authority: Authority, tmp_path: Path, newest: ssl.TLSVersion) -> None:
+def test_each_refusal_of_a_client_has_its_own_words_under_both_versions(
+    authority: Authority, tmp_path: Path, newest: ssl.TLSVersion
+) -> None:
     other = Authority(tmp_path / "other")
-    good, gone = member(authority, f"good-{newest.name}", tmp_path), member(authority, f"gone-{newest.name}", tmp_path)
+    good, gone = (
+        member(authority, f"good-{newest.name}", tmp_path),
+        member(authority, f"gone-{newest.name}", tmp_path),
+    )
     authority.revoke(f"gone-{newest.name}")
     with serving(authority.server, authority, newest) as port:
 
         def answer(cert: Path | None, ca: Path = authority.ca) -> str:
-            return secure.refusal(Address("localhost", port, tls=True, ca=str(ca), cert=None if cert is None else str(cert)))
+            return secure.refusal(
+                Address(
+                    "localhost",
+                    port,
+                    tls=True,
+                    ca=str(ca),
+                    cert=None if cert is None else str(cert),
+                )
+            )
 
         assert answer(good) == ""
         assert answer(gone) == secure.REVOKED
-        assert "does it want a certificate?" in answer(None) or "wants a certificate" in answer(None)
+        assert "does it want a certificate?" in answer(None) or "wants a certificate" in answer(
+            None
+        )
         assert "of an authority that the broker does not know" in answer(other.coordinator)
         assert "its certificate is not trusted" in answer(good, other.ca)
         assert "enrol this device (edge-agent join --token)" in answer(good, other.ca)
     other.close()
 
 
-def test_a_name_that_the_certificate_does_not_hold_is_told_with_those_that_it_holds(authority: Authority, tmp_path: Path) -> None:
-    with serving(server(authority, tmp_path, timedelta(days=-1), timedelta(days=1), "broker.example"), authority) as port:
-        said = secure.refusal(Address("127.0.0.1", port, tls=True, ca=str(authority.ca), cert=str(authority.coordinator)))
-    assert said == "its certificate is for broker.example, not for '127.0.0.1': use one of these, or add it (coordinator authority --host)"
+def test_a_name_that_the_certificate_does_not_hold_is_told_with_those_that_it_holds(
+    authority: Authority, tmp_path: Path
+) -> None:
+    with serving(
+        server(authority, tmp_path, timedelta(days=-1), timedelta(days=1), "broker.example"),
+        authority,
+    ) as port:
+        said = secure.refusal(
+            Address(
+                "127.0.0.1", port, tls=True, ca=str(authority.ca), cert=str(authority.coordinator)
+            )
+        )
+    assert (
+        said
+        == "its certificate is for broker.example, not for '127.0.0.1': use one of these, or add "
+        "it (coordinator authority --host)"
+    )
 
 
-@pytest.mark.parametrize(("begins", "ends", "what"), [(-2, -1, "has expired"), (1, 2, "not yet valid")])
+@pytest.mark.parametrize(
+    ("begins", "ends", "what"), [(-2, -1, "has expired"), (1, 2, "not yet valid")]
+)
 def test_a_certificate_of_another_time_has_the_device_look_at_its_clock(
     authority: Authority, tmp_path: Path, begins: int, ends: int, what: str
 ) -> None:
-    with serving(server(authority, tmp_path, timedelta(days=begins), timedelta(days=ends)), authority) as port:
-        said = secure.refusal(Address("localhost", port, tls=True, ca=str(authority.ca), cert=str(authority.coordinator)))
+    with serving(
+        server(authority, tmp_path, timedelta(days=begins), timedelta(days=ends)), authority
+    ) as port:
+        said = secure.refusal(
+            Address(
+                "localhost", port, tls=True, ca=str(authority.ca), cert=str(authority.coordinator)
+            )
+        )
     assert what in said
     assert f"this device's clock says {datetime.now(UTC):%Y-%m-%d}" in said
     assert "start the coordinator anew" in said
@@ -107,7 +163,16 @@ def test_a_file_that_holds_no_key_is_named(authority: Authority) -> None:
         secure.context(Address("b", 1, tls=True, ca=str(authority.ca), cert=str(authority.ca)))
 
 
-def test_a_client_id_is_known_to_the_keys_holder_alone_and_stays(authority: Authority, tmp_path: Path) -> None:
-    one, two = (Address("b", 1, tls=True, cert=str(member(authority, name, tmp_path))) for name in ("one", "two"))
-    assert secure.private_name(one, "r-a") == secure.private_name(one, "r-a") != secure.private_name(two, "r-a")
+def test_a_client_id_is_known_to_the_keys_holder_alone_and_stays(
+    authority: Authority, tmp_path: Path
+) -> None:
+    one, two = (
+        Address("b", 1, tls=True, cert=str(member(authority, name, tmp_path)))
+        for name in ("one", "two")
+    )
+    assert (
+        secure.private_name(one, "r-a")
+        == secure.private_name(one, "r-a")
+        != secure.private_name(two, "r-a")
+    )
     assert secure.private_name(Address("b", 1), "r-a") == "r-a"

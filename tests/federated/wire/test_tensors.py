@@ -1,4 +1,6 @@
-"""Tensors as one blob: what goes in comes out, nothing is copied on the way out, and nothing wrong is used."""
+"""Tensors as one blob: what goes in comes out, nothing is copied on the way out, and nothing wrong
+is used.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,19 @@ from federated.errors import Malformed, Refused
 from federated.wire.tensors import check, decode, encode
 
 DTYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8")
-ARRAYS = st.sampled_from(DTYPES).flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)))
+ARRAYS = st.sampled_from(DTYPES).flatmap(
+    lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
+)
 
 
-def blob(entries: list[Any], data: bytes, meta: Any = None, magic: bytes = b"ESPL", version: int = 1, reserved: int = 0) -> bytes:
+def blob(
+    entries: list[Any],
+    data: bytes,
+    meta: Any = None,
+    magic: bytes = b"ESPL",
+    version: int = 1,
+    reserved: int = 0,
+) -> bytes:
     """A blob as this file spells the format, so that each field can be wrong by itself."""
     header = msgpack.packb({"meta": {} if meta is None else meta, "tensors": entries})
     prefix = struct.pack("<4sHHQ", magic, version, reserved, len(header))
@@ -41,9 +52,17 @@ def test_any_tensors_come_back_bit_for_bit(tensors: dict[str, np.ndarray]) -> No
 
 
 def test_the_format_is_the_one_written_down() -> None:
-    """A float32 pair and a byte: the second tensor starts at 64, the blob ends with its last value."""
-    expected = blob([["w", "float32", [2], 0], ["b", "uint8", [1], 64]], struct.pack("<2f", 1.0, -2.0) + bytes(56) + b"\x07")
-    assert bytes(encode({}, {"w": np.array([1.0, -2.0], np.float32), "b": np.array([7], np.uint8)})) == expected
+    """A float32 pair and a byte: the second tensor starts at 64, the blob ends with its last
+    value.
+    """
+    expected = blob(
+        [["w", "float32", [2], 0], ["b", "uint8", [1], 64]],
+        struct.pack("<2f", 1.0, -2.0) + bytes(56) + b"\x07",
+    )
+    assert (
+        bytes(encode({}, {"w": np.array([1.0, -2.0], np.float32), "b": np.array([7], np.uint8)}))
+        == expected
+    )
 
 
 def test_decoding_copies_nothing_and_its_arrays_are_read_only_and_aligned() -> None:
@@ -89,13 +108,19 @@ def test_transposed_and_big_endian_arrays_keep_their_values() -> None:
 
 def test_torch_tensors_go_in_by_their_memory() -> None:
     torch = pytest.importorskip("torch")
-    _, found = decode(bytes(encode({}, {"w": torch.nn.Parameter(torch.tensor([[1.0, 2.0]])), "n": torch.tensor(3)})))
+    _, found = decode(
+        bytes(
+            encode({}, {"w": torch.nn.Parameter(torch.tensor([[1.0, 2.0]])), "n": torch.tensor(3)})
+        )
+    )
     np.testing.assert_array_equal(found["w"], [[1, 2]])
     assert found["n"].shape == ()
     assert found["n"] == 3
 
 
-@pytest.mark.parametrize("array", [np.zeros(2, np.complex64), np.array(["a"]), np.zeros((1,) * 9, np.float32)])
+@pytest.mark.parametrize(
+    "array", [np.zeros(2, np.complex64), np.array(["a"]), np.zeros((1,) * 9, np.float32)]
+)
 def test_what_does_not_travel_is_refused_at_the_sender(array: np.ndarray) -> None:
     with pytest.raises(ValueError, match="tensor w"):
         encode({}, {"w": array})
@@ -139,7 +164,9 @@ def test_a_faulty_blob_is_malformed(fault: str) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_damaged_blob_decodes_or_is_malformed_and_nothing_else(data: st.DataObject) -> None:
-    raw = bytearray(encode({"a": 1}, {"w": np.ones((2, 3), np.float32), "b": np.array([True, False])}))
+    raw = bytearray(
+        encode({"a": 1}, {"w": np.ones((2, 3), np.float32), "b": np.array([True, False])})
+    )
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(raw)))
@@ -149,7 +176,8 @@ def test_a_damaged_blob_decodes_or_is_malformed_and_nothing_else(data: st.DataOb
 
 
 def test_lengths_that_a_header_only_claims_take_no_memory() -> None:
-    claims = b"\xdd\x00\x01\x00\x00" * 900 + bytes(70_000)  # lists within lists, of 65,536 each it says: 470 MB of places
+    # lists within lists, of 65,536 each it says: 470 MB of places
+    claims = b"\xdd\x00\x01\x00\x00" * 900 + bytes(70_000)
     header = b"\x82\xa7tensors\x90\xa4meta\x81\xa1a" + claims
     tracemalloc.start()
     with pytest.raises(Malformed, match="truncated"):
@@ -172,9 +200,21 @@ def test_check_names_the_tensor_and_what_is_wrong() -> None:
         ({}, {"w": (2, 2)}, "missing: w"),
         ({**good, "v": good["w"]}, {"w": (2, 2)}, "do not belong here: v"),
         (good, {"w": (4,)}, r"tensor w: expected shape \(4,\), found \(2, 2\)"),
-        ({"w": np.zeros((2, 2), np.float64)}, {"w": (2, 2)}, "tensor w: expected float32, found float64"),
-        ({"w": np.array([[1, np.nan], [0, 0]], np.float32)}, {"w": (2, 2)}, "tensor w: expected finite values, found 1"),
-        ({"w": np.array([[1, -np.inf], [0, np.inf]], np.float32)}, {"w": (2, 2)}, "tensor w: expected finite values, found 2"),
+        (
+            {"w": np.zeros((2, 2), np.float64)},
+            {"w": (2, 2)},
+            "tensor w: expected float32, found float64",
+        ),
+        (
+            {"w": np.array([[1, np.nan], [0, 0]], np.float32)},
+            {"w": (2, 2)},
+            "tensor w: expected finite values, found 1",
+        ),
+        (
+            {"w": np.array([[1, -np.inf], [0, np.inf]], np.float32)},
+            {"w": (2, 2)},
+            "tensor w: expected finite values, found 2",
+        ),
     ):
         with pytest.raises(Refused, match=message):
             check(tensors, expected)

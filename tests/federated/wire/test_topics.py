@@ -20,8 +20,14 @@ MADE = {
     "fl/v1/r/agent/a/say": (topics.say("r", "a"), Place("say", "r", "a")),
     "fl/v1/r/agent/a/probe": (topics.probe("r", "a"), Place("probe", "r", "a")),
     "fl/v1/r/infer/a/ask/7": (topics.ask("r", "a", "7"), Place("ask", "r", "a", question="7")),
-    "fl/v1/r/infer/a/answer/7": (topics.answer("r", "a", "7"), Place("answer", "r", "a", question="7")),
-    "fl/v1/r/agent/a/up/t.1/c/12": (topics.chunk(topics.upload("r", "a", "t.1"), 12), Place("chunk", "r", "a", "t.1", index=12, way="up")),
+    "fl/v1/r/infer/a/answer/7": (
+        topics.answer("r", "a", "7"),
+        Place("answer", "r", "a", question="7"),
+    ),
+    "fl/v1/r/agent/a/up/t.1/c/12": (
+        topics.chunk(topics.upload("r", "a", "t.1"), 12),
+        Place("chunk", "r", "a", "t.1", index=12, way="up"),
+    ),
     "fl/v1/r/cmd/a": (topics.command("r", "a"), Place("cmd", "r", "a")),
     "fl/v1/r/cmd/all": (topics.everyone("r"), Place("cmd", "r", "all")),
     "fl/v1/r/model/v1/w1-d2@a/manifest": (
@@ -53,11 +59,34 @@ def test_topics_are_spelt_as_the_page_says_and_read_back(topic: str) -> None:
 
 
 FOREIGN = [
-    *("", "fl/v1", "fl/v2/r/run", "fl/v1//run", "fl/v1/r", "fl/v1/r/run/x", "fl/v1/r r/run", "fl/v1/r\n/run"),
-    *("fl/v1/r/agent//status", "fl/v1/r/agent/a/mood", "fl/v1/r/agent/all/status", "fl/v1/r/agent/a/up//c/1", "fl/v1/r/cmd/"),
+    *(
+        "",
+        "fl/v1",
+        "fl/v2/r/run",
+        "fl/v1//run",
+        "fl/v1/r",
+        "fl/v1/r/run/x",
+        "fl/v1/r r/run",
+        "fl/v1/r\n/run",
+    ),
+    *(
+        "fl/v1/r/agent//status",
+        "fl/v1/r/agent/a/mood",
+        "fl/v1/r/agent/all/status",
+        "fl/v1/r/agent/a/up//c/1",
+        "fl/v1/r/cmd/",
+    ),
     *("fl/v1/r/model//w/manifest", "fl/v1/r/model/v//c/0", "fl/v1/r/release//card"),
-    *("fl/v1/r/release/x/card", "fl/v1/r/release/00FF00FF00FF/f/manifest", "fl/v1/r/release/00ff00ff00ff/../manifest", "fl/v1/r/agent/all/release"),
-    *(f"fl/v1/r/agent/a/up/t/c/{i}" for i in ("", "-1", "+1", "01", "1.0", "x", "\u0663", "1" * 11)),
+    *(
+        "fl/v1/r/release/x/card",
+        "fl/v1/r/release/00FF00FF00FF/f/manifest",
+        "fl/v1/r/release/00ff00ff00ff/../manifest",
+        "fl/v1/r/agent/all/release",
+    ),
+    *(
+        f"fl/v1/r/agent/a/up/t/c/{i}"
+        for i in ("", "-1", "+1", "01", "1.0", "x", "\u0663", "1" * 11)
+    ),
 ]
 
 
@@ -66,7 +95,9 @@ def test_a_foreign_topic_is_nothing(topic: str) -> None:
     assert topics.parse(topic) is None
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "+", "#", "$SYS", "a b", "a\n", "é", "x" * 65])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "+", "#", "$SYS", "a b", "a\n", "é", "x" * 65]
+)
 @pytest.mark.parametrize(
     "make",
     [
@@ -100,11 +131,20 @@ def test_each_side_hears_what_is_for_it_and_nothing_else() -> None:
     def heard(patterns: tuple[str, ...]) -> set[str]:
         return {t for t in MADE if any(topics.matches(p, t) for p in patterns)}
 
-    assert heard(agent) == {"fl/v1/r/run", "fl/v1/r/cmd/a", "fl/v1/r/cmd/all", "fl/v1/r/agent/a/status"}
-    assert heard(coordinator) == {f"fl/v1/r/agent/a/{x}" for x in ("status", "profile", "hb", "say", "up/t.1/c/12")}
+    assert heard(agent) == {
+        "fl/v1/r/run",
+        "fl/v1/r/cmd/a",
+        "fl/v1/r/cmd/all",
+        "fl/v1/r/agent/a/status",
+    }
+    assert heard(coordinator) == {
+        f"fl/v1/r/agent/a/{x}" for x in ("status", "profile", "hb", "say", "up/t.1/c/12")
+    }
     assert heard((topics.any_run(),)) == {"fl/v1/r/run"}
     assert heard((topics.release_card("+"),)) == {"fl/v1/r/release/card"}
-    assert heard((topics.release_manifests("r"),)) == {"fl/v1/r/release/00ff00ff00ff/w1.onnx/manifest"}
+    assert heard((topics.release_manifests("r"),)) == {
+        "fl/v1/r/release/00ff00ff00ff/w1.onnx/manifest"
+    }
     assert heard((topics.serving("r", "+"),)) == {"fl/v1/r/agent/a/release"}
 
 

@@ -22,19 +22,25 @@ MANIFEST = split(DATA, KIB, "v-w1")
 
 
 class Fetcher:
-    """A download driven by hand: `take` hands it so many chunks. came: the indices of chunks that the broker delivered."""
+    """A download driven by hand: `take` hands it so many chunks. came: the indices of chunks that
+    the broker delivered.
+    """
 
     def __init__(self, broker: MemoryBroker, path: Path, name: str = "a") -> None:
         self.link, self.now = MemoryLink(broker, name), 0.0
         self.came: list[int] = []
-        self.download = Download(self.link, BASE, MANIFEST.sha256, len(DATA), path, self.now, sync=False)
+        self.download = Download(
+            self.link, BASE, MANIFEST.sha256, len(DATA), path, self.now, sync=False
+        )
 
     def take(self, most: int = 1000) -> bool:
         """Takes up to so many new chunks; True once all is there."""
         until = len(self.came) + most
         while len(self.came) < until and (delivery := self.link.receive(0)) is not None:
             if delivery.topic in (LINK_DOWN, LINK_UP):
-                self.download.restored(self.now) if delivery.topic == LINK_UP else self.download.interrupted()
+                self.download.restored(
+                    self.now
+                ) if delivery.topic == LINK_UP else self.download.interrupted()
             elif delivery.payload:
                 message = envelope.decode(delivery.payload)
                 assert isinstance(message, messages.Manifest | messages.Chunk)
@@ -57,7 +63,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "w1.weights"
 
 
-def test_what_is_whole_is_in_place_and_nothing_else_is_left(broker: MemoryBroker, path: Path) -> None:
+def test_what_is_whole_is_in_place_and_nothing_else_is_left(
+    broker: MemoryBroker, path: Path
+) -> None:
     fetcher = Fetcher(broker, path)
     assert fetcher.take()
     assert path.read_bytes() == DATA
@@ -66,7 +74,9 @@ def test_what_is_whole_is_in_place_and_nothing_else_is_left(broker: MemoryBroker
     assert not fetcher.link.patterns
 
 
-def test_a_process_that_was_killed_is_followed_by_one_that_asks_for_what_is_missing(broker: MemoryBroker, path: Path) -> None:
+def test_a_process_that_was_killed_is_followed_by_one_that_asks_for_what_is_missing(
+    broker: MemoryBroker, path: Path
+) -> None:
     first = Fetcher(broker, path)
     assert not first.take(26)
     first.link.kill()
@@ -74,10 +84,14 @@ def test_a_process_that_was_killed_is_followed_by_one_that_asks_for_what_is_miss
     second = Fetcher(broker, path)
     assert second.take()
     assert path.read_bytes() == DATA
-    assert sorted(second.came) == list(range(24, 40)), "by name, each once; what had come since the bitmap was last kept comes again"
+    assert sorted(second.came) == list(range(24, 40)), (
+        "by name, each once; what had come since the bitmap was last kept comes again"
+    )
 
 
-def test_all_came_and_the_process_was_killed_before_it_said_so(broker: MemoryBroker, path: Path) -> None:
+def test_all_came_and_the_process_was_killed_before_it_said_so(
+    broker: MemoryBroker, path: Path
+) -> None:
     first = Fetcher(broker, path)
     assert first.download.hear(MANIFEST, 0.0) is False
     partial = first.download._partial
@@ -96,7 +110,8 @@ def test_after_a_reconnect_only_what_is_missing_comes(broker: MemoryBroker, path
     fetcher = Fetcher(broker, path)
     fetcher.take(24)
     fetcher.link.drop()
-    while (delivery := fetcher.link.receive(0)) is not None:  # what it had not read when the link fell is lost here
+    # what it had not read when the link fell is lost here
+    while (delivery := fetcher.link.receive(0)) is not None:
         if delivery.topic == LINK_DOWN:
             fetcher.download.interrupted()
     fetcher.link.mend()
@@ -108,7 +123,9 @@ def test_after_a_reconnect_only_what_is_missing_comes(broker: MemoryBroker, path
     assert path.read_bytes() == DATA
 
 
-def test_two_that_fetch_into_one_folder_do_not_write_one_file(broker: MemoryBroker, path: Path) -> None:
+def test_two_that_fetch_into_one_folder_do_not_write_one_file(
+    broker: MemoryBroker, path: Path
+) -> None:
     first, second = Fetcher(broker, path, "a"), Fetcher(broker, path, "b")
     first.take(10)
     second.take(10)
@@ -119,7 +136,9 @@ def test_two_that_fetch_into_one_folder_do_not_write_one_file(broker: MemoryBrok
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_one_without_the_lock_leaves_nothing_that_is_not_whole(broker: MemoryBroker, path: Path) -> None:
+def test_the_one_without_the_lock_leaves_nothing_that_is_not_whole(
+    broker: MemoryBroker, path: Path
+) -> None:
     first, second = Fetcher(broker, path, "a"), Fetcher(broker, path, "b")
     first.take(10)
     second.take(10)
@@ -136,7 +155,9 @@ def test_what_was_discarded_begins_anew(broker: MemoryBroker, path: Path) -> Non
     assert Fetcher(broker, path).take()
 
 
-def test_damage_on_the_disk_is_found_out_and_fetched_again(broker: MemoryBroker, path: Path) -> None:
+def test_damage_on_the_disk_is_found_out_and_fetched_again(
+    broker: MemoryBroker, path: Path
+) -> None:
     first = Fetcher(broker, path)
     first.take(24)
     first.download.close()
@@ -154,7 +175,9 @@ def test_damage_on_the_disk_is_found_out_and_fetched_again(broker: MemoryBroker,
     assert path.read_bytes() == DATA
 
 
-def test_a_disk_without_room_is_said_and_nothing_stays(broker: MemoryBroker, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_is_said_and_nothing_stays(
+    broker: MemoryBroker, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(fd: int, offset: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -164,8 +187,12 @@ def test_a_disk_without_room_is_said_and_nothing_stays(broker: MemoryBroker, pat
     assert list(path.parent.iterdir()) == []
 
 
-def test_what_another_version_published_in_the_same_place_is_not_fetched(broker: MemoryBroker, path: Path) -> None:
-    """The slot of a version that was withdrawn is used again; a straggler that never heard of it must not fetch the other one's chunks."""
+def test_what_another_version_published_in_the_same_place_is_not_fetched(
+    broker: MemoryBroker, path: Path
+) -> None:
+    """The slot of a version that was withdrawn is used again; a straggler that never heard of it
+    must not fetch the other one's chunks.
+    """
     fetcher = Fetcher(broker, path)
     fetcher.take(10)
     other = split(bytes(40 * KIB), KIB, "v9-w1")
@@ -175,7 +202,9 @@ def test_what_another_version_published_in_the_same_place_is_not_fetched(broker:
     for _ in range(3):
         fetcher.now += PATIENCE
         fetcher.download.tick(fetcher.now)
-        came = [delivery for delivery in iter(lambda: fetcher.link.receive(0), None) if delivery.payload]
+        came = [
+            delivery for delivery in iter(lambda: fetcher.link.receive(0), None) if delivery.payload
+        ]
         assert [topics.parse(delivery.topic).kind for delivery in came] == ["manifest"]  # type: ignore[union-attr]
         with pytest.raises(Refused, match="expected 40960 bytes of sha256"):
             fetcher.download.hear(other, fetcher.now)

@@ -13,7 +13,9 @@ from tests.support.own import Basic, Named, Residual, at, passes, sizes
 
 
 def test_blocks_that_keep_the_shape_can_be_left_out(named: Named) -> None:
-    """Three in an nn.Sequential, one behind the block that changes the shape in an nn.ModuleList."""
+    """Three in an nn.Sequential, one behind the block that changes the shape in an
+    nn.ModuleList.
+    """
     made = named(Residual)
     assert full(made).mask == ((1, 1, 1), (1, 1))
     least = shapes(at(made, 0.5))
@@ -26,12 +28,16 @@ def test_blocks_that_keep_the_shape_can_be_left_out(named: Named) -> None:
 
 
 def test_blocks_left_out_are_grafted(named: Named) -> None:
-    """At depth 2 the second block of layer1 stands in for the third; nothing is missing in layer2."""
+    """At depth 2 the second block of layer1 stands in for the third; nothing is missing in
+    layer2.
+    """
     made = named(Residual)
     whole = shapes(full(made))
     plan = corners(whole, at(made, 0.5, 2))
     added = {row.home: row.local for row in graft(plan, whole).rows[len(plan.rows) :]}
-    assert added == {name: name.replace("layer1.2", "layer1.1") for name in whole if "layer1.2" in name}
+    assert added == {
+        name: name.replace("layer1.2", "layer1.1") for name in whole if "layer1.2" in name
+    }
 
 
 def test_the_first_block_of_a_section_stays(named: Named) -> None:
@@ -42,14 +48,27 @@ def test_the_first_block_of_a_section_stays(named: Named) -> None:
 def test_a_block_that_changes_the_shape_begins_a_section(named: Named) -> None:
     """Two of 6 channels, two of 8, in one nn.Sequential after a first layer."""
     blocks = ((6, 6), (6, 6), (6, 8, 2), (8, 8))
-    made = named(lambda: nn.Sequential(nn.Conv2d(1, 6, 1), *(Basic(*block) for block in blocks), nn.Flatten(), nn.Linear(8 * 16, 10)))
+    made = named(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 6, 1),
+            *(Basic(*block) for block in blocks),
+            nn.Flatten(),
+            nn.Linear(8 * 16, 10),
+        )
+    )
     assert full(made).mask == ((1, 1), (1, 1))
     assert address(made, "net.3.conv1.weight") == (1, 0, "conv1.weight")
 
 
 def test_chains_of_layers_are_no_blocks(named: Named) -> None:
     """Two alike nn.Sequential in a row have no shortcut to leave them out by."""
-    made = named(lambda: nn.Sequential(nn.Flatten(), *(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(2)), nn.Linear(64, 10)))
+    made = named(
+        lambda: nn.Sequential(
+            nn.Flatten(),
+            *(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(2)),
+            nn.Linear(64, 10),
+        )
+    )
     assert full(made).mask == ()
 
 
@@ -67,7 +86,11 @@ class Chained(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.blocks, self.head = nn.Linear(4, 8), nn.Sequential(Chain(), Chain()), nn.Linear(8, 3)
+        self.first, self.blocks, self.head = (
+            nn.Linear(4, 8),
+            nn.Sequential(Chain(), Chain()),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.blocks(self.first(x)).view(-1, 8))  # type: ignore[no-any-return]

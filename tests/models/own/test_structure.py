@@ -15,10 +15,22 @@ from tests.support.own import Named, Residual, at, cnn, passes, sizes
 
 
 def test_a_plain_cnn_keeps_its_leading_channels_and_their_positions(named: Named) -> None:
-    """8 and 16 channels; the linear reads 16 channels of 2x2 positions. 0.3 keeps 3 and 5 of them."""
+    """8 and 16 channels; the linear reads 16 channels of 2x2 positions. 0.3 keeps 3 and 5 of
+    them.
+    """
     made = named(lambda: cnn())
-    assert sizes(made) == {"0.0.weight": (4, 1, 3, 3), "0.1.weight": (4,), "1.weight": (8, 4, 3, 3), "4.weight": (10, 32)}
-    assert sizes(made, 0.3) == {"0.0.weight": (3, 1, 3, 3), "0.1.weight": (3,), "1.weight": (5, 3, 3, 3), "4.weight": (10, 20)}
+    assert sizes(made) == {
+        "0.0.weight": (4, 1, 3, 3),
+        "0.1.weight": (4,),
+        "1.weight": (8, 4, 3, 3),
+        "4.weight": (10, 32),
+    }
+    assert sizes(made, 0.3) == {
+        "0.0.weight": (3, 1, 3, 3),
+        "0.1.weight": (3,),
+        "1.weight": (5, 3, 3, 3),
+        "4.weight": (10, 20),
+    }
     assert statistics(at(made, 0.5)) == {"net.0.1.running_mean": (4,), "net.0.1.running_var": (4,)}
     assert labelled(at(made, 0.5)) == {"net.4.weight", "net.4.bias"}
 
@@ -38,11 +50,21 @@ def test_a_narrow_network_is_the_one_that_a_hand_would_build(named: Named) -> No
 def test_a_perceptron_with_norms_of_every_kind(named: Named) -> None:
     made = named(
         lambda: nn.Sequential(
-            *(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.PReLU(12), nn.Linear(12, 8), nn.LayerNorm(8, elementwise_affine=False)),
+            *(
+                nn.Flatten(),
+                nn.Linear(64, 12),
+                nn.BatchNorm1d(12),
+                nn.PReLU(12),
+                nn.Linear(12, 8),
+                nn.LayerNorm(8, elementwise_affine=False),
+            ),
             *(nn.Linear(8, 6), nn.RMSNorm(6), nn.Dropout(), nn.Linear(6, 10)),
         )
     )
-    assert [sizes(made)[name] for name in ("1.weight", "3.weight", "4.weight", "6.weight", "7.weight", "9.weight")] == [
+    assert [
+        sizes(made)[name]
+        for name in ("1.weight", "3.weight", "4.weight", "6.weight", "7.weight", "9.weight")
+    ] == [
         *((6, 64), (6,), (4, 6), (3, 4), (3,), (10, 3)),
     ]
     assert passes(at(made, 0.5)).shape == (3, 10)
@@ -50,26 +72,51 @@ def test_a_perceptron_with_norms_of_every_kind(named: Named) -> None:
 
 def test_a_group_norm_keeps_its_channels_where_its_groups_do_not_divide(named: Named) -> None:
     """4 groups of 8 channels divide 4, not 3."""
-    made = named(lambda: nn.Sequential(nn.Conv2d(1, 8, 3), nn.GroupNorm(4, 8), nn.Flatten(), nn.Linear(8 * 36, 10)))
+    made = named(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 8, 3), nn.GroupNorm(4, 8), nn.Flatten(), nn.Linear(8 * 36, 10)
+        )
+    )
     assert sizes(made, 0.5)["0.weight"][0] == 4
     assert sizes(made, 0.3)["0.weight"][0] == 8
     assert passes(at(made, 0.3)).shape == (3, 10)
 
 
 def test_depthwise_convolutions_follow_their_channels(named: Named) -> None:
-    """The second has two filters a channel: half of 6 channels are 3, with 6 of its 12 filters. The transposed one narrows 12 to 4."""
+    """The second has two filters a channel: half of 6 channels are 3, with 6 of its 12 filters. The
+    transposed one narrows 12 to 4.
+    """
     made = named(
         lambda: nn.Sequential(
-            *(nn.Conv2d(1, 6, 1), nn.Conv2d(6, 6, 3, groups=6), nn.Conv2d(6, 12, 3, groups=6), nn.BatchNorm2d(12)),
-            *(nn.ConvTranspose2d(12, 4, 2, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10)),
+            *(
+                nn.Conv2d(1, 6, 1),
+                nn.Conv2d(6, 6, 3, groups=6),
+                nn.Conv2d(6, 12, 3, groups=6),
+                nn.BatchNorm2d(12),
+            ),
+            *(
+                nn.ConvTranspose2d(12, 4, 2, 2),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+                nn.Linear(4, 10),
+            ),
         )
     )
-    assert list(sizes(made).values()) == [(3, 1, 1, 1), (3, 1, 3, 3), (6, 1, 3, 3), (6,), (6, 2, 2, 2), (10, 2)]
+    assert list(sizes(made).values()) == [
+        (3, 1, 1, 1),
+        (3, 1, 3, 3),
+        (6, 1, 3, 3),
+        (6,),
+        (6, 2, 2, 2),
+        (10, 2),
+    ]
     assert passes(at(made, 0.5)).shape == (3, 10)
 
 
 class Squeezed(nn.Module):
-    """Sizes read from shapes, a gain outside of layers, channels last: as networks are really written."""
+    """Sizes read from shapes, a gain outside of layers, channels last: as networks are really
+    written.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +126,8 @@ class Squeezed(nn.Module):
         self.head = nn.Linear(8, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2) * self.gain  # [N, 8, 6, 6]
+        # [N, 8, 6, 6]
+        x = self.norm(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2) * self.gain
         n, channels, _, _ = x.shape
         gate = self.up(F.relu(self.down(x.mean((2, 3))))).sigmoid().view(n, channels, 1, 1)
         x = (x * (1 - gate))[:, :, ::2, ::2]
@@ -102,7 +150,11 @@ def test_gates_gains_and_permutations_are_followed(named: Named) -> None:
 class Concatenated(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(16, 6, 1)
+        self.first, self.second, self.third = (
+            nn.Conv2d(1, 8, 3),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.Conv2d(16, 6, 1),
+        )
         self.head = nn.Linear(6, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -122,7 +174,11 @@ class Written(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.hidden, self.head = nn.Conv2d(1, 8, 3), nn.Linear(8 * 36, 6), nn.Linear(6, 10)
+        self.conv, self.hidden, self.head = (
+            nn.Conv2d(1, 8, 3),
+            nn.Linear(8 * 36, 6),
+            nn.Linear(6, 10),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.hidden(self.conv(x).view(-1, 8 * 36)))  # type: ignore[no-any-return]
@@ -133,7 +189,9 @@ def test_channels_of_a_written_size_stay_whole(named: Named) -> None:
 
 
 class Split(nn.Module):
-    """Splits channels in pairs: half of the channels would be half of the pairs, but that is not known."""
+    """Splits channels in pairs: half of the channels would be half of the pairs, but that is not
+    known.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +206,9 @@ def test_split_channels_stay_whole(named: Named) -> None:
 
 
 class Training(nn.Module):
-    """In training, a second way joins channels that evaluation keeps apart, and chunks those of a third layer."""
+    """In training, a second way joins channels that evaluation keeps apart, and chunks those of a
+    third layer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,16 +242,33 @@ def test_a_weight_used_twice_is_cut_once(named: Named) -> None:
 
 
 def depthwise() -> nn.Module:
-    filters = nn.Sequential(nn.Conv2d(1, 6, 1), nn.Conv2d(6, 12, 3, groups=6), nn.PReLU(12), nn.ConvTranspose2d(12, 4, 2, 2))
+    filters = nn.Sequential(
+        nn.Conv2d(1, 6, 1),
+        nn.Conv2d(6, 12, 3, groups=6),
+        nn.PReLU(12),
+        nn.ConvTranspose2d(12, 4, 2, 2),
+    )
     return nn.Sequential(filters, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(4 * 36, 10))
 
 
-@pytest.mark.parametrize("function", [lambda: cnn(), depthwise, Residual, Concatenated, Written], ids=["cnn", "depthwise", "residual", "cat", "view"])
-def test_channels_meet_the_same_weights_in_the_whole_network(named: Named, function: Callable[..., object]) -> None:
-    """The narrow network, put into a whole one of zeros, still says the same: no channel lies where another belongs."""
+@pytest.mark.parametrize(
+    "function",
+    [lambda: cnn(), depthwise, Residual, Concatenated, Written],
+    ids=["cnn", "depthwise", "residual", "cat", "view"],
+)
+def test_channels_meet_the_same_weights_in_the_whole_network(
+    named: Named, function: Callable[..., object]
+) -> None:
+    """The narrow network, put into a whole one of zeros, still says the same: no channel lies where
+    another belongs.
+    """
     submodel = at(named(function), 0.5, 9)
     tensors = initial(submodel.network, 0)
-    plan = corners({k: tuple(v.shape) for k, v in tensors.items()}, submodel, shapes(submodel) | statistics(submodel))
+    plan = corners(
+        {k: tuple(v.shape) for k, v in tensors.items()},
+        submodel,
+        shapes(submodel) | statistics(submodel),
+    )
     local = extract(tensors, plan)
     nets = build(submodel).eval(), build(full(submodel.network)).eval()
     nets[0].load_state_dict(local, strict=False)
