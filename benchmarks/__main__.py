@@ -23,7 +23,7 @@ from benchmarks import (
 from benchmarks.faults import command as faults
 from benchmarks.schedules import command as schedules
 from benchmarks.table import Row, lines
-from federated.console import FORMAT
+from federated.runtime.console import FORMAT
 
 
 @click.group()

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from benchmarks.table import Row, interleaved
-from federated.aggregate import Total, fold
+from federated.engine.aggregate import Total, fold
 from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.task import Update
-from models.families import initial, network
+from models.families.catalogue import initial, network
 from models.slicing import extract
 from models.submodel import Submodel
 

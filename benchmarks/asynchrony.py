@@ -18,9 +18,9 @@ from pathlib import Path
 
 import click
 
-from coordinator.simulate import simulate
-from coordinator.store import Store
-from federated.console import FORMAT, Say, speaker, speaking_plainly
+from coordinator.simulate.simulation import simulate
+from coordinator.store.store import Store
+from federated.runtime.console import FORMAT, Say, speaker, speaking_plainly
 
 __all__ = ["Course", "Row", "command", "compared", "course", "when"]
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import click
 import psutil
 
-from coordinator import broker as brokers
-from coordinator.shelf import Shelf
-from coordinator.shipment import SLOTS
-from federated.console import FORMAT, speaker, speaking_plainly
+from coordinator.broker import local as brokers
+from coordinator.fleet.shipment import SLOTS
+from coordinator.fleet.weight_slots import Shelf
+from federated.runtime.console import FORMAT, speaker, speaking_plainly
 from federated.wire import envelope, messages, topics
 from federated.wire.link import MqttLink
 from federated.wire.transfer import Download

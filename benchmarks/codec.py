@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.table import Row, interleaved
 from federated.wire import tensors
-from models.families import full, initial, network
+from models.families.catalogue import full, initial, network
 
 __all__ = ["measure"]
 

@@ -1,6 +1,6 @@
 """`python -m benchmarks core`: how long the coordinator takes to decide what follows from an event.
 
-Measured is `coordinator.run.step.step` alone: no link, no disk, no model. All agents have joined,
+Measured is `coordinator.round.step.step` alone: no link, no disk, no model. All agents have joined,
 and each is at work on a task with a lease, under the settings that a run has by default for
 snapshots and for the order of folding. Each measurement starts from the same value of this round.
 """
@@ -24,13 +24,13 @@ from operator import attrgetter
 
 import click
 
-from coordinator.run import actions as do
-from coordinator.run import round_events as on
-from coordinator.run.round import Round, Rules
-from coordinator.run.step import step
-from coordinator.run.task_state import Planned
-from coordinator.tables import Journal
-from federated.console import FORMAT, speaker, speaking_plainly
+from coordinator.round import actions as do
+from coordinator.round import round_events as on
+from coordinator.round.round import Round, Rules
+from coordinator.round.step import step
+from coordinator.round.task_state import Planned
+from coordinator.settings.tables import Journal
+from federated.runtime.console import FORMAT, speaker, speaking_plainly
 from federated.task import HEARTBEAT, Card, Profile, Recipe, Task
 from models.submodel import Network, Submodel
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from federated.console import FORMAT, speaker, speaking_plainly
 from federated.errors import FleetError, MissingExtra, Unknown
+from federated.runtime.console import FORMAT, speaker, speaking_plainly
 
 if TYPE_CHECKING:
     from benchmarks.fuzzing.decoders import Decoder

@@ -24,12 +24,12 @@ from torch import nn
 from export import graph, variants, verify
 from export.quantize import quantize
 from export.verify import Array
-from federated.console import FORMAT, speaking_plainly
 from federated.data.catalogue import central
 from federated.errors import ExportError
+from federated.runtime.console import FORMAT, speaking_plainly
 from federated.task import Recipe
-from federated.training import train
-from models.families import build, full, network
+from federated.training.loop import train
+from models.families.catalogue import build, full, network
 from models.submodel import Submodel
 
 __all__ = ["Accuracy", "Goal", "Speed", "command", "learned", "timed"]

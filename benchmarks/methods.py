@@ -15,14 +15,14 @@ from typing import Any
 
 import click
 
-from coordinator.cards import network_for
-from coordinator.config import load, parse_setting
-from coordinator.simulate import simulate
-from federated.console import FORMAT, speaker, speaking_plainly
+from coordinator.assign.data_cards import network_for
+from coordinator.settings.config import load, parse_setting
+from coordinator.simulate.simulation import simulate
 from federated.data import catalogue
 from federated.errors import EspalierError
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
+from federated.runtime.console import FORMAT, speaker, speaking_plainly
 from models.submodel import Submodel
 
 __all__ = ["Result", "command", "compare", "lines", "pairs"]

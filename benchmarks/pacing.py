@@ -25,11 +25,11 @@ import click
 import numpy as np
 import psutil
 
-from coordinator import broker as brokers
-from coordinator.demo import Running, module, process, wait_for_words
-from coordinator.store import Store
-from federated.console import FORMAT, Say, speaker, speaking_plainly
+from coordinator.broker import local as brokers
+from coordinator.cli.demo import Running, module, process, wait_for_words
+from coordinator.store.store import Store
 from federated.errors import FleetError, StoreError
+from federated.runtime.console import FORMAT, Say, speaker, speaking_plainly
 
 __all__ = ["Pacing", "Parts", "Turn", "command", "judged", "pacing", "ratio"]
 
@@ -40,7 +40,7 @@ WIDTHS = [round(float(width), 3) for width in np.geomspace(0.12, 1.0, 30)]
 LAST = 3  # rounds of the steady part that count
 RUN = "pacing"
 ON_ONE_PROCESSOR = (
-    "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from edge_agent.cli "
+    "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from edge_agent.cli.main "
     "import main; main()"
 )
 CYCLE = 0.15  # seconds of stopping and continuing
@@ -199,7 +199,7 @@ def coordinator_command(broker: str, rounds: int, folder: Path) -> list[str]:
         str(rounds),
     ]
     return module(
-        "coordinator.cli",
+        "coordinator.cli.main",
         "start",
         "--broker",
         broker,
@@ -229,7 +229,7 @@ def agent_command(name: str, index: int, broker: str, folder: Path) -> list[str]
     join = ["join", *where, *shard, "--format", "json"]
     if CPUS[name] == 1:
         return [sys.executable, "-c", ON_ONE_PROCESSOR, *join]
-    return module("edge_agent.cli", *join, "--limit-cpus", str(CPUS[name]))
+    return module("edge_agent.cli.main", *join, "--limit-cpus", str(CPUS[name]))
 
 
 @contextmanager
@@ -240,7 +240,7 @@ def slowed(agent: Running, factor: float) -> Iterator[None]:
     (worker,) = [
         p
         for p in psutil.Process(agent.popen.pid).children()
-        if "edge_agent.train" in " ".join(p.cmdline())
+        if "edge_agent.join.training_process" in " ".join(p.cmdline())
     ]
     stop = threading.Event()
 

@@ -17,13 +17,13 @@ import click
 import numpy as np
 
 from benchmarks import step
-from edge_agent.load import BUSY, Load
-from federated.console import FORMAT, speaker, speaking_plainly
+from edge_agent.device.load import BUSY, Load
+from federated.device.prediction import step_seconds
 from federated.errors import ConfigError, Unknown
-from federated.prediction import step_seconds
+from federated.runtime.console import FORMAT, speaker, speaking_plainly
 from federated.task import Timing
 from models.cost import cost
-from models.families import full, menu, network, probes
+from models.families.catalogue import full, menu, network, probes
 from models.submodel import Network, Submodel
 
 __all__ = ["FAMILIES", "Row", "Summary", "command", "drawn", "measure", "summary"]

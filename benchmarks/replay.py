@@ -15,15 +15,15 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.raw.updates import encoded, learned, unsent
-from coordinator.config import Config, load
-from coordinator.preparation import make_weights
-from coordinator.records import Entry
-from coordinator.selection import generator
-from coordinator.shipment import received
-from coordinator.store import Store
-from coordinator.training import complete_recipe
-from federated.aggregate import Total, fold
-from federated.buffered import Base, Touched, buffered, touched
+from coordinator.assign.selection import generator
+from coordinator.fleet.shipment import received
+from coordinator.observe.records import Entry
+from coordinator.phases.training import complete_recipe
+from coordinator.run.preparation import make_weights
+from coordinator.settings.config import Config, load
+from coordinator.store.store import Store
+from federated.engine.aggregate import Total, fold
+from federated.engine.buffered import Base, Touched, buffered, touched
 from federated.errors import StoreError
 from federated.method import Method, State, configure
 from federated.methods.catalogue import method as method_named

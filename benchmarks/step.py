@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 import torch
 
-from edge_agent.bench_row import resident
-from edge_agent.profile import time_step
+from edge_agent.bench.row import resident
+from edge_agent.device.profile import time_step
 from federated.data.dataset import Dataset
-from models.families import menu, network
+from models.families.catalogue import menu, network
 from models.submodel import Submodel
 
 __all__ = ["Order", "Taken", "ask", "main"]

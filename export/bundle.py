@@ -17,10 +17,10 @@ import msgspec
 
 from export import verify
 from export.verify import Array
-from federated import disk
 from federated.errors import ExportError, Malformed, Unknown
+from federated.runtime import files as disk
 from federated.wire import tensors, topics
-from federated.wire.releases import marked
+from federated.wire.release_files import marked
 
 if TYPE_CHECKING:
     from torch import nn

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from export.verify import INPUT, OUTPUTS, TOKENS, Array, Output
-from federated import disk
 from federated.errors import DataError, ExportError, MissingExtra
+from federated.runtime import files
 from models.submodel import Network
 
 __all__ = ["OPSET", "export", "predict", "weights_digest"]
@@ -63,7 +63,7 @@ def export(
     except Exception as error:  # checker and shape inference share no base class
         raise ExportError(f"{path}: the exported graph is not valid: {error}") from error
     path.parent.mkdir(parents=True, exist_ok=True)
-    disk.write(path, model.SerializeToString(deterministic=True))
+    files.write(path, model.SerializeToString(deterministic=True))
     return path
 
 

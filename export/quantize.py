@@ -22,8 +22,8 @@ import onnxruntime
 
 from export.bundle import Kind
 from export.verify import INPUT, Array, load
-from federated import disk
 from federated.errors import ExportError, MissingExtra
+from federated.runtime import files
 
 __all__ = ["kinds", "quantize"]
 
@@ -83,7 +83,7 @@ def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
                 f"{' '.join(str(error).split())[:200]}"
             ) from error
     out.parent.mkdir(parents=True, exist_ok=True)
-    disk.write(out, made.SerializeToString(deterministic=True))
+    files.write(out, made.SerializeToString(deterministic=True))
     return out
 
 

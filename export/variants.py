@@ -18,9 +18,9 @@ from export import graph, verify
 from export.bundle import CHECK, Entry, File, Kind, Variant, file_of
 from export.quantize import kinds, quantize
 from export.verify import Array, Output
+from federated.engine.tallies import Tally, add, metrics
 from federated.errors import ExportError
-from federated.objective import tally
-from federated.scores import Tally, add, metrics
+from federated.training.objective import tally
 from federated.wire import tensors
 from models.cost import cost
 from models.submodel import Network, Submodel

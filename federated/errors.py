@@ -1,23 +1,19 @@
 """Every error that a person can cause or meet, as one tree.
 
 EspalierError                      exit  meaning
-├── UsageError                      2    a name or a flag that does not exist (click's own code)
-│   └── Unknown                     2    an unknown method, model, data set, ...: lists the known,
-nearest first
-├── ConfigError                     3    a configuration or a data set that cannot be used
-│   └── DataError                   3    data that is missing, empty, of one class or of the wrong
-shape
-├── MissingExtra                    4    a command needs packages of an extra that is not installed
-├── LinkError                       5    no broker, a broker that refuses, or one with too small a
-packet limit
-├── FleetError                      6    too few agents, or a run that no agent can serve
-├── StoreError                      7    a run directory that is missing, foreign, in use or damaged
-├── ExportError                     8    an exported graph that is wrong, foreign or corrupt
-└── WireError                       -    a message that cannot be accepted; never ends a run
+├── UsageError                      2    a name or a flag that does not exist (click's own code) │
+└── Unknown                     2    an unknown method, model, data set, ...: lists the known ├──
+ConfigError                     3    a configuration or a data set that cannot be used │   └──
+DataError                   3    data that is missing, empty, of one class or misshapen ├──
+MissingExtra                    4    a command needs packages of an extra that is not installed ├──
+LinkError                       5    no broker, a broker that refuses, or too small a packet limit
+├── FleetError                      6    too few agents, or a run that no agent can serve ├──
+StoreError                      7    a run directory that is missing, foreign, in use or damaged ├──
+ExportError                     8    an exported graph that is wrong, foreign or corrupt └──
+WireError                       -    a message that cannot be accepted; never ends a run
     ├── ProtocolMismatch            -    another protocol version
     ├── Malformed                   -    not msgpack, not a known kind, or fields of the wrong type
-    └── Refused                     -    well-formed, but not acceptable: shape, dtype, name, size,
-    values
+    └── Refused                     -    well-formed, but not acceptable: shape, dtype, name, values
 """
 
 from __future__ import annotations

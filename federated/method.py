@@ -1,8 +1,8 @@
 """What a federated method is: a frozen record of plain functions, its settings and laws, and the
 records that they pass around.
 
-A method says what an update *contributes* (parts); one engine, `federated.aggregate`, adds them. A
-new method is made from another by `dataclasses.replace` and states only its difference.
+A method says what an update *contributes* (parts); one engine, `federated.engine.aggregate`, adds
+them. A new method is made from another by `dataclasses.replace` and states only its difference.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from federated.accounting import Passes, own_pass
+from federated.engine.accounting import Passes, own_pass
 from federated.errors import ConfigError, Unknown
-from federated.hooks import Hooks
 from federated.task import Profile, Recipe, Update
+from federated.training.hooks import Hooks
 from models.slicing import Plan, Where
 from models.submodel import Network, Submodel
 
 if TYPE_CHECKING:
-    from federated.aggregate import Total
+    from federated.engine.aggregate import Total
 
 __all__ = [
     "LAWS",

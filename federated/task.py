@@ -71,7 +71,8 @@ class Recipe:
     FedDyn's alpha).
     variate: "scaffold" adds c - c_i to each step, c received as `c/NAME`, c_i kept by the device,
     and sends the change of c_i as `c/NAME`;
-        "feddyn" subtracts what the device kept of its last gradient (see `federated.variates`).
+        "feddyn" subtracts what the device kept of its last gradient (see
+        `federated.training.variates`).
     apart: only devices of the same submodel share a mean, so the device keeps a c_i for each
     submodel.
     keep: tensors, by name, that stay on the device: neither received nor sent, and found again in
@@ -162,11 +163,10 @@ class Task:
 class Update:
     """What one device contributes.
 
-    samples: examples trained on, calibrated on or evaluated; steps: optimiser steps taken.
-    tensors: local name -> array (numpy on the wire, torch tensors in methods, over the same
-    memory).
-    notes: plain values: labels (classes held), batches, loss, tallies (see `federated.scores`) by
-    view; of a training that was measured
+    samples: examples trained on, calibrated on or evaluated; steps: optimiser steps taken. tensors:
+    local name -> array (numpy on the wire, torch tensors in methods, over the same memory).
+    notes: plain values: labels (classes held), batches, loss, tallies (see
+    `federated.engine.tallies`) by view; of a training that was measured
         also seconds (all of it), step (mean of its steps, seconds) and peak (bytes beyond the
         process itself).
     """

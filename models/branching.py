@@ -12,8 +12,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from models.branches import Branch, Linears, kinds, outgoing, spatial
-from models.families import build, example
+from models.families.catalogue import build, example
+from models.layers.branches import Branch, Linears, kinds, outgoing, spatial
 from models.submodel import Submodel
 
 __all__ = ["Layer", "layers"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.branching import layers
-from models.families import build, example, parameters
+from models.families.catalogue import build, example, parameters
 from models.meta import Remembering
 from models.submodel import Submodel
 from models.work import work

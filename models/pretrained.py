@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.families import FAMILIES, full, labelled, shapes
+from models.families.catalogue import FAMILIES, full, labelled, shapes
 from models.submodel import Network
 from models.vision import torchvision
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from models.families import address, shapes, statistics
+from models.families.catalogue import address, shapes, statistics
 from models.submodel import Submodel
 
 __all__ = [

@@ -29,7 +29,7 @@ that were hidden (masked).
 class Network:
     """The largest network of a run.
 
-    family: a key of `models.families.FAMILIES`, or `module:function`.
+    family: a key of `models.families.catalogue.FAMILIES`, or `module:function`.
     preset: the name of a size within the family.
     inputs: shape of one raw example, (channels, height, width) for images.
     outputs: number of classes or of values; size of the vocabulary.

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models.families import build, example
+from models.families.catalogue import build, example
 from models.meta import Remembering
 from models.submodel import Objective, Submodel
 

@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-from coordinator.cli import main
+from coordinator.cli.main import main
 
 pytestmark = pytest.mark.processes
 
 EXTRAS = ["torch", "torchvision", "scipy", "safetensors", "cryptography", "starlette", "uvicorn"]
 EXTRAS += ["onnx", "onnxscript", "iotcore", "prometheus_client", "matplotlib", "PIL"]
 BASE = (
-    f"import sys; sys.modules |= dict.fromkeys({EXTRAS!r}); from coordinator.cli import main; "
+    f"import sys; sys.modules |= dict.fromkeys({EXTRAS!r}); from coordinator.cli.main import main; "
     "main(prog_name='coordinator')"
 )
 ARGUMENTS = {

@@ -19,22 +19,22 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.release import write_release
-from coordinator.simulate import simulate
-from coordinator.store import Store
-from edge_agent.limits import Limits
-from edge_agent.worker import Job, Worker
+from coordinator.release.export_run import write_release
+from coordinator.simulate.simulation import simulate
+from coordinator.store.store import Store
+from edge_agent.device.limits import Limits
+from edge_agent.join.worker import Job, Worker
 from export import bundle
-from federated import local, zico
 from federated.data import catalogue
 from federated.device.trainer import Outcome
-from federated.local import perform
 from federated.methods.catalogue import METHODS
 from federated.task import Task, Update
-from federated.variates import PREFIX
+from federated.training import tasks, zico
+from federated.training.tasks import perform
+from federated.training.variates import PREFIX
 from federated.wire import messages
 from federated.wire import tensors as codec
-from models.families import FAMILIES, example, full, menu, network
+from models.families.catalogue import FAMILIES, example, full, menu, network
 from models.submodel import Network
 from tests.support.families import small
 from tests.support.federation import Member, federate
@@ -152,7 +152,7 @@ def test_every_task_of_every_method_gives_the_same(
         )
         return here
 
-    monkeypatch.setattr(local, "perform", twice)
+    monkeypatch.setattr(tasks, "perform", twice)
     data = [
         catalogue.device("digits", name=f"d{i}", shard=f"{i}/{AGENTS}", partition="iid")
         for i in range(AGENTS)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import find_mosquitto
-from coordinator.listening import free_port
+from coordinator.broker.addresses import free_port
+from coordinator.broker.local import find_mosquitto
 from tests.support.links import connected
 
 CONFIGURATION = Path(__file__).parents[1] / "deploy" / "mosquitto" / "espalier.conf"

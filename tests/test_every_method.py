@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator import broker as brokers
-from coordinator.simulate import simulate
-from coordinator.store import Store
+from coordinator.broker import local as brokers
+from coordinator.simulate.simulation import simulate
+from coordinator.store.store import Store
 from federated.data import catalogue
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
-from models.families import network
+from models.families.catalogue import network
 from models.submodel import Submodel
 from tests.support.federation import RUN, Member, federate
 

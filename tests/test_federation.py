@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.fleet import Fleet
+from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Event, RoundDelayed
-from coordinator.run import rules
-from coordinator.store import Store
+from coordinator.round import rules
+from coordinator.store.store import Store
 from federated.errors import ConfigError, FleetError, StoreError
 from federated.method import Tensors
 from federated.task import Update
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Delivery, Link
-from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.federation import RUN, Member, digits, federate
 
 # where it does not matter what is learned

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator import training
-from coordinator.context import RunContext
-from coordinator.journal import Journal
-from coordinator.store import Store
-from federated.aggregate import Total
+from coordinator.phases import training
+from coordinator.phases.context import RunContext
+from coordinator.store.journal import Journal
+from coordinator.store.store import Store
+from federated.engine.aggregate import Total
 from federated.method import State
 from federated.task import Update
 from tests.support.disks import small_disk

@@ -15,8 +15,8 @@ import click
 import pytest
 import yaml
 
-from coordinator.cli import main as coordinator
-from edge_agent.cli import main as edge_agent
+from coordinator.cli.main import main as coordinator
+from edge_agent.cli.main import main as edge_agent
 
 ROOT = Path(__file__).parents[1]
 COMPOSE = ROOT / "deploy" / "compose.yaml"

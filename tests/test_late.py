@@ -16,24 +16,25 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator import broker as brokers
-from coordinator import defences, start
-from coordinator.config import Config
-from coordinator.evaluation import Evaluator
-from coordinator.fleet import Fleet
-from coordinator.journal import Journal
-from coordinator.ledger import Ledger
-from coordinator.preparation import make_weights, prepare
-from coordinator.records import Entry
-from coordinator.selection import generator
-from coordinator.store import Store
-from federated.aggregate import Total, fold
-from federated.buffered import Base, Touched, buffered, touched
+from coordinator.assign.selection import generator
+from coordinator.broker import local as brokers
+from coordinator.fleet.fleet import Fleet
+from coordinator.observe.records import Entry
+from coordinator.phases.evaluation import Evaluator
+from coordinator.run import start
+from coordinator.run.preparation import make_weights, prepare
+from coordinator.settings.config import Config
+from coordinator.store.agent_tables import Ledger
+from coordinator.store.journal import Journal
+from coordinator.store.store import Store
+from coordinator.trust import defences
+from federated.engine.aggregate import Total, fold
+from federated.engine.buffered import Base, Touched, buffered, touched
 from federated.errors import ConfigError
 from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.task import Update
-from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.federation import RUN, Member, configured, digits, federate, living
 from tests.support.revival import Fuse, Killed, revived
 
@@ -249,7 +250,7 @@ def test_a_method_that_takes_no_late_updates_drops_them_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sent: Sent = {}
-    with caplog.at_level(logging.WARNING, logger="coordinator.rounds"):
+    with caplog.at_level(logging.WARNING, logger="coordinator.run.rounds"):
         federate(
             tmp_path,
             [member(0, 1, sent)],

@@ -28,22 +28,22 @@ MAY_IMPORT = {
 NO_METHODS = ("federated/wire", "federated/data")
 TORCH_FREE = (
     "edge_agent",
-    "edge_agent.agent",
-    "edge_agent.bench",
-    "edge_agent.bench_row",
-    "edge_agent.cache",
-    "edge_agent.cli",
-    "edge_agent.doctor",
-    "edge_agent.doctor_broker",
-    "edge_agent.doctor_device",
-    "edge_agent.doctor_wire",
-    "edge_agent.follow",
-    "edge_agent.infer",
-    "edge_agent.inventory",
-    "edge_agent.questions",
-    "edge_agent.server",
-    "edge_agent.service",
-    "edge_agent.worker",
+    "edge_agent.join.agent",
+    "edge_agent.bench.measure",
+    "edge_agent.bench.row",
+    "edge_agent.device.measurement_cache",
+    "edge_agent.cli.main",
+    "edge_agent.doctor.checks",
+    "edge_agent.doctor.broker_checks",
+    "edge_agent.doctor.device_checks",
+    "edge_agent.doctor.connection_checks",
+    "edge_agent.infer.follow",
+    "edge_agent.infer.session",
+    "edge_agent.join.inventory",
+    "edge_agent.infer.mqtt_questions",
+    "edge_agent.infer.http_server",
+    "edge_agent.infer.service",
+    "edge_agent.join.worker",
     "export.bundle",
     "export.modelcard",
     "export.publish",
@@ -52,7 +52,7 @@ TORCH_FREE = (
     "federated.data.catalogue",
     "federated.device.participant",
     "federated.device.spool",
-    "federated.sheet",
+    "federated.device.profile_file",
     "federated.task",
     "federated.wire",
     "federated.wire.link",
@@ -105,14 +105,14 @@ def test_only_one_file_speaks_mqtt_topics_and_checkpoints() -> None:
     assert {name_of(p) for p in FILES if any(name.startswith("paho") for name in imports(p))} <= {
         "benchmarks.raw.fleet",  # hundreds of clients in one thread, which no link is made for
         "federated.wire.link",
-        "federated.wire.mqtt",
-        "coordinator.broker",
+        "federated.wire.links.mqtt",
+        "coordinator.broker.local",
     }
     assert {
         name_of(p) for p in FILES if any(name.startswith("safetensors") for name in imports(p))
     } == {
-        "coordinator.journal",
-        "coordinator.store",
+        "coordinator.store.journal",
+        "coordinator.store.store",
         "models.pretrained",
     }
 

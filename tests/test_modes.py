@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator import broker as brokers
-from coordinator.authority import Authority
-from coordinator.observe.metrics import Server
-from coordinator.store import Store
-from coordinator.tables import Metrics
-from federated import disk, memory
+from coordinator.access.authority import Authority
+from coordinator.broker import local as brokers
+from coordinator.observe.readers.metrics import Server
+from coordinator.settings.tables import Metrics
+from coordinator.store.store import Store
 from federated.device.spool import Spool
+from federated.runtime import files
+from federated.training import device_memory
 from tests.support.federation import Member, digits, federate
 
 
@@ -39,7 +40,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         record.getMessage()
         for record in caplog.records
-        if record.levelno == logging.WARNING and record.name == "federated.disk"
+        if record.levelno == logging.WARNING and record.name == "federated.runtime.files"
     ]
 
 
@@ -48,7 +49,7 @@ def test_folders_of_runs_spools_memories_and_keys_are_this_users_alone(
 ) -> None:
     Store.create(tmp_path / "runs", "r").close()
     Spool(tmp_path / "spool" / "r" / "a").close()
-    memory.write(tmp_path / "memory", 1, {"w": np.zeros(1)}, since=0)
+    device_memory.write(tmp_path / "memory", 1, {"w": np.zeros(1)}, since=0)
     Authority(tmp_path / "pki").close()
     kept = [
         tmp_path / "runs" / "r",
@@ -114,14 +115,14 @@ def test_a_folder_that_was_there_and_open_keeps_its_mode_and_is_named_once_with_
 def test_a_group_may_be_let_in_on_purpose(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "r").chmod(0o750)
-    disk.make(tmp_path / "r", "updates")
+    files.make(tmp_path / "r", "updates")
     assert not warnings(caplog)
 
 
 def test_a_file_in_a_folders_place_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "r").touch()
     with pytest.raises(FileExistsError):
-        disk.make(tmp_path / "r", "updates")
+        files.make(tmp_path / "r", "updates")
 
 
 @pytest.mark.broker

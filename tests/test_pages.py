@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
-from coordinator.cli import main as coordinator
-from coordinator.config import load
-from edge_agent.cli import main as edge_agent
+from coordinator.cli.main import main as coordinator
+from coordinator.settings.config import load
+from edge_agent.cli.main import main as edge_agent
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coordinator import broker as brokers
-from coordinator.listening import free_port
-from coordinator.store import Store
-from edge_agent.identity import machine_name
+from coordinator.broker import local as brokers
+from coordinator.broker.addresses import free_port
+from coordinator.store.store import Store
+from edge_agent.access.identity import machine_name
 from federated.data import catalogue
 from tests.support.processes import AGENT, COORDINATOR, WITHOUT_TORCH, Start, result, said
 

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_agent.follow import Follower, link_of
+from edge_agent.infer.follow import Follower, link_of
 from export import bundle, verify
 from export.verify import Array
 from federated.data import catalogue
 from federated.wire import tensors
-from federated.wire.releases import Serving
+from federated.wire.release_files import Serving
 from tests.support.federation import RUN, Member, digits, federate
 from tests.support.processes import COORDINATOR, WITHOUT_TORCH, Start, listening
 from tests.support.waiting import eventually

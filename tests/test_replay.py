@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import broker as brokers
-from coordinator.fleet import Fleet
-from coordinator.journal import Journal, pack
+from coordinator.broker import local as brokers
+from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Event, RoundBegan
-from coordinator.run.round import Round
-from coordinator.run.round_events import PhaseBegan, UpdateFolded
-from coordinator.run.step import step
+from coordinator.round.round import Round
+from coordinator.round.round_events import PhaseBegan, UpdateFolded
+from coordinator.round.step import step
+from coordinator.store.journal import Journal, pack
 from tests.support.federation import RUN, Member, digits, federate
 from tests.support.revival import Killed
 

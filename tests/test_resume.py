@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator import defences
-from coordinator.evaluation import Evaluator
-from coordinator.journal import Journal
+from coordinator.fleet.driver import Driver
 from coordinator.observe.events import Event, StageTook
-from coordinator.rounds import Result
-from coordinator.run.driver import Driver
-from coordinator.store import Store
-from coordinator.training import Training
+from coordinator.phases.evaluation import Evaluator
+from coordinator.phases.training import Training
+from coordinator.run.rounds import Result
+from coordinator.store.journal import Journal
+from coordinator.store.store import Store
+from coordinator.trust import defences
 from federated.task import Update
 from tests.support.federation import RUN, Member, digits, federate
 from tests.support.revival import Fuse, Killed, revived

@@ -19,9 +19,9 @@ from pathlib import Path
 import click
 import pytest
 
-from coordinator.cli import main as coordinator
-from coordinator.listening import free_port
-from edge_agent.cli import main as edge_agent
+from coordinator.broker.addresses import free_port
+from coordinator.cli.main import main as coordinator
+from edge_agent.cli.main import main as edge_agent
 
 ROOT = Path(__file__).parents[1]
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
@@ -184,11 +184,11 @@ def test_a_coordinator_and_an_agent_tell_a_service_manager_that_they_are_ready_a
             "--rounds",
             "1000",
         )
-        first = start("coordinator.cli", ears["coordinator"], "start", *words)
+        first = start("coordinator.cli.main", ears["coordinator"], "start", *words)
         ears["coordinator"].wait("READY=1", 90)
         ears["coordinator"].wait("WATCHDOG=1", 10)
         second = start(
-            "edge_agent.cli",
+            "edge_agent.cli.main",
             ears["agent"],
             "join",
             "--broker",

@@ -18,8 +18,8 @@ import click
 
 from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS
 from benchmarks.faults.trial import Outcome, middle, turn
-from federated.console import FORMAT, speaker, speaking_plainly
 from federated.errors import Unknown
+from federated.runtime.console import FORMAT, speaker, speaking_plainly
 
 __all__ = ["Summary", "command", "summary"]
 

@@ -74,8 +74,10 @@ class Fuse:
 
 def main(arguments: list[str]) -> None:
     stage, when, count, share, *rest = arguments
-    from coordinator import cli, rounds, training
+    from coordinator.cli import main as cli
     from coordinator.observe import events
+    from coordinator.phases import training
+    from coordinator.run import rounds
 
     fuse = Fuse(events.timing, stage, when, int(count), float(share))
     # both took the name over

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from coordinator import embedded
-from coordinator.demo import environment
-from coordinator.listening import free_port
-from coordinator.mosquitto import MAX_PACKET, find_mosquitto
+from coordinator.broker import embedded
+from coordinator.broker.addresses import free_port
+from coordinator.broker.mosquitto import MAX_PACKET, find_mosquitto
+from coordinator.cli.demo import environment
 from federated.errors import FleetError
 
 __all__ = ["Broker", "Process", "Space", "link", "small_disk"]

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from benchmarks.faults.places import Process, small_disk
 from benchmarks.faults.trial import RUN, Real, Trial, later
-from coordinator.demo import module
+from coordinator.cli.demo import module
 from federated.data import catalogue
 from federated.data.dataset import Dataset
-from federated.local import perform
 from federated.task import Task, Update
+from federated.training.tasks import perform
 
 __all__ = ["agent_disk_full", "agent_killed"]
 
@@ -80,7 +80,7 @@ def join(trial: Trial, agent: Process) -> None:
         "--spool",
         str(trial.folder / "spool" / agent.name),
     ]
-    agent.start(module("edge_agent.cli", "join", *where, "--wait", "120", *shard))
+    agent.start(module("edge_agent.cli.main", "join", *where, "--wait", "120", *shard))
 
 
 def agent_killed(trial: Trial) -> None:

@@ -19,16 +19,18 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.fuzzing import samples
-from coordinator import config, constraints, passwords
-from coordinator.authority import Authority
-from coordinator.enrolment import application
-from coordinator.fleet import Fleet
-from coordinator.inbox import Inbox
-from coordinator.run.round_events import PhaseBegan
-from coordinator.run.task_state import Planned, TaskState
-from edge_agent import replies, sources
+from coordinator.access.authority import Authority
+from coordinator.access.enrolment_server import application
+from coordinator.assign import constraints
+from coordinator.broker import passwords
+from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.inbox import Inbox
+from coordinator.round.round_events import PhaseBegan
+from coordinator.round.task_state import Planned, TaskState
+from coordinator.settings import config
+from edge_agent.infer import inputs, replies
 from export import bundle
-from federated import memory, sheet
+from federated.device import profile_file
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
 from federated.errors import (
@@ -41,11 +43,12 @@ from federated.errors import (
     WireError,
 )
 from federated.task import Task, Update
+from federated.training import device_memory
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.address import parse_address
 from federated.wire.chunks import Receiver, Sender
-from federated.wire.enrolment import ENROL, parse_token
-from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.enrolment_token import ENROL, parse_token
+from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.partial import Partial
 
 __all__ = ["NAMES", "Decoder", "decoders"]
@@ -254,9 +257,9 @@ def question(data: bytes) -> object:
 
 def example(data: bytes) -> object:
     return (
-        sources.unpacked(data, "example")
+        inputs.unpacked(data, "example")
         if data.startswith(np.lib.format.MAGIC_PREFIX)
-        else sources.parsed(data, "example")
+        else inputs.parsed(data, "example")
     )
 
 
@@ -318,7 +321,7 @@ def configuration(path: Path) -> object:
 
 
 def kept(path: Path) -> object:
-    return memory.read(path.parent, 1)
+    return device_memory.read(path.parent, 1)
 
 
 def manifest(path: Path) -> object:
@@ -342,7 +345,7 @@ def decoders() -> dict[str, Decoder]:
             file(bundle.MANIFEST, manifest), (ExportError,), samples.manifests(), "text"
         ),
         "sheets": Decoder(
-            file("sheet.json", sheet.read),
+            file("sheet.json", profile_file.read),
             (ConfigError,),
             samples.sheets(),
             "text",

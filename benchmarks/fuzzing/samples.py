@@ -17,15 +17,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from export import bundle
+from federated.device.profile_file import FORMAT, Calibration, Sheet
 from federated.device.trainer import Outcome
-from federated.sheet import FORMAT, Calibration, Sheet
 from federated.task import Card, Profile, Recipe, Task, Timing, Update
 from federated.wire import envelope, tensors, topics
 from federated.wire import messages as m
 from federated.wire.chunks import slices, split
-from federated.wire.enrolment import Token
-from federated.wire.releases import Release, Serving, Version
-from models.families import menu, network
+from federated.wire.enrolment_token import Token
+from federated.wire.release_files import Release, Serving, Version
+from models.families.catalogue import menu, network
 
 __all__ = [
     "ADDRESSES",

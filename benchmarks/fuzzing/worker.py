@@ -32,8 +32,8 @@ INSTRUMENTED = (
     "edge_agent",
     "export.bundle",
     "federated.device",
-    "federated.memory",
-    "federated.sheet",
+    "federated.training.device_memory",
+    "federated.device.profile_file",
     "federated.wire",
 )
 

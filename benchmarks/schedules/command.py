@@ -26,8 +26,8 @@ import torch
 from benchmarks.schedules.faults import Fault, Schedule, draw
 from benchmarks.schedules.planted import DEFECTS
 from benchmarks.schedules.trial import REPLACED, Outcome, run_schedule
-from federated.console import FORMAT, Say, speaker, speaking_plainly
 from federated.errors import Unknown
+from federated.runtime.console import FORMAT, Say, speaker, speaking_plainly
 
 __all__ = ["Summary", "command", "follow", "shrink"]
 

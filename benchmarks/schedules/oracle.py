@@ -15,15 +15,15 @@ from msgspec import structs
 from benchmarks.replay import Replayed, replay
 from benchmarks.schedules.faults import COORDINATOR
 from benchmarks.schedules.trainer import learn
-from coordinator.fleet import Fleet
-from coordinator.inbox import named
-from coordinator.journal import Journal, pack
-from coordinator.run import round_events as on
-from coordinator.run import step as steps
-from coordinator.run.actions import Action, Answer, TurnAway
-from coordinator.run.driver import digest_of
-from coordinator.run.round import Round
-from coordinator.store import Store
+from coordinator.fleet.driver import digest_of
+from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.inbox import named
+from coordinator.round import round_events as on
+from coordinator.round import step as steps
+from coordinator.round.actions import Action, Answer, TurnAway
+from coordinator.round.round import Round
+from coordinator.store.journal import Journal, pack
+from coordinator.store.store import Store
 from federated.errors import StoreError
 from federated.wire import envelope, messages
 

@@ -11,14 +11,14 @@ from unittest import mock
 
 from msgspec import structs
 
-from coordinator.inbox import Inbox
-from coordinator.journal import Journal
-from coordinator.run import round_events as on
-from coordinator.run import updates
-from coordinator.run.actions import Forget
-from coordinator.run.driver import Driver
-from coordinator.run.round import Round, put
-from coordinator.run.step import HANDLERS
+from coordinator.fleet.driver import Driver
+from coordinator.fleet.inbox import Inbox
+from coordinator.round import round_events as on
+from coordinator.round import updates
+from coordinator.round.actions import Forget
+from coordinator.round.round import Round, put
+from coordinator.round.step import HANDLERS
+from coordinator.store.journal import Journal
 from federated.task import Key
 
 __all__ = ["DEFECTS", "Defect"]
@@ -46,7 +46,7 @@ def nothing(*given: object, **named: object) -> None:
 
 def handlers(made: dict[type, Callable[..., Any]]) -> Patch:
     """Other handlers of some events, in place of the round's own."""
-    return "coordinator.run.step.HANDLERS", MappingProxyType({**HANDLERS, **made})
+    return "coordinator.round.step.HANDLERS", MappingProxyType({**HANDLERS, **made})
 
 
 def forget_at_once(r: Round, e: on.UpdateFolded, out: list[Any]) -> Round:
@@ -95,7 +95,7 @@ def unexplained(r: Round, e: on.UpdateRefused, out: list[Any]) -> Round:
 
 def uncut(data: bytes) -> list[bytes]:
     """What a power cut left of the last record is read as if it were whole."""
-    from coordinator.journal import FRAME, SYNCED
+    from coordinator.store.journal import FRAME, SYNCED
 
     found, start = [], 0
     while start + FRAME.size < len(data):
@@ -118,13 +118,13 @@ def unlooked(self: Driver, key: Any) -> Any:
 
 
 INBOX, TAKE = Inbox.__init__, Driver._take
-DRIVER = "coordinator.run.driver.Driver"
+DRIVER = "coordinator.fleet.driver.Driver"
 
 DEFECTS: dict[str, Defect] = {
     "": Defect(),
-    "the journal is not synced": Defect((("coordinator.journal.Journal.sync", nothing),)),
+    "the journal is not synced": Defect((("coordinator.store.journal.Journal.sync", nothing),)),
     "an update is acknowledged before it is on disk": Defect(
-        (("coordinator.inbox.Inbox.__init__", unchecked),)
+        (("coordinator.fleet.inbox.Inbox.__init__", unchecked),)
     ),
     "an update leaves the spool before its snapshot": Defect(
         (handlers({on.UpdateFolded: forget_at_once}),)
@@ -133,21 +133,25 @@ DEFECTS: dict[str, Defect] = {
         (handlers({on.UpdateOffered: accept_again}),)
     ),
     "a lease never ends": Defect(
-        (("coordinator.run.task_state.TaskState.due", property(lambda self: float("inf"))),)
+        (("coordinator.round.task_state.TaskState.due", property(lambda self: float("inf"))),)
     ),
     "actions come before their event is written": Defect(((f"{DRIVER}._take", acted_first),)),
-    "a torn record is read": Defect((("coordinator.journal.payloads", uncut),)),
-    "a journal continues any checkpoint": Defect((("coordinator.journal.Journal._find", newest),)),
+    "a torn record is read": Defect((("coordinator.store.journal.payloads", uncut),)),
+    "a journal continues any checkpoint": Defect(
+        (("coordinator.store.journal.Journal._find", newest),)
+    ),
     "a replay trusts the spool": Defect(((f"{DRIVER}._update", unlooked),)),
     "lost tasks are not told again": Defect(
-        (("coordinator.run.agents.remind", lambda r, state, pause, out: r),)
+        (("coordinator.round.agents.remind", lambda r, state, pause, out: r),)
     ),
     "a late task holds the round": Defect(
-        (("coordinator.run.task_state.TaskState.working", property(lambda self: self.open)),)
+        (("coordinator.round.task_state.TaskState.working", property(lambda self: self.open)),)
     ),
     "a heartbeat extends every lease": Defect((handlers({on.AgentBeat: patient}),)),
     "an update is refused without a reason": Defect((handlers({on.UpdateRefused: unexplained}),)),
-    "old segments of the journal stay": Defect((("coordinator.journal.Journal.sweep", nothing),)),
+    "old segments of the journal stay": Defect(
+        (("coordinator.store.journal.Journal.sweep", nothing),)
+    ),
     "an agent does not offer its update again": Defect(
         (("federated.device.uploads.Uploads.stalled", lambda self, now: []),)
     ),

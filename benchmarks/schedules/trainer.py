@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from benchmarks.schedules.lies import about_update
 from benchmarks.schedules.world import World
 from federated.device.trainer import Outcome
-from federated.local import surveyed
 from federated.task import Card, Task, Update
+from federated.training.tasks import surveyed
 from federated.wire import tensors
 from federated.wire.messages import Run
-from models.families import statistics
+from models.families.catalogue import statistics
 
 __all__ = ["DATA", "Trainer", "learn", "survey_once"]
 

@@ -23,15 +23,15 @@ from benchmarks.schedules.faults import CHARACTERS, COORDINATOR, DEATHS, Fault, 
 from benchmarks.schedules.network import Cable, Network
 from benchmarks.schedules.oracle import Oracle
 from benchmarks.schedules.world import Killed, Process, Stalled, World
-from coordinator.config import Config, load
-from coordinator.fleet import Fleet
-from coordinator.preparation import prepare
-from coordinator.start import run as run_coordinator
+from coordinator.fleet.fleet import Fleet
+from coordinator.run.preparation import prepare
+from coordinator.run.start import run as run_coordinator
+from coordinator.settings.config import Config, load
 from federated.errors import LinkError, StoreError
 
 __all__ = ["REPLACED", "Outcome", "Tell", "run_schedule"]
 
-WATCHED = "coordinator.run.driver.step"  # replaced by one that calls it, and looks at what it did
+WATCHED = "coordinator.fleet.driver.step"  # replaced by one that calls it, and looks at what it did
 REPLACED = *disks.REPLACED, "time.monotonic", WATCHED
 """What is replaced in production code while a schedule runs. Links, broker and trainer are handed
 in, as other ones are elsewhere.

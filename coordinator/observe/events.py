@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from coordinator.records import Entry, RoundRecord
+from coordinator.observe.records import Entry, RoundRecord
 from models.submodel import Submodel
 
 __all__ = [

@@ -1,12 +1,11 @@
 """The files of one agent in one run: weights that came, updates that go, and what the device keeps
 between rounds. No torch here.
 
-    DIGEST.weights       weights that are whole; on their way, .part and .have (see
-    `federated.wire.partial`)
+    DIGEST.weights       weights that are whole; on their way, .part and .have (`wire.partial`)
     TRANSFER.update      what a task made
-    TRANSFER.task        of which task it is, and in which pieces it was first offered: without
-    this, it was never finished
-    memory/              see `federated.memory`
+    TRANSFER.task        of which task it is, and in which pieces it was first offered; an update
+                         without this file was never finished
+    memory/              see `federated.training.device_memory`
 
 A lasting spool outlives its process: the next one of this agent goes on with all of it but what was
 never finished.
@@ -30,10 +29,10 @@ from pathlib import Path
 
 import msgspec
 
-from federated import disk
 from federated.errors import StoreError, WireError
-from federated.memory import FOLDER
+from federated.runtime import files
 from federated.task import Task
+from federated.training.device_memory import FOLDER
 from federated.wire import envelope, messages
 from federated.wire.partial import HAVE, PART
 
@@ -92,7 +91,7 @@ class Spool:
         """
         self.folder, self.lasting, self.limit = folder, lasting, limit
         try:
-            disk.make(folder, "what this device learned")
+            files.make(folder, "what this device learned")
             self._lock = _hold(folder) if lasting else -1
         except OSError as error:
             raise StoreError(
@@ -152,7 +151,7 @@ class Spool:
             return
         note = _Note(identity(run), envelope.encode(kept.task), envelope.encode(kept.manifest))
         try:
-            disk.write(kept.path.with_suffix(TASK), msgspec.msgpack.encode(note))
+            files.write(kept.path.with_suffix(TASK), msgspec.msgpack.encode(note))
         except OSError as error:
             log.warning(
                 "round %d: the update would not outlive a restart: %s: %s",

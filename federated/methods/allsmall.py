@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from federated.method import Method, Settings, varied
 from federated.methods.fedavg import fedavg, proposal
-from models.families import full
+from models.families.catalogue import full
 from models.submodel import Network, Submodel
 
 __all__ = ["allsmall"]

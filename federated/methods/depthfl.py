@@ -2,11 +2,11 @@
 2023, OpenReview pf8RIZTMU58), on FedDyn.
 
 Against FedAvg: a device of depth n keeps sections 1 to n whole, with an exit after each of them
-(`models.exits`), and trains all its exits at once, each taught by its others (mutual
+(`models.layers.exits`), and trains all its exits at once, each taught by its others (mutual
 self-distillation, section 3.2; here z_i are logits and p_i their softmax, T = 1):
 
-    sum_i [ CE(z_i) + lambda_t / (n - 1) * sum_(j != i) KL(p_j || p_i) ],    lambda_t = exp(-5 (1 -
-    min(t, ramp) / ramp)^2)
+    sum_i [ CE(z_i) + lambda_t / (n - 1) * sum_(j != i) KL(p_j || p_i) ],
+    lambda_t = exp(-5 (1 - min(t, ramp) / ramp)^2)
 
 in round t, from 1, with no gradient through p_j. The mean is uniform. The authors' ramp is 300 of
 1000 rounds; the default is the same share, 0.3 of the run's rounds, because a ramp of 300 in a run
@@ -14,8 +14,8 @@ of 20 rounds would leave lambda at 0.013.
 
 On top sits FedDyn (Acar et al., arXiv 2111.04263, Algorithm 1), as in the authors' code; `solver =
 "fedavg"` leaves it out, for comparisons that give every method the same solver. Its device half is
-the recipe's (`federated.variates`). For weights and biases, with N the number of agents and count
-the number of them whose update of this round holds the coordinate,
+the recipe's (`federated.training.variates`). For weights and biases, with N the number of agents
+and count the number of them whose update of this round holds the coordinate,
 
     h <- h - alpha count / N (mean - w),    w <- mean - h / alpha
 
@@ -35,12 +35,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from federated import objective
-from federated.aggregate import Total, bands
-from federated.common.endings import endings, inner, ordered
-from federated.common.inactive import one_exit, one_size
+from federated.engine.aggregate import Total, bands
 from federated.errors import ConfigError
-from federated.hooks import Hooks, Session
 from federated.method import (
     MODES,
     Method,
@@ -53,8 +49,12 @@ from federated.method import (
     varied,
 )
 from federated.methods import fedavg as base
+from federated.methods.common.endings import endings, inner, ordered
+from federated.methods.common.inactive import one_exit, one_size
 from federated.task import Recipe, Update
-from models.families import initial
+from federated.training import objective
+from federated.training.hooks import Hooks, Session
+from models.families.catalogue import initial
 from models.slicing import Plan, at, present
 from models.submodel import Network, Submodel
 

@@ -4,7 +4,7 @@ what it is built of is: Ding et al., Diverse Branch Block, arXiv 2103.13425).
 
 Against FedAvg, all on the device: every device exchanges the same plain network, and a stronger one
 trains more parallel branches of its layers, which merge without loss before it sends
-(`models.branches`: eqs. 14 to 18).
+(`models.layers.branches`: eqs. 14 to 18).
 
 A device of B branches may spend the multiply-adds of B branches in every layer. In its first round
 it spends them from the bottom to the top; later on the layers of the highest scores first, so that
@@ -34,15 +34,15 @@ import torch
 from torch import Tensor, nn
 
 from federated.errors import ConfigError
-from federated.hooks import Hooks, Session
 from federated.method import Method, Setting, Settings, State, varied
 from federated.methods import fedavg as base
 from federated.task import Profile, Recipe
-from federated.training import cuts
-from models.attention import Attention
-from models.branches import Branch, join, originals, split
+from federated.training.hooks import Hooks, Session
+from federated.training.loop import cuts
 from models.branching import Layer, layers
-from models.families import full
+from models.families.catalogue import full
+from models.layers.attention import Attention
+from models.layers.branches import Branch, join, originals, split
 from models.submodel import Network, Submodel
 
 __all__ = ["SCORES", "allotted", "dynamicfl"]

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from federated.common.inactive import one_size
 from federated.method import Method, Setting, varied
+from federated.methods.common.inactive import one_size
 from federated.methods.fedavg import fedavg
 
 __all__ = ["exclusivefl"]

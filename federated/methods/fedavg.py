@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.aggregate import Total, mean
+from federated.engine.aggregate import Total, mean
 from federated.errors import ConfigError
 from federated.method import Method, Part, Setting, Settings, State, Tensors, round_at
 from federated.task import Profile, Recipe, Update
-from models.families import full, menu, parameters, shapes, statistics
+from models.families.catalogue import full, menu, parameters, shapes, statistics
 from models.slicing import Plan, Row, at, corners, extract
 from models.submodel import Network, Submodel
 

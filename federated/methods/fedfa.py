@@ -5,13 +5,13 @@ Against FedAvg, all on the coordinator: a device drops the last blocks of each s
 last channels (Algorithm 3). When its update arrives, its last block of each section stands in for
 the deeper ones (grafting, Algorithm 2), and each layer is scaled by
 
-    alpha_c = mean_k n_k / n_c,    n_c = || { w : |w| <= 95th percentile of |w| } ||    (Algorithm
-    1, lines 12 and 18)
+    alpha_c = mean_k n_k / n_c,    n_c = || { w : |w| <= 95th percentile of |w| } ||
 
-over the devices k of the round that give that layer; then M <- sum_c N_c alpha_c M_c / sum_c N_c
-where somebody holds it. A layer of norm 0 keeps alpha = 1 and still enters the mean. One pass
-suffices: parts carry scale 1/n_c and the extras (n_c, 1), and finish multiplies by the mean. The
-percentile is taken here and not by the agent, which could forge its scale otherwise.
+(Algorithm 1, lines 12 and 18) over the devices k of the round that give that layer; then M <- sum_c
+N_c alpha_c M_c / sum_c N_c where somebody holds it. A layer of norm 0 keeps alpha = 1 and still
+enters the mean. One pass suffices: parts carry scale 1/n_c and the extras (n_c, 1), and finish
+multiplies by the mean. The percentile is taken here and not by the agent, which could forge its
+scale otherwise.
 
 What the paper leaves open: the percentile is of |w|, linearly interpolated and inclusive; `scaling`
 is the norm, "l2" as written, "rms" (per entry) or "none"; `scale_1d` scales vectors too (off: batch
@@ -20,7 +20,7 @@ of a device's own classes (off). Depths start at 2, so that a section's last blo
 and can always be grafted; what does not fit is left out. Masked cross-entropy, static batch norm
 and recipe are HeteroFL's: the paper's table of rounds and rates was not to be had as text.
 
-`choice` and `mac_budget` say which size a device gets (see `federated.common.choice`).
+`choice` and `mac_budget` say which size a device gets (see `federated.methods.common.choice`).
 
 "l2" is the default though it raises narrow layers merely for being small. Measured: four devices of
 sizes w1-d4, w0.75-d3, w0.5-d3 and w0.5-d2 on skewed handwritten digits (Dirichlet 1), 3 epochs a
@@ -37,17 +37,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.aggregate import Sum, Total, added, extra, mean
-from federated.common.central import central_norm
-from federated.common.choice import CHOICES, choose
-from federated.common.inactive import one_size, same_blocks
-from federated.hooks import Hooks
+from federated.engine.aggregate import Sum, Total, added, extra, mean
 from federated.method import Method, Part, Setting, Settings, State, varied
+from federated.methods.common.central import central_norm
+from federated.methods.common.choice import CHOICES, choose
+from federated.methods.common.inactive import one_size, same_blocks
 from federated.methods.fedavg import fedavg, finish, parts, proposal, recipe
 from federated.methods.heterofl import own_rows
 from federated.task import Recipe, Update
-from federated.zico import survey
-from models.families import full, labelled, normalising
+from federated.training.hooks import Hooks
+from federated.training.zico import survey
+from models.families.catalogue import full, labelled, normalising
 from models.slicing import Plan, graft
 from models.submodel import Network, Submodel
 

@@ -6,8 +6,8 @@ often as the mean device did:
 
     d_c = (w_t - w_c) / a_c,    w <- w_t - (sum_c p_c a_c) (sum_c p_c d_c),    p_c = n_c / sum_k n_k
 
-    a_c = (tau_c - rho (1 - rho^tau_c) / (1 - rho)) / (1 - rho)    for SGD with momentum rho; tau_c
-    without
+    a_c = (tau_c - rho (1 - rho^tau_c) / (1 - rho)) / (1 - rho)    for SGD with momentum rho
+    a_c = tau_c                                                    without momentum
 
 With several sizes both sums go per coordinate over the devices that hold it. Running statistics are
 no sums of steps: their mean is FedAvg's. As in NIID-Bench (arXiv 2102.02079), a_c is SGD's under
@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.aggregate import Sum, Total, bands, mean
-from federated.common.inactive import one_step
+from federated.engine.aggregate import Sum, Total, bands, mean
 from federated.method import Method, Part, State
+from federated.methods.common.inactive import one_step
 from federated.methods.fedavg import fedavg, finish, parts
 from federated.task import Update
-from models.families import shapes
+from models.families.catalogue import shapes
 from models.slicing import Plan, at, present
 
 __all__ = ["fednova", "normaliser"]

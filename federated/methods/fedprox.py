@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from federated.common.inactive import one_step
 from federated.method import Method, Setting, Settings, State, varied
+from federated.methods.common.inactive import one_step
 from federated.methods.fedavg import fedavg, recipe
 from federated.task import Recipe
 from models.submodel import Submodel

@@ -26,7 +26,7 @@ from dataclasses import replace
 from federated.method import Method, Setting, Settings, State, varied
 from federated.methods import fedavg
 from federated.methods.heterofl import heterofl
-from models.families import shapes, statistics
+from models.families.catalogue import shapes, statistics
 from models.slicing import Plan, Row
 from models.submodel import Submodel
 

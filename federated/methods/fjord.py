@@ -35,14 +35,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from federated import objective
-from federated.accounting import Pass
-from federated.hooks import Hooks, Session
+from federated.engine.accounting import Pass
 from federated.method import Method, Setting, Settings, State, varied
 from federated.methods import fedavg
 from federated.task import Recipe
-from models.families import build, normalising, shapes, statistics
-from models.norms import set_norm
+from federated.training import objective
+from federated.training.hooks import Hooks, Session
+from models.families.catalogue import build, normalising, shapes, statistics
+from models.layers.batch_norm import set_norm
 from models.slicing import Plan, at, corner
 from models.submodel import Network, Submodel
 

@@ -34,13 +34,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from federated.aggregate import Total
-from federated.common.inactive import one_size
+from federated.engine.aggregate import Total
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, varied
 from federated.methods import fedavg
+from federated.methods.common.inactive import one_size
 from federated.task import Recipe
-from models.families import full, shapes, statistics
+from models.families.catalogue import full, shapes, statistics
 from models.slicing import Plan
 from models.submodel import Network, Submodel
 

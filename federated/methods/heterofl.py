@@ -16,11 +16,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from federated.common.inactive import one_size
 from federated.method import Method, Part, Settings, State, varied
+from federated.methods.common.inactive import one_size
 from federated.methods.fedavg import fedavg, parts, proposal, recipe
 from federated.task import Recipe, Update
-from models.families import labelled
+from models.families.catalogue import labelled
 from models.slicing import Plan
 from models.submodel import Network, Submodel
 

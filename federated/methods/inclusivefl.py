@@ -37,13 +37,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from federated.aggregate import Total, fold, mean
-from federated.common.inactive import same_blocks
+from federated.engine.aggregate import Total, fold, mean
 from federated.errors import ConfigError
 from federated.method import Method, Part, Setting, Settings, State, varied
 from federated.methods import fedavg as base
+from federated.methods.common.inactive import same_blocks
 from federated.task import Update
-from models.families import address, full, shapes, statistics
+from models.families.catalogue import address, full, shapes, statistics
 from models.slicing import Plan, at, corner, extract, present
 from models.submodel import Network, Submodel, kept
 

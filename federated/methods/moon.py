@@ -4,14 +4,13 @@ Algorithm 1).
 Against FedAvg, the network has a projection head before its last linear (feature "projection"),
 whose output is z, and a device adds to its loss mu times
 
-    l_con = -log( e^{sim(z, z_glob)/T} / (e^{sim(z, z_glob)/T} + e^{sim(z, z_prev)/T}) ),    sim the
-    cosine, mean over the batch
+    l_con = -log( e^{sim(z, z_glob)/T} / (e^{sim(z, z_glob)/T} + e^{sim(z, z_prev)/T}) )
 
-so that z comes near that of the weights it received and away from that of its own weights of the
-round before, which it keeps. Both those networks are fixed and in evaluation mode; norms that track
-nothing have no statistics to evaluate with, so under `norm = "static"` theirs normalise by the
-batch, as the network in training does. With several sizes z_glob is that of the device's own
-submodel.
+(sim is the cosine; the mean over the batch) so that z comes near that of the weights it received
+and away from that of its own weights of the round before, which it keeps. Both those networks are
+fixed and in evaluation mode; norms that track nothing have no statistics to evaluate with, so under
+`norm = "static"` theirs normalise by the batch, as the network in training does. With several sizes
+z_glob is that of the device's own submodel.
 
 l_con is 0 in a device's first round and in its first with another submodel, since there is no
 network before; and of a batch of one example, which the authors skip (the loop joins a last one to
@@ -30,14 +29,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from federated.accounting import Pass
-from federated.common.inactive import one_round
-from federated.hooks import Hooks, Session
+from federated.engine.accounting import Pass
 from federated.method import Method, Setting, Settings, State, varied
+from federated.methods.common.inactive import one_round
 from federated.methods.fedavg import fedavg, proposal, recipe
 from federated.task import Recipe
-from federated.training import plain_loss
-from models.norms import norms
+from federated.training.hooks import Hooks, Session
+from federated.training.loop import plain_loss
+from models.layers.batch_norm import norms
 from models.submodel import Network, Submodel
 
 __all__ = ["contrast", "moon"]

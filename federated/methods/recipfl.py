@@ -12,7 +12,7 @@ training,
 (poster, Federated Training), the sum clipped to a norm of 50 and taken by Adam (the authors' code).
 What was made for an update is made again from the same seed when it arrives. A device with the
 largest submodel also trains the smallest, taught by its own, and returns both
-(`federated.common.student`).
+(`federated.methods.common.student`).
 
 A device that joins tells the share of each class among its examples, which FedAvg's do not. Scores
 and exports are of a device with as many examples of every class; a device's own network has the
@@ -43,15 +43,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.aggregate import Total, mean
-from federated.common.student import HOOKS, PREFIX, passes, with_student
-from federated.hypernetwork import network as hyper
-from federated.hypernetwork.moments import adam
-from federated.hypernetwork.sizes import inactive, propose
+from federated.engine.aggregate import Total, mean
 from federated.method import MODES, Method, Part, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
+from federated.methods.common.student import HOOKS, PREFIX, passes, with_student
+from federated.methods.hypernetwork import network as hyper
+from federated.methods.hypernetwork.moments import adam
+from federated.methods.hypernetwork.sizes import inactive, propose
 from federated.task import Profile, Recipe, Update
-from models.families import shapes
+from models.families.catalogue import shapes
 from models.slicing import Plan, Row, corner
 from models.submodel import Submodel
 

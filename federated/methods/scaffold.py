@@ -3,7 +3,7 @@
 
 Against FedAvg, the coordinator keeps a control variate c and each device its own c_i, of the shapes
 of the trainable parameters, all zero at first. A device adds c - c_i to each of its steps and sends
-the change of c_i (`federated.variates`); then
+the change of c_i (`federated.training.variates`); then
 
     w <- w + eta_g (mean_S w_i - w),    c <- c + (1/N) sum_S (c_i+ - c_i)
 
@@ -37,13 +37,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.aggregate import Sum, Total, bands, inside
-from federated.common.inactive import one_round
+from federated.engine.aggregate import Sum, Total, bands, inside
 from federated.method import Method, Part, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
+from federated.methods.common.inactive import one_round
 from federated.task import Recipe, Update
-from federated.variates import PREFIX
-from models.families import full, shapes
+from federated.training.variates import PREFIX
+from models.families.catalogue import full, shapes
 from models.slicing import Plan, Where, at, present
 from models.submodel import Submodel
 

@@ -2,13 +2,13 @@
 2023; not on arXiv).
 
 Against FedAvg: a level is narrow and shallow at once. Level l keeps a share v_l of all channels and
-ends at exit h_l (section 3.1; `models.exits`, exits-conv), by default v = (.7, .7, .75, 1) and h =
-(1, 2, 3, 4); a network of fewer exits ends at its last one. A Scaler divides by v before each norm,
-in evaluation too, as in the authors' code. A device trains all its exits z_1 .. z_n, and the last
-one teaches the others (section 3.3):
+ends at exit h_l (section 3.1; `models.layers.exits`, exits-conv), by default v = (.7, .7, .75, 1)
+and h = (1, 2, 3, 4); a network of fewer exits ends at its last one. A Scaler divides by v before
+each norm, in evaluation too, as in the authors' code. A device trains all its exits z_1 .. z_n, and
+the last one teaches the others (section 3.3):
 
-    ( sum_(j < n) j (CE(z_j) + gamma T^2 KL(softmax(z_n / T) || softmax(z_j / T))) + n CE(z_n) ) /
-    (n (n + 1) / 2),    T = 3
+    ( sum_(j < n) j (CE(z_j) + gamma T^2 KL(softmax(z_n / T) || softmax(z_j / T))) + n CE(z_n) )
+    / (n (n + 1) / 2),    T = 3
 
 with gamma 0 until a quarter of the rounds are over, and .05 after it: the authors' value for BERT.
 Their code leaves it 0 for images, which switches off the self-distillation that their paper is
@@ -32,14 +32,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from federated import objective
-from federated.common.endings import endings, inner, ordered
-from federated.common.inactive import one_exit, one_round, one_size
 from federated.errors import ConfigError
-from federated.hooks import Hooks, Session
 from federated.method import Method, Setting, Settings, State, varied
+from federated.methods.common.endings import endings, inner, ordered
+from federated.methods.common.inactive import one_exit, one_round, one_size
 from federated.methods.fedavg import fedavg, recipe
 from federated.task import Recipe
+from federated.training import objective
+from federated.training.hooks import Hooks, Session
 from models.submodel import Network, Submodel
 
 __all__ = ["scalefl", "weighted_loss"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from federated.errors import UsageError
-from federated.logs import conceal
+from federated.runtime.logs import conceal
 
 __all__ = ["PORTS", "Address", "identified", "parse_address", "url"]
 

@@ -37,7 +37,7 @@ from federated.wire.messages import (
     Run,
     Status,
 )
-from federated.wire.releases import Release, Serving
+from federated.wire.release_files import Release, Serving
 from models.submodel import Submodel
 
 __all__ = ["MAX_MESSAGE", "MESSAGES", "PROTOCOL", "decode", "encode"]

@@ -16,10 +16,11 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from federated.errors import LinkError
-from federated.wire import secure, topics
+from federated.wire import topics
 from federated.wire.address import Address, parse_address
-from federated.wire.inbox import LINK_DOWN, LINK_UP, Delivery, Inbox
-from federated.wire.mqtt import MAX_PACKET, Handlers, connect, measure, part
+from federated.wire.links import tls
+from federated.wire.links.mqtt import MAX_PACKET, Handlers, connect, measure, part
+from federated.wire.links.queue import LINK_DOWN, LINK_UP, Delivery, Inbox
 
 __all__ = [
     "CHUNK",
@@ -162,7 +163,7 @@ class MqttLink:
         )
         greeting = connect(
             self.address,
-            secure.private_name(self.address, client_id),
+            tls.private_name(self.address, client_id),
             will,
             handlers,
             timeout=timeout,
@@ -247,7 +248,7 @@ class MqttLink:
 
     def probe(self, topic: str, sizes: tuple[int, ...] = PROBES) -> Probe:
         """Also lowers `max_payload` and `max_chunk` to what passed, where more did not."""
-        own = secure.private_name(self.address, f"{self.client_id}-probe")
+        own = tls.private_name(self.address, f"{self.client_id}-probe")
         passed, rate = measure(
             self.address,
             own,
@@ -307,8 +308,8 @@ class MqttLink:
         come back; whatever else it is may pass.
         """
         self._shut = 0
-        why = secure.refusal(self.address)
-        if why == secure.REVOKED:
+        why = tls.refusal(self.address)
+        if why == tls.REVOKED:
             self._end(f"{self.address}: {why}")
         elif why:
             log.warning("%s: no way back to the broker so far: %s", self.address, why)

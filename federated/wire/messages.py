@@ -2,7 +2,7 @@
 checked (`federated.wire.fields`).
 
 A profile and a task are messages too (`federated.task`), and so is what is said of releases
-(`federated.wire.releases`); how they all travel is in `federated.wire.envelope`.
+(`federated.wire.release_files`); how they all travel is in `federated.wire.envelope`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from federated.wire.fields import (
     Transfer,
     Word,
 )
-from federated.wire.releases import Release, Serving
+from federated.wire.release_files import Release, Serving
 from federated.wire.topics import UNOWNED
 from models.submodel import Network, Submodel
 

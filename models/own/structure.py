@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from models.layers import Linear, Norm, Scaler
+from models.layers.basic import Linear, Norm, Scaler
 from models.own.channels import Axis, Groups, length
 from models.own.sections import sections_of
 from models.own.tracing import named_tensors, read, traced
@@ -126,7 +126,7 @@ def put(net: nn.Module, name: str, value: nn.Module | Tensor) -> None:
 
 def with_scalers(net: nn.Module, how: Structure, rate: float) -> nn.Module:
     """Puts a Scaler in each batch norm that was cut, or, without any, behind each layer whose
-    outputs were (see `models.layers.scale`).
+    outputs were (see `models.layers.basic.scale`).
     """
     layers = {
         name: module

@@ -33,7 +33,7 @@ class Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (
             super().is_leaf_module(m, module_qualified_name)
-            or type(m).__module__ == "models.layers"
+            or type(m).__module__ == "models.layers.basic"
         )
 
     def call_module(

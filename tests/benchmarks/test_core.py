@@ -10,7 +10,7 @@ from itertools import islice
 from click.testing import CliRunner
 
 from benchmarks import core
-from coordinator.run import round_events as on
+from coordinator.round import round_events as on
 
 
 def test_it_prints_a_row_for_each_number_of_agents() -> None:

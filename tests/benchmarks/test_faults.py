@@ -18,7 +18,7 @@ from benchmarks.faults.command import seed_of, summary
 from benchmarks.faults.proxy import Proxy
 from benchmarks.faults.scenarios import MOSQUITTO_ONLY, SCENARIOS, damaged
 from benchmarks.faults.trial import Outcome, turn
-from coordinator import broker as brokers
+from coordinator.broker import local as brokers
 
 QUICK = ("coordinator during a fold", "upload cut", "chunks damaged")
 ROOT_ONLY = ("disk full", "disk of an agent full", "1 MB/s and 300 ms")

@@ -15,7 +15,7 @@ from benchmarks import scale
 from benchmarks.fuzzing.samples import SUBMODEL
 from benchmarks.raw.updates import learned, unsent
 from benchmarks.replay import replay
-from coordinator import broker as brokers
+from coordinator.broker import local as brokers
 
 
 def test_memory_is_flat_within_three_models() -> None:

@@ -43,7 +43,7 @@ def test_only_disk_and_clock_are_replaced_in_production_code(
         names
         == set(REPLACED)
         == {
-            "coordinator.run.driver.step",
+            "coordinator.fleet.driver.step",
             "io.open",
             "mmap.mmap",
             "os.fsync",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet import Fleet
+from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Event
-from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.clerk import CARD
 from tests.support.clock import Clock
 

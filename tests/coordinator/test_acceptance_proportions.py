@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.acceptance import check_scores, check_statistics, check_training
+from coordinator.trust.acceptance import check_scores, check_statistics, check_training
 from federated.errors import Refused
 from federated.task import Update
-from models.families import shapes, statistics
+from models.families.catalogue import shapes, statistics
 from tests.support.clerk import SMALL
 from tests.support.peer import weights
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.command import check_same
-from coordinator.defences import check_covered, defended
+from coordinator.run.launch import check_same
+from coordinator.trust.defences import check_covered, defended
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
-from models.families import network
+from models.families.catalogue import network
 from tests.support.defences import config
 
 

@@ -17,37 +17,37 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.acceptance import check_match, check_profile, check_training, expected
-from coordinator.cards import majority, network_for, strange
-from coordinator.config import load
-from coordinator.decisions import Candidate, decide
-from coordinator.evaluation import Calibration, Scoring
-from coordinator.inbox import Inbox
-from coordinator.journal import Base, pack, unpack
+from coordinator.assign.data_cards import majority, network_for, strange
+from coordinator.assign.decisions import Candidate, decide
+from coordinator.assign.standing import Standing, measured_anew
+from coordinator.fleet.inbox import Inbox
+from coordinator.fleet.shipment import received
 from coordinator.observe import events
-from coordinator.observe.log import Log
-from coordinator.observe.metrics import Meter
-from coordinator.observe.now import Observer
-from coordinator.observe.terminal import Lines
-from coordinator.outcomes import describe_fold, learn_from_update
-from coordinator.records import Folded
-from coordinator.records import RoundRecord as Finished
-from coordinator.run.round import Round, TaskState
-from coordinator.run.round_events import ProfileCame, RoundEvent
-from coordinator.scores import of_devices, of_training
-from coordinator.shipment import received
-from coordinator.standing import Standing, measured_anew
-from coordinator.store import Store
-from coordinator.tables import Assign
-from federated.aggregate import Total, dump, fold
-from federated.aggregate import load as load_total
+from coordinator.observe.readers.log import Log
+from coordinator.observe.readers.metrics import Meter
+from coordinator.observe.readers.now import Observer
+from coordinator.observe.readers.terminal import Lines
+from coordinator.observe.records import Folded
+from coordinator.observe.records import RoundRecord as Finished
+from coordinator.observe.score_summary import of_devices, of_training
+from coordinator.phases.evaluation import Calibration, Scoring
+from coordinator.phases.outcomes import describe_fold, learn_from_update
+from coordinator.round.round import Round, TaskState
+from coordinator.round.round_events import ProfileCame, RoundEvent
+from coordinator.settings.config import load
+from coordinator.settings.tables import Assign
+from coordinator.store.journal import Base, pack, unpack
+from coordinator.store.store import Store
+from coordinator.trust.acceptance import check_match, check_profile, check_training, expected
+from federated.engine.aggregate import Total, dump, fold
+from federated.engine.aggregate import load as load_total
+from federated.engine.tallies import fields
 from federated.errors import REASON, WireError
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.scores import fields
 from federated.task import LONGEST, Profile, Recipe, Task, Update
 from federated.wire import envelope, tensors
-from models.families import initial, menu, network, statistics
+from models.families.catalogue import initial, menu, network, statistics
 from tests.support.clerk import CARD, DATA, SMALL
 from tests.support.federation import RUN, Member, digits, federate
 from tests.support.peer import PROFILE

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet import Fleet
-from coordinator.journal import Base, Journal
-from coordinator.run import driver
-from coordinator.run.task_state import Planned, Spare
+from coordinator.fleet import driver
+from coordinator.fleet.fleet import Fleet
+from coordinator.round.task_state import Planned, Spare
+from coordinator.store.journal import Base, Journal
 from federated.wire import messages, topics
-from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.clerk import CARD
 from tests.support.clock import Clock
 from tests.support.peer import PROFILE, Folding, Peer, began, listen, states, task

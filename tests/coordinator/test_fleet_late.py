@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.fleet import Fleet, Intake
-from coordinator.run.round import Rules
+from coordinator.fleet.fleet import Fleet, Intake
+from coordinator.round.round import Rules
 from federated.task import Task
 from federated.wire import messages, topics
-from federated.wire.memory import MemoryBroker
+from federated.wire.links.memory import MemoryBroker
 from tests.support.peer import Folding, Peer, collect, listen, task, turning, weights
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.fleet import Fleet, Intake
-from coordinator.run.task_state import Spare
+from coordinator.fleet.fleet import Fleet, Intake
+from coordinator.round.task_state import Spare
 from federated.task import Task
 from federated.wire import messages, topics
 from federated.wire.chunks import split
-from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.clerk import CARD, SMALL
 from tests.support.clock import Clock
 from tests.support.peer import Folding, Peer, collect, listen, task, turning, weights

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.fleet import Fleet
+from coordinator.fleet.fleet import Fleet
 from federated.task import Profile, Timing
 from federated.wire import messages, topics
-from federated.wire.memory import MemoryBroker
-from models.families import menu
+from federated.wire.links.memory import MemoryBroker
+from models.families.catalogue import menu
 from models.submodel import Submodel
 from tests.support.clerk import CARD, DATA, NETWORK, SMALL
 from tests.support.peer import PROFILE, Peer, forget_profile, listen

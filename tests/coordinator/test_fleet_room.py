@@ -7,11 +7,11 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from coordinator.fleet import Fleet
-from coordinator.journal import Base, Journal
-from coordinator.run.collector import Snapshot
-from coordinator.run.rules import RELIEF
-from federated.wire.memory import MemoryBroker
+from coordinator.fleet.fleet import Fleet
+from coordinator.round.collector import Snapshot
+from coordinator.round.rules import RELIEF
+from coordinator.store.journal import Base, Journal
+from federated.wire.links.memory import MemoryBroker
 from tests.support.clock import Clock
 from tests.support.peer import Folding, Peer, collect, listen, states, task, turning, weights
 

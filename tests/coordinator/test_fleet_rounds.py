@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.fleet import Fleet
-from coordinator.gate import Gate
+from coordinator.access.gate import Gate
+from coordinator.fleet.fleet import Fleet
 from federated.errors import Refused
 from federated.task import Task
 from federated.wire import messages, topics
 from federated.wire.chunks import slices
-from federated.wire.memory import MemoryBroker
+from federated.wire.links.memory import MemoryBroker
 from tests.support.clerk import SMALL
 from tests.support.clock import Clock
 from tests.support.peer import PROFILE, Peer, collect, listen, states, task, turning, weights

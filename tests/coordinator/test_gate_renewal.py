@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import authority as authorities
-from coordinator import gate as gates
-from coordinator.authority import LIST_LIFE, Authority
-from coordinator.broker import find_mosquitto
-from coordinator.certificates import read_list
-from coordinator.gate import TEND, Gate, Keeper, open_gate
-from coordinator.tables import Broker
+from coordinator.access import authority as authorities
+from coordinator.access import gate as gates
+from coordinator.access.authority import LIST_LIFE, Authority
+from coordinator.access.certificates import read_list
+from coordinator.access.gate import TEND, Gate, Keeper, open_gate
+from coordinator.broker.local import find_mosquitto
+from coordinator.settings.tables import Broker
 from federated.errors import LinkError
-from federated.wire import secure
 from federated.wire.address import parse_address
 from federated.wire.link import MqttLink
+from federated.wire.links import tls
 
 DAY = 86400.0
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
@@ -120,7 +120,7 @@ def test_a_broker_whose_list_ended_says_so_and_lets_devices_in_again_once_it_is_
     with open_gate(wanted, tmp_path, lambda text: None) as gate:
         address = parse_address(gate.address)
         until = time.monotonic() + 60
-        while not (why := secure.refusal(address)) and time.monotonic() < until:
+        while not (why := tls.refusal(address)) and time.monotonic() < until:
             time.sleep(0.2)
         assert "the broker's own list of revoked ones has" in why
         with pytest.raises(LinkError, match="the coordinator makes the list anew when it starts"):
@@ -128,6 +128,6 @@ def test_a_broker_whose_list_ended_says_so_and_lets_devices_in_again_once_it_is_
         monkeypatch.setattr(authorities, "LIST_LIFE", LIST_LIFE)
         monkeypatch.setattr(gates, "TEND", 0.0)
         until = time.monotonic() + 60
-        while secure.refusal(address) and time.monotonic() < until:
+        while tls.refusal(address) and time.monotonic() < until:
             time.sleep(0.2)
         MqttLink(address, "a").close()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.records import RoundRecord
-from coordinator.run.round import Round
-from coordinator.store import Store
+from coordinator.observe.records import RoundRecord
+from coordinator.round.round import Round
+from coordinator.store.store import Store
 from federated.task import Update
 from tests.support.federation import RUN, Member, digits, federate
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.preparation import propose_menu
-from coordinator.shelf import Shelf
+from coordinator.fleet.weight_slots import Shelf
+from coordinator.run.preparation import propose_menu
 from federated.device.spool import Spool
 from federated.device.uploads import Uploads
 from federated.errors import ConfigError
 from federated.methods.catalogue import method
 from federated.task import Recipe, Task
 from federated.wire import envelope, messages, topics
-from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.submodel import Network, Submodel
 from tests.support.clerk import CARD
 

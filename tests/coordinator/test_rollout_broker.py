@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import broker as brokers
-from coordinator.archive import Archive
-from coordinator.rollout import Rollout, Wish
+from coordinator.broker import local as brokers
+from coordinator.release.archive import Archive
+from coordinator.release.rollout import Rollout, Wish
 from export import bundle
 from export.publish import published
 from federated.errors import LinkError
 from federated.wire.link import MqttLink
-from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.release import toy
 
 

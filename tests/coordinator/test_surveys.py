@@ -12,16 +12,16 @@ import msgpack
 import numpy as np
 import pytest
 
-from coordinator.acceptance import check_profile
-from coordinator.fleet import Fleet
+from coordinator.fleet.fleet import Fleet
+from coordinator.trust.acceptance import check_profile
 from federated.data.dataset import Dataset
 from federated.errors import Refused
-from federated.local import surveyed
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
+from federated.training.tasks import surveyed
 from federated.wire import envelope, messages, topics
-from federated.wire.memory import MemoryBroker
-from models.families import network
+from federated.wire.links.memory import MemoryBroker
+from models.families.catalogue import network
 from tests.support.clerk import CARD
 from tests.support.peer import PROFILE, Peer, forget_profile, listen
 

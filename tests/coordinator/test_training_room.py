@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import training
-from coordinator.context import RunContext
+from coordinator.phases import training
+from coordinator.phases.context import RunContext
 from federated.method import State
 from tests.support.federation import Member, digits, federate
 

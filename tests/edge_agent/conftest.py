@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from coordinator.authority import Authority
-    from coordinator.enrolment import Enrolment
-    from federated.wire.enrolment import Token
+    from coordinator.access.authority import Authority
+    from coordinator.access.enrolment_server import Enrolment
+    from federated.wire.enrolment_token import Token
 
 
 @pytest.fixture

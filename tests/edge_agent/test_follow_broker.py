@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.follow import Follower, link_of
+from edge_agent.infer.follow import Follower, link_of
 from export.publish import announce, publish, version_of
 from federated.wire import topics
 from federated.wire.link import MqttLink
-from federated.wire.releases import Release, Serving
+from federated.wire.release_files import Release, Serving
 from tests.support.release import toy
 
 

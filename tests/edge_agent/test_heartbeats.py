@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet import Fleet
-from coordinator.run.round_events import AgentBeat, RoundEvent
-from coordinator.store import Store
-from edge_agent.limits import Limits
-from edge_agent.worker import Job, Worker
+from coordinator.fleet.fleet import Fleet
+from coordinator.round.round_events import AgentBeat, RoundEvent
+from coordinator.store.store import Store
+from edge_agent.device.limits import Limits
+from edge_agent.join.worker import Job, Worker
 from federated.data.dataset import Dataset
 from tests.support.federation import RUN, Member, digits, federate
 
@@ -42,7 +42,7 @@ def test_a_training_process_that_is_stopped_for_many_heartbeats_does_not_count_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("federated.device.rules.beats", lambda lease: BEAT)
-    monkeypatch.setattr("coordinator.run.agents.SILENCE", SILENCE)
+    monkeypatch.setattr("coordinator.round.agents.SILENCE", SILENCE)
     worker = Worker(Job("a0", "digits", None, "0/2", "iid", 0, "cpu", "", Limits()))
     worker.load()
     os.kill(worker.pid, signal.SIGSTOP)
@@ -71,7 +71,7 @@ def test_a_training_process_that_is_stopped_for_many_heartbeats_does_not_count_a
         "fleet.deadline": 60,
     }
     try:
-        with caplog.at_level(logging.WARNING, logger="coordinator.observe.log"):
+        with caplog.at_level(logging.WARNING, logger="coordinator.observe.readers.log"):
             federate(tmp_path, [Member("a0", digits(0, 2))], settings, watch=watch)
         waker.join(60)
     finally:

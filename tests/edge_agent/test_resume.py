@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import broker as brokers
-from coordinator.broker import Broker
-from coordinator.fleet import Fleet
-from coordinator.patience import ENDLESS
-from coordinator.store import Store
+from coordinator.broker import local as brokers
+from coordinator.broker.local import Broker
+from coordinator.fleet.fleet import Fleet
+from coordinator.phases.patience import ENDLESS
+from coordinator.store.store import Store
 from federated.task import Update
 from federated.wire import envelope, messages, topics
 from federated.wire.link import MqttLink
@@ -37,7 +37,7 @@ pytestmark = [
 JOIN = [
     sys.executable,
     "-c",
-    "from edge_agent.cli import main; main()",
+    "from edge_agent.cli.main import main; main()",
     "join",
     "--run",
     RUN,

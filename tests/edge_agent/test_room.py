@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.limits import Limits
-from edge_agent.worker import Job, Worker
+from edge_agent.device.limits import Limits
+from edge_agent.join.worker import Job, Worker
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
 from federated.task import Recipe, Task
 from federated.wire import messages, tensors
 from federated.wire.chunks import split
-from federated.wire.memory import MemoryBroker, MemoryLink
-from models.families import initial, shapes
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from models.families.catalogue import initial, shapes
 from models.slicing import corners, extract
 from models.submodel import Submodel
 from tests.support.clerk import AGENT, CARD, NETWORK, RUN, SMALL, Clerk, profile

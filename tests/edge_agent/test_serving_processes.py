@@ -18,12 +18,12 @@ from tests.support.waiting import eventually
 
 pytest.importorskip("uvicorn")
 
-from coordinator import broker as brokers
+from coordinator.broker import local as brokers
 from export import bundle
 from export.publish import announce, publish, version_of
 from federated.wire import topics
 from federated.wire.link import MqttLink
-from federated.wire.releases import Release
+from federated.wire.release_files import Release
 from tests.support.processes import WITHOUT_TORCH, Start, listening
 from tests.support.variants import NAME, several
 

@@ -20,21 +20,21 @@ import torch
 
 from export import bundle, graph, verify
 from federated.errors import ExportError, Unknown
-from models import families
 from models.cost import cost
+from models.families import catalogue
 from models.submodel import Submodel
 
 X = np.random.default_rng(0).integers(0, 17, (24, 1, 8, 8)).astype(np.uint8)
 Y = np.arange(24) % 10
-NETWORK = families.network("preresnet", (1, 8, 8), 10, (4.9,), (6.0,))
+NETWORK = catalogue.network("preresnet", (1, 8, 8), 10, (4.9,), (6.0,))
 
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "release"
     nets = {
-        submodel: families.build(submodel)
-        for submodel in reversed(families.menu(NETWORK, [0.125, 0.25], [1]))
+        submodel: catalogue.build(submodel)
+        for submodel in reversed(catalogue.menu(NETWORK, [0.125, 0.25], [1]))
     }
     bundle.write(folder, "spring", 7, nets, X, Y, about={"method": "fedavg"})
     return folder
@@ -67,7 +67,7 @@ def test_a_release_holds_the_files_of_each_submodel_and_what_it_is(release: Path
         path = release / file.name
         assert (file.sha256, file.size) == (verify.sha256(path), path.stat().st_size)
     for entry, submodel in zip(
-        read.submodels, families.menu(NETWORK, [0.125, 0.25], [1]), strict=True
+        read.submodels, catalogue.menu(NETWORK, [0.125, 0.25], [1]), strict=True
     ):
         assert (entry.parameters, entry.macs) == (cost(submodel).parameters, cost(submodel).macs)
         assert [variant.kind for variant in entry.variants] == ["fp32", "int8-u8s8", "int8-s8s8"]
@@ -124,7 +124,7 @@ def test_the_weights_build_the_network_again(release: Path) -> None:
     fields, weights = bundle.weights_of(release, entry)
     submodel = msgspec.convert(fields, Submodel)
     assert submodel.name == entry.submodel
-    net = families.build(submodel)
+    net = catalogue.build(submodel)
     net.load_state_dict(
         {name: torch.from_numpy(value.copy()) for name, value in weights.items()}, strict=False
     )
@@ -135,9 +135,9 @@ def test_the_weights_build_the_network_again(release: Path) -> None:
 
 
 def test_without_labels_graphs_are_held_against_pytorch(tmp_path: Path) -> None:
-    submodel = families.menu(NETWORK, [0.125], [1])[0]
+    submodel = catalogue.menu(NETWORK, [0.125], [1])[0]
     made = bundle.write(
-        tmp_path, "spring", 7, {submodel: families.build(submodel)}, X[:12], calibration=X[12:]
+        tmp_path, "spring", 7, {submodel: catalogue.build(submodel)}, X[:12], calibration=X[12:]
     )
     assert (made.calibrated, made.examples, made.labelled) == (12, 12, False)
     session = verify.load(tmp_path / made.submodels[0].variants[1].file.name)
@@ -152,9 +152,9 @@ def test_without_labels_graphs_are_held_against_pytorch(tmp_path: Path) -> None:
 def test_int8_without_examples_to_calibrate_on_is_absent_and_float32_is_there(
     int8: bool, absent: int, tmp_path: Path
 ) -> None:
-    submodel = families.menu(NETWORK, [0.125], [1])[0]
+    submodel = catalogue.menu(NETWORK, [0.125], [1])[0]
     made = bundle.write(
-        tmp_path, "spring", 7, {submodel: families.build(submodel)}, X[:5], int8=int8
+        tmp_path, "spring", 7, {submodel: catalogue.build(submodel)}, X[:5], int8=int8
     )
     entry = bundle.read(tmp_path).submodels[0]
     assert ([variant.kind for variant in entry.variants], len(entry.absent)) == (["fp32"], absent)
@@ -196,13 +196,13 @@ def test_a_version_is_of_the_manifest(copy: Path) -> None:
 def test_a_graph_that_disagrees_with_its_network_is_not_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submodel = families.menu(NETWORK, [0.125], [1])[0]
+    submodel = catalogue.menu(NETWORK, [0.125], [1])[0]
     honest = graph.predict
     monkeypatch.setattr(
         graph, "predict", lambda net, network, x: honest(net, network, x) + np.float32(0.01)
     )
     with pytest.raises(ExportError, match=r"found a difference of 0\.0"):
-        bundle.write(tmp_path, "spring", 7, {submodel: families.build(submodel)}, X)
+        bundle.write(tmp_path, "spring", 7, {submodel: catalogue.build(submodel)}, X)
     assert not (tmp_path / "manifest.json").exists()
 
 
@@ -264,9 +264,9 @@ def test_a_folder_without_a_manifest_and_a_foreign_one_are_refused(copy: Path) -
 
 
 def test_submodels_of_different_answers_are_no_release(tmp_path: Path) -> None:
-    other = families.network("preresnet", (1, 8, 8), 3)
+    other = catalogue.network("preresnet", (1, 8, 8), 3)
     nets = {
-        families.full(network): families.build(families.full(network))
+        catalogue.full(network): catalogue.build(catalogue.full(network))
         for network in (NETWORK, other)
     }
     with pytest.raises(ExportError, match="the same inputs, objective and outputs, found"):

@@ -11,7 +11,7 @@ import torch
 
 from export.graph import export, predict
 from export.verify import load
-from models.families import FAMILIES, build, full, menu
+from models.families.catalogue import FAMILIES, build, full, menu
 from tests.models.test_every_family import batch
 from tests.support.families import small
 

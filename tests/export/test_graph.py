@@ -19,7 +19,7 @@ from torch import Tensor, nn  # noqa: E402
 from export.graph import OPSET, export, predict, weights_digest  # noqa: E402
 from export.verify import METADATA, compare, load  # noqa: E402
 from federated.errors import DataError, ExportError  # noqa: E402
-from models import families  # noqa: E402
+from models.families import catalogue  # noqa: E402
 from models.submodel import Network  # noqa: E402
 
 ORIGIN = {"run": "spring", "round": 7, "submodel": "w0.25-d1.1.1"}
@@ -57,9 +57,9 @@ class Branching(nn.Module):
 def test_a_submodel_of_the_real_network_keeps_its_logits_at_every_batch_size(
     tmp_path: Path,
 ) -> None:
-    network = families.network("preresnet", (1, 8, 8), 10, (4.9,), (6.0,))
-    submodel = families.menu(network, [0.25], [1])[0]
-    net = families.build(submodel)
+    network = catalogue.network("preresnet", (1, 8, 8), 10, (4.9,), (6.0,))
+    submodel = catalogue.menu(network, [0.25], [1])[0]
+    net = catalogue.build(submodel)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):  # as after a calibration: neither 0 nor 1
             module.running_mean.uniform_(-1, 1)

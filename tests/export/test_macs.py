@@ -20,9 +20,9 @@ from export.graph import export  # noqa: E402
 from export.macs import Count, count  # noqa: E402
 from federated.errors import ExportError  # noqa: E402
 from models.cost import cost  # noqa: E402
-from models.families import FAMILIES, build, menu  # noqa: E402
-from models.layers import Norm  # noqa: E402
-from models.norms import NORMS  # noqa: E402
+from models.families.catalogue import FAMILIES, build, menu  # noqa: E402
+from models.layers.basic import Norm  # noqa: E402
+from models.layers.batch_norm import NORMS  # noqa: E402
 from models.submodel import Submodel  # noqa: E402
 from tests.models.test_every_family import batch  # noqa: E402
 from tests.support.families import small  # noqa: E402

@@ -14,8 +14,8 @@ from export.publish import Published, announce, publish, published, version_of, 
 from federated.errors import ExportError
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Delivery
-from federated.wire.memory import MemoryBroker, MemoryLink
-from federated.wire.releases import Release, Serving
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from federated.wire.release_files import Release, Serving
 from tests.support.release import Clock, toy
 
 FILES = {"manifest.json", "check.tensors", "w1-d1.onnx", "w1-d1.tensors"}

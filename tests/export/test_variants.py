@@ -18,8 +18,8 @@ from export import quantize as quantize_module
 from export import variants
 from export.variants import Examples, made, split
 from federated.errors import ExportError
-from federated.objective import pose
-from models.families import build, full, network
+from federated.training.objective import pose
+from models.families.catalogue import build, full, network
 from models.submodel import Submodel
 from tests.models.test_every_family import batch
 from tests.support.families import small

@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federated.aggregate import Total, fold, merge
+from federated.engine.aggregate import Total, fold, merge
 from federated.errors import ConfigError
 from federated.method import LAWS, configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Card, Profile, Update
-from federated.variates import PREFIX
-from models.families import initial, menu, network
+from federated.training.variates import PREFIX
+from models.families.catalogue import initial, menu, network
 from models.slicing import at, corners
 
 NETS = {

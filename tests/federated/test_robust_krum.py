@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from federated.kept import Kept
-from federated.robust import combine, nearest
+from federated.engine.kept_parts import Kept
+from federated.engine.robust import combine, nearest
 from tests.support.kept import OLD, corner, kept_of, part, result, whole
 
 

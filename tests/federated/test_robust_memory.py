@@ -12,9 +12,9 @@ MEASURE = """
 import resource, sys, tempfile
 from pathlib import Path
 import torch
-from federated.kept import Kept
+from federated.engine.kept_parts import Kept
 from federated.method import Part
-from federated.robust import combine
+from federated.engine.robust import combine
 
 torch.set_num_threads(1)
 rule, rows = sys.argv[1], 2048

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from federated.aggregate import Total, fold
-from federated.kept import Kept
+from federated.engine.aggregate import Total, fold
+from federated.engine.kept_parts import Kept
+from federated.engine.robust import combine
+from federated.engine.update_norms import grounded
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
-from federated.norms import grounded
-from federated.robust import combine
 from federated.task import Update
-from models.families import initial, network
+from models.families.catalogue import initial, network
 
 NET = network("preresnet", (1, 8, 8), 10)
 LIES = {

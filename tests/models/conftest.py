@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from models.families import network
+from models.families.catalogue import network
 from models.submodel import Network
 from tests.support.own import Named
 

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from models.cost import cost
-from models.families import full, menu, network
+from models.families.catalogue import full, menu, network
 from models.work import work
 
 

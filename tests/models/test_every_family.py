@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models.families import (
+from models.families.catalogue import (
     FAMILIES,
     address,
     build,

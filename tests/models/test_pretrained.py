@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.families import initial, network
-from models.mobilenet import convert
+from models.families.catalogue import initial, network
+from models.families.mobilenet import convert
 from models.pretrained import load
 from models.submodel import Network
 from models.vision import torchvision

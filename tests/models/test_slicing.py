@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.families import build, full, initial, menu, network, shapes
+from models.families.catalogue import build, full, initial, menu, network, shapes
 from models.slicing import Plan, Row, corner, corners, embed, extract, graft
 from models.submodel import Network
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.cost import cost
-from models.families import full, menu, network
+from models.families.catalogue import full, menu, network
 from models.work import LANES, work
 from tests.support.families import SMALL, small
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.authority import Authority
+from coordinator.access.authority import Authority
 from federated.wire import topics
 from federated.wire.link import MqttLink
 from tests.support.authority import Door, shipped

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.admission import hand_over
-from coordinator.authority import Authority
-from coordinator.mosquitto import COORDINATOR
+from coordinator.access.authority import Authority
+from coordinator.broker.mosquitto import COORDINATOR
+from coordinator.cli.access import hand_over
 from federated.errors import LinkError, Refused, UsageError
 from federated.wire import topics
 from federated.wire.link import MqttLink
@@ -83,7 +83,7 @@ def test_who_was_revoked_may_do_nothing_any_more_and_not_come_back(
 def test_a_request_for_another_name_than_the_tokens_is_refused(door: Door) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    from edge_agent.enrolment import request
+    from edge_agent.access.enrol import request
 
     token = door.authority.invite("i", "localhost", 8884, 60)
     with pytest.raises(Refused, match="this token is for 'i', not for 'a'"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from coordinator.fleet import Fleet
+from coordinator.fleet.fleet import Fleet
 from federated.wire import envelope, messages, topics
 from federated.wire.link import MqttLink
 from tests.support.authority import Door, member

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.mosquitto import COORDINATOR, rights
+from coordinator.broker.mosquitto import COORDINATOR, rights
 from federated.wire import topics
 from federated.wire.link import MqttLink
-from federated.wire.mqtt import connect, part
+from federated.wire.links.mqtt import connect, part
 from tests.support.authority import SHIPPED, Door, member
 from tests.support.brokers import needs_mosquitto
 from tests.support.strangers import failing, heard

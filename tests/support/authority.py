@@ -12,11 +12,11 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from coordinator.admission import hand_over
-from coordinator.authority import Authority
-from coordinator.listening import free_port
-from coordinator.mosquitto import find_mosquitto
-from edge_agent.enrolment import request, text_of
+from coordinator.access.authority import Authority
+from coordinator.broker.addresses import free_port
+from coordinator.broker.mosquitto import find_mosquitto
+from coordinator.cli.access import hand_over
+from edge_agent.access.enrol import request, text_of
 from federated.wire.address import Address
 
 __all__ = ["SHIPPED", "Door", "member", "shipped"]

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from coordinator.broker import Broker
-from coordinator.mosquitto import find_mosquitto
+from coordinator.broker.local import Broker
+from coordinator.broker.mosquitto import find_mosquitto
 
 __all__ = ["BOTH", "listens", "needs_mosquitto", "port_of"]
 

@@ -12,9 +12,9 @@ from federated.task import Card, Profile, Recipe, Task, Timing
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import Receiver, split
 from federated.wire.link import Delivery
-from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.transfer import publish
-from models.families import menu, network
+from models.families.catalogue import menu, network
 from tests.support.clock import Clock
 
 RUN, AGENT = "r", "a"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.families import build, example
+from models.families.catalogue import build, example
 from models.submodel import Submodel
 
 __all__ = ["counted", "published"]

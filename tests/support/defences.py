@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator import evidence
-from coordinator.config import load
-from coordinator.defences import Defences
+from coordinator.settings.config import load
+from coordinator.trust import norm_tables
+from coordinator.trust.defences import Defences
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import Update
-from models.families import initial, network
+from models.families.catalogue import initial, network
 
 __all__ = ["MENU", "PLAIN", "STATE", "checked", "config", "database", "defences", "update"]
 
@@ -30,14 +30,14 @@ def config(**given):
 
 def database() -> sqlite3.Connection:
     made = sqlite3.connect(":memory:")
-    made.executescript(evidence.SCHEMA)
+    made.executescript(norm_tables.SCHEMA)
     return made
 
 
 def defences(
     folder: Path, known: sqlite3.Connection | None = None, round: int = 1, **given
 ) -> Defences:
-    return Defences(config(**given), evidence.Evidence(known or database()), folder, round)
+    return Defences(config(**given), norm_tables.Evidence(known or database()), folder, round)
 
 
 def checked(defences: Defences, update: Update) -> None:

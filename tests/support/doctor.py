@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet import Fleet
-from edge_agent import doctor_broker, doctor_wire
-from edge_agent.doctor import Check
+from coordinator.fleet.fleet import Fleet
+from edge_agent.doctor import broker_checks, connection_checks
+from edge_agent.doctor.checks import Check
 from federated.wire import messages
 from federated.wire.address import Address
-from models.families import network, probes
+from models.families.catalogue import network, probes
 from tests.support.links import connected
 
 __all__ = ["CARD", "coordinating", "states", "tried"]
@@ -26,9 +26,11 @@ CARD = messages.Run("r", "fedavg", "preresnet", NETWORK, probes(NETWORK, [2]), 3
 def tried(broker: str, name: str = "pi", run: str | None = None) -> dict[str, Check]:
     """What was found, by the names of the checks; nothing is waited for longer than 2 s."""
     with pytest.MonkeyPatch.context() as hasty:
-        hasty.setattr(doctor_broker, "PATIENCE", 2.0)
+        hasty.setattr(broker_checks, "PATIENCE", 2.0)
         return {
-            one.name: one for one in doctor_wire.wire(broker, run, name) if isinstance(one, Check)
+            one.name: one
+            for one in connection_checks.wire(broker, run, name)
+            if isinstance(one, Check)
         }
 
 

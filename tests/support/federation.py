@@ -16,25 +16,25 @@ from unittest import mock
 import msgspec
 import torch
 
-from coordinator import start
-from coordinator.config import Config, load
-from coordinator.fleet import Fleet
+from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Publish, publish_to
-from coordinator.observe.terminal import Lines
-from coordinator.patience import PATIENCE
-from coordinator.preparation import make_weights, prepare
-from coordinator.rounds import Result
-from edge_agent.agent import find_run
+from coordinator.observe.readers.terminal import Lines
+from coordinator.phases.patience import PATIENCE
+from coordinator.run import start
+from coordinator.run.preparation import make_weights, prepare
+from coordinator.run.rounds import Result
+from coordinator.settings.config import Config, load
+from edge_agent.join.agent import find_run
 from federated.data import catalogue
 from federated.data.dataset import Dataset
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
 from federated.device.trainer import Outcome
-from federated.local import errand, surveyed
 from federated.task import Profile, Task, Timing, Update
+from federated.training.tasks import errand, surveyed
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.link import Link, MqttLink
-from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.links.memory import MemoryBroker, MemoryLink
 
 Made = TypeVar("Made")
 
@@ -193,7 +193,7 @@ def living(members: Sequence[Member], broker: MemoryBroker | str, folder: Path) 
     for thread in threads:
         thread.start()
     try:
-        with mock.patch("coordinator.start.make_weights", alone(make_weights)):
+        with mock.patch("coordinator.run.start.make_weights", alone(make_weights)):
             yield
     except BaseException:
         for member in members:

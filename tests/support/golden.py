@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from federated.aggregate import Total, fold
+from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.task import Update
-from models.families import FAMILIES, full
-from models.family import Family, sectioned
+from models.families.catalogue import FAMILIES, full
+from models.families.family import Family, sectioned
 from models.submodel import Network, Submodel
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "golden"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from federated.aggregate import mean
-from federated.kept import Kept
+from federated.engine.aggregate import mean
+from federated.engine.kept_parts import Kept
+from federated.engine.robust import combine
 from federated.method import Part
-from federated.robust import combine
 
 __all__ = ["OLD", "corner", "kept_of", "part", "result", "whole"]
 

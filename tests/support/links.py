@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from federated.errors import LinkError
 from federated.wire.address import Address
-from federated.wire.inbox import Delivery
 from federated.wire.link import MqttLink
+from federated.wire.links.queue import Delivery
 
 __all__ = ["connected", "hear", "linked", "listen"]
 

@@ -6,13 +6,13 @@ import math
 
 from msgspec.structs import replace
 
-from coordinator.run import actions as do
-from coordinator.run import round_events as on
-from coordinator.run.round import Round, Rules, entries
-from coordinator.run.step import step
-from coordinator.run.task_state import Planned, TaskState
+from coordinator.round import actions as do
+from coordinator.round import round_events as on
+from coordinator.round.round import Round, Rules, entries
+from coordinator.round.step import step
+from coordinator.round.task_state import Planned, TaskState
 from federated.task import Key, Recipe, Task
-from models.families import menu, network
+from models.families.catalogue import menu, network
 from tests.support.peer import PROFILE
 
 __all__ = ["OTHER", "SUBMODEL", "Machine", "task"]

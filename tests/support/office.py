@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from coordinator.authority import Authority
-    from coordinator.enrolment import Enrolment
+    from coordinator.access.authority import Authority
+    from coordinator.access.enrolment_server import Enrolment
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
-    from coordinator.authority import Authority
+    from coordinator.access.authority import Authority
 
     made = Authority(tmp_path_factory.mktemp("pki"))
     yield made
@@ -25,7 +25,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
 
 @pytest.fixture(scope="module")
 def office(authority: Authority) -> Iterator[Enrolment]:
-    from coordinator.enrolment import Enrolment
+    from coordinator.access.enrolment_server import Enrolment
 
     made = Enrolment(authority, "127.0.0.1", 0, lambda: "8883")
     yield made

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.families import build, initial, menu, shapes, statistics
+from models.families.catalogue import build, initial, menu, shapes, statistics
 from models.slicing import corners, extract
 from models.submodel import Network, Submodel
 

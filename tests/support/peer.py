@@ -11,15 +11,15 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from coordinator.fleet import Fleet
-from coordinator.run.collector import Snapshot
-from coordinator.run.round_events import CardChanged, PhaseBegan
-from coordinator.run.task_state import Planned, TaskState
+from coordinator.fleet.fleet import Fleet
+from coordinator.round.collector import Snapshot
+from coordinator.round.round_events import CardChanged, PhaseBegan
+from coordinator.round.task_state import Planned, TaskState
 from federated.task import Profile, Recipe, Task, Timing, Update
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.chunks import slices, split
-from federated.wire.memory import MemoryBroker, MemoryLink
-from models.families import shapes
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from models.families.catalogue import shapes
 from tests.support.clerk import DATA, SMALL
 
 __all__ = [

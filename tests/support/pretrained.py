@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.families import FAMILIES, build, full, network, shapes, statistics
+from models.families.catalogue import FAMILIES, build, full, network, shapes, statistics
 from models.submodel import Network
 from models.vision import torchvision
 

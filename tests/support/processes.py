@@ -28,12 +28,12 @@ __all__ = [
     "start",
 ]
 
-COORDINATOR = [sys.executable, "-c", "from coordinator.cli import main; main()"]
-AGENT = [sys.executable, "-c", "from edge_agent.cli import main; main()"]
+COORDINATOR = [sys.executable, "-c", "from coordinator.cli.main import main; main()"]
+AGENT = [sys.executable, "-c", "from edge_agent.cli.main import main; main()"]
 WITHOUT_TORCH = [
     sys.executable,
     "-c",
-    "import sys; sys.modules['torch'] = None\nfrom edge_agent.cli import main; main()",
+    "import sys; sys.modules['torch'] = None\nfrom edge_agent.cli.main import main; main()",
 ]
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[str]:
     """The address of a real broker, the best that this machine has."""
-    from coordinator import broker as brokers
+    from coordinator.broker import local as brokers
 
     with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
         yield started.address

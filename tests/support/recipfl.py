@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from federated.local import perform
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import Task
-from models.families import network
+from federated.training.tasks import perform
+from models.families.catalogue import network
 
 __all__ = ["METHOD", "NET", "begun", "examples", "sent", "trained"]
 

@@ -11,15 +11,15 @@ from typing import Any
 
 from msgspec import structs
 
-from coordinator import start
-from coordinator.fleet import Fleet
-from coordinator.journal import Journal, pack
+from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Publish
-from coordinator.observe.terminal import Lines
-from coordinator.preparation import prepare
-from coordinator.rounds import Result
-from coordinator.run.step import step
-from federated.wire.memory import MemoryBroker, MemoryLink
+from coordinator.observe.readers.terminal import Lines
+from coordinator.round.step import step
+from coordinator.run import start
+from coordinator.run.preparation import prepare
+from coordinator.run.rounds import Result
+from coordinator.store.journal import Journal, pack
+from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.federation import Member, configured, living
 
 __all__ = ["Fuse", "Killed", "revived"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from federated.aggregate import Total, fold
+from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import Update
-from models.families import initial, network
+from models.families.catalogue import initial, network
 
 __all__ = ["NET", "played", "start"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from federated.method import configure
 from federated.methods.catalogue import method
-from models.families import network
+from models.families.catalogue import network
 from tests.support.federation import Member, digits, federate
 
 __all__ = ["apart", "trained"]

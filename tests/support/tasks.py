@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from federated.local import perform
 from federated.task import Recipe, Task
-from models.families import build, menu, network, shapes, statistics
+from federated.training.tasks import perform
+from models.families.catalogue import build, menu, network, shapes, statistics
 from models.submodel import Network, Submodel
 
 __all__ = [

@@ -9,11 +9,11 @@ import math
 
 import pytest
 
-from coordinator.run import actions as do
-from coordinator.run import round_events as on
-from coordinator.run.round import Wasted
-from coordinator.run.rules import FIRST, LEAST, SLACK
-from coordinator.run.task_state import Planned
+from coordinator.round import actions as do
+from coordinator.round import round_events as on
+from coordinator.round.round import Wasted
+from coordinator.round.rules import FIRST, LEAST, SLACK
+from coordinator.round.task_state import Planned
 from tests.support.machine import OTHER, SUBMODEL, Machine, task
 
 

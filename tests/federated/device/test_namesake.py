@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from coordinator import broker as brokers
-from coordinator.broker import Broker
+from coordinator.broker import local as brokers
+from coordinator.broker.local import Broker
 from federated.device.namesake import ANSWERS, Verdict, hear
 from federated.device.namesake import Namesake as Known
 from federated.device.participant import Equipment, Participant
 from federated.wire import envelope, topics
 from federated.wire.link import MqttLink
-from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.messages import Status
 from tests.support.brokers import BOTH, port_of
 from tests.support.clerk import AGENT, CARD, RUN, Hand, lasting, profile

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from federated import disk
 from federated.device.spool import AGE, InUse, Kept, Spool, identity
 from federated.errors import StoreError
+from federated.runtime import files
 from federated.wire.chunks import split
 from tests.support.clerk import CARD, lasting, task
 
@@ -133,7 +133,7 @@ def test_a_disk_that_takes_no_note_costs_only_the_restart(
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk, "write", full)
+    monkeypatch.setattr(files, "write", full)
     with caplog.at_level(logging.WARNING):
         kept = finished(lasting(tmp_path))
     assert "would not outlive a restart" in caplog.text

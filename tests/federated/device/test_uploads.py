@@ -12,7 +12,7 @@ from federated.device.spool import Spool
 from federated.device.uploads import AHEAD, Uploads
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import STALL, WINDOW
-from federated.wire.memory import MemoryBroker, MemoryLink
+from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.clerk import AGENT, CARD, CHUNK, RUN, Clerk, lasting, task
 
 UPDATE = bytes(range(256)) * 400  # 100 chunks of 1 KiB

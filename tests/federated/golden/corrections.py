@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from federated.aggregate import Total, fold
-from federated.hooks import Hooks
+from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.fedavg import rate
 from federated.methods.fednova import normaliser
 from federated.methods.moon import contrast
 from federated.task import Update
-from federated.training import descend, open_session
-from models.families import build
+from federated.training.hooks import Hooks
+from federated.training.loop import descend, open_session
+from models.families.catalogue import build
 from tests.support.golden import close, floats, golden
 
 # one example of the toy: its loss looks at the weights alone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from models.branches import Branch, fused, join, merge, originals, reduced, split
+from models.layers.branches import Branch, fused, join, merge, originals, reduced, split
 from tests.support.golden import close, floats, golden
 
 

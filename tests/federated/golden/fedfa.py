@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from federated.common.central import central_norm
 from federated.method import configure
 from federated.methods.catalogue import method
-from models.families import shapes
+from federated.methods.common.central import central_norm
+from models.families.catalogue import shapes
 from models.slicing import graft
 from models.submodel import Submodel
 from tests.support.golden import by_owner, close, floats, golden, played, shapes_of

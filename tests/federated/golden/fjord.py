@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from federated.aggregate import Total, fold
+from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import Update
-from models.families import FAMILIES
+from models.families.catalogue import FAMILIES
 from models.submodel import Submodel, kept
 from tests.support.golden import close, floats, golden
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from federated.aggregate import Total, fold
+from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import Update

@@ -6,8 +6,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from federated.methods.catalogue import method
-from federated.objective import masked
-from models.layers import Scaler
+from federated.training.objective import masked
+from models.layers.basic import Scaler
 from models.submodel import Submodel, kept
 from tests.support.golden import close, floats, golden, played
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from federated.aggregate import Total, fold, mean
+from federated.engine.aggregate import Total, fold, mean
 from federated.method import Part
 from federated.methods.catalogue import method
-from models.norms import calibrate
+from models.layers.batch_norm import calibrate
 from models.slicing import corner
 from models.submodel import kept
 from tests.support.golden import by_owner, close, floats, golden, played

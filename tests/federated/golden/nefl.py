@@ -13,9 +13,9 @@ from torch import nn
 from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.task import Card, Profile
-from models.efficientnet import PRESETS, STYLE
-from models.families import full, network, normalising, shapes
-from models.inverted import Block
+from models.families.catalogue import full, network, normalising, shapes
+from models.families.efficientnet import PRESETS, STYLE
+from models.layers.inverted_residual import Block
 from tests.support.golden import close, floats, golden, played
 
 WHOLE = full(network("resnet-small", (1, 8, 8), 10), ("steps",))

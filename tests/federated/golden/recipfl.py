@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from federated.aggregate import Total, fold
-from federated.common.student import student_loss
-from federated.hypernetwork.decoder import normalised, tile
-from federated.hypernetwork.graph import factor
+from federated.engine.aggregate import Total, fold
 from federated.method import State, configure
+from federated.methods.common.student import student_loss
+from federated.methods.hypernetwork.decoder import normalised, tile
+from federated.methods.hypernetwork.graph import factor
 from federated.methods.recipfl import recipfl_with
 from federated.task import Update
 from tests.support.golden import by_owner, close, floats, golden

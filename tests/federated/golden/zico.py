@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from federated.accounting import effort
-from federated.zico import zico
+from federated.engine.accounting import effort
+from federated.training.zico import zico
 from tests.support.golden import close, floats, golden
 
 

@@ -10,16 +10,16 @@ import torch
 from torch import nn
 from torch.nn.functional import softmax
 
-from federated import memory
-from federated.aggregate import Total, fold
+from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError, Unknown
-from federated.hooks import Hooks
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.depthfl import distilled_loss
 from federated.task import Recipe, Update
-from federated.training import descend, open_session
-from models.families import full, initial, network, shapes
+from federated.training import device_memory
+from federated.training.hooks import Hooks
+from federated.training.loop import descend, open_session
+from models.families.catalogue import full, initial, network, shapes
 from models.submodel import Submodel
 from tests.support.exits import Told
 from tests.support.federation import Member, digits, federate
@@ -362,7 +362,10 @@ def test_h_is_the_mean_of_what_all_devices_keep_when_they_get_other_submodels(tm
             if home.startswith("h/")
         }
         wanted = {f"c/{name}": tuple(value.shape) for name, value in means.items()}
-        kept = [memory.read(tmp_path / name / memory.FOLDER, number, wanted) for name in pins]
+        kept = [
+            device_memory.read(tmp_path / name / device_memory.FOLDER, number, wanted)
+            for name in pins
+        ]
         for name, value in means.items():
             np.testing.assert_allclose(
                 value.numpy(),

@@ -10,18 +10,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from coordinator.assignment import offers
+from coordinator.assign.offers import offers
 from federated.errors import ConfigError
-from federated.local import perform
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.dynamicfl import SCORES, allotted
 from federated.task import Card, Profile, Task, Timing
-from federated.training import descend, open_session
-from models.branches import Branch, originals
+from federated.training.loop import descend, open_session
+from federated.training.tasks import perform
 from models.branching import Layer, layers
 from models.cost import cost
-from models.families import build, full, initial, network, probes, shapes, statistics
+from models.families.catalogue import build, full, initial, network, probes, shapes, statistics
+from models.layers.branches import Branch, originals
 from tests.support.federation import Member, digits, federate
 
 NET = network("preresnet", (1, 4, 4), 3, (8.0,), (5.0,))

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from federated.aggregate import Total, fold
+from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError, Unknown
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Update
-from models.families import initial, network, shapes
+from models.families.catalogue import initial, network, shapes
 from tests.support.federation import Member, digits, federate
 
 NET = network("mlp", (4,), 3)

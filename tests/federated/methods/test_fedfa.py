@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federated.common.central import central_norm
 from federated.method import configure
 from federated.methods.catalogue import method
+from federated.methods.common.central import central_norm
 from federated.methods.fedfa import depths, scaled
-from models.families import full, initial, network, normalising, shapes
+from models.families.catalogue import full, initial, network, normalising, shapes
 from tests.support.rounds import NET, played, start
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from federated.aggregate import Total, fold
+from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.fednova import normaliser
 from federated.task import Update
-from models.families import full, initial, network
+from models.families.catalogue import full, initial, network
 from models.submodel import Submodel
 from tests.support.federation import Member, digits, federate
 from tests.support.golden import floats, registered

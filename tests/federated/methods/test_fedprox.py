@@ -9,8 +9,8 @@ import torch
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.training import train
-from models.families import build, full, initial, network
+from federated.training.loop import train
+from models.families.catalogue import build, full, initial, network
 from tests.support.federation import Member, digits, federate
 
 NET = network("mlp", (6,), 3)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from federated.aggregate import Total, fold
+from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.fedrolex import arcs
 from federated.task import Update
-from models.families import build, initial, menu, network, shapes, statistics
+from models.families.catalogue import build, initial, menu, network, shapes, statistics
 from models.slicing import corner
 from models.submodel import Submodel
 from tests.support.families import SMALL, small

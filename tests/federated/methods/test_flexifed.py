@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from federated import memory
-from federated.aggregate import Total, fold
+from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.flexifed import chain
 from federated.task import Update
-from models.families import initial, network, shapes, statistics
+from federated.training import device_memory
+from models.families.catalogue import initial, network, shapes, statistics
 from tests.support.families import small
 from tests.support.federation import Member, digits, federate
 
@@ -259,8 +259,8 @@ def test_three_devices_of_two_depths_learn_digits(tmp_path: Path, strategy: str)
 
 def kept(folder: Path, submodel: str) -> dict[str, np.ndarray]:
     """What a device keeps of a submodel after its last round."""
-    folder, own = next(folder.rglob(memory.FOLDER)), f"own/{submodel}/"
-    whole = memory.read(folder, max(int(path.stem) for path in folder.iterdir()))
+    folder, own = next(folder.rglob(device_memory.FOLDER)), f"own/{submodel}/"
+    whole = device_memory.read(folder, max(int(path.stem) for path in folder.iterdir()))
     assert all(name.startswith(own) for name in whole)
     return {name.removeprefix(own): value for name, value in whole.items()}
 

@@ -7,10 +7,10 @@ import re
 import pytest
 import torch
 
-from federated.common.inactive import inactive
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
-from models.families import network
+from federated.methods.common.inactive import inactive
+from models.families.catalogue import network
 from tests.support.short import trained
 
 NET = network("preresnet", (1, 8, 8), 10)

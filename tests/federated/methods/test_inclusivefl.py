@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from federated.aggregate import Total, fold
+from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.inclusivefl import size_local
 from federated.task import Update
-from models.families import initial, menu, network, shapes, statistics
+from models.families.catalogue import initial, menu, network, shapes, statistics
 from tests.support.federation import Member, digits, federate
 from tests.support.golden import registered
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from federated.aggregate import Total, fold
-from federated.common.crosslayer import crossed, references
+from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
+from federated.methods.common.crosslayer import crossed, references
 from federated.task import Update
-from models.families import initial, network
+from models.families.catalogue import initial, network
 from tests.support.federation import Member, digits, federate
 
 NET = network("resnet-small", (1, 8, 8), 3)

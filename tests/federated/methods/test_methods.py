@@ -15,7 +15,7 @@ from federated.methods.fedavg import assign, proposal
 from federated.methods.heterofl import own_rows
 from federated.task import Recipe
 from models.cost import cost
-from models.families import full, initial, network, shapes, statistics
+from models.families.catalogue import full, initial, network, shapes, statistics
 from tests.support.rounds import NET, played, start
 
 # ---- catalogue and settings ----------------------------------------------------------------------

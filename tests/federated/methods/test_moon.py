@@ -12,9 +12,9 @@ from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.moon import contrast, contrasted, represented
-from federated.training import descend, open_session, plain_loss
-from models.families import build, full, initial, menu, network, shapes
-from models.layers import Projected
+from federated.training.loop import descend, open_session, plain_loss
+from models.families.catalogue import build, full, initial, menu, network, shapes
+from models.layers.basic import Projected
 from tests.support.federation import Member, digits, federate
 
 NET = network("mlp", (6,), 3)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from federated.aggregate import Total, fold
-from federated.common.nested_sizes import GAMMAS
+from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
 from federated.method import State, configure
 from federated.methods.catalogue import method
+from federated.methods.common.nested_sizes import GAMMAS
 from federated.task import Card, Profile, Update
-from federated.training import train
-from models.families import build, full, initial, network, shapes, statistics
+from federated.training.loop import train
+from models.families.catalogue import build, full, initial, network, shapes, statistics
 from tests.support.counts import NOTES
 from tests.support.families import small
 from tests.support.federation import Member, digits, federate

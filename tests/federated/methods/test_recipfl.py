@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from coordinator.observe.events import RoundBegan
-from coordinator.store import Store
-from federated.aggregate import Total, fold
+from coordinator.store.store import Store
+from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError, Unknown
-from federated.hypernetwork import network as hyper
 from federated.method import configure
+from federated.methods.hypernetwork import network as hyper
 from federated.task import Card, Profile, Update
 from federated.wire.topics import SUBMODEL
 from models.cost import cost
-from models.families import full, network, parameters, shapes
+from models.families.catalogue import full, network, parameters, shapes
 from tests.support.federation import RUN, Member, digits, federate
 from tests.support.recipfl import METHOD, begun, sent, trained
 

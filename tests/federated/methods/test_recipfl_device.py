@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from federated.common.student import histogram, student_loss, teach
 from federated.errors import Refused
-from federated.hooks import Survey
-from federated.local import perform
+from federated.methods.common.student import histogram, student_loss, teach
 from federated.task import Task
-from federated.training import Stopped, open_session
-from models.families import build, network, shapes
+from federated.training.hooks import Survey
+from federated.training.loop import Stopped, open_session
+from federated.training.tasks import perform
+from models.families.catalogue import build, network, shapes
 from tests.support.recipfl import METHOD, begun, examples, sent, trained
 
 

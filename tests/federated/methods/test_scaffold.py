@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from federated import memory
-from federated.aggregate import Total, fold
-from federated.hooks import Hooks
+from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.methods.scaffold import scaffold, united
 from federated.task import Update
-from federated.training import descend, open_session
+from federated.training import device_memory
+from federated.training.hooks import Hooks
+from federated.training.loop import descend, open_session
 from federated.wire import envelope, messages
-from federated.wire.memory import MemoryBroker
-from models.families import build, full, initial, network, shapes, statistics
+from federated.wire.links.memory import MemoryBroker
+from models.families.catalogue import build, full, initial, network, shapes, statistics
 from models.slicing import at, corner
 from models.submodel import Submodel
 from tests.support.federation import Member, digits, federate
@@ -65,8 +65,8 @@ def finished(chosen, state, *updates):
 
 def known(folder, round, variates):
     """What a device keeps of these variates after a round."""
-    return memory.read(
-        folder / memory.FOLDER,
+    return device_memory.read(
+        folder / device_memory.FOLDER,
         round,
         {home: tuple(value.shape) for home, value in variates.items()},
     )

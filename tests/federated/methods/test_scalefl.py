@@ -12,14 +12,14 @@ from torch.nn.functional import softmax
 from export.graph import export, predict
 from export.verify import load
 from federated.errors import ConfigError
-from federated.hooks import Hooks
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.scalefl import weighted_loss
 from federated.task import Recipe
-from federated.training import descend, open_session
-from models.families import build, initial, network
-from models.norms import norms
+from federated.training.hooks import Hooks
+from federated.training.loop import descend, open_session
+from models.families.catalogue import build, initial, network
+from models.layers.batch_norm import norms
 from models.slicing import extract
 from models.submodel import Submodel
 from tests.support.exits import Told

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from coordinator.methods import described, one_text
+from coordinator.cli.methods import described, one_text
 from federated.method import SCHEDULE, configure, round_at
 from federated.methods.catalogue import METHODS, method
 from federated.methods.fedavg import rate
-from models.families import initial, network
+from models.families.catalogue import initial, network
 from tests.support.short import apart, trained
 
 NET = network("resnet-small", (1, 8, 8), 10)

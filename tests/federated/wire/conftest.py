@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import broker as brokers
-from coordinator.broker import Broker
+from coordinator.broker import local as brokers
+from coordinator.broker.local import Broker
 from tests.support.brokers import BOTH
 
 

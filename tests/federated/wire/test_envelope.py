@@ -21,7 +21,7 @@ from federated.errors import REASON, Malformed, ProtocolMismatch, Refused
 from federated.task import Card, Profile, Recipe, Task, Timing
 from federated.wire import envelope
 from federated.wire import messages as m
-from federated.wire.releases import Release, Serving, Version
+from federated.wire.release_files import Release, Serving, Version
 from models.submodel import Network, Submodel
 
 NETWORK = Network("preresnet", "small", (1, 8, 8), 10, (4.9,), (6.0,))

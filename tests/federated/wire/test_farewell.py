@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import broker as brokers
-from coordinator.broker import Broker
-from coordinator.fleet import Fleet
+from coordinator.broker import local as brokers
+from coordinator.broker.local import Broker
+from coordinator.fleet.fleet import Fleet
 from federated.wire import envelope, messages, topics
 from federated.wire import link as links
 from federated.wire.link import LINK_DOWN, MqttLink

@@ -15,12 +15,12 @@ import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from coordinator.broker import Broker
+from coordinator.broker.local import Broker
 from federated.errors import LinkError
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import Receiver, Sender, split
-from federated.wire.inbox import Delivery
 from federated.wire.link import MqttLink
+from federated.wire.links.queue import Delivery
 from federated.wire.transfer import Download, publish
 from tests.support.links import hear, linked, listen
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import broker as brokers
-from coordinator.broker import Broker
-from federated.wire.inbox import LINK_DOWN, LINK_UP
+from coordinator.broker import local as brokers
+from coordinator.broker.local import Broker
 from federated.wire.link import STRIKES
+from federated.wire.links.queue import LINK_DOWN, LINK_UP
 from tests.support.brokers import port_of
 from tests.support.links import hear, linked, listen
 from tests.support.proxy import Proxy

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import broker as brokers
-from coordinator.broker import Broker
+from coordinator.broker import local as brokers
+from coordinator.broker.local import Broker
 from federated.errors import LinkError
 from federated.wire.link import MqttLink
-from federated.wire.mqtt import QUEUED
+from federated.wire.links.mqtt import QUEUED
 from tests.support.links import hear, linked
 
 pytestmark = pytest.mark.broker

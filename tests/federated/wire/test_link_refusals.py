@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import broker as brokers
-from coordinator.broker import Broker
-from coordinator.listening import free_port
+from coordinator.broker import local as brokers
+from coordinator.broker.addresses import free_port
+from coordinator.broker.local import Broker
 from federated.errors import ConfigError, LinkError
 from federated.wire import link as links
 from federated.wire import topics
-from federated.wire.inbox import LINK_DOWN
 from federated.wire.link import MqttLink
+from federated.wire.links.queue import LINK_DOWN
 from tests.support.brokers import listens, needs_mosquitto
 from tests.support.links import hear, linked
 from tests.support.waiting import eventually

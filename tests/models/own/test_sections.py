@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.families import address, build, full, shapes
+from models.families.catalogue import address, build, full, shapes
 from models.slicing import corners, graft
 from models.submodel import Submodel
 from tests.support.own import Basic, Named, Residual, at, passes, sizes

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.families import build, full, initial, labelled, shapes, statistics
+from models.families.catalogue import build, full, initial, labelled, shapes, statistics
 from models.slicing import corners, embed, extract
 from tests.support.own import Named, Residual, at, cnn, passes, sizes
 

@@ -1,0 +1,330 @@
+"""The agents as the coordinator hears them: turns what the link delivers into events of the round.
+It is the only place that waits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from immutables import Map
+
+from coordinator.access.gate import Gate
+from coordinator.assign.eligibility import Eligibility
+from coordinator.fleet.driver import Driver
+from coordinator.fleet.endpoint import Endpoint
+from coordinator.fleet.inbox import SPOILT, Inbox
+from coordinator.fleet.run_clock import RunClock
+from coordinator.observe.events import FleetChanged, Publish, Rejected, Turned
+from coordinator.round import round_events as on
+from coordinator.round.collector import Collector
+from coordinator.round.round import Agent, Round, Rules, awaited, carried, entries
+from coordinator.round.rules import RELIEF
+from coordinator.round.task_state import TaskState
+from coordinator.store.journal import Journal
+from coordinator.trust.acceptance import check_profile
+from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
+from federated.task import Key, Profile, Work
+from federated.wire import envelope, messages, topics
+from federated.wire.link import LINK_UP, Delivery, Link
+
+__all__ = ["Fleet", "Intake"]
+
+LOOK = 0.5  # seconds between ticks
+REVOKED = "its certificate was revoked"
+
+
+class Helm(Protocol):
+    """What people ask of a running coordinator."""
+
+    def look(self) -> None:
+        """Raises Stopped where the run is to stop now."""
+
+
+@dataclass(frozen=True)
+class Intake:
+    """How a coordinator takes updates in.
+
+    attempt: the coordinator's session, which its tasks carry.
+    slots: updates that are received at the same time.
+    chunk: bytes of a chunk of weights; 0: what the link lets through.
+    rules: of the run.
+    """
+
+    attempt: int = 1
+    slots: int = 8
+    chunk: int = 0
+    rules: Rules = Rules()  # noqa: RUF009  # frozen
+
+
+class Fleet:
+    """The coordinator's half of the protocol, for one run."""
+
+    def __init__(
+        self,
+        link: Link,
+        run: messages.Run,
+        spool: Path,
+        intake: Intake = Intake(),  # frozen
+        *,
+        publish: Publish = lambda event: None,
+        clock: Callable[[], float] = time.monotonic,
+        journal: Journal | None = None,
+    ) -> None:
+        self.link, self.attempt, self.publish, self.clock = link, intake.attempt, publish, clock
+        self.endpoint = Endpoint(link, run, spool, intake.chunk)
+        self.inbox = Inbox(spool, intake.slots, sync=intake.rules.durable)
+        self.driver = Driver(self.endpoint, self.inbox, intake.rules, publish, clock, journal)
+        self._helm: Helm | None = None
+        self._gate = Gate("")
+        self._eligibility: Eligibility | None = None
+        self._barred: frozenset[str] = frozenset()
+        self._ticked = self._filled = -math.inf
+        # deliveries that came before a tick was due, and are heard before it
+        self._ahead: int | None = None
+
+    @property
+    def run(self) -> messages.Run:
+        """The run's card."""
+        return self.endpoint.card
+
+    @property
+    def round(self) -> Round:
+        return self.driver.round
+
+    @property
+    def agents(self) -> Map[str, Agent]:
+        return self.round.agents
+
+    @property
+    def tasks(self) -> list[TaskState]:
+        """The tasks of the present phase, or of the last one."""
+        return entries(self.round)
+
+    @property
+    def late(self) -> list[TaskState]:
+        """Tasks of earlier rounds that may still be answered."""
+        return carried(self.round)
+
+    def ready(self) -> list[Agent]:
+        """The agents that can be asked, by name."""
+        return sorted(
+            (agent for agent in self.agents.values() if agent.ready), key=lambda agent: agent.name
+        )
+
+    def candidates(self, work: Work, round: int) -> list[Agent]:
+        """The ready agents that do not sit out this round; all of them if nobody is left
+        otherwise.
+        """
+        ready = self.ready()
+        return [agent for agent in ready if not agent.resting(work, round)] or ready
+
+    def free(self) -> list[Agent]:
+        """The ready agents that are not at work on a task of an earlier round."""
+        busy = {state.task.agent for state in self.late if state.open}
+        return [agent for agent in self.ready() if agent.name not in busy]
+
+    # ---- who takes part --------------------------------------------------------------------------
+
+    def reannounce(self, card: messages.Run) -> None:
+        """Publishes a card that says more than the last: agents measure themselves anew by it."""
+        self.driver.take(on.CardChanged(self.clock()))
+        self.endpoint.publish(card)
+
+    def obey(self, helm: Helm | None = None, gate: Gate | None = None) -> None:
+        """From now on looks, at every turn, at what people ask and whom the gate bars."""
+        self._helm, self._gate = helm, gate or self._gate
+
+    def admit(self, eligibility: Eligibility) -> None:
+        """From now on only eligible agents take part; those that are here are judged anew."""
+        self._eligibility = eligibility
+        self.judge()
+
+    def judge(self) -> None:
+        """Judges every agent that is known by the present rules."""
+        for agent in list(self.agents.values()):
+            if agent.profile is not None:
+                self.driver.take(self._judged(agent.name, agent.profile))
+
+    def dismiss(self, reason: str, patience: float = 0.0) -> None:
+        """Ends the run for all agents; those that are online have so many seconds to sign off."""
+        self.endpoint.dismiss(
+            reason,
+            list(self.agents),
+            [agent.name for agent in self.agents.values() if agent.online],
+            patience,
+        )
+
+    # ---- turns -----------------------------------------------------------------------------------
+
+    def run_phase(self, began: on.PhaseBegan, collector: Collector) -> None:
+        """Runs a phase from its beginning to its end."""
+        self.driver.begin(began, collector)
+        self.finish_phase()
+
+    def finish_phase(self) -> None:
+        """Runs the phase under way to its end."""
+        while not (phase := self.driver.phase).closed:
+            self.turn(max(0.02, min(0.2, phase.began + phase.limit - self.clock())))
+        self.driver.end()
+        self.publish(FleetChanged())
+
+    def turn(self, timeout: float) -> None:
+        """Handles one delivery, if one comes in time; otherwise time passes for the round."""
+        if self._helm is not None:
+            self._helm.look()
+        self.publish(Turned())
+        if (barred := self._gate.barred()) is not self._barred:
+            self.driver.take(on.AgentsBarred(self.clock(), barred, REVOKED))
+            self._barred = self._barred if self.driver.deaf else barred
+        delivery = self.link.receive(timeout)
+        if delivery is not None:
+            try:
+                self._hear(delivery)
+            except WireError as error:
+                self._reject(delivery.topic, error)
+        now = self.clock()
+        if ticking := self._may_tick(now, delivery):
+            self._ticked = now
+            self.driver.take(on.Ticked(now, self.inbox.waiting))
+            self.driver.compact()
+        for name, grant in self.inbox.grants(now, quiet=ticking):
+            self.endpoint.tell(name, grant)
+        if self.inbox.full and now - self._filled >= RELIEF:
+            self._filled = now
+            self.driver.take(on.SpoolFilled(now))
+
+    def _may_tick(self, now: float, delivery: Delivery | None) -> bool:
+        """Whether a tick is due and all is heard that had come by the time it was due.
+
+        So nobody is late because the coordinator computed, and no stream of messages delays a tick
+        for long.
+        """
+        if now - self._ticked < LOOK and not self._over(now):
+            return False
+        if self._ahead is None:
+            self._ahead = self.link.backlog
+        elif delivery is not None:
+            self._ahead -= 1
+        if delivery is not None and self._ahead > 0:
+            return False
+        self._ahead = None
+        return True
+
+    def _over(self, now: float) -> bool:
+        """Whether the phase is past its deadline."""
+        phase = self.round.phase
+        return phase is not None and not phase.closed and now >= phase.began + phase.limit
+
+    # ---- hearing ---------------------------------------------------------------------------------
+
+    def _hear(self, delivery: Delivery) -> None:
+        if delivery.topic == LINK_UP:  # a broker that restarted may have forgotten what it retained
+            self.endpoint.restock()
+        where = topics.parse(delivery.topic)
+        if where is None or not where.agent or not delivery.payload or where.agent in self._barred:
+            return
+        message, name, now = envelope.decode(delivery.payload), where.agent, self.clock()
+        if (claimed := getattr(message, "agent", name)) != name:
+            raise Refused(f"a message of '{claimed}' came on a topic of '{name}'")
+        match message:
+            case messages.Echo():  # of a device that only tries the way (edge-agent doctor)
+                self.endpoint.tell(name, replace(message, time=time.time()))
+                return
+            case messages.Status(_, session, True, paused):
+                self.driver.take(on.AgentConnected(now, name, session, paused))
+            case messages.Status(_, session):
+                self.driver.take(on.AgentLeft(now, name, session, "went away"))
+            case Profile() as profile:
+                check_profile(profile, self.run)
+                self.driver.take(self._judged(name, profile))
+            case messages.Heartbeat() as beat:
+                self.driver.take(
+                    on.AgentBeat(
+                        now,
+                        name,
+                        beat.session,
+                        beat.state,
+                        beat.loss,
+                        beat.step,
+                        beat.round,
+                        beat.work,
+                    )
+                )
+            case messages.Offer() as offer:
+                self.driver.take(on.UpdateOffered(now, name, offer))
+            case messages.Chunk() as chunk:
+                self._store(name, chunk)
+            case messages.Failure() as failure if failure.run == self.run.run:
+                key = Key(name, failure.submodel, failure.round, failure.work)
+                self.driver.take(
+                    on.TaskFailed(now, key, failure.attempt, failure.reason, failure.paused)
+                )
+            case _:
+                raise Refused(f"agents do not send {type(message).__name__}")
+        self.publish(FleetChanged())
+
+    def _judged(self, name: str, profile: Profile) -> on.ProfileCame:
+        rules = self._eligibility
+        refusal, exclusion = (
+            (rules.refusal(profile), rules.exclusion(profile)) if rules is not None else ("", "")
+        )
+        return on.ProfileCame(self.clock(), name, profile, refusal, exclusion)
+
+    def _store(self, name: str, chunk: messages.Chunk) -> None:
+        """A chunk of an update; the last one makes it whole, and then it is checked."""
+        key = self.inbox.key_of(name, chunk.transfer)
+        finished = self.inbox.take(name, chunk, self.clock())
+        if finished is None:
+            if key is not None:
+                self.driver.take(on.ChunkCame(self.clock(), key))
+            return
+        offer, path = finished
+        key = Key(name, offer.submodel, offer.round, offer.work)
+        state = awaited(self.round, key, offer.attempt)
+        if state is None or not state.open:
+            if path is not None:
+                path.unlink(missing_ok=True)
+            self.driver.take(on.UpdateOffered(self.clock(), name, offer))  # which is answered
+            return
+        try:
+            if path is None:
+                raise Refused(f"its bytes were not those that it promised, {SPOILT} times")
+            update = self.driver.check(state.task, path, self._elapsed(state))
+        except WireError as error:
+            if path is not None:
+                path.unlink(missing_ok=True)
+            self.driver.take(
+                on.UpdateRefused(self.clock(), key, offer.attempt, chunk.transfer, str(error))
+            )
+            return
+        loss = float(update.notes["loss"]) if update.work == "train" else math.nan
+        self.driver.take(
+            on.UpdateCame(
+                self.clock(), key, offer.attempt, chunk.transfer, offer.manifest.sha256, loss
+            )
+        )
+
+    def _elapsed(self, state: TaskState) -> float:
+        """Seconds that may have passed since a task was sent; infinite where an earlier process
+        sent it.
+        """
+        if state.resumed or state.carried:
+            return math.inf
+        return (
+            self.clock()
+            - state.asked
+            + (self.clock.lost if isinstance(self.clock, RunClock) else 0.0)
+        )
+
+    def _reject(self, topic: str, error: WireError) -> None:
+        where = topics.parse(topic)
+        name = where.agent if where is not None else None
+        kind = {ProtocolMismatch: "protocol", Malformed: "malformed"}.get(type(error), "message")
+        self.publish(Rejected(kind, topic, str(error), name, topic=topic))
+        if name:
+            self.endpoint.tell(name, messages.Refusal(str(error), topic))

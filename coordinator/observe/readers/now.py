@@ -1,0 +1,250 @@
+"""What a coordinator does at this moment, as a small file in the run's folder: whoever may read the
+folder can see it, and no port is opened.
+
+The file is written anew about once a second while the coordinator turns. It is for people and
+monitors only: nothing is resumed from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from coordinator.fleet.fleet import Fleet
+from coordinator.observe import events
+from coordinator.round.round import Agent
+from coordinator.round.task_state import TaskState
+
+__all__ = ["FILE", "STATES", "TASKS", "Member", "Now", "Observer", "read", "standing", "state_of"]
+
+FILE = "now.json"
+EVERY = 1.0  # seconds between two writings
+AGENTS = 1000  # at most so many are written one by one
+TASKS = (
+    "open",
+    "lost",
+    "received",
+    "folded",
+    "refused",
+    "failed",
+    "paused",
+    "late",
+    "gone",
+    "other",
+)
+STATES = (
+    "idle",
+    "download",
+    "train",
+    "calibrate",
+    "evaluate",
+    "send",
+    "paused",
+    "measuring",
+    "excluded",
+    "refused",
+    "gone",
+    "other",
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One agent as the coordinator sees it. state: one of STATES. task: one of TASKS, empty without
+    one.
+    """
+
+    agent: str
+    state: str
+    submodel: str = ""
+    task: str = ""
+    loss: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Now:
+    """phase: waiting, paused, train, calibrate, evaluate, between; at the end over, stopped or
+    failed, with the reason.
+
+    round: under way, or done last. began: of the round; all times are UTC, as ISO 8601 writes them.
+    tasks, agents: how many are how. bytes: through the coordinator's link since it started.
+    receiving, waiting: updates on their way in, and in line for that. queued: messages that came
+    and are not handled yet. spool_files, spool_bytes: on the coordinator's disk.
+    epsilon: what private rounds told so far, those before a resume with them; None where they are
+    not private, or before the first may begin.
+    """
+
+    run: str
+    pid: int
+    started: str
+    updated: str
+    phase: str
+    round: int
+    rounds: int
+    began: str = ""
+    wanted: int = 0
+    tasks: dict[str, int] = field(default_factory=dict)
+    agents: dict[str, int] = field(default_factory=dict)
+    members: tuple[Member, ...] = ()
+    bytes_up: int = 0
+    bytes_down: int = 0
+    receiving: int = 0
+    waiting: int = 0
+    queued: int = 0
+    spool_files: int = 0
+    spool_bytes: int = 0
+    reason: str = ""
+    epsilon: float | None = None
+
+
+def read(folder: Path) -> Now | None:
+    """What the run's coordinator wrote last; None where there is nothing, or nothing to
+    understand.
+    """
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=Now)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def state_of(agent: Agent) -> str:
+    """How an agent is, in one of STATES."""
+    if agent.refused:
+        return "refused"
+    if not agent.online:
+        return "gone"
+    if agent.profile is None:
+        return "measuring"
+    if agent.absence:
+        return "paused" if agent.paused and not agent.excluded else "excluded"
+    return agent.state if agent.state in STATES else "other"
+
+
+def standing(entry: TaskState) -> str:
+    """How a task stands, in one of TASKS."""
+    if entry.outcome:
+        word = entry.outcome.partition(":")[0]
+        return word if word in TASKS else "other"
+    if entry.came:
+        return "received"
+    return "lost" if entry.lost >= 0 else "open"
+
+
+class Observer:
+    """Keeps the file up to date, about once a second and at each round's start and end."""
+
+    def __init__(
+        self, folder: Path, run: str, rounds: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.folder, self.run, self.rounds, self.clock = folder, run, rounds, clock
+        self.phase, self.round, self.wanted, self.reason = "between", 0, 0, ""
+        self.epsilon: float | None = None
+        self._started, self._began = _utc(), ""
+        self._fleet: Fleet | None = None
+        self._written = -math.inf
+
+    def follow(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def read(self, event: events.Event) -> None:
+        match event:
+            case events.AgentsAwaited(_, wanted):
+                self.phase, self.wanted = "waiting", wanted
+            case events.RoundDelayed():
+                self.phase = "waiting"
+            case events.RunPaused():
+                self.phase = "paused"
+            case events.RoundBegan(number, rounds, _):
+                self.round, self.rounds, self.phase, self._began = number, rounds, "train", _utc()
+            case events.PrivacySpent(epsilon):
+                self.epsilon = epsilon
+            case events.RoundEnded():
+                self.phase = "between"
+            case events.RunEnded(phase, reason):
+                self.phase, self.reason = phase, reason
+            case _:
+                pass
+        self._write(now=isinstance(event, events.RoundBegan | events.RoundEnded | events.RunEnded))
+
+    # ---- the file --------------------------------------------------------------------------------
+
+    def _write(self, *, now: bool) -> None:
+        """Write the file, if it is time to."""
+        at = self.clock()
+        if self._fleet is None or not (now or at - self._written >= EVERY):
+            return
+        self._written = at
+        part = self.folder / f"{FILE}.part"
+        with contextlib.suppress(OSError):  # a full disk is said by those who must write
+            part.write_bytes(msgspec.json.encode(self.now(self._fleet)))
+            part.replace(self.folder / FILE)
+
+    def now(self, fleet: Fleet) -> Now:
+        entries = fleet.tasks
+        phase = self.phase if self.phase != "train" or not entries else entries[0].task.work
+        agents = sorted(fleet.agents.values(), key=lambda agent: agent.name)
+        (receiving, waiting), (files, size) = fleet.inbox.load, spooled(fleet.inbox.spool)
+        return Now(
+            self.run,
+            os.getpid(),
+            self._started,
+            _utc(),
+            phase,
+            self.round,
+            self.rounds,
+            self._began,
+            self.wanted,
+            dict(Counter(map(standing, entries))),
+            dict(Counter(map(state_of, agents))),
+            tuple(members(agents[:AGENTS], entries)),
+            fleet.link.received_bytes,
+            fleet.link.sent_bytes,
+            receiving,
+            waiting,
+            fleet.link.backlog,
+            files,
+            size,
+            self.reason[:1000],
+            self.epsilon,
+        )
+
+
+def members(agents: list[Agent], entries: list[TaskState]) -> list[Member]:
+    tasks = {entry.task.agent: standing(entry) for entry in entries}
+    return [
+        Member(
+            a.name,
+            state_of(a),
+            a.submodel,
+            tasks.get(a.name, ""),
+            None if math.isnan(a.loss) else a.loss,
+            a.absence[:200],
+        )
+        for a in agents
+    ]
+
+
+def spooled(spool: Path) -> tuple[int, int]:
+    """Files in the spool, and their bytes together."""
+    files, size = 0, 0
+    for folder, _, names in os.walk(spool):
+        for name in names:
+            with contextlib.suppress(OSError):  # gone meanwhile
+                # of a thousand files, each second
+                size += os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118
+                files += 1
+    return files, size
+
+
+def _utc() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,222 @@
+"""From a stored run to ONNX files that are checked, and on to the agents."""
+
+from __future__ import annotations
+
+import contextlib
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from coordinator.assign.data_cards import AGENTS
+from coordinator.fleet.shipment import statistics_of
+from coordinator.phases.evaluation import assemble
+from coordinator.settings.config import Config, load
+from coordinator.store.store import Store
+from coordinator.store.training_counts import answering, of_run
+from export import bundle
+from export.verify import Array
+from federated.data import catalogue as data
+from federated.errors import ConfigError, DataError, ExportError, StoreError, Unknown
+from federated.method import Method, State, configure
+from federated.methods.catalogue import method as method_named
+from federated.runtime.console import Say
+from federated.training.objective import pose
+from models.families.catalogue import initial, statistics
+from models.submodel import Network, Submodel
+
+__all__ = ["export_run", "write_release"]
+
+# raw inputs, some to calibrate int8 on and the others to measure with: half a point is 5 of them
+EXAMPLES = 128 + 1024
+
+
+def export_run(
+    run: str,
+    out: Path,
+    wanted: Sequence[str],
+    inputs: Path | None,
+    runs: Path,
+    say: Say,
+    *,
+    int8: bool = True,
+) -> dict[str, Any]:
+    """What `coordinator export` does; its result as plain values. Raises StoreError, ExportError,
+    Unknown, DataError, MissingExtra.
+    """
+
+    def told(entry: bundle.Entry) -> None:
+        say(f"{entry.label}: {entry.parameters:,} parameters, {entry.macs:,} multiply-adds")
+        for line in [
+            *(_told(entry, variant) for variant in entry.variants),
+            *(f"left out: {why}" for why in entry.absent),
+        ]:
+            say(f"  {line}")
+
+    made, _ = write_release(run, out, wanted, inputs, runs, int8=int8, told=told)
+    beside = "" if made.labelled else "; without labels, so that no accuracy is known"
+    say(f"measured on {made.examples} real examples that were not used to calibrate{beside}")
+    first = bundle.usable(made)[0]
+    mark = (
+        ""
+        if first.label == first.submodel
+        else f" (no submodel here was trained; {first.submodel} is the smallest)"
+    )
+    say(
+        f"round {made.round} of run '{run}' is in {out}; try: edge-agent infer --model "
+        f"{out / first.variants[0].file.name} INPUTS{mark}"
+    )
+    say(f"release it to the agents by: coordinator release {run} --bundle {out} --broker HOST")
+    return {**msgspec.to_builtins(made), "out": str(out)}
+
+
+def _told(entry: bundle.Entry, variant: bundle.Variant) -> str:
+    """A line on one graph."""
+    first, size = entry.variants[0], f"{variant.file.size / 1e3:.0f} kB"
+    if variant is first:
+        good = f"accuracy {first.accuracy:.4f}, " if first.accuracy is not None else ""
+        return f"{variant.kind:13}{size:>10}  {good}at most {variant.max_abs_diff:.1e} from PyTorch"
+    good = f"agrees with PyTorch in {variant.agreement:.2%}"
+    if variant.accuracy is not None and first.accuracy is not None:
+        good = f"accuracy {variant.accuracy:.4f} ({variant.accuracy - first.accuracy:+.4f})"
+    if variant not in bundle.right(entry):
+        good += "; no device will take it: it loses more than a point"
+    return f"{variant.kind:13}{size:>10}  {good}"
+
+
+def write_release(
+    run: str,
+    out: Path,
+    wanted: Sequence[str],
+    inputs: Path | None,
+    runs: Path,
+    *,
+    int8: bool = True,
+    told: Callable[[bundle.Entry], None] | None = None,
+) -> tuple[bundle.Bundle, dict[str, str]]:
+    """Exports a run's last state into a folder; the bundle, and which submodel each agent is to
+    answer with.
+
+    told: hears of each submodel that is done.
+    """
+    store = Store.open(runs, run, read_only=True)
+    try:
+        facts, last = store.read_facts(), store.last()
+        config = load(None, {}, (), base=facts.config)
+        if last is None or facts.network is None:
+            raise StoreError(f"run '{run}' has no finished round to export")
+        known, wants = of_run(store), answering(store)
+    finally:
+        store.close()
+    method = method_named(config.method_name)
+    state = method.start(
+        initial(facts.network, config.seed, method.features),
+        facts.menu,
+        configure(method, config.settings, seed=config.seed, rounds=config.rounds),
+    )
+    state = State(last.round, last.tensors, state.settings, last.fleet)
+    nets = {
+        submodel: assemble(state, method, submodel)
+        for submodel in chosen(run, method, state, facts.menu, wanted)
+    }
+    first = next(iter(nets))
+    x, truth = examples(config, inputs, first.network, method.recipe(state, first).hide)
+    about = {
+        "method": method.name,
+        "data": "of the agents" if config.data.name == AGENTS else config.data.name,
+        "model": config.model.name,
+    }
+    try:
+        made = bundle.write(
+            out,
+            run,
+            last.round,
+            nets,
+            x,
+            truth,
+            int8=int8,
+            about=about,
+            trained=known.updates,
+            told=told,
+        )
+    except OSError as error:
+        raise ExportError(f"{out}: cannot be written: {error.strerror or error}") from error
+    return made, wants
+
+
+def chosen(
+    run: str, method: Method, state: State, menu: Sequence[Submodel], wanted: Sequence[str]
+) -> list[Submodel]:
+    """The submodels that are asked for, or all that have batch norm statistics, each network once.
+    Raises Unknown, ExportError.
+    """
+    known = {submodel.name: submodel.plain for submodel in menu}
+    for name in wanted:
+        if name not in known:
+            raise Unknown("submodel", name, known)
+    if wanted:
+        return list(dict.fromkeys(known[name] for name in wanted))
+    ready = [
+        s
+        for s in dict.fromkeys(known.values())
+        if state.settings["norm"] == "tracked" or not statistics(s) or statistics_of(state, s)
+    ]
+    if not ready:
+        raise ExportError(
+            f"run '{run}' has no batch norm statistics after round {state.round}: "
+            "finish the run, or set evaluate.every = 1"
+        )
+    return ready
+
+
+def examples(
+    config: Config, inputs: Path | None, network: Network, hide: float
+) -> tuple[Array, Array | None]:
+    """Real raw inputs to measure with, as the network is asked, and the right answers where they
+    are known: from a file, or held out from the run's data, drawn alike from all of them. hide:
+    share of tokens. Raises ConfigError, DataError.
+    """
+    if inputs is None and config.data.name == AGENTS:
+        raise ConfigError(
+            "the coordinator of this run holds no data: name raw examples to compare "
+            "with by --inputs FILE.npz"
+        )
+    if inputs is not None:
+        x, y = given(inputs, network)
+    else:
+        whole = data.central(config.data.name, config.data.root)
+        x, y = whole.x_held, whole.y_held
+    drawn = np.random.default_rng(0).permutation(len(x))[:EXAMPLES]
+    x, y = np.ascontiguousarray(x[drawn]), None if y is None else y[drawn]
+    if network.objective != "masked":
+        return x, y
+    posed, truth = pose(
+        network, hide, torch.from_numpy(x), torch.from_numpy(x), torch.Generator().manual_seed(0)
+    )
+    return posed.numpy(), truth.numpy()
+
+
+def given(path: Path, network: Network) -> tuple[Array, Array | None]:
+    """Raw examples of a file, and the answers if it holds any that fit the network. Raises
+    DataError.
+    """
+    if path.suffix == ".npz" and path.is_file():
+        # read_npz says what is wrong
+        with (
+            contextlib.suppress(ValueError, OSError, zipfile.BadZipFile),
+            np.load(path, allow_pickle=False) as arrays,
+        ):
+            if "x" in arrays.files and "y" not in arrays.files:
+                return arrays["x"], None
+    whole = data.load(str(path))
+    target = network.objective if network.objective in {"class", "value"} else "token"
+    if whole.target != target or whole.outputs > network.outputs:
+        raise DataError(
+            f"{path}: expected a {target} of {network.outputs} for each example in y, "
+            f"found a {whole.target} of {whole.outputs}"
+        )
+    return whole.x, whole.y

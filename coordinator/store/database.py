@@ -1,0 +1,213 @@
+"""The SQLite database of a run: its tables, and how facts, rounds, entries and scores become rows
+of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from dataclasses import astuple, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from coordinator.observe.records import Entry, RoundRecord, Score
+from coordinator.store import agent_tables
+from coordinator.store.runs import DATABASE
+from coordinator.trust import norm_tables
+from federated.errors import StoreError
+from federated.runtime.files import sync
+from models.submodel import Network, Submodel
+
+__all__ = [
+    "Facts",
+    "create_database",
+    "open_database",
+    "read_entries",
+    "read_facts",
+    "read_scores",
+    "write_facts",
+    "write_round",
+]
+
+VERSION = 2  # of the schema; 1 kept the round under way in tables
+PRESENT = """
+SELECT checkpoint, fleet, metrics, task, standing, reason, norm, cost
+FROM rounds, scores, updates, standings, decisions, norms, releases LIMIT 1
+"""
+SCHEMA = """
+CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE rounds (round INTEGER PRIMARY KEY, finished TEXT NOT NULL, seconds REAL NOT NULL,
+                     checkpoint TEXT NOT NULL, fleet TEXT NOT NULL,
+                     bytes_up INTEGER NOT NULL, bytes_down INTEGER NOT NULL, digest TEXT NOT NULL);
+CREATE TABLE updates (round INTEGER, agent TEXT, submodel TEXT NOT NULL, outcome TEXT NOT NULL,
+                      samples INTEGER, steps INTEGER, loss REAL,
+                      seconds REAL, step REAL, peak INTEGER,
+                      position INTEGER, digest TEXT, task INTEGER,
+                      PRIMARY KEY (round, agent, task));
+CREATE TABLE scores (round INTEGER, submodel TEXT, view TEXT, agent TEXT, accuracy REAL NOT NULL,
+                     loss REAL, examples INTEGER NOT NULL, metrics TEXT NOT NULL,
+                     PRIMARY KEY (round, submodel, view, agent));
+"""
+
+
+@dataclass
+class Facts:
+    """What a run is.
+
+    config: its settings, as plain values.
+    network: the largest network; None until it is known.
+    menu: the submodels that agents train, smallest first.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict)
+    network: Network | None = None
+    menu: tuple[Submodel, ...] = ()
+
+
+def create_database(folder: Path, facts: Facts) -> None:
+    """Create a run's database under a temporary name, then rename it: a process that dies before
+    leaves no run. Raises OSError, sqlite3.Error.
+    """
+    part = folder / f"{DATABASE}.part"
+    for old in folder.glob(f"{part.name}*"):
+        old.unlink()
+    database = sqlite3.connect(part)
+    try:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.executescript(SCHEMA + agent_tables.SCHEMA + norm_tables.SCHEMA)
+        database.execute(f"PRAGMA user_version={VERSION}")
+        with database:
+            write_facts(database, facts)
+    finally:
+        database.close()
+    sync(part)
+    part.replace(folder / DATABASE)
+    sync(folder)
+
+
+def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
+    """Open the database of a run. Raises StoreError if it is not one, or if another version wrote
+    it and this one is to resume the run.
+    """
+    database = sqlite3.connect(folder / DATABASE)
+    try:
+        database.execute(PRESENT)
+        found = database.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        database.close()
+        raise StoreError(f"{folder / DATABASE} is not a run's history: {error}") from error
+    if not read_only and found != VERSION:
+        database.close()
+        raise StoreError(
+            f"run '{folder.name}' was written by another version of espalier: expected "
+            f"schema {VERSION}, found {found or 1}; finish it with that "
+            "version (pip install 'espalier<0.2' for schema 1), or start a new run "
+            f"from its weights: --init {folder}/round-NNNNNN.safetensors"
+        )
+    return database
+
+
+def write_facts(database: sqlite3.Connection, facts: Facts) -> None:
+    """Write what a run is; within the caller's transaction."""
+    values = {
+        "config": facts.config,
+        "network": msgspec.to_builtins(facts.network),
+        "menu": msgspec.to_builtins(facts.menu),
+    }
+    database.executemany(
+        "INSERT OR REPLACE INTO facts VALUES (?, ?)",
+        [(key, json.dumps(value)) for key, value in values.items()],
+    )
+
+
+def read_facts(database: sqlite3.Connection) -> Facts:
+    """Read what a run is."""
+    rows = {
+        key: json.loads(value) for key, value in database.execute("SELECT key, value FROM facts")
+    }
+    return Facts(
+        rows.get("config", {}),
+        msgspec.convert(rows.get("network"), Network | None),
+        msgspec.convert(rows.get("menu", []), tuple[Submodel, ...]),
+    )
+
+
+def write_round(
+    database: sqlite3.Connection, done: RoundRecord, checkpoint: str, digest: str
+) -> None:
+    """Write a finished round; within the caller's transaction. checkpoint: name of its file;
+    digest: sha256 of that.
+    """
+    fleet = json.dumps(
+        [[msgspec.to_builtins(submodel), count] for submodel, count in done.fleet.items()]
+    )
+    row = (
+        done.round,
+        datetime.now(UTC).isoformat(),
+        done.seconds,
+        checkpoint,
+        fleet,
+        done.bytes_up,
+        done.bytes_down,
+        digest,
+    )
+    database.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    database.executemany(
+        "INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [(done.round, *astuple(e)[:-1], e.task or done.round) for e in done.entries],
+    )
+    database.executemany(
+        "INSERT INTO scores VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                done.round,
+                s.submodel,
+                s.view,
+                s.agent,
+                s.accuracy,
+                s.loss,
+                s.examples,
+                json.dumps(s.metrics),
+            )
+            for s in done.scores
+        ],
+    )
+
+
+def read_entries(database: sqlite3.Connection, number: int) -> list[Entry]:
+    """Read what became of each task in a round, by agent."""
+    columns = (
+        "agent, submodel, outcome, samples, steps, loss, seconds, step, peak, position, digest, "
+        "IIF(task = round, 0, task)"
+    )
+    query = f"SELECT {columns} FROM updates WHERE round = ? ORDER BY agent, task"  # noqa: S608
+    rows = database.execute(query, (number,))
+    return [
+        Entry(agent, submodel, outcome, samples, steps, math.nan if loss is None else loss, *effort)
+        for agent, submodel, outcome, samples, steps, loss, *effort in rows
+    ]
+
+
+def read_scores(database: sqlite3.Connection, number: int) -> list[Score]:
+    """Read the scores of a round."""
+    rows = database.execute(
+        "SELECT submodel, view, accuracy, loss, examples, agent, metrics FROM scores "
+        "WHERE round = ?",
+        (number,),
+    )
+    return [
+        Score(
+            submodel,
+            view,
+            accuracy,
+            math.nan if loss is None else loss,
+            examples,
+            agent,
+            json.loads(metrics),
+        )
+        for submodel, view, accuracy, loss, examples, agent, metrics in rows
+    ]

@@ -1,0 +1,238 @@
+"""A benchmark as a person reads it in a terminal: the table, what is to be said of its rows, and
+the comparison with an older one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from edge_agent.bench.report import Ratio, Report, Row
+
+__all__ = ["WIDTH", "console", "line", "ratios", "table", "title", "words"]
+
+WIDTH = 120  # characters, where no terminal says its own
+FALL = 0.1  # share of the frequency that is worth a word
+SAME = 0.05  # share by which times differ from one run to the next on a quiet machine
+
+
+@dataclass(frozen=True)
+class Column:
+    """head: two lines, what and its unit. rank: of columns that do not fit, the one of the highest
+    goes first. A column of nothing is left out.
+    """
+
+    head: str
+    rank: int
+    cell: Callable[[Row], str]
+    right: bool = True
+
+
+THREADS = Column("threads\n", 0, lambda r: str(r.threads))
+COLUMNS = (
+    Column("submodel\n", 0, lambda r: r.submodel, right=False),
+    Column("parameters\n", 3, lambda r: _count(r.parameters)),
+    Column("MACs\n", 1, lambda r: _count(r.macs)),
+    Column("runtime\n", 0, lambda r: r.runtime, right=False),
+    THREADS,
+    Column("file\nMB", 9, lambda r: _mega(r.file_bytes)),
+    Column("load\nms", 5, lambda r: _ms(r.load_ms)),
+    Column("p50\nms", 2, lambda r: _ms(r.p50_ms)),
+    Column("predicted\nms", 3, lambda r: _ms(r.predicted_ms)),
+    Column("p90\nms", 0, lambda r: _ms(r.p90_ms)),
+    Column("p95\nms", 10, lambda r: _ms(r.p95_ms)),
+    Column("p99\nms", 4, lambda r: _ms(r.p99_ms)),
+    Column("step\nms", 0, lambda r: _ms(r.step_least_ms)),
+    Column("predicted\nms", 2, lambda r: _ms(r.predicted_step_ms)),
+    Column("median\nms", 8, lambda r: _ms(r.step_median_ms)),
+    Column("peak\nMB", 1, lambda r: _mega(r.peak_bytes)),
+    Column("training\nMB", 6, lambda r: _mega(r.training_peak_bytes)),
+    Column("mJ\n", 7, lambda r: "" if r.joules is None else _ms(r.joules * 1000)),
+    Column(
+        "°C\n",
+        6,
+        lambda r: (
+            ""
+            if r.celsius_after is None
+            else f"{r.celsius_before or r.celsius_after:.0f}-{r.celsius_after:.0f}"
+        ),
+    ),
+    Column("MHz\n", 6, lambda r: _fallen(r.mhz_before, r.mhz_after)),
+    Column(
+        "flags\n",
+        0,
+        lambda r: " ".join(
+            word
+            for word, yes in (("loaded", r.loaded), ("throttled", r.throttled), ("failed", r.error))
+            if yes
+        ),
+        False,
+    ),
+)
+
+
+def console(*, error: bool) -> Console:
+    """Standard output, or standard error; wide enough for the table where it is no terminal."""
+    found = Console(stderr=error)
+    return (
+        found
+        if found.is_terminal or "COLUMNS" in os.environ
+        else Console(stderr=error, width=WIDTH)
+    )
+
+
+def table(report: Report, width: int) -> Table:
+    """The rows, with as many columns as fit into `width` characters; all are in the files."""
+    rows, threads = report.rows, {row.threads for row in report.rows}
+    columns = [
+        c
+        for c in COLUMNS
+        if any(c.cell(row) for row in rows) and (c is not THREADS or len(threads) > 1)
+    ]
+    while sum(_width(c, rows) + 1 for c in columns) > width and max(c.rank for c in columns):
+        columns.remove(max(columns, key=lambda c: c.rank))
+    made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    for column in columns:
+        made.add_column(column.head, no_wrap=True, justify="right" if column.right else "left")
+    for row in rows:
+        made.add_row(*(escape(column.cell(row)) for column in columns))
+    return made
+
+
+def title(report: Report) -> str:
+    """What the table is of."""
+    networks = list(dict.fromkeys(row.network for row in report.rows if row.network))
+    threads = {row.threads for row in report.rows}
+    few = [f"{count} thread{'s' * (count > 1)}" for count in threads] if len(threads) == 1 else []
+    return ", ".join([*networks, *few, "one example at a time"])
+
+
+def words(report: Report) -> list[str]:
+    """What is to be said below the table: which machine, which rows failed and why, which are not
+    to be trusted.
+    """
+    about, rows = report.fingerprint, report.rows
+    board = f"{about.board.model}, " if about.board.model else ""
+    limits = f", limited to {about.limits}" if about.limits else ""
+    found = [
+        f"{board}{about.processor}, {about.cpus:g} cpus, {about.memory / 2**30:.1f} "
+        f"GiB{limits}; {_versions(about.versions)}"
+    ]
+    if batch := next((row.batch for row in rows if row.batch and row.step_least_ms), None):
+        found.append(f"step: one of training on {batch} examples, the quickest")
+    if any(row.loaded for row in rows):
+        worst = max(row.busy or 0.0 for row in rows)
+        found.append(
+            f"loaded: other programs used the processors meanwhile (up to {worst:.0%} "
+            "of them): measure again when nothing else runs"
+        )
+    if any(row.throttled for row in rows):
+        found.append("throttled: heat or a weak supply held the processor back")
+    if report.probes:
+        found.append(
+            f"predicted: from {', '.join(report.probes)}, timed before; none of these themselves"
+        )
+    return found + [
+        f"failed: {row.submodel} {row.runtime}, threads {row.threads}: {row.error}"
+        for row in rows
+        if row.error
+    ]
+
+
+def line(row: Row) -> str:
+    """A row in a few words, as soon as it is there."""
+    if row.error:
+        return f"failed: {row.error}"
+    step = f", step {_ms(row.step_least_ms)} ms" if row.step_least_ms else ""
+    return (
+        f"p90 {_ms(row.p90_ms)} ms{step}"
+        + (" (loaded)" if row.loaded else "")
+        + (" (throttled)" if row.throttled else "")
+    )
+
+
+def ratios(found: Sequence[Ratio]) -> Table:
+    """New over old of each row, with what that means."""
+    made = Table(
+        "submodel",
+        "runtime",
+        "threads",
+        "p90 new/old",
+        "step new/old",
+        "",
+        box=None,
+        pad_edge=False,
+        header_style="dim",
+    )
+    for ratio in found:
+        values = [value for value in (ratio.p90, ratio.step) if value is not None]
+        verdict = (
+            "slower"
+            if ratio.worst > 1 + SAME
+            else "quicker"
+            if values and max(values) < 1 - SAME
+            else ""
+        )
+        cells = ["-" if value is None else f"{value:.2f}" for value in (ratio.p90, ratio.step)]
+        made.add_row(
+            escape(ratio.row.submodel), ratio.row.runtime, str(ratio.row.threads), *cells, verdict
+        )
+    return made
+
+
+def _width(column: Column, rows: Sequence[Row]) -> int:
+    return max(
+        len(text) for text in (*column.head.split("\n"), *(column.cell(row) for row in rows))
+    )
+
+
+def _versions(found: dict[str, str]) -> str:
+    return ", ".join(
+        f"{name} {version}" for name, version in found.items() if version and name != "espalier"
+    )
+
+
+def _fallen(before: float | None, after: float | None) -> str:
+    """Of frequencies only one that fell is news."""
+    return f"{before:.0f}-{after:.0f}" if before and after and after < before * (1 - FALL) else ""
+
+
+def _count(number: int | None) -> str:
+    if number is None:
+        return ""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g} {unit}"
+    return str(number)
+
+
+def _ms(value: float | None) -> str:
+    """Three digits that count."""
+    if value is None:
+        return ""
+    return (
+        f"{value:.0f}"
+        if value >= 99.95
+        else f"{value:.3g}"
+        if value >= 9.995
+        else f"{value:.2f}"
+        if value >= 0.995
+        else f"{value:.3f}"
+    )
+
+
+def _mega(size: int | None) -> str:
+    if size is None:
+        return ""
+    return (
+        f"{size / 1e6:.0f}"
+        if size >= 10e6
+        else f"{size / 1e6:.1f}"
+        if size >= 1e6
+        else f"{size / 1e6:.3f}"
+    )

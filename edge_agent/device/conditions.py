@@ -1,0 +1,111 @@
+"""When a device may train, as its owner says: `charging,idle,unmetered,temperature<70`. No torch
+here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_agent.device.heat import read_heat
+from edge_agent.device.load import BUSY, Load
+from edge_agent.device.power import read_metered, read_power
+from edge_agent.device.sysfs import ROOT, Run, run_command
+from federated.errors import ConfigError
+
+__all__ = ["CONDITIONS", "Conditions"]
+
+CONDITIONS = ("charging", "idle", "temperature<DEGREES", "unmetered")
+WARMEST = 120.0  # degrees that still make sense to wait for
+# degrees below its bound at which a hot device goes on, so that it does not go on and off
+COOLER = 3.0
+
+Condition = Callable[[], str | None]
+"""Why the device is not to train now: empty where it may, None where it cannot tell."""
+
+
+class Conditions:
+    """All conditions of a text, separated by commas; called, it says why the device is not to train
+    now, and nothing where it may.
+
+    Raises ConfigError for a text that is none, and for a condition that this device has no means to
+    tell: it would train against the owner's word, or never.
+    """
+
+    def __init__(
+        self, text: str, root: Path = ROOT, run: Run = run_command, load: Callable[[], Load] = Load
+    ) -> None:
+        self._root, self._run = root, run
+        self._load = load()
+        self._hot = False
+        self._unmet = ("", "")  # which condition, and why
+        self._conditions = (
+            [self._parse(word.strip()) for word in text.split(",")] if text.strip() else []
+        )
+        for name, condition in self._conditions:
+            if condition() is None:
+                raise ConfigError(
+                    f"--when {name}: this device does not say "
+                    f"{WHAT[name.split('<')[0].strip()]}: leave it out"
+                )
+
+    def __call__(self) -> str:
+        """The first that is not met, in the words of when it began. A device that no longer tells
+        what it did at the start does not train.
+        """
+        for name, condition in self._conditions:
+            why = condition()
+            if why is None:
+                why = f"cannot tell {WHAT[name.split('<')[0].strip()]}"
+            if why:
+                # not a new word for every degree
+                self._unmet = self._unmet if self._unmet[0] == name else (name, why)
+                return self._unmet[1]
+        self._unmet = ("", "")
+        return ""
+
+    def _parse(self, word: str) -> tuple[str, Condition]:
+        plain: dict[str, Condition] = {
+            "charging": self._charging,
+            "idle": self._idle,
+            "unmetered": self._unmetered,
+        }
+        if word in plain:
+            return word, plain[word]
+        bound = re.fullmatch(r"temperature\s*<\s*(\d{1,3}(?:\.\d+)?)", word)
+        if bound is None or not 0 < float(bound[1]) <= WARMEST:
+            raise ConfigError(
+                f"--when: expected conditions among {', '.join(CONDITIONS)} (up to "
+                f"{WARMEST:g} C), separated by commas, found '{word[:60]}'"
+            )
+        return word, lambda: self._warm(float(bound[1]))
+
+    def _charging(self) -> str | None:
+        power = read_power(self._root, self._run)
+        return {"mains": "", "battery": "on battery", "": None}[power]
+
+    def _idle(self) -> str | None:
+        share = self._load.share()
+        if not self._load.known:
+            return None
+        return f"busy: {share:.0%} of the processors are used by others" if share >= BUSY else ""
+
+    def _unmetered(self) -> str | None:
+        metered = read_metered(self._root, self._run)
+        return None if metered is None else "metered network" if metered else ""
+
+    def _warm(self, bound: float) -> str | None:
+        celsius = read_heat(self._root, self._run).celsius
+        if celsius is None:
+            return None
+        self._hot = celsius >= bound - (COOLER if self._hot else 0.0)
+        return f"{celsius:.0f} C, not below {bound:g} C" if self._hot else ""
+
+
+WHAT = {
+    "charging": "what powers it",
+    "idle": "how busy it is",
+    "temperature": "how warm it is",
+    "unmetered": "whether its network is metered",
+}

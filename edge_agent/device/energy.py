@@ -1,0 +1,116 @@
+"""How much energy the machine takes, where it counts it: Intel's and AMD's counters of packages,
+and the sensors of boards. No torch here.
+
+What is counted is the whole package, or the whole board: what else runs, and what idles, is in it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+from edge_agent.device.sysfs import ROOT, entries, number, text
+
+__all__ = ["Meter", "counted", "watts"]
+
+EVERY = 0.1  # seconds between two looks at a sensor of power
+# a Jetson's rails that feed the whole board: the others are parts of them
+WHOLE = ("VDD_IN", "POM_5V_IN", "VDD_TOTAL")
+
+
+def counted(root: Path = ROOT) -> dict[str, tuple[float, float]]:
+    """Microjoules that each package has taken, and at how many its counter starts again; empty
+    where none may be read (Linux asks for root).
+    """
+    # not their parts
+    zones = [
+        z
+        for z in entries(root / "sys/class/powercap", "intel-rapl:*")
+        if re.fullmatch(r"intel-rapl:\d+", z.name)
+    ]
+    found = {
+        zone.name: (number(zone / "energy_uj"), number(zone / "max_energy_range_uj"))
+        for zone in zones
+    }
+    return {name: (used, end or 0.0) for name, (used, end) in found.items() if used is not None}
+
+
+def watts(root: Path = ROOT) -> float | None:
+    """What the board's INA sensors say that it takes at this moment; None without any."""
+    rails: dict[str, float] = {}
+    for chip in entries(root / "sys/class/hwmon", "hwmon*"):
+        if text(chip / "name").startswith("ina"):
+            rails |= _rails(chip)
+    whole = [value for name, value in rails.items() if name in WHOLE]
+    return (whole[0] if whole else sum(rails.values())) if rails else None
+
+
+class Meter:
+    """Joules from its start to its end, by the counters, else by the sensors' mean power; `joules`
+    stays None where there are neither.
+    """
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.joules: float | None = None
+        self._root = root
+        self._stop = threading.Event()
+        self._watch: threading.Thread | None = None
+        self._seen: list[float] = []
+
+    def __enter__(self) -> Meter:
+        self._start, self._counters = time.perf_counter(), counted(self._root)
+        if not self._counters and watts(self._root) is not None:
+            self._watch = threading.Thread(target=self._look, daemon=True, name="energy")
+            self._watch.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        seconds = time.perf_counter() - self._start
+        if self._watch is not None:
+            self._stop.set()
+            self._watch.join()
+            self.joules = sum(self._seen) / len(self._seen) * seconds if self._seen else None
+        now = counted(self._root)
+        used = [
+            _since(before, now[name][0], end)
+            for name, (before, end) in self._counters.items()
+            if name in now
+        ]
+        if used:
+            self.joules = sum(used) / 1e6
+
+    def _look(self) -> None:
+        while not self._stop.is_set():
+            if (value := watts(self._root)) is not None:
+                self._seen.append(value)
+            self._stop.wait(EVERY)
+
+
+def _since(before: float, now: float, end: float) -> float:
+    return now - before if now >= before else now - before + end
+
+
+def _rails(chip: Path) -> dict[str, float]:
+    """Watts of each rail of a sensor: as it says (microwatts), or volts (thousandths) times amperes
+    (thousandths).
+    """
+    found = {}
+    for sensor in entries(chip, "power*_input"):
+        if (value := number(sensor)) is not None:
+            found[
+                text(chip / sensor.name.replace("_input", "_label")) or f"{chip.name} {sensor.name}"
+            ] = value / 1e6
+    for sensor in [] if found else entries(chip, "curr*_input"):
+        place = sensor.name.removeprefix("curr").removesuffix("_input")
+        amperes, volts = number(sensor), number(chip / f"in{place}_input")
+        if amperes is not None and volts is not None:
+            found[text(chip / f"in{place}_label") or f"{chip.name} {place}"] = amperes * volts / 1e6
+    return found

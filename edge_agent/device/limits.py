@@ -1,0 +1,292 @@
+"""Limits on processors and memory that the kernel, or a governor, holds a process to.
+
+Control groups do it where they may be written (v2, then v1). Elsewhere processors are limited by
+affinity and, for
+fractions, by a governor that stops and continues the process; memory by the process's own data
+limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import math
+import os
+import re
+import resource
+import secrets
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from edge_agent.device.sysfs import ROOT, entries, number, text
+from federated.errors import ConfigError
+
+__all__ = [
+    "Cage",
+    "Limits",
+    "available_cpus",
+    "available_memory",
+    "end_with_parent",
+    "memory_limit",
+    "parse_size",
+]
+
+log = logging.getLogger(__name__)
+
+UNLIMITED = 2.0**62  # bytes: control groups v1 spell no limit as a number a page below 2^63
+MOST = 2**50  # bytes of a limit: more is a slip of the hand, and beyond what the kernel takes
+PERIOD = 0.02  # seconds of one scheduling period: short, so that one training step spans several
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """cpus: processors, fractions allowed; memory: bytes. None: no limit."""
+
+    cpus: float | None = None
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.cpus is not None and not 0.01 <= self.cpus <= 4096:
+            raise ConfigError(
+                f"--limit-cpus: expected a number from 0.01 to 4096, found {self.cpus}"
+            )
+        if self.memory is not None and self.memory > MOST:
+            raise ConfigError(
+                f"--limit-memory: expected at most 1024 TiB, found {self.memory / 2**40:.6g} TiB"
+            )
+        if self.memory is not None and self.memory < 64 * 2**20:
+            raise ConfigError(
+                "--limit-memory: expected at least 64MiB, which Python alone needs, "
+                f"found {self.memory} bytes"
+            )
+
+    @property
+    def threads(self) -> int:
+        """Threads that can be of use under this limit."""
+        here = len(os.sched_getaffinity(0))
+        return here if self.cpus is None else min(here, max(1, math.ceil(self.cpus)))
+
+
+def parse_size(text: str, flag: str = "--limit-memory") -> int:
+    """Bytes of `512MB`, `1.5GiB`, `300000`. Raises ConfigError."""
+    match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([KMG]?I?B?)\s*", text.upper())
+    unit = match[2] if match else ""
+    unit = unit if unit.endswith("B") or not unit else unit + "B"
+    if match is None or unit not in UNITS:
+        raise ConfigError(f"{flag}: expected a size such as 512MB or 1GiB, found '{text}'")
+    return int(float(match[1]) * UNITS[unit])
+
+
+def available_cpus(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
+    """Processors that a process may use (0: this one): affinity, control groups and the limits
+    given.
+    """
+    allowed = [float(len(os.sched_getaffinity(pid))), limits.cpus or math.inf]
+    for folder in _own_groups("cpu", pid, root):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (folder / "cpu.max").read_text().split()
+            allowed.append(int(quota) / int(period))
+        with contextlib.suppress(OSError, ValueError):
+            quota1 = int((folder / "cpu.cfs_quota_us").read_text())
+            if quota1 > 0:
+                allowed.append(quota1 / int((folder / "cpu.cfs_period_us").read_text()))
+    return min(allowed)
+
+
+def available_memory(limits: Limits, pid: int = 0, root: Path = ROOT) -> int:
+    """Bytes that a process may still take (0: this one): what the machine has free, its control
+    groups and the limits given leave.
+    """
+    free = [_machine_memory(root)]
+    if limits.memory is not None:
+        free.append(limits.memory - psutil.Process(pid or None).memory_info().rss)
+    for folder in _own_groups("memory", pid, root):
+        for limit, usage, inactive in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            with contextlib.suppress(OSError, ValueError):
+                stat = dict(
+                    line.split() for line in (folder / "memory.stat").read_text().splitlines()
+                )
+                free.append(
+                    int((folder / limit).read_text())
+                    - int((folder / usage).read_text())
+                    + int(stat.get(inactive, 0))
+                )
+    return int(max(0, min(free)))
+
+
+def memory_limit(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
+    """Bytes that a process may hold at all (0: this one); infinity without a limit."""
+    bounds = [math.inf if limits.memory is None else float(limits.memory)]
+    for folder in _own_groups("memory", pid, root):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            bound = number(folder / name)
+            bounds += [bound] if bound is not None and bound < UNLIMITED else []
+    return min(bounds)
+
+
+def end_with_parent() -> None:
+    """This process ends with the one that started it, however that ends: nobody would continue what
+    a governor stopped.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _machine_memory(root: Path) -> int:
+    """Bytes that the machine can give without swapping."""
+    said = re.search(r"^MemAvailable:\s*(\d+) kB$", text(root / "proc/meminfo"), re.MULTILINE)
+    return int(said[1]) * 1024 if said else int(psutil.virtual_memory().available)
+
+
+def _own_groups(controller: str, pid: int = 0, root: Path = ROOT) -> list[Path]:
+    """The control groups that hold a process (0: this one), innermost first, up to the root."""
+    groups = root / "sys/fs/cgroup"
+    for line in text(root / "proc" / (str(pid) if pid else "self") / "cgroup").splitlines():
+        hierarchy, names, path = line.split(":", 2)
+        if controller in names.split(",") or (hierarchy == "0" and not names):
+            top = groups / controller if names else groups
+            inner = top / path.strip("/")
+            return [p for p in (inner, *inner.parents) if p == top or top in p.parents]
+    return []
+
+
+def _swept(parent: Path) -> None:
+    """Removes the groups of processes that are gone, whose agents were killed before they could."""
+    for group in entries(parent, "espalier-*"):
+        pid = group.name.split("-")[1]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+
+
+class Cage:
+    """Holds the process `pid` to `limits` until closed; `how` says by what means."""
+
+    def __init__(self, pid: int, limits: Limits) -> None:
+        self.how: list[str] = []
+        self._groups: list[Path] = []
+        self._stop = threading.Event()
+        self._governor: threading.Thread | None = None
+        if limits.cpus is not None:
+            self._limit_cpus(pid, limits.cpus)
+        if limits.memory is not None:
+            self._limit_memory(pid, limits.memory)
+
+    def __enter__(self) -> Cage:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the governor and removes the control groups; call once the process is gone."""
+        self._stop.set()
+        if self._governor is not None:
+            self._governor.join()
+        for group in self._groups:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+        self._groups = []
+
+    def _limit_cpus(self, pid: int, cpus: float) -> None:
+        quota, period = int(cpus * PERIOD * 1e6), int(PERIOD * 1e6)
+        if self._group(
+            "cpu",
+            pid,
+            {"cpu.max": f"{quota} {period}"},
+            {"cpu.cfs_period_us": f"{period}", "cpu.cfs_quota_us": f"{quota}"},
+        ):
+            self.how.append(f"{cpus:g} cpus by control group")
+            return
+        processors = sorted(os.sched_getaffinity(0))
+        if cpus >= len(processors):
+            self.how.append(f"{len(processors)} cpus, all there are")
+            return
+        start = pid % len(processors)
+        chosen = (processors + processors)[start : start + math.ceil(cpus)]
+        os.sched_setaffinity(pid, chosen)
+        self.how.append(f"{len(chosen)} cpus by affinity")
+        if cpus < len(chosen):
+            self._governor = threading.Thread(
+                target=self._govern, args=(pid, cpus / len(chosen)), daemon=True, name="governor"
+            )
+            self._governor.start()
+            self.how.append(f"{cpus:g} of them by stopping and continuing")
+
+    def _limit_memory(self, pid: int, memory: int) -> None:
+        if self._group(
+            "memory",
+            pid,
+            {"memory.max": f"{memory}", "memory.swap.max": "0"},
+            {"memory.limit_in_bytes": f"{memory}"},
+        ):
+            self.how.append(f"{memory // 10**6} MB by control group")
+            return
+        resource.prlimit(pid, resource.RLIMIT_DATA, (memory, memory))
+        self.how.append(f"{memory // 10**6} MB by data limit")
+
+    def _group(self, controller: str, pid: int, v2: dict[str, str], v1: dict[str, str]) -> bool:
+        """Makes a control group below the present one and puts the process in; False where that is
+        not allowed.
+        """
+        parents = _own_groups(controller)
+        if not parents:
+            return False
+        unified = (parents[0] / "cgroup.controllers").exists()
+        # A process is in one group of a hierarchy: of the unified one, the group that holds another
+        # limit already.
+        known = next((group for group in self._groups if group.parent == parents[0]), None)
+        group = known or parents[0] / f"espalier-{pid}-{secrets.token_hex(3)}"
+        _swept(parents[0])
+        try:
+            group.mkdir(exist_ok=True)
+            for name, value in (v2 if unified else v1).items():
+                (group / name).write_text(value)
+            (group / "cgroup.procs").write_text(str(pid))
+        except OSError as error:
+            log.debug("no control group for %s: %s", controller, error)
+            if known is None:
+                with contextlib.suppress(OSError):
+                    group.rmdir()
+            return False
+        if known is None:
+            self._groups.append(group)
+        return True
+
+    def _govern(self, pid: int, share: float) -> None:
+        """Lets the process run for `share` of each period."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            try:
+                while not self._stop.is_set():
+                    process.resume()
+                    self._stop.wait(PERIOD * share)
+                    process.suspend()
+                    self._stop.wait(PERIOD * (1 - share))
+            finally:
+                process.resume()

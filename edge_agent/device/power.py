@@ -1,0 +1,87 @@
+"""What powers the device, and whether its way to the network is paid by the byte. No torch here."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from edge_agent.device.sysfs import ROOT, Run, entries, number, run_command, text
+
+__all__ = ["Power", "read_metered", "read_power"]
+
+Power = Literal["mains", "battery", ""]
+
+PLUGS = ("Mains", "USB", "Wireless")
+MANAGER = (
+    "org.freedesktop.NetworkManager",
+    "/org/freedesktop/NetworkManager",
+    "org.freedesktop.NetworkManager",
+    "Metered",
+)
+# the manager's numbers: yes, no, and both as a guess
+METERED = {"1": True, "2": False, "3": True, "4": False}
+
+
+def read_power(root: Path = ROOT, run: Run = run_command) -> Power:
+    """`mains` where the device is plugged in or its battery charges, `battery` where that
+    discharges, empty where nothing says.
+    """
+    # a mouse's battery is not ours
+    supplies = [
+        s for s in entries(root / "sys/class/power_supply", "*") if text(s / "scope") != "Device"
+    ]
+    if any(text(s / "type") in PLUGS and number(s / "online") == 1 for s in supplies):
+        return "mains"
+    states = [
+        state
+        for s in supplies
+        if text(s / "type") == "Battery" and (state := text(s / "status")) not in ("", "Unknown")
+    ]
+    if not states and (phone := _termux(run, "termux-battery-status")):
+        states = (
+            ["Discharging" if phone.get("plugged") == "UNPLUGGED" else "Charging"]
+            if "plugged" in phone
+            else []
+        )
+    if not states:
+        return ""
+    return "battery" if "Discharging" in states else "mains"
+
+
+def read_metered(root: Path = ROOT, run: Run = run_command) -> bool | None:
+    """Whether the way to the network is metered, as the system's owner or its guess says; None
+    where nothing says.
+    """
+    if said := re.fullmatch(r"u ([1-4])", run("busctl", "get-property", *MANAGER)):
+        return METERED[said[1]]
+    device = _default_device(root)
+    if device and (
+        said := re.match(
+            r"yes|no\b", run("nmcli", "-g", "GENERAL.METERED", "device", "show", device)
+        )
+    ):
+        return said[0] == "yes"
+    # a phone without Wi-Fi sends by its contract
+    if wireless := _termux(run, "termux-wifi-connectioninfo"):
+        return wireless.get("supplicant_state") != "COMPLETED"
+    return None
+
+
+def _default_device(root: Path) -> str:
+    """The interface of the default route with the smallest metric."""
+    rows = [line.split() for line in text(root / "proc/net/route").splitlines()[1:]]
+    routes = [
+        (int(row[6]), row[0]) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"
+    ]
+    return min(routes, default=(0, ""))[1]
+
+
+def _termux(run: Run, command: str) -> dict[str, Any]:
+    """What a command of Termux:API says; empty where it is not there."""
+    try:
+        found = json.loads(run(command) or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

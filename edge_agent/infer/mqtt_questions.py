@@ -1,0 +1,119 @@
+"""Questions over MQTT: anyone publishes JSON at `topics.ask`, and hears the answer at
+`topics.answer` under the same name. No torch here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+
+import msgspec
+
+from edge_agent.infer.engine import Engine
+from edge_agent.infer.replies import MOST, inputs_of, reply
+from federated.errors import EspalierError, LinkError
+from federated.wire import topics
+from federated.wire.link import Delivery, Link
+
+__all__ = ["LARGEST", "WAITING", "Questions"]
+
+log = logging.getLogger(__name__)
+
+LARGEST = 1 << 20  # bytes of a question
+# questions that may wait; where more come, the one that waits longest is refused: its asker has the
+# least patience left
+WAITING = 32
+
+
+class Questions:
+    """Answers questions that its link delivers to `hear`, in a thread of its own, until closed."""
+
+    def __init__(
+        self, link: Link, run: str, agent: str, engine: Engine, *, waiting: int = WAITING
+    ) -> None:
+        self._link, self._run, self._agent, self._engine = link, run, agent, engine
+        self._pattern = topics.ask(run, agent, "+")
+        self._queue: deque[tuple[str, bytes]] = deque()
+        self._most, self._open = waiting, True
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="questions", daemon=True)
+        self._thread.start()
+        link.subscribe(self._pattern)
+
+    def hear(self, delivery: Delivery) -> bool:
+        """Takes a delivery, if it is a question to this agent. One that is retained is old, and an
+        empty one clears it: neither is answered.
+        """
+        place = topics.parse(delivery.topic)
+        if (
+            place is None
+            or place.kind != "ask"
+            or (place.run, place.agent) != (self._run, self._agent)
+        ):
+            return False
+        if not delivery.payload or delivery.retained:
+            return True
+        if len(delivery.payload) > LARGEST:
+            self._refuse(
+                place.question,
+                f"expected a question of at most {LARGEST} bytes, found {len(delivery.payload)}",
+            )
+            return True
+        with self._changed:
+            self._queue.append((place.question, delivery.payload))
+            late = self._queue.popleft() if len(self._queue) > self._most else None
+            self._changed.notify()
+        if late is not None:
+            self._refuse(late[0], f"too many questions: {self._most} that came later wait")
+        return True
+
+    def close(self) -> None:
+        """Hears no more, and answers what waits."""
+        try:
+            self._link.unsubscribe(self._pattern)
+        except LinkError as error:
+            log.debug("while leaving: %s", error)
+        with self._changed:
+            self._open = False
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or not self._open)
+                if not self._queue:
+                    return
+                question, payload = self._queue.popleft()
+            self._answer(question, payload)
+
+    def _answer(self, question: str, payload: bytes) -> None:
+        name = f"question {question}"
+        try:
+            found = msgspec.json.encode(
+                reply(self._engine.answer(inputs_of(payload, name), name, MOST))
+            )
+        except EspalierError as error:
+            self._refuse(question, str(error))
+        except Exception as error:  # whatever one question does, the next ones are answered
+            log.exception("%s", name)
+            self._refuse(question, f"{name}: {type(error).__name__}")
+        else:
+            if len(found) > self._link.max_payload:
+                self._refuse(
+                    question,
+                    f"{name}: the answer has {len(found)} bytes, more than the "
+                    f"{self._link.max_payload} that the broker takes",
+                )
+            else:
+                self._publish(question, found)
+
+    def _refuse(self, question: str, reason: str) -> None:
+        self._publish(question, msgspec.json.encode({"error": reason}))
+
+    def _publish(self, question: str, payload: bytes) -> None:
+        try:
+            self._link.publish(topics.answer(self._run, self._agent, question), payload)
+        except LinkError as error:
+            log.warning("question %s is not answered: %s", question, error)

@@ -1,0 +1,79 @@
+"""What is asked of an agent that serves and what it says, the same by HTTP and by MQTT: bounded
+questions, answers that name their release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from edge_agent.infer.engine import Answered, Engine
+from edge_agent.infer.graph_choice import Choice
+from edge_agent.infer.inputs import Numbers, array
+from export.verify import Array
+from federated.errors import DataError
+
+__all__ = ["MOST", "about", "inputs_of", "reply", "state"]
+
+MOST = 256  # examples of one question
+
+
+class _Question(msgspec.Struct):
+    inputs: Numbers
+
+
+def inputs_of(body: bytes, name: str) -> Array:
+    """The raw examples of a question, JSON {"inputs": nested lists}. Raises DataError."""
+    try:
+        question = msgspec.json.decode(body, type=_Question)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(f'{name}: expected JSON {{"inputs": numbers in lists}}: {error}') from error
+    return array(question.inputs, name)
+
+
+def reply(answered: Answered) -> dict[str, Any]:
+    """Answers and what gave them, as plain values."""
+    return {**about(answered.choice), "answers": answered.answers}
+
+
+def about(choice: Choice) -> dict[str, Any]:
+    """What names a release, and how it runs here."""
+    best = choice.best
+    named = {
+        "version": choice.version,
+        "run": choice.run,
+        "round": choice.round,
+        "submodel": choice.submodel,
+    }
+    return {**named, "variant": best.kind, "provider": best.provider, "threads": best.threads}
+
+
+def state(engine: Engine, refused: str = "", reason: str = "") -> dict[str, Any]:
+    """All that an agent can say of what it serves. refused, reason: a later version that it did not
+    take up, and why.
+    """
+    choice, past, counts = engine.choice, engine.past, engine.counts
+    known = {} if choice is None else {**about(choice), **_measured(choice)}
+    before = None if past is None else asdict(past)
+    return {
+        "state": "waiting" if choice is None else "serving",
+        **known,
+        "before": before,
+        "refused": {"version": refused, "reason": reason} if refused else None,
+        **asdict(counts),
+    }
+
+
+def _measured(choice: Choice) -> dict[str, Any]:
+    best = choice.best
+    tried = [asdict(trial) for trial in choice.trials]
+    return {
+        "p50": best.p50,
+        "p90": best.p90,
+        "accuracy": best.accuracy,
+        "examples": choice.examples,
+        "released_accuracy": choice.released,
+        "tried": tried,
+    }

@@ -1,0 +1,259 @@
+"""The training process: `python -m edge_agent.join.training_process FD`. Loads the data, measures,
+and does tasks one by one.
+
+It reads the job and the tasks from an inherited socket (see `edge_agent.join.worker`), and between
+two steps looks
+whether the present task was given up.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edge_agent.device.limits import end_with_parent
+from edge_agent.join.effort import Gauge
+from edge_agent.join.worker import Channel, Job
+from federated.errors import ConfigError, EspalierError, MissingExtra, Refused, UsageError
+from federated.runtime import files
+from federated.task import Card, Task
+from federated.wire import messages
+
+__all__ = ["check_allowed", "main", "serve"]
+
+log = logging.getLogger(__name__)
+
+TELL = 1.0  # seconds between words to the agent about a training
+NOTHING = Card("no data", (), "uint8", 0, 0, 0, (), ())  # of a job that only measures the device
+
+
+def serve(channel: Channel) -> None:
+    """Answers until the agent closes the channel: the job first, then measurements and tasks."""
+    try:
+        job = msgspec.convert(channel.receive(), Job)
+        data = _load(job)
+        channel.send({"card": msgspec.to_builtins(data.card() if data is not None else NOTHING)})
+        gauge = Gauge(job.device)
+        while True:
+            message = channel.receive()
+            match message["do"]:
+                case "measure":
+                    channel.send(_answer(_measure, job, data, message))
+                case "look":
+                    channel.send(_look(job))
+                case "calibrate":
+                    channel.send(_answer(_calibrate, job, data, message["order"]))
+                case "task":
+                    channel.send(
+                        {
+                            "number": message["number"],
+                            **_perform(job, data, channel, gauge, message),
+                        }
+                    )
+                case "cancel":
+                    pass  # it came after the task was done
+    except EspalierError as error:
+        channel.send(_refusal(error))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _answer(
+    make: Callable[[Job, Any, dict[str, Any]], dict[str, Any]],
+    job: Job,
+    data: Any,
+    asked: dict[str, Any],
+) -> dict[str, Any]:
+    """What is made, or why it cannot be: a measurement that is not possible is no end of the
+    others, nor of training.
+    """
+    try:
+        return make(job, data, asked)
+    except EspalierError as error:
+        return _refusal(error)
+
+
+def _refusal(error: EspalierError) -> dict[str, Any]:
+    """An error as the agent's side raises it again."""
+    match error:
+        case MissingExtra():
+            return {
+                "error": "extra",
+                "command": error.command,
+                "extra": error.extra,
+                "package": error.package,
+            }
+        case ConfigError():
+            return {"error": "data", "reason": str(error)}
+        case UsageError():
+            return {"error": "usage", "reason": str(error)}
+        case _:
+            return {"error": "other", "reason": str(error)}
+
+
+def _load(job: Job) -> Any:
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise MissingExtra("edge-agent join", "train", error.name or "torch") from error
+    from federated.data.catalogue import device
+
+    if job.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: this PyTorch sees no CUDA device; use --device cpu")
+    torch.set_num_threads(job.limits.threads)
+    if not job.data:
+        return None
+    return device(
+        job.data,
+        job.root,
+        name=job.name,
+        shard=job.shard or None,
+        partition=job.partition,
+        seed=job.seed,
+    )
+
+
+def _measure(job: Job, data: Any, message: dict[str, Any]) -> dict[str, Any]:
+    from edge_agent.device.profile import measure
+
+    check_allowed(job, message["run"])
+    found = measure(
+        msgspec.convert(message["run"], messages.Run),
+        data,
+        job.limits,
+        job.device,
+        fresh=message["fresh"],
+    )
+    rest = {
+        "data": asdict(found.data),
+        "timings": [asdict(timing) for timing in found.timings],
+        "survey": found.survey,
+    }
+    return {**asdict(found.seen), **rest, "labels": job.labels}
+
+
+def _look(job: Job) -> dict[str, Any]:
+    from edge_agent.device.profile import look
+
+    return {**asdict(look(job.limits, job.device)), "labels": job.labels}
+
+
+def _calibrate(job: Job, data: Any, order: dict[str, Any]) -> dict[str, Any]:
+    from edge_agent.join.calibration import Order, calibrate
+
+    check_allowed(job, {"family": order["model"]})
+    return asdict(calibrate(job, data, msgspec.convert(order, Order)))
+
+
+def check_allowed(job: Job, message: Any) -> None:
+    """A network of `module:function` runs code of this device, so only the one that its owner named
+    is built, wherever a message has it.
+
+    message: a run or a task as plain values; a menu and a recipe's options name networks too.
+    Raises Refused.
+    """
+    inner = (
+        message.values()
+        if isinstance(message, dict)
+        else message
+        if isinstance(message, list | tuple)
+        else ()
+    )
+    family = message.get("family", "") if isinstance(message, dict) else ""
+    if isinstance(family, str) and ":" in family and family != job.model:
+        raise Refused(
+            f"this run trains the network '{family}': join with --model {family} if you "
+            "trust that function of yours"
+        )
+    for value in inner:
+        check_allowed(job, value)
+
+
+def _perform(
+    job: Job, data: Any, channel: Channel, gauge: Gauge, message: dict[str, Any]
+) -> dict[str, Any]:
+    import torch
+
+    from federated.training.loop import Stopped
+    from federated.training.tasks import errand
+
+    task = msgspec.convert(message["task"], Task)
+    try:
+        check_allowed(job, message["task"])
+        gauge.begin()
+        loss = errand(
+            task,
+            Path(message["weights"]),
+            Path(message["result"]),
+            data,
+            device=job.device,
+            on_step=telling(channel, message["number"], gauge.after),
+            stop=lambda: channel.ready() or gauge.before(),
+            effort=gauge.notes,
+        )
+        files.sync(Path(message["result"]))
+    except Stopped:
+        channel.receive()  # the request that stopped it
+        return {"failed": "cancelled"}
+    except (MemoryError, torch.OutOfMemoryError):
+        return {"failed": f"out of memory with {task.submodel.name} at batch {task.recipe.batch}"}
+    except OSError as error:
+        log.exception("round %d: %s failed", task.round, task.work)
+        where = f"{error.filename or message['result']}: {error.strerror or error}"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return {
+            "failed": f"no room for its update in {where}"
+            if full
+            else f"cannot read or write {where}",
+            "full": full,
+        }
+    except (EspalierError, RuntimeError, ValueError) as error:
+        log.exception("round %d: %s failed", task.round, task.work)
+        if job.device == "cuda":
+            # after some errors every use of the GPU fails: it raises, this process ends, and the
+            # agent starts another
+            torch.cuda.synchronize()
+        return {"failed": f"{type(error).__name__}: {error}"}
+    return {"result": message["result"], "loss": loss}
+
+
+def telling(
+    channel: Channel, number: int, after: Callable[[int, int, float], None]
+) -> Callable[[int, int, float], None]:
+    """The same after each step, and now and then the agent is told how many there were."""
+    told = time.monotonic()
+
+    def step(done: int, steps: int, loss: float) -> None:
+        nonlocal told
+        after(done, steps, loss)
+        if time.monotonic() - told > TELL:
+            told = time.monotonic()
+            channel.send({"number": number, "step": done, "steps": steps})
+
+    return step
+
+
+def main() -> None:
+    """Serves the socket that the agent left open; ends with the agent, however that ends."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    end_with_parent()
+    os.nice(5)  # the agent's heartbeats and the device's own work come first
+    serve(Channel(Connection(int(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Why a method's own mechanism has no effect in a run: its settings switch it off, the run is too
+short, or its menu has one size only.
+
+Each reason is a clause that states the problem and, after a colon, the remedy. The coordinator logs
+each as a warning when a run starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from federated.method import Method, Settings
+from models.layers.exits import reached
+from models.submodel import Submodel
+
+__all__ = ["inactive", "one_exit", "one_round", "one_size", "one_step", "same_blocks"]
+
+
+def inactive(method: Method, menu: Sequence[Submodel], settings: Settings) -> tuple[str, ...]:
+    """Every reason for a run of this menu: those of the method, and milestones of the learning rate
+    after the run's last round.
+
+    settings: from `configure`, with the run's number of rounds; 0 (unknown) gives no reason that
+    depends on it.
+    """
+    return (*method.inactive(menu, settings), *late_milestones(settings))
+
+
+def late_milestones(settings: Settings) -> Iterator[str]:
+    rounds = settings["rounds"]
+    if late := [at for at in settings["milestones"] if at > rounds > 0]:
+        yield (
+            f"milestones {late} come after the last of {rounds} rounds: set train.milestones to "
+            "shares of the run, such as [0.5, 0.75]"
+        )
+
+
+def one_size(
+    menu: Sequence[Submodel],
+    settings: Settings,
+    *,
+    remedy: str = "method.widths or method.depths to several sizes",
+) -> Iterator[str]:
+    """A menu of one submodel, for methods that combine several sizes. remedy: what to set, and to
+    what.
+    """
+    if len(menu) == 1:
+        yield f"every device trains the same submodel, {menu[0].unowned.name}: set {remedy}"
+
+
+def same_blocks(menu: Sequence[Submodel], settings: Settings, *, effect: str) -> Iterator[str]:
+    """A menu without a difference in depth, for methods that need one. effect: what does not happen
+    for want of it.
+    """
+    if len({submodel.mask for submodel in menu}) == 1:
+        yield (
+            f"all submodels keep the same blocks, so {effect}: set method.depths to several "
+            "depths, or take a model of more blocks"
+        )
+
+
+def one_exit(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    """A menu whose submodels have one exit each, for methods whose exits teach each other."""
+    if max(len(reached(submodel)) for submodel in menu) == 1:
+        yield (
+            "no submodel has a second exit, so no exit learns from another: set method.depths to "
+            "deeper ones"
+        )
+
+
+def one_round(menu: Sequence[Submodel], settings: Settings, *, effect: str) -> Iterator[str]:
+    """A run of one round, for methods that use what an earlier round left. effect: what does not
+    happen in the first round.
+    """
+    if settings["rounds"] == 1:
+        yield f"{effect} in the first round, and the run has rounds = 1: set rounds to at least 2"
+
+
+def one_step(menu: Sequence[Submodel], settings: Settings, *, effect: str) -> Iterator[str]:
+    """One local step per round. effect: what it leaves without effect."""
+    if settings["steps"] == 1:
+        yield f"steps = 1 {effect}: set train.steps to 0 (all of the local data) or to at least 2"

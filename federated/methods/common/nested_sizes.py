@@ -1,0 +1,191 @@
+"""NeFL's submodels (Kang, Cha, Shin, Lee and Kang, arXiv 2308.07761): the published tables for four
+ResNets, and a rule for every other network.
+
+A submodel keeps a share gamma = gamma_W x gamma_D of the parameters, gamma_W by narrower layers and
+gamma_D by fewer blocks. The ratio of channels is sqrt(gamma_W), as in the authors' code: gamma_W is
+a share of parameters, and those of a layer go with the square of its channels.
+
+Where there is no table, blocks are dropped from the ends of the sections, of the section that is
+fullest still and of the deepest of those, as long as each brings the parameters nearer to their
+goal. Only residual blocks can go; the projection of a first block stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
+
+from models.families.catalogue import address, full, parameters, shapes
+from models.submodel import Network, Submodel
+
+__all__ = ["FEATURES", "GAMMAS", "is_step", "sizes"]
+
+FEATURES = ("steps",)
+GAMMAS = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the tables, whose last row is the whole
+
+Row = tuple[float, str | tuple[int, ...]]
+"""gamma_W, and the blocks kept: their mask by section, or how many from the front of each
+section.
+"""
+
+PUBLISHED: Mapping[tuple[str, str], tuple[Row, ...]] = MappingProxyType(
+    # Tables XII to XVII; the second row of ResNet18 in depth is the code's, which alone gives the
+    # sizes that the paper prints
+    {
+        ("18", "d"): (
+            (1, "11 00 11 00"),
+            (1, "11 11 00 10"),
+            (1, "11 11 11 10"),
+            (1, "10 11 00 11"),
+        ),
+        ("18", "wd"): (
+            (0.34, "11 11 11 10"),
+            (0.4, (2, 2, 2, 2)),
+            (0.6, (2, 2, 2, 2)),
+            (0.8, (2, 2, 2, 2)),
+        ),
+        ("34", "d"): (
+            (1, (1, 1, 1, 1)),
+            (1, "111 1111 110001 100"),
+            (1, "111 1111 110001 101"),
+            (1, "111 1001 110001 111"),
+        ),
+        ("34", "wd"): (
+            (0.378296187, "111 1001 100001 101"),
+            (0.625390289, "111 1001 111001 101"),
+            (0.770943105, "111 1111 111101 101"),
+            (0.899800797, "111 1111 111001 111"),
+        ),
+        ("56", "d"): ((1, (2, 2, 2)), (1, (3, 3, 4)), (1, (4, 4, 6)), (1, (9, 8, 7))),
+        ("56", "wd"): (
+            (0.464938491, (4, 4, 4)),
+            (0.607811604, (6, 6, 6)),
+            (0.777135864, (7, 7, 7)),
+            (0.902901024, (8, 8, 8)),
+        ),
+        ("110", "d"): ((1, (16, 4, 3)), (1, (14, 7, 7)), (1, (17, 13, 10)), (1, (16, 16, 14))),
+        ("110", "wd"): (
+            (0.457252561, (8, 8, 8)),
+            (0.603830987, (12, 12, 12)),
+            (0.774235493, (14, 14, 14)),
+            (0.901429773, (16, 16, 16)),
+        ),
+    }
+)
+
+
+def is_step(name: str) -> bool:
+    """Whether a tensor is the learnable step of a residual function."""
+    return name.rpartition(".")[2] == "step"
+
+
+@lru_cache(maxsize=64)
+def sizes(network: Network, gammas: tuple[float, ...], scaling: str) -> tuple[Submodel, ...]:
+    """A submodel per gamma, smallest first by parameters, each once. scaling: "w", "d" or "wd".
+    ValueError: the network has no steps.
+    """
+    whole = full(network, FEATURES)
+    made = published(whole, scaling) if gammas == GAMMAS else ()
+    return tuple(
+        sorted(
+            set(made or (scaled(whole, gamma, scaling) for gamma in gammas)),
+            key=lambda s: (parameters(s), s.width, s.name),
+        )
+    )
+
+
+def published(whole: Submodel, scaling: str) -> tuple[Submodel, ...]:
+    """The submodels of the tables; none where there is no table. A ResNet's blocks are the same
+    behind each of its stems.
+    """
+    network, depths = whole.network, tuple(map(len, whole.mask))
+    rows = (
+        PUBLISHED.get((network.preset.partition("-")[0], scaling), ())
+        if network.family == "resnet"
+        else ()
+    )
+    made = tuple(
+        replace(whole, width=math.sqrt(width), mask=mask(blocks, depths)) for width, blocks in rows
+    )
+    return (*made, whole) if made else ()
+
+
+def mask(blocks: str | tuple[int, ...], depths: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    if isinstance(blocks, str):
+        return tuple(tuple(map(int, section)) for section in blocks.split())
+    return tuple(
+        (1,) * count + (0,) * (depth - count) for count, depth in zip(blocks, depths, strict=True)
+    )
+
+
+def scaled(whole: Submodel, gamma: float, scaling: str) -> Submodel:
+    """A share of gamma in width, in depth, or sqrt(gamma) in depth and what is then left to do in
+    width.
+    """
+    shallow = shortened(whole, {"w": 1.0, "d": gamma, "wd": math.sqrt(gamma)}[scaling])
+    if scaling == "d":
+        return shallow
+    return replace(
+        shallow, width=math.sqrt(min(1.0, gamma * parameters(whole) / parameters(shallow)))
+    )
+
+
+def shortened(whole: Submodel, share: float) -> Submodel:
+    """The submodel of full width whose parameters are about this share of the whole's; at least one
+    block stays.
+    """
+    sizes, excess = removable(whole), (1 - share) * parameters(whole)
+    depths = [len(section) for section in whole.mask]
+    while sum(depths) > 1:
+        ends = [
+            (s, n - 1)
+            for s, n in enumerate(depths)
+            if (s, n - 1) in sizes and abs(excess - sizes[s, n - 1]) < abs(excess)
+        ]
+        if not ends:
+            break
+        section, block = max(
+            ends, key=lambda end: (depths[end[0]] / len(whole.mask[end[0]]), end[0])
+        )
+        excess -= sizes[section, block]
+        depths[section] = block
+    return replace(whole, mask=mask(tuple(depths), tuple(map(len, whole.mask))))
+
+
+def removable(whole: Submodel) -> dict[tuple[int, int], int]:
+    """Section and block of every block that may go, and the parameters that go with it."""
+    left, found = shapes(bare(whole)), dict[tuple[int, int], int]()
+    for name, shape in shapes(whole).items():
+        place = address(whole.network, name)
+        if place is not None and name not in left:
+            found[place[:2]] = found.get(place[:2], 0) + math.prod(shape)
+    return found
+
+
+def bare(whole: Submodel) -> Submodel:
+    """Without any residual block; with the first ones of the sections, where the family does not
+    let those go.
+    """
+    residual = {
+        place[:2]
+        for name in shapes(whole)
+        if is_step(name) and (place := address(whole.network, name)) is not None
+    }
+    none, first = (
+        replace(
+            whole,
+            mask=tuple(
+                tuple(int((s, b) not in residual or b < least) for b in range(len(m)))
+                for s, m in enumerate(whole.mask)
+            ),
+        )
+        for least in (0, 1)
+    )
+    try:
+        shapes(none)
+    except ValueError:
+        return first
+    return none

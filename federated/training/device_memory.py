@@ -1,0 +1,190 @@
+"""What a device keeps between rounds of a run (a variate, its last network, layers of its own), on
+its own disk, without PyTorch.
+
+Each trained round writes one file. A task names the round of the last update that the coordinator
+accepted from this device, and training starts from that round's file. An update that was lost,
+refused or late therefore leaves a file that no task names: a repeated round starts from the same
+memory as the first attempt, even if either side was restarted in between.
+
+Names that start with `c/` belong to tensors of the model (c/NAME). Their file holds the union of
+all parts of the tensor that the device ever trained: a round replaces the part that its submodel
+covers and leaves all other entries and layers unchanged; new entries start at 0. The union can be
+larger than the submodel, so it is never loaded as a whole, nor memory-mapped (mapped pages count as
+the process's memory): reads and copies go through blocks of rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federated.errors import Malformed
+from federated.runtime import files
+from federated.wire import tensors
+
+__all__ = ["FOLDER", "PREFIX", "prune", "read", "write"]
+
+log = logging.getLogger(__name__)
+
+Array = NDArray[Any]
+
+FOLDER = "memory"  # beside a device's spooled updates
+PREFIX = "c/"  # of a tensor that is kept as the union of its corners
+SUFFIX = ".kept"
+BLOCK = 1 << 20  # bytes of a tensor that are copied at once; one row at the least
+
+
+def read(
+    folder: Path, since: int, corners: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+) -> dict[str, Array]:
+    """What round `since` left; nothing where that is 0, or where this disk has no file of it.
+
+    corners: name -> shape of what is wanted of the `c/` tensors. Each one that is known comes in
+    that shape, with zeros where the union ends before it. No other `c/` tensor is read. Raises
+    OSError.
+    """
+    known = stored(folder, since)
+    wanted = {name: one.shape for name, one in known.items() if not name.startswith(PREFIX)}
+    wanted |= {
+        name: shape
+        for name, shape in corners.items()
+        if name in known and known[name].ndim == len(shape)
+    }
+    found = {name: np.zeros(shape, known[name].dtype) for name, shape in wanted.items()}
+    for name, value in found.items():
+        for where, block in blocks(value.shape, [known[name]]):
+            np.atleast_1d(value)[where] = block
+    return found
+
+
+def write(folder: Path, round: int, values: Mapping[str, Array], *, since: int) -> None:
+    """What a round leaves, with the rest of the unions that it started from. Only the files of
+    these two rounds stay. Raises OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    layers: dict[str, list[Layer]] = {
+        name: [value] for name, value in stored(folder, since).items() if name.startswith(PREFIX)
+    }
+    for name, value in values.items():
+        same = [
+            old
+            for old in layers.get(name, ())
+            if old.ndim == value.ndim and old.dtype == value.dtype
+        ]
+        layers[name] = [*same, value]  # the later one counts where both have an entry
+    files.write_pieces(folder / f"{round}{SUFFIX}", encoded(layers))
+    prune(folder, since, round)
+
+
+def prune(folder: Path, *rounds: int) -> None:
+    """Forgets all but what these rounds left."""
+    known = {f"{round}{SUFFIX}" for round in rounds}
+    for path in folder.glob("*"):
+        if path.name not in known:
+            path.unlink()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file. offset: of its first value, in bytes."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Rows of axis 0. Raises OSError."""
+        row = math.prod(self.shape[1:])
+        found = np.fromfile(
+            self.path,
+            self.dtype,
+            (stop - start) * row,
+            offset=self.offset + start * row * self.dtype.itemsize,
+        )
+        return found.reshape(stop - start, *self.shape[1:])
+
+
+Layer = Stored | Array
+
+
+def stored(folder: Path, since: int) -> dict[str, Stored]:
+    """The tensors of a round's file; nothing of a damaged one, which would otherwise end every
+    later task. Raises OSError.
+    """
+    path = folder / f"{since}{SUFFIX}"
+    if not since or not path.exists():
+        return {}
+    try:
+        with path.open("rb") as file:
+            found = tensors.locate(file)
+        if wrong := [
+            name
+            for name, (dtype, shape, _) in found.items()
+            if name.startswith(PREFIX) and (dtype != "float32" or 0 in shape)
+        ]:
+            raise Malformed(f"{wrong[0]}: expected float32 and no axis of size 0")
+    except Malformed as error:
+        log.warning(
+            "%s is damaged, and the device continues without what it remembers: %s", path, error
+        )
+        return {}
+    return {
+        name: Stored(path, np.dtype(dtype).newbyteorder("<"), shape, offset)
+        for name, (dtype, shape, offset) in found.items()
+    }
+
+
+def encoded(layers: Mapping[str, Sequence[Layer]]) -> Iterator[bytes]:
+    """The blob (see `federated.wire.tensors`) of tensors that consist of corners, in pieces."""
+    shapes = {
+        name: tuple(max(sizes) for sizes in zip(*(one.shape for one in several), strict=True))
+        for name, several in layers.items()
+    }
+    header, starts, _ = tensors.layout(
+        {}, {name: (several[0].dtype.name, shapes[name]) for name, several in layers.items()}
+    )
+    yield header
+    end = 0
+    for name, several in layers.items():
+        yield bytes(starts[name] - end)  # up to the alignment
+        end = starts[name] + math.prod(shapes[name]) * several[0].dtype.itemsize
+        for _, block in blocks(shapes[name], several):
+            yield block.tobytes()
+
+
+def blocks(shape: tuple[int, ...], layers: Sequence[Layer]) -> Iterator[tuple[slice, Array]]:
+    """A tensor of a shape whose leading corner is that of the layers, one over the other, and 0
+    where there is none of them.
+
+    It comes in pieces along axis 0, each with its index, so that only a few rows of a layer are in
+    memory at once. A number counts as one row.
+    """
+    shape = shape or (1,)
+    sizes = [math.prod(each[1:]) for each in (shape, *(layer.shape for layer in layers))]
+    step = max(1, BLOCK // max(1, layers[0].dtype.itemsize * max(sizes)))
+    for start in range(0, shape[0], step):
+        stop = min(start + step, shape[0])
+        out = np.zeros((stop - start, *shape[1:]), layers[0].dtype.newbyteorder("<"))
+        for layer in layers:
+            if (last := min(stop, (layer.shape or (1,))[0])) > start:
+                rows = (
+                    layer.rows(start, last)
+                    if isinstance(layer, Stored)
+                    else np.atleast_1d(layer)[start:last]
+                )
+                common = tuple(slice(min(a, b)) for a, b in zip(out.shape, rows.shape, strict=True))
+                out[common] = rows[common]
+        yield slice(start, stop), out

@@ -1,0 +1,221 @@
+"""The one training loop: it follows a recipe, and calls a method's hooks where it has some.
+
+On a CPU with one thread count the result is the same bits for the same weights, data, recipe and
+seed; so it is on one GPU for the networks of `models`. A network of one's own may use operations
+that add up in any order there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from federated.errors import DataError
+from federated.task import Recipe
+from federated.training import objective
+from federated.training.hooks import Hooks, Session
+from federated.training.variates import Correction
+from models.layers.batch_norm import set_norm
+from models.submodel import Submodel
+
+__all__ = [
+    "Array",
+    "Diverged",
+    "Step",
+    "Stopped",
+    "Trained",
+    "batches",
+    "check",
+    "cuts",
+    "descend",
+    "moved",
+    "open_session",
+    "plain_loss",
+    "shuffled",
+    "train",
+]
+
+Array = NDArray[Any]
+Step = Callable[[int, int, float], None]
+"""Told after every step: steps taken, steps in all, loss."""
+
+torch.backends.cudnn.deterministic = True  # else some convolutions on a GPU add up in any order
+
+OPTIMISERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+
+
+class Stopped(Exception):
+    """The caller's `stop` said so between two steps."""
+
+
+class Diverged(RuntimeError):
+    """The loss left the finite numbers."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """loss: mean over the examples of the last pass. steps: of the optimiser."""
+
+    loss: float
+    steps: int
+
+
+def open_session(
+    net: nn.Module,
+    submodel: Submodel,
+    recipe: Recipe,
+    x: Array,
+    y: Array,
+    *,
+    labels: Collection[int],
+    seed: int,
+) -> Session:
+    """A training of `net`, which is `submodel`, on raw examples x [n, *inputs] with what they
+    teach, y [n, ...]. Raises DataError without an example.
+
+    labels: classes that the data hold, for the masked loss.
+    """
+    check(x, y)
+    planned = recipe.epochs * len(cuts(len(y), recipe.batch))
+    steps = min(recipe.steps, planned) if recipe.steps else planned
+    generator = torch.Generator().manual_seed(seed)
+    moving = [p for name, p in net.named_parameters() if name not in recipe.frozen]
+    return Session(net, submodel, recipe, x, y, tuple(labels), generator, steps, moving)
+
+
+def train(
+    net: nn.Module,
+    submodel: Submodel,
+    recipe: Recipe,
+    x: Array,
+    y: Array,
+    *,
+    labels: Collection[int],
+    seed: int,
+    on_step: Step | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Trained:
+    """Trains in place, without hooks, on the device where `net` lies. Raises DataError, Stopped,
+    Diverged.
+    """
+    return descend(
+        open_session(net, submodel, recipe, x, y, labels=labels, seed=seed),
+        on_step=on_step,
+        stop=stop,
+    )
+
+
+def descend(
+    session: Session,
+    hooks: Hooks | None = None,
+    *,
+    on_step: Step | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Trained:
+    """Takes all steps of a session. Raises Stopped, Diverged, and whatever hooks raise."""
+    hooks, recipe, session.stop = hooks or Hooks(), session.recipe, stop
+    set_norm(session.net, recipe.norm)
+    session.net.train()
+    if hooks.open is not None:
+        hooks.open(session)
+    correction, optimiser, loss = Correction.of(session), prepared(session), 0.0
+    while session.step < session.steps:
+        summed, seen = 0.0, 0
+        for x, truth in itertools.islice(batches(session), session.steps - session.step):
+            if stop is not None and stop():
+                raise Stopped
+            optimiser.zero_grad(set_to_none=True)
+            found = (
+                plain_loss(session, x, truth)
+                if hooks.loss is None
+                else hooks.loss(session, x, truth)
+            )
+            found.backward()  # type: ignore[no-untyped-call]
+            correction.add(session)
+            if hooks.step is not None:
+                hooks.step(session)
+            if recipe.clip > 0:
+                nn.utils.clip_grad_norm_(session.parameters, recipe.clip)
+            optimiser.step()
+            correction.move(session)
+            session.step += 1
+            value = float(found.detach())
+            if not math.isfinite(value):
+                raise Diverged(
+                    f"the loss is {value} after {session.step} of {session.steps} "
+                    f"steps; a smaller learning rate than {recipe.lr:g} may help"
+                )
+            summed, seen = summed + value * len(x), seen + len(x)
+            if on_step is not None:
+                on_step(session.step, session.steps, value)
+        loss = summed / seen
+    correction.close(session)
+    if hooks.close is not None:
+        hooks.close(session)
+    return Trained(loss, session.step)
+
+
+def prepared(session: Session) -> torch.optim.Optimizer:
+    """The recipe's optimiser over the session's parameters, without state."""
+    recipe = session.recipe
+    made: Callable[..., torch.optim.Optimizer] = OPTIMISERS[recipe.optimiser]
+    own = {"momentum": recipe.momentum} if recipe.optimiser == "sgd" else {}
+    fused = session.device.type in {"cpu", "cuda"}
+    return made(session.parameters, lr=recipe.lr, weight_decay=recipe.decay, fused=fused, **own)
+
+
+def batches(session: Session) -> Iterator[tuple[Tensor, Tensor]]:
+    """One pass over the data in random order, as the network is shown it, with what it should say,
+    where the network lies.
+    """
+    for chosen in shuffled(len(session.y), session.recipe.batch, session.generator):
+        x, y = moved(session.x[chosen], session.device), moved(session.y[chosen], session.device)
+        yield objective.pose(session.submodel.network, session.recipe.hide, x, y, session.generator)
+
+
+def plain_loss(session: Session, x: Tensor, truth: Tensor) -> Tensor:
+    """The recipe's own loss of a batch: the mean over exits, where there are several."""
+    outs = objective.answers(session.net, session.submodel, x)
+    losses = [
+        objective.masked_loss(
+            session.submodel.network, out, truth, session.labels if session.recipe.masked else None
+        )
+        for out in outs
+    ]
+    return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+
+
+def shuffled(examples: int, batch: int, generator: torch.Generator) -> Iterator[NDArray[np.int64]]:
+    """One pass over the examples in random order, as indices batch by batch."""
+    order: NDArray[np.int64] = torch.randperm(examples, generator=generator).numpy()
+    return (order[start:end] for start, end in cuts(examples, batch))
+
+
+def cuts(examples: int, batch: int) -> list[tuple[int, int]]:
+    """(start, end) of each batch. A last batch of one example joins the one before it: batch norm
+    needs two to see a spread.
+    """
+    edges = [*range(0, examples, batch), examples]
+    if len(edges) > 2 and edges[-1] - edges[-2] == 1:
+        del edges[-2]
+    return list(itertools.pairwise(edges))
+
+
+def moved(values: Array, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+
+
+def check(x: Array, y: Array) -> None:
+    if not len(y) or len(x) != len(y):
+        raise DataError(
+            "training data: expected at least 1 example and as many labels, found "
+            f"{len(x)} and {len(y)}"
+        )

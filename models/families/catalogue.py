@@ -1,0 +1,370 @@
+"""The families of networks by name, and what every room asks of them: build, shapes, names, menus.
+
+`models` knows nothing of the project's errors: what a person typed wrong raises `LookupError(name,
+known names)` for an unknown model and `ValueError` for one that cannot be built; whoever reads a
+command line turns them into `Unknown` and `ConfigError`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from models.families.densenet import DENSENET
+from models.families.efficientnet import EFFICIENTNET
+from models.families.family import Address, Family
+from models.families.lenet import LENET
+from models.families.mlp import MLP
+from models.families.mobilenet import MOBILENET
+from models.families.preresnet import PRERESNET
+from models.families.resnet import RESNET
+from models.families.resnet1d import RESNET1D
+from models.families.transformer import TRANSFORMER
+from models.families.vgg import VGG
+from models.families.vit import VIT
+from models.layers.basic import project, scale
+from models.layers.batch_norm import NORMS
+from models.own.user_network import own
+from models.submodel import Network, Submodel, Target
+
+__all__ = [
+    "FAMILIES",
+    "address",
+    "build",
+    "example",
+    "full",
+    "initial",
+    "labelled",
+    "menu",
+    "network",
+    "normalising",
+    "parameters",
+    "probes",
+    "shapes",
+    "statistics",
+]
+
+
+def projecting(known: Family) -> Family:
+    """A family whose head is one `nn.Linear`, its `linear`, before which `build` can put a
+    projection head (MOON).
+    """
+    return replace(known, features=known.features | {"projection"})
+
+
+FAMILIES: dict[str, Family] = {
+    "densenet": DENSENET,
+    "efficientnet": projecting(EFFICIENTNET),
+    "lenet": projecting(LENET),
+    "mlp": projecting(MLP),
+    "mobilenet": projecting(MOBILENET),
+    "preresnet": projecting(PRERESNET),
+    "resnet": projecting(RESNET),
+    "resnet1d": projecting(RESNET1D),
+    "transformer": TRANSFORMER,
+    "vgg": projecting(VGG),
+    "vit": projecting(VIT),
+}
+
+STATISTICS = ("running_mean", "running_var")
+# widths: mostly calls of operations; channels that fill no vector; arithmetic
+PROBED = (0.125, 0.3, 0.5)
+
+
+def network(
+    model: str,
+    inputs: Sequence[int],
+    outputs: int,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    target: Target = "class",
+    shift: Sequence[float] = (),
+    scale: Sequence[float] = (),
+) -> Network:
+    """The network that `model` names, for raw examples of shape `inputs` and `outputs` classes,
+    values or tokens.
+
+    model: a family ("preresnet": its default preset), a family and a preset ("preresnet-18"), or
+    "module:function" (see `models.own.user_network`). mean, std: one value or one per channel, in
+    raw units. target: what the data give to learn.
+    shift, scale: mean and spread of each raw value, where the target is values. LookupError(model,
+    known names), ValueError: see the module.
+    """
+    name, preset = parse(model)
+    mean, std, shift, scale = (tuple(map(float, values)) for values in (mean, std, shift, scale))
+    made = Network(name, preset, tuple(inputs), outputs, mean, std, shift=shift, scale=scale)
+    known = family(made)
+    check(made, known, target)
+    try:
+        made = replace(made, objective=known.objective(preset, target))
+    except ValueError as error:
+        raise ValueError(f"model '{model}': {error}") from error
+    check_flow(made)
+    return made
+
+
+def parse(model: str) -> tuple[str, str]:
+    """The family and the preset that a name means."""
+    if ":" in model:
+        return model, ""
+    name, _, preset = model.partition("-")
+    if name not in FAMILIES or preset not in {"", *FAMILIES[name].presets}:
+        raise LookupError(
+            model,
+            tuple(
+                f
+                for key, known in FAMILIES.items()
+                for f in (key, *(f"{key}-{p}" for p in known.presets))
+            ),
+        )
+    return name, preset or FAMILIES[name].default
+
+
+def check(made: Network, known: Family, target: Target) -> None:
+    shape = f"examples of shape {made.inputs}"
+    if (
+        not made.inputs
+        or min(made.inputs) < 1
+        or (known.inputs and len(made.inputs) != known.inputs)
+    ):
+        raise ValueError(
+            f"{made.family}: cannot take {shape}; expected {known.inputs or 'some'} "
+            "axes, channels first, each of at least 1"
+        )
+    if made.outputs < (1 if target == "value" else 2):
+        raise ValueError(
+            f"{made.family}: {made.outputs} {target}; expected at least "
+            f"{1 if target == 'value' else 2}"
+        )
+    for label, values in (("mean", made.mean), ("std", made.std)):
+        if len(values) not in {1, made.inputs[0]} or not all(map(math.isfinite, values)):
+            raise ValueError(
+                f"{made.family}: {label} {values} for {shape}; expected 1 or "
+                f"{made.inputs[0]} finite values"
+            )
+    if min(made.std) <= 0:
+        raise ValueError(f"{made.family}: std {made.std}; expected values above 0")
+    check_values(made, target)
+
+
+def check_values(made: Network, target: Target) -> None:
+    """The raw units of values: neither shift nor scale, or one finite number per value of both,
+    scales above 0.
+    """
+    if len(made.shift) != len(made.scale):
+        raise ValueError(
+            f"{made.family}: shift {made.shift} and scale {made.scale}; expected both, or neither"
+        )
+    for label, values in (("shift", made.shift), ("scale", made.scale)):
+        if values and (
+            target != "value" or len(values) != made.outputs or not all(map(math.isfinite, values))
+        ):
+            wanted = (
+                f"{made.outputs} finite numbers, or none"
+                if target == "value"
+                else f"none for target '{target}'"
+            )
+            raise ValueError(f"{made.family}: {label} {values}; expected {wanted}")
+    if min(made.scale, default=1) <= 0:
+        raise ValueError(f"{made.family}: scale {made.scale}; expected values above 0")
+
+
+def check_flow(made: Network) -> None:
+    """Whether examples pass through the whole network; on the meta device, where nothing is
+    computed.
+    """
+    net = build(full(made), "meta").eval()
+    try:
+        out = net(example(made, 2, "meta"))
+    except Exception as error:  # whatever a network of a user's own raises
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"{made.family}: examples of shape {made.inputs} do not pass through "
+            f"{made.preset or 'it'}: {why}"
+        ) from error
+    wanted = (
+        (2, made.outputs)
+        if made.objective in {"class", "value"}
+        else (2, made.outputs, *made.inputs)
+    )
+    if tuple(out.shape) != wanted:
+        raise ValueError(
+            f"{made.family}: from 2 examples of shape {made.inputs} it makes "
+            f"{tuple(out.shape)}; expected {wanted}"
+        )
+
+
+def example(made: Network, batch: int, device: str = "cpu") -> Tensor:
+    """A batch of empty raw examples: zeros, token ids where the network reads a text."""
+    dtype = torch.float32 if made.objective in {"class", "value"} else torch.int64
+    return torch.zeros((batch, *made.inputs), dtype=dtype, device=device)
+
+
+def family(made: Network) -> Family:
+    return own(made) if ":" in made.family else FAMILIES[made.family]
+
+
+def full(made: Network, features: Iterable[str] = ()) -> Submodel:
+    """The whole network as a submodel: width 1, every block, with what a method asks for."""
+    depths = family(made).presets[made.preset].depths
+    return Submodel(made, 1.0, tuple((1,) * depth for depth in depths), tuple(sorted(features)))
+
+
+def build(submodel: Submodel, device: str = "cpu") -> nn.Module:
+    """The module of a submodel on a device ("meta" allocates nothing), initialised from torch's
+    current random state.
+
+    ValueError: a mask or a feature that the family does not know.
+    """
+    known = family(submodel.network)
+    if odd := set(submodel.features) - known.features:
+        able = ", ".join(name for name, other in FAMILIES.items() if odd <= other.features)
+        raise ValueError(
+            f"model '{submodel.network.family}' has no {', '.join(sorted(odd))}; models "
+            f"that have: {able or 'none'}"
+        )
+    with torch.device(device):
+        net = known.build(submodel)
+        if "projection" in submodel.features:
+            project(net, submodel.width)
+    if scalers := {"scaler", "scaler-always"} & set(submodel.features):
+        scale(net, submodel.width, always="scaler-always" in scalers)
+    return net
+
+
+@lru_cache(maxsize=1024)
+def measured(submodel: Submodel) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """Shapes of the parameters and of the running statistics; a weight used twice counts once, by
+    its first name.
+    """
+    net = build(submodel, "meta")
+    parameters = {name: tuple(value.shape) for name, value in net.named_parameters()}
+    return parameters, {
+        name: tuple(value.shape) for name, value in net.named_buffers() if name.endswith(STATISTICS)
+    }
+
+
+def shapes(submodel: Submodel) -> dict[str, tuple[int, ...]]:
+    """Shape of every parameter of a submodel, by name: what travels."""
+    return dict(measured(submodel)[0])
+
+
+def parameters(submodel: Submodel) -> int:
+    """How many numbers the parameters of a submodel are."""
+    return sum(map(math.prod, measured(submodel)[0].values()))
+
+
+def statistics(submodel: Submodel) -> dict[str, tuple[int, ...]]:
+    """Shape of every running mean and variance of a submodel, by name: what travels as well under
+    `norm = "tracked"`.
+    """
+    return dict(measured(submodel)[1])
+
+
+def initial(made: Network, seed: int, features: Iterable[str] = ()) -> dict[str, Tensor]:
+    """Parameters and running statistics of the whole network, initialised from a seed; torch's
+    global random state stays as it was.
+    """
+    whole = full(made, features)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = build(whole)
+    wanted = shapes(whole) | statistics(whole)
+    return {name: value.detach() for name, value in net.state_dict().items() if name in wanted}
+
+
+@lru_cache(maxsize=1024)
+def labelled(submodel: Submodel) -> frozenset[str]:
+    """Names of the tensors whose axis 0 is the classes, or the values."""
+    return family(submodel.network).labelled(submodel)
+
+
+@lru_cache(maxsize=1024)
+def normalising(submodel: Submodel) -> frozenset[str]:
+    """Names of the parameters and running statistics of normalising layers: batch, instance, layer,
+    group and RMS norm.
+    """
+    layers = {
+        name: m for name, m in build(submodel, "meta").named_modules() if isinstance(m, NORMS)
+    }
+    known = shapes(submodel).keys() | statistics(submodel).keys()
+    return frozenset(
+        full_name
+        for name, m in layers.items()
+        for part in m.state_dict()
+        if (full_name := f"{name}.{part}") in known
+    )
+
+
+def address(made: Network, name: str) -> Address | None:
+    """Section, block and rest of a tensor's name, or None outside the sections."""
+    return family(made).address(name)
+
+
+def menu(
+    made: Network,
+    widths: Iterable[float],
+    depths: Iterable[int | Sequence[int]],
+    features: Iterable[str] = (),
+) -> tuple[Submodel, ...]:
+    """Every width with every depth, smallest first by parameters, each once.
+
+    widths: kept shares in (0, 1]. depths: blocks kept per section, from the front, one number for
+    all or one per section; a section with fewer keeps all of its own. ValueError: there are none,
+    or they are out of range.
+    """
+    sizes = family(made).presets[made.preset].depths
+    widths, features = tuple(widths), tuple(sorted(features))
+    rows = [(d,) * len(sizes) if isinstance(d, int) else tuple(d) for d in depths]
+    known = all(type(d) is int and d >= 1 for row in rows for d in row)
+    if (
+        not widths
+        or not rows
+        or not all(0 < w <= 1 for w in widths)
+        or any(len(row) != len(sizes) for row in rows)
+        or not known
+    ):
+        raise ValueError(
+            f"a menu of widths {widths} and depths {rows}; expected widths above 0 and "
+            "up to 1, depths of at least 1, "
+            f"each one number or one for each of {len(sizes)} sections"
+        )
+    unique = {
+        Submodel(
+            made,
+            float(w),
+            tuple((1,) * min(d, n) + (0,) * max(n - d, 0) for d, n in zip(row, sizes, strict=True)),
+            features,
+        )
+        for w, row in itertools.product(widths, rows)
+    }
+    return tuple(sorted(unique, key=lambda s: (parameters(s), s.width, s.name)))
+
+
+def probes(
+    made: Network, depths: Iterable[int], features: Iterable[str] = ()
+) -> tuple[Submodel, ...]:
+    """Submodels to time, smallest first: they cost little, and differ in what they ask of a
+    machine, so that its prices show in them.
+
+    depths: the least and the greatest of the submodels to be predicted. Where a network of the
+    user's own cannot be narrowed, whole at both.
+    """
+    features, depths = tuple(features), tuple(depths)
+    least, most = min(depths), max(depths)
+    try:
+        chosen = {
+            menu(made, (width,), (depth,), features)
+            for width, depth in zip(PROBED, (most, least, most), strict=True)
+        }
+    except ValueError:
+        chosen = {menu(made, (1.0,), (depth,), features) for depth in (least, most)}
+    return tuple(
+        sorted((submodel for (submodel,) in chosen), key=lambda s: (parameters(s), s.name))
+    )

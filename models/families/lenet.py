@@ -1,0 +1,94 @@
+"""LeNet-5 with batch norm, as RecipFL uses it on MNIST. Read it from the bottom up.
+
+LeCun et al., Gradient-Based Learning Applied to Document Recognition (1998): two 5x5 convolutions
+without padding, each with an average pool, then hidden linears. RecipFL (the authors' code) puts
+batch norm after each convolution and relu for tanh, and takes 28x28 images unpadded. "5-scaled" is
+what RecipFL gives its weak devices, a network of its own: 3 channels in the second convolution and
+one hidden linear.
+
+Width scales the convolutions' channels and the hidden linears. No layer may be dropped, since each
+changes the number of channels: there are two sections of one block, the convolutions.
+Initialisation is PyTorch's, batch norm 1 and 0, the last linear's bias 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
+
+from models.families.family import Family, check_mask
+from models.layers.basic import Norm, Standardise
+from models.layers.flattened import stack
+from models.submodel import Submodel, kept
+
+__all__ = ["LENET"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """widths: channels of the two convolutions at width 1. hidden: widths of the hidden linears."""
+
+    widths: tuple[int, int]
+    hidden: tuple[int, ...]
+    depths: tuple[int, int] = (1, 1)
+
+
+PRESETS: Mapping[str, Size] = MappingProxyType(
+    {"5": Size((6, 16), (120, 84)), "5-scaled": Size((6, 3), (84,))}
+)
+
+
+def left(side: int) -> int:
+    """What two blocks leave of a side: 28 -> 24 -> 12 -> 8 -> 4."""
+    return ((side - 4) // 2 - 4) // 2
+
+
+class Block(nn.Module):
+    """conv, norm, relu, pool; [N, I, H, W] -> [N, O, (H - 4)/2, (W - 4)/2]."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 5)
+        self.norm = Norm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.avg_pool2d(F.relu(self.norm(self.conv(x))), 2)
+
+
+class LeNet(nn.Module):
+    """Logits [N, classes] of raw images [N, C, H, W], uint8 or float, of at least 16x16."""
+
+    def __init__(self, submodel: Submodel) -> None:
+        super().__init__()
+        network, size = submodel.network, PRESETS[submodel.network.preset]
+        check_mask(submodel, size.depths)
+        channels, height, width = network.inputs
+        if min(height, width) < 16:
+            raise ValueError(f"images of {height}x{width}; a LeNet-5 needs at least 16x16")
+        first, second = (kept(submodel.width, w) for w in size.widths)
+        hidden = [kept(submodel.width, w) for w in size.hidden]
+        self.standardise = Standardise(network.mean, network.std, len(network.inputs))
+        self.sections = nn.ModuleList(
+            [
+                nn.ModuleDict({"0": Block(channels, first)}),
+                nn.ModuleDict({"0": Block(first, second)}),
+            ]
+        )
+        self.hidden = stack(second, left(height) * left(width), hidden)
+        self.linear = nn.Linear(hidden[-1], network.outputs)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.standardise(x)
+        for section in self.sections:
+            x = section["0"](x)  # type: ignore[index]  # [N, 6, 12, 12], then [N, 16, 4, 4]
+        for layer in self.hidden:
+            x = F.relu(layer(x))  # [N, 120], then [N, 84]
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+LENET = Family(build=LeNet, presets=PRESETS, default="5", inputs=3)

@@ -1,0 +1,87 @@
+"""A residual perceptron for tables, windows of signals and small images. Read it from the bottom
+up.
+
+The input of any axes is flattened and never scales; the hidden layers are equally wide. The first
+takes the input, the others are the blocks of one section, x + step * norm(linear(x)) before a relu
+(He et al., arXiv 1512.03385, with linears for convolutions): any of them may be dropped. NeFL's
+learnable steps are 1 where nobody asks for them. Initialisation is PyTorch's, batch norm 1 and 0,
+the last linear's bias 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
+
+from models.families.family import Family, check_mask
+from models.layers.basic import Norm, Standardise
+from models.submodel import Submodel, kept
+
+__all__ = ["MLP"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """width: of every hidden layer at width 1. depths: hidden layers after the first, in one
+    section.
+    """
+
+    width: int
+    depths: tuple[int]
+
+
+PRESETS: Mapping[str, Size] = MappingProxyType({"small": Size(64, (2,)), "large": Size(256, (3,))})
+
+
+class Block(nn.Module):
+    """linear, norm, plus the input, relu; [N, H] -> [N, H]."""
+
+    def __init__(self, hidden: int, *, steps: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, hidden, bias=False)
+        self.norm = Norm(hidden)
+        self.step = nn.Parameter(torch.ones(1)) if steps else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm(self.linear(x))
+        return F.relu(x + (out if self.step is None else self.step * out))
+
+
+class Mlp(nn.Module):
+    """Logits or standardised values [N, outputs] of raw examples [N, ...]."""
+
+    def __init__(self, submodel: Submodel) -> None:
+        super().__init__()
+        network, size = submodel.network, PRESETS[submodel.network.preset]
+        check_mask(submodel, size.depths, first=False)
+        hidden, steps = kept(submodel.width, size.width), "steps" in submodel.features
+        blocks = {
+            str(index): Block(hidden, steps=steps)
+            for index, keep in enumerate(submodel.mask[0])
+            if keep
+        }
+        self.standardise = Standardise(network.mean, network.std, len(network.inputs))
+        self.stem = nn.Linear(prod(network.inputs), hidden, bias=False)
+        self.norm = Norm(hidden)
+        self.sections = nn.ModuleList([nn.ModuleDict(blocks)])
+        self.linear = nn.Linear(hidden, network.outputs)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.standardise(x).flatten(1)  # [N, inputs]
+        x = F.relu(self.norm(self.stem(x)))  # [N, hidden]
+        # a ModuleDict, which ModuleList's type forgets
+        for block in self.sections[0].values():  # type: ignore[operator]
+            x = block(x)
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+MLP = Family(
+    build=Mlp, presets=PRESETS, default="small", inputs=0, features=frozenset({"scaler", "steps"})
+)

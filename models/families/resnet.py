@@ -1,0 +1,251 @@
+"""The ResNet of InCo, NeFL, DepthFL, ScaleFL and RecipFL, activated after each addition (He et al.,
+arXiv 1512.03385). Read it from the bottom up.
+
+Presets are named by their layers: 10, 14, 18, 22, 26, 34 (two 3x3 convolutions per block), 101 and
+wide-101 (bottlenecks; Wide-ResNet-101-2, arXiv 1605.07146, has twice the channels inside), each
+with one of three stems: "18" is torchvision's (7x7 of stride 2 and max-pool), "18-cifar" has a 3x3
+convolution alone, "18-nefl" that and the max-pool. 56 and 110 are He's for CIFAR with projected
+shortcuts; "small" and "tiny" are for a CPU.
+
+Widths: every section's channels, and a bottleneck's inner ones. Depth: any block may be left out
+(NeFL, arXiv 2308.07761). Of a section's first block the projection stays, relu(projection(x)),
+since it changes channels and resolution; where there is none, the section passes x on. With exits
+(`models.layers.exits`) a submodel ends where its last exit sits, and nothing is left of the
+sections after it.
+"steps": what a block adds is multiplied by a learnable number, relu(shortcut(x) + step * F(x)), 1
+at first (NeFL, section III).
+
+Initialisation is torchvision's for its stem and for 56 and 110 (He-normal convolutions, by fan
+out), PyTorch's for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
+
+from models.families.family import Family, Tensors, Torchvision, check_mask, sectioned
+from models.layers.basic import Norm, Standardise
+from models.layers.exits import EXITS, early, kind, labelled, passed, reached
+from models.layers.residual import Block, Projection, Skipped
+from models.submodel import Network, Submodel, kept
+
+__all__ = ["RESNET"]
+
+EXPANSION = 4  # channels that a bottleneck puts out, per plane
+
+
+@dataclass(frozen=True)
+class Stem:
+    """A convolution, then perhaps a 3x3 max-pool of stride 2."""
+
+    kernel: int
+    stride: int
+    pool: bool
+
+
+@dataclass(frozen=True)
+class Size:
+    """planes: channels of the plain 3x3 convolutions per section at width 1, the first also the
+    stem's. depths: blocks per section.
+
+    inner: 0 for blocks of two 3x3 convolutions, else bottlenecks with so many inner channels per
+    plane. he: He-normal initialisation.
+    """
+
+    planes: tuple[int, ...]
+    depths: tuple[int, ...]
+    stem: Stem
+    inner: int = 0
+    he: bool = False
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels that each section puts out at width 1."""
+        return tuple(plane * (EXPANSION if self.inner else 1) for plane in self.planes)
+
+
+IMAGENET, CIFAR, NEFL = Stem(7, 2, pool=True), Stem(3, 1, pool=False), Stem(3, 1, pool=True)
+THREE, FOUR = (16, 32, 64), (64, 128, 256, 512)
+DEPTHS = {
+    "10": (1, 1, 1, 1),
+    "14": (1, 1, 2, 2),
+    "18": (2, 2, 2, 2),
+    "22": (2, 2, 3, 3),
+    "26": (3, 3, 3, 3),
+    "34": (3, 4, 6, 3),
+}
+
+
+def sizes(suffix: str, stem: Stem, *, he: bool) -> dict[str, Size]:
+    """Every depth with one stem."""
+    basic = {f"{name}{suffix}": Size(FOUR, depths, stem, he=he) for name, depths in DEPTHS.items()}
+    deep = {
+        f"{name}101{suffix}": Size(FOUR, (3, 4, 23, 3), stem, inner, he)
+        for name, inner in (("", 1), ("wide-", 2))
+    }
+    return basic | deep
+
+
+PRESETS: Mapping[str, Size] = MappingProxyType(
+    {
+        "small": Size(THREE, (2, 2, 2), CIFAR),
+        "tiny": Size(THREE, (3, 3, 3), NEFL),
+        "56": Size(THREE, (9, 9, 9), CIFAR, he=True),
+        "110": Size(THREE, (18, 18, 18), CIFAR, he=True),
+        **sizes("", IMAGENET, he=True),
+        **sizes("-cifar", CIFAR, he=False),
+        **sizes("-nefl", NEFL, he=False),
+    }
+)
+NAMES: Mapping[str, str] = MappingProxyType(
+    {"18": "resnet18", "34": "resnet34", "101": "resnet101", "wide-101": "wide_resnet101_2"}
+)
+
+
+def theirs(name: str) -> str:
+    """torchvision's name of a tensor: sections.1.0.shortcut.norm.bias ->
+    layer2.0.downsample.1.bias.
+    """
+    if place := sectioned(name):
+        section, block, rest = place
+        rest = (
+            rest.replace("shortcut.conv", "downsample.0")
+            .replace("shortcut.norm", "downsample.1")
+            .replace("norm", "bn")
+        )
+        return f"layer{section + 1}.{block}.{rest}"
+    module, part = name.split(".")
+    return f"{({'stem': 'conv1', 'norm': 'bn1', 'linear': 'fc'})[module]}.{part}"
+
+
+def convert(preset: str, state: Tensors) -> dict[str, Tensor]:
+    """torchvision's tensors under our names; KeyError where one is missing."""
+    with torch.device("meta"):
+        net = ResNet(
+            Submodel(
+                Network("resnet", preset, (3, 224, 224), 1000),
+                1.0,
+                tuple((1,) * depth for depth in PRESETS[preset].depths),
+            )
+        )
+    return {
+        name: state[theirs(name)]
+        for name in net.state_dict()
+        if not name.endswith("num_batches_tracked")
+    }
+
+
+def initialise(net: nn.Module) -> None:
+    """torchvision's start: convolutions by He et al. over their outputs."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
+    """The blocks up to a place, by their indices in the largest network; of a first block that is
+    left out, its projection.
+    """
+    made, channels, number, step = (
+        nn.ModuleList(),
+        kept(submodel.width, size.planes[0]),
+        0,
+        "steps" in submodel.features,
+    )
+    for section, (plane, width, mask) in enumerate(
+        zip(size.planes, size.widths, submodel.mask, strict=True)
+    ):
+        outputs, inner, blocks = (
+            kept(submodel.width, width),
+            kept(submodel.width, plane * size.inner),
+            nn.ModuleDict(),
+        )
+        for index, keep in enumerate(mask):
+            number += 1
+            if number > end:
+                break
+            # The place alone decides, never the kept channels: they may agree by chance in a narrow
+            # submodel, and names must not change.
+            stride = 2 if section and index == 0 else 1
+            shortcut = (
+                Projection(channels, outputs, stride)
+                if index == 0 and (section or size.inner)
+                else None
+            )
+            if keep:
+                blocks[str(index)] = Block(channels, outputs, inner, stride, shortcut, step=step)
+            elif shortcut is not None:
+                blocks[str(index)] = Skipped(shortcut)
+            channels = outputs
+        made.append(blocks)
+    return made
+
+
+class ResNet(nn.Module):
+    """Outputs [N, outputs] of raw images [N, C, H, W], uint8 or float; of the deepest exit, where
+    there are several: `net.exits(x)` gives all.
+
+    ValueError: the mask does not fit, more than one kind of exits, or exits and no block.
+    """
+
+    def __init__(self, submodel: Submodel) -> None:
+        super().__init__()
+        network, size = submodel.network, PRESETS[submodel.network.preset]
+        check_mask(submodel, size.depths, first=False)
+        self.places, self.depths = reached(submodel), size.depths
+        first, last = kept(submodel.width, size.planes[0]), kept(submodel.width, size.widths[-1])
+        self.standardise = Standardise(network.mean, network.std, len(network.inputs))
+        self.stem = nn.Conv2d(
+            network.inputs[0],
+            first,
+            size.stem.kernel,
+            size.stem.stride,
+            size.stem.kernel // 2,
+            bias=False,
+        )
+        self.norm = Norm(first)
+        self.pool = nn.MaxPool2d(3, 2, 1) if size.stem.pool else nn.Identity()
+        self.sections = sections(submodel, size, self.places[-1])
+        if kind(submodel.features):
+            self.exits = early(
+                submodel, [kept(submodel.width, width) for width in size.widths], self.answers
+            )
+        self.linear = (
+            nn.Linear(last, network.outputs) if self.places[-1] == sum(size.depths) else None
+        )
+        if size.he:
+            initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.answer(len(self.places) - 1, self.seen(x)[-1])
+
+    def answers(self, x: Tensor) -> list[Tensor]:
+        """What every exit says, the shallowest first."""
+        return [self.answer(index, feature) for index, feature in enumerate(self.seen(x))]
+
+    def answer(self, index: int, feature: Tensor) -> Tensor:
+        if self.linear is None or index < len(self.places) - 1:
+            return self.exits[str(index)](feature)  # type: ignore[no-any-return]
+        return self.linear(feature.mean((2, 3)))  # type: ignore[no-any-return]
+
+    def seen(self, x: Tensor) -> list[Tensor]:
+        """The feature before each exit."""
+        x = F.relu(self.norm(self.stem(self.standardise(x))))  # [N, w0, H, W], or half of each
+        return passed(self.pool(x), self.sections, self.depths, self.places)
+
+
+RESNET = Family(
+    build=ResNet,
+    presets=PRESETS,
+    default="18-cifar",
+    inputs=3,
+    labelled=labelled,
+    features=frozenset({"scaler", "scaler-always", "steps", *EXITS}),
+    torchvision=Torchvision(NAMES, convert),
+)

@@ -1,0 +1,161 @@
+"""The language model of HeteroFL. Read it from the bottom up.
+
+Diao et al., HeteroFL (arXiv 2010.01264), section 4, as its public code builds it: a learned
+embedding of tokens and positions, post-norm encoder layers, and a decoder of two linears. Width
+scales the features of a token, those inside each head and the hidden ones; heads, positions and the
+vocabulary stay. Layers are one section.
+
+The "masked" objective gives back tokens that were hidden; a hidden token is the id `vocabulary`,
+and hiding them is the training's business. The causal presets see only what came before, and give
+the token that follows each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
+
+from models.families.family import Family, check_mask
+from models.layers.attention import Attention, Feed
+from models.layers.basic import Linear
+from models.submodel import Objective, Submodel, Target, kept
+
+__all__ = ["TRANSFORMER"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """dim: features of a token; hidden: of the feed-forward within a layer; causal: a position sees
+    only those before it and itself.
+    """
+
+    dim: int
+    heads: int
+    hidden: int
+    layers: int
+    causal: bool = False
+    dropout: float = 0.2
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        return (self.layers,)
+
+
+PRESETS: Mapping[str, Size] = MappingProxyType(
+    {
+        "heterofl": Size(256, 8, 512, 4),
+        "causal": Size(256, 8, 512, 4, causal=True),
+        "small": Size(64, 4, 128, 2),  # for a CPU
+        "small-causal": Size(64, 4, 128, 2, causal=True),
+    }
+)
+
+
+def objective(preset: str, target: Target) -> Objective:
+    """ValueError: the data are no tokens."""
+    if target != "token":
+        raise ValueError(
+            f"it learns from texts of tokens, and the data give a {target}; a model for "
+            "images is 'preresnet'"
+        )
+    return "next" if PRESETS[preset].causal else "masked"
+
+
+def labelled(submodel: Submodel) -> frozenset[str]:
+    return frozenset({"embedding.tokens", "decoder.linear2.weight", "decoder.linear2.bias"})
+
+
+class Embedding(nn.Module):
+    """Of each token plus that of its position, normalised; [N, T] of ids 0 .. vocabulary -> [N, T,
+    D].
+    """
+
+    def __init__(self, vocabulary: int, length: int, dim: int, dropout: float) -> None:
+        super().__init__()
+        # the last one stands for a hidden token
+        self.tokens = nn.Parameter(torch.empty(vocabulary + 1, dim).normal_())
+        self.positions = nn.Parameter(torch.empty(length, dim).normal_())
+        self.scaler: nn.Module = nn.Identity()
+        self.norm = nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = F.embedding(ids, self.tokens) + self.positions
+        return self.dropout(self.norm(self.scaler(x)))  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    """norm(x + attention(x)), then the same with the feed-forward; [N, T, D] -> [N, T, D]."""
+
+    def __init__(self, dim: int, features: int, hidden: int, size: Size, *, step: bool) -> None:
+        super().__init__()
+        self.attention = Attention(dim, size.heads, features, causal=size.causal, step=step)
+        self.norm1 = nn.LayerNorm(dim)
+        self.feed = Feed(dim, hidden, dropout=size.dropout, step=step)
+        self.norm2 = nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(size.dropout)
+        for linear in (self.feed.linear1, self.feed.linear2):
+            nn.init.normal_(linear.weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(x + self.dropout(self.attention(x)))
+        return self.norm2(x + self.dropout(self.feed(x)))  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """linear, GELU, norm, linear at each position; [N, T, D] -> [N, T, vocabulary]."""
+
+    def __init__(self, dim: int, vocabulary: int) -> None:
+        super().__init__()
+        self.linear1 = Linear(dim, dim)
+        self.norm = nn.LayerNorm(dim)
+        self.linear2 = nn.Linear(dim, vocabulary)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear2(self.norm(F.gelu(self.linear1(x))))  # type: ignore[no-any-return]
+
+
+class Transformer(nn.Module):
+    """[N, T] of token ids -> logits [N, vocabulary, T]. Any layer may be absent. ValueError: the
+    mask does not fit.
+    """
+
+    def __init__(self, submodel: Submodel) -> None:
+        super().__init__()
+        network, size = submodel.network, PRESETS[submodel.network.preset]
+        check_mask(submodel, size.depths, first=False)
+        dim, hidden, features = (
+            kept(submodel.width, n) for n in (size.dim, size.hidden, size.dim // size.heads)
+        )
+        self.embedding = Embedding(network.outputs, network.inputs[0], dim, size.dropout)
+        self.sections = nn.ModuleList([nn.ModuleDict()])
+        for index in (index for index, keep in enumerate(submodel.mask[0]) if keep):
+            layer = Layer(dim, features, hidden, size, step="steps" in submodel.features)
+            self.sections[0][str(index)] = layer  # type: ignore[operator]
+        self.decoder = Decoder(dim, network.outputs)
+        for name, value in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)  # [N, T, D]
+        # a ModuleDict, which ModuleList's type forgets
+        for layer in self.sections[0].values():  # type: ignore[operator]
+            x = layer(x)
+        return self.decoder(x).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+TRANSFORMER = Family(
+    build=Transformer,
+    presets=PRESETS,
+    default="heterofl",
+    inputs=1,
+    labelled=labelled,
+    features=frozenset({"scaler", "steps"}),
+    objective=objective,
+)

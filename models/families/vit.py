@@ -1,0 +1,186 @@
+"""The vision transformer. Read it from the bottom up.
+
+Dosovitskiy et al., An Image is Worth 16x16 Words (arXiv 2010.11929): an image cut into patches, a
+class token before them, learned positions, pre-norm layers, and a linear on the class token. "s"
+with 8 to 12 layers is InCo's, "b" is torchvision's vit_b_16. Width scales the features of a token,
+those inside each head and the hidden ones; heads and tokens stay. Layers are one section.
+Initialisation is torchvision's, whose head is zero at first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from models.families.family import Family, Tensors, Torchvision, check_mask
+from models.layers.attention import Attention, Feed
+from models.layers.basic import Standardise
+from models.submodel import Network, Submodel, kept
+
+__all__ = ["VIT"]
+
+EPS = 1e-6  # of every layer norm
+
+
+@dataclass(frozen=True)
+class Size:
+    """dim: features of a token; hidden: of the feed-forward within a layer; patch: pixels on a
+    side.
+    """
+
+    dim: int
+    heads: int
+    hidden: int
+    layers: int
+    patch: int
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        return (self.layers,)
+
+
+PRESETS: Mapping[str, Size] = MappingProxyType(
+    {
+        "micro": Size(32, 4, 64, 3, 2),  # for images of 8 pixels
+        "tiny-32": Size(192, 3, 768, 12, 4),
+        "s-32": Size(384, 6, 1536, 12, 4),
+        "tiny": Size(192, 3, 768, 12, 16),
+        "s": Size(384, 6, 1536, 12, 16),
+        "b": Size(768, 12, 3072, 12, 16),
+    }
+)
+TORCHVISION = (  # our names within a layer, and torchvision's
+    ("norm1", "ln_1."),
+    ("attention.project", "self_attention.in_proj_"),
+    ("attention.out", "self_attention.out_proj."),
+    ("norm2", "ln_2."),
+    ("feed.linear1", "mlp.0."),
+    ("feed.linear2", "mlp.3."),
+)
+
+
+def convert(preset: str, tensors: Tensors) -> dict[str, Tensor]:
+    """torchvision's tensors under our names, reshaped where heads are an axis of ours."""
+    size = PRESETS[preset]
+    features = size.dim // size.heads
+    names = {"patches": "conv_proj.", "norm": "encoder.ln.", "linear": "heads.head."}
+    for layer in range(size.layers):
+        names |= {
+            f"sections.0.{layer}.{ours}": f"encoder.layers.encoder_layer_{layer}.{theirs}"
+            for ours, theirs in TORCHVISION
+        }
+    found = {
+        f"{ours}.{part}": tensors[theirs + part]
+        for ours, theirs in names.items()
+        for part in ("weight", "bias")
+    }
+    found |= {
+        "token": tensors["class_token"].flatten(),
+        "positions": tensors["encoder.pos_embedding"].squeeze(0),
+    }
+    shapes = {
+        "project.weight": (3, size.heads, features, size.dim),
+        "project.bias": (3, size.heads, features),
+        "out.weight": (size.dim, size.heads, features),
+    }
+    axes = {name: shape for name in found for end, shape in shapes.items() if name.endswith(end)}
+    return {name: value.reshape(axes.get(name, value.shape)) for name, value in found.items()}
+
+
+def grid(network: Network, patch: int) -> tuple[int, int]:
+    """Patches along height and width. ValueError: they do not fill the image."""
+    _, height, width = network.inputs
+    if height % patch or width % patch:
+        raise ValueError(
+            f"vit: images of {height} x {width} pixels are not filled by patches of "
+            f"{patch} x {patch}; expected multiples of {patch}"
+        )
+    return height // patch, width // patch
+
+
+def initialise(net: nn.Module) -> None:
+    """As torchvision does; what is not named here starts as PyTorch has it, biases at 0."""
+    for name, value in net.named_parameters():
+        if name.endswith(("linear1.bias", "linear2.bias")):
+            nn.init.normal_(value, std=1e-6)
+        elif name.endswith("bias"):
+            nn.init.zeros_(value)
+        elif name == "patches.weight":
+            nn.init.trunc_normal_(value, std=math.sqrt(1 / value[0].numel()))
+        elif name == "positions":
+            nn.init.normal_(value, std=0.02)
+        elif name.endswith("project.weight"):  # one matrix of [3 heads features, dim]
+            bound = math.sqrt(6 / (value.numel() // value.shape[-1] + value.shape[-1]))
+            nn.init.uniform_(value, -bound, bound)
+        elif name.endswith(("linear1.weight", "linear2.weight")):
+            nn.init.xavier_uniform_(value)
+        elif name == "linear.weight":
+            nn.init.zeros_(value)
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), then the same with the feed-forward; [N, T, D] -> [N, T, D]."""
+
+    def __init__(self, dim: int, heads: int, features: int, hidden: int, *, step: bool) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, EPS)
+        self.attention = Attention(dim, heads, features, step=step)
+        self.norm2 = nn.LayerNorm(dim, EPS)
+        self.feed = Feed(dim, hidden, step=step)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.feed(self.norm2(x))  # type: ignore[no-any-return]
+
+
+class ViT(nn.Module):
+    """[N, C, H, W] raw -> logits or standardised values [N, outputs].
+
+    Any layer may be absent. ValueError: the mask does not fit, or the patches do not fill the
+    image.
+    """
+
+    def __init__(self, submodel: Submodel) -> None:
+        super().__init__()
+        network, size = submodel.network, PRESETS[submodel.network.preset]
+        check_mask(submodel, size.depths, first=False)
+        tokens = 1 + math.prod(grid(network, size.patch))
+        dim, hidden, features = (
+            kept(submodel.width, n) for n in (size.dim, size.hidden, size.dim // size.heads)
+        )
+        self.standardise = Standardise(network.mean, network.std, len(network.inputs))
+        self.patches = nn.Conv2d(network.inputs[0], dim, size.patch, size.patch)
+        self.token = nn.Parameter(torch.zeros(dim))
+        self.positions = nn.Parameter(torch.zeros(tokens, dim))
+        self.scaler: nn.Module = nn.Identity()
+        self.sections = nn.ModuleList([nn.ModuleDict()])
+        for index in (index for index, keep in enumerate(submodel.mask[0]) if keep):
+            layer = Layer(dim, size.heads, features, hidden, step="steps" in submodel.features)
+            self.sections[0][str(index)] = layer  # type: ignore[operator]
+        self.norm = nn.LayerNorm(dim, EPS)
+        self.linear = nn.Linear(dim, network.outputs)
+        initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(self.standardise(x)).flatten(2).transpose(1, 2)  # [N, patches, D]
+        x = torch.cat([self.token.expand(x.shape[0], 1, -1), x], 1) + self.positions  # [N, T, D]
+        x = self.scaler(x)
+        # a ModuleDict, which ModuleList's type forgets
+        for layer in self.sections[0].values():  # type: ignore[operator]
+            x = layer(x)
+        return self.linear(self.norm(x[:, 0]))  # type: ignore[no-any-return]
+
+
+VIT = Family(
+    build=ViT,
+    presets=PRESETS,
+    default="tiny-32",
+    inputs=3,
+    features=frozenset({"scaler", "steps"}),
+    torchvision=Torchvision({"b": "vit_b_16"}, convert),
+)

@@ -1,0 +1,241 @@
+"""The network of inverted residuals that MobileNetV2 and EfficientNetV2 share. Read it from the
+bottom up.
+
+Sandler et al., MobileNetV2 (arXiv 1801.04381): a block widens its input by a 1x1 convolution,
+filters each channel by itself, and projects back without activation. Tan and Le, EfficientNetV2
+(arXiv 2104.00298): early blocks widen by one full 3x3 convolution instead, late ones squeeze and
+excite (Hu et al., arXiv 1709.01507). Initialisation is torchvision's.
+
+Every group of channels scales by the kept width but the last convolution's: for multipliers below
+one the paper leaves it as it is (MobileNetV2, section 5.1). What a block is made of, and whether it
+adds its input, follows from the channels of the largest network and never from the kept ones, which
+may agree by chance.
+
+Dropout and stochastic depth draw from torch's global generator, in training only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
+
+from models.families.family import check_mask
+from models.layers.basic import Linear, Norm, Standardise
+from models.submodel import Submodel, kept
+
+__all__ = ["Inverted", "Section", "Size", "Style", "renamed"]
+
+DROPOUT = 0.2  # before the classifier, in both of torchvision's networks
+SQUEEZED = 4  # a block's inputs per channel that it squeezes to
+
+
+@dataclass(frozen=True)
+class Section:
+    """expansion: a block's hidden channels per input. channels: outputs at width 1. depth: blocks.
+    stride: of the first block.
+
+    fused: widens by one 3x3 convolution, not by 1x1 and 3x3 per channel. squeeze: squeezes and
+    excites.
+    """
+
+    expansion: int
+    channels: int
+    depth: int
+    stride: int
+    fused: bool = False
+    squeeze: bool = False
+
+
+@dataclass(frozen=True)
+class Size:
+    """stem: channels of the first convolution at width 1, and stride its stride. last: channels of
+    the last one, at every width.
+    """
+
+    stem: int
+    stride: int
+    sections: tuple[Section, ...]
+    last: int = 1280
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        return tuple(section.depth for section in self.sections)
+
+
+@dataclass(frozen=True)
+class Style:
+    """What holds for a whole family. eps: of every norm. drop: with which probability the last
+    block of all is left out while training.
+    """
+
+    activation: type[nn.Module]
+    eps: float = 1e-5
+    drop: float = 0.0
+
+
+def renamed(state: Mapping[str, Tensor], modules: Mapping[str, str]) -> dict[str, Tensor]:
+    """Tensors of torchvision's modules under our modules' names. modules: torchvision's -> ours.
+    KeyError: a tensor of none of them.
+    """
+    known = {name: name.rpartition(".") for name in state}
+    if odd := [name for name, (module, _, _) in known.items() if module not in modules]:
+        raise KeyError(odd[0])
+    return {
+        f"{modules[module]}.{leaf}": state[name]
+        for name, (module, _, leaf) in known.items()
+        if leaf != "num_batches_tracked"
+    }
+
+
+class Drop(nn.Module):
+    """Stochastic depth (arXiv 1603.09382): while training, leaves out each example's residual with
+    a probability, and scales up those kept.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not self.rate:
+            return x
+        keep = torch.empty(len(x), 1, 1, 1, dtype=x.dtype, device=x.device).bernoulli_(
+            1 - self.rate
+        )
+        return x * keep / (1 - self.rate)
+
+
+class Conv(nn.Module):
+    """conv, norm, activation (or none); [N, I, H, W] -> [N, O, H/stride, W/stride]."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        style: Style,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        active: bool = True,
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(
+            inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False
+        )
+        self.norm = Norm(outputs, style.eps)
+        self.activation = style.activation() if active else nn.Identity()
+        nn.init.kaiming_normal_(self.conv.weight, mode="fan_out")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.norm(self.conv(x)))  # type: ignore[no-any-return]
+
+
+class Squeeze(nn.Module):
+    """x times a share per channel, which two layers make of the channels' means; [N, C, H, W] ->
+    the same.
+    """
+
+    def __init__(self, channels: int, hidden: int) -> None:
+        super().__init__()
+        self.down = Linear(channels, hidden)
+        self.up = Linear(hidden, channels)
+        for layer in (self.down, self.up):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out")
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        share = torch.sigmoid(self.up(F.silu(self.down(x.mean((2, 3))))))  # [N, C]
+        return x * share[:, :, None, None]
+
+
+class Block(nn.Module):
+    """An inverted residual, plus its input where a block neither strides nor changes channels; [N,
+    I, H, W] -> [N, O, H/stride, W/stride].
+
+    inputs: channels that reach it at width 1. rate: of stochastic depth. With steps (NeFL), the
+    residual has a learnable factor.
+    """
+
+    def __init__(
+        self,
+        section: Section,
+        inputs: int,
+        stride: int,
+        width: float,
+        style: Style,
+        rate: float,
+        *,
+        steps: bool,
+    ) -> None:
+        super().__init__()
+        fan, outputs = kept(width, inputs), kept(width, section.channels)
+        hidden = kept(width, section.expansion * inputs)
+        layers: dict[str, nn.Module] = {}
+        if section.fused:
+            # nothing to widen: the 3x3 convolution is the whole block
+            alone = section.expansion == 1
+            layers["expand"] = Conv(fan, outputs if alone else hidden, 3, style, stride=stride)
+        else:
+            alone = False
+            if section.expansion > 1:
+                layers["expand"] = Conv(fan, hidden, 1, style)
+            layers["depthwise"] = Conv(hidden, hidden, 3, style, stride=stride, groups=hidden)
+        if section.squeeze:
+            layers["squeeze"] = Squeeze(hidden, kept(width, max(1, inputs // SQUEEZED)))
+        if not alone:
+            layers["project"] = Conv(hidden, outputs, 1, style, active=False)
+        self.residual = nn.Sequential(OrderedDict(layers))
+        self.adds = stride == 1 and inputs == section.channels
+        self.drop = Drop(rate)
+        self.step = nn.Parameter(torch.ones(1)) if steps and self.adds else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.residual(x)  # [N, O, H/stride, W/stride]
+        if not self.adds:
+            return out  # type: ignore[no-any-return]
+        return x + self.drop(out if self.step is None else self.step * out)  # type: ignore[no-any-return]
+
+
+class Inverted(nn.Module):
+    """Logits [N, classes] of raw images [N, C, H, W], uint8 or float."""
+
+    def __init__(self, submodel: Submodel, size: Size, style: Style) -> None:
+        super().__init__()
+        network, width, steps = submodel.network, submodel.width, "steps" in submodel.features
+        check_mask(submodel, size.depths)
+        self.standardise = Standardise(network.mean, network.std, len(network.inputs))
+        self.stem = Conv(network.inputs[0], kept(width, size.stem), 3, style, stride=size.stride)
+        self.sections = nn.ModuleList()
+        # place: a block's among all blocks of the largest network, which sets how often it drops
+        inputs, place = size.stem, 0
+        for section, mask in zip(size.sections, submodel.mask, strict=True):
+            blocks = nn.ModuleDict()
+            for index, keep in enumerate(mask):
+                if keep:
+                    rate = style.drop * (place + index) / sum(size.depths)
+                    stride = section.stride if index == 0 else 1
+                    blocks[str(index)] = Block(
+                        section, inputs, stride, width, style, rate, steps=steps
+                    )
+                inputs = section.channels
+            place += len(mask)
+            self.sections.append(blocks)
+        self.last = Conv(kept(width, inputs), size.last, 1, style)
+        self.dropout = nn.Dropout(DROPOUT)
+        self.linear = nn.Linear(size.last, network.outputs)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(self.standardise(x))  # [N, stem, H/stride, W/stride]
+        for section in self.sections:
+            # a ModuleDict, which ModuleList's type forgets
+            for block in section.values():  # type: ignore[operator]
+                x = block(x)  # [N, ws, Hs, Ws]
+        x = self.last(x).mean((2, 3))  # [N, last]
+        return self.linear(self.dropout(x))  # type: ignore[no-any-return]

@@ -1,0 +1,317 @@
+"""The way in: a broker with certificates for as long as a run lasts, and what it does when somebody
+is revoked while it runs.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import ssl
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from coordinator.access.authority import Authority
+from coordinator.access.gate import Gate, Keeper, open_gate, shown
+from coordinator.cli.main import main
+from coordinator.fleet.fleet import REVOKED, Fleet
+from coordinator.settings.tables import Broker
+from edge_agent.access import enrol
+from edge_agent.access.credentials import admitted, renew_when_due, stored
+from edge_agent.access.enrol import request, text_of
+from federated.errors import ConfigError, LinkError, StoreError
+from federated.wire import envelope, messages, topics
+from federated.wire.address import parse_address
+from federated.wire.link import LINK_UP, MqttLink
+from tests.support.authority import member, shipped
+from tests.support.brokers import needs_mosquitto
+from tests.support.links import connected
+from tests.support.waiting import eventually
+
+
+@contextmanager
+def opened(folder: Path, **more: object) -> Iterator[tuple[Gate, list[str]]]:
+    """A gate at free ports, and what it says."""
+    said: list[str] = []
+    wanted = Broker(**{"port": 0, "tls": True, "enrol": 0, "pki": str(folder / "pki"), **more})  # type: ignore[arg-type]
+    with open_gate(wanted, folder, said.append) as gate:
+        yield gate, said
+
+
+def run(folder: Path, *words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(main, [*words, "--pki", str(folder / "pki")])
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def token_for(folder: Path, name: str) -> str:
+    return run(folder, "enroll", name, "--host", "localhost").strip()
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_come_back(
+    tmp_path: Path,
+) -> None:
+    with opened(tmp_path) as (gate, _):
+        link = MqttLink(gate.address, "coordinator-r")
+        fleet = Fleet(
+            link, messages.Run("r", "fedavg", "mlp", None, (), 1, "s"), tmp_path / "spool"
+        )
+        fleet.obey(gate=gate)
+        fleet.endpoint.announce()
+        links = {
+            name: MqttLink(str(admitted(None, None, token_for(tmp_path, name))[0]), f"r-{name}")
+            for name in ("good", "lost")
+        }
+        for name, one in links.items():
+            one.publish(
+                topics.status("r", name),
+                envelope.encode(messages.Status(name, "s", True)),
+                retain=True,
+            )
+        eventually(
+            lambda: (
+                fleet.turn(0.05),
+                {n for n, a in fleet.agents.items() if a.online} == {"good", "lost"},
+            )[1]
+        )
+
+        start = time.monotonic()
+        run(tmp_path, "revoke", "lost")
+        eventually(lambda: (fleet.turn(0.05), fleet.agents["lost"].refused)[1])
+        refused = time.monotonic() - start
+        assert fleet.agents["lost"].absence == f"refused: {REVOKED}"
+        assert refused < 3.0
+
+        def ended() -> bool:
+            try:
+                links["lost"].receive(0.05)
+            except LinkError as error:
+                return "this client's certificate was revoked" in str(
+                    error
+                ) or "Not authorized" in str(error)
+            return False
+
+        def back() -> bool:
+            delivery = links["good"].receive(0.05)
+            return delivery is not None and delivery.topic == LINK_UP
+
+        eventually(back)
+        eventually(ended)
+        links["good"].publish(topics.say("r", "good"), b"still here")
+        for one in (*links.values(), link):
+            one.close()
+
+
+@pytest.mark.broker
+@needs_mosquitto
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_broker_that_was_killed_is_started_again(tmp_path: Path, tls: bool) -> None:
+    with opened(tmp_path, tls=tls) as (gate, _):
+        link = MqttLink(gate.address, "coordinator-r")
+        (program,) = [
+            p for p in psutil.Process().children(recursive=True) if p.name() == "mosquitto"
+        ]
+        program.kill()
+        eventually(lambda: (d := link.receive(0.05)) is not None and d.topic == LINK_UP)
+        link.close()
+
+
+def test_a_look_that_failed_is_taken_again(tmp_path: Path) -> None:
+    """Not before the broker was told does the keeper take it for told; the coordinator refuses
+    meanwhile.
+    """
+    told: list[frozenset[str]] = []
+
+    class Full:
+        def mend(self) -> None: ...
+
+        def reload(self, names: frozenset[str]) -> None:
+            told.append(names)
+            if len(told) == 1:
+                raise OSError(errno.ENOSPC, "no space")
+
+        def restart(self) -> None: ...
+
+    class Office:
+        def reload(self) -> None: ...
+
+    authority, gate = Authority(tmp_path / "pki"), Gate("h")
+    keeper = Keeper(authority, gate, Full(), Office())  # type: ignore[arg-type]
+    member(authority, "a", tmp_path)
+    authority.revoke("a")
+    with pytest.raises(OSError, match="no space"):
+        keeper.look()
+    assert gate.barred() == {"a"}
+    keeper.look()
+    keeper.look()
+    assert told == [{"a"}, {"a"}]
+    authority.registry.close()
+    with pytest.raises(StoreError):  # what Watch logs, and goes on
+        keeper.look()
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_a_certificate_that_is_renewed_while_its_link_lives_is_shown_when_that_comes_back(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path / "pki")
+    with shipped("tls.conf", authority, tmp_path) as door:
+        token = authority.invite("a", "localhost", 8884, 60)
+        key = ec.generate_private_key(ec.SECP256R1())
+        pem = tmp_path / "agent.pem"
+        first = authority.enrol(token.secret, request("a", key))
+        shown = enrol.x509.load_pem_x509_certificate(first.encode()).public_bytes(
+            enrol.serialization.Encoding.DER
+        )
+        pem.write_bytes(
+            authority.renew(shown, request("a", key), life=timedelta(seconds=4)).encode()
+            + text_of(key)
+        )
+        link = connected(door.address(pem), "r-a")
+        time.sleep(4)  # by now the certificate that the link has shown is over
+        pem.write_bytes(first.encode() + text_of(key))
+        door.restart()
+        eventually(lambda: (d := link.receive(0.05)) is not None and d.topic == LINK_UP)
+        link.close()
+    authority.close()
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_all_that_a_person_types_is_tls_and_a_token(tmp_path: Path) -> None:
+    with opened(tmp_path, listen="0.0.0.0") as (gate, said):
+        assert "mqtts://" in said[0]
+        assert "devices enrol at port" in said[0]
+        broker, name = admitted(None, None, token_for(tmp_path, "pi-kitchen"))
+        assert name == "pi-kitchen"
+        MqttLink(str(broker), "r-pi-kitchen").close()
+        assert not renew_when_due(stored()[0])
+        assert parse_address(gate.address).cert == str(tmp_path / "pki" / "coordinator.pem")
+        shown = json.loads(run(tmp_path, "authority", "--format", "json"))
+        assert [(agent["name"], agent["state"]) for agent in shown["agents"]] == [
+            ("pi-kitchen", "good")
+        ]
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_a_brokers_certificate_with_a_new_name_is_shown_without_a_restart(tmp_path: Path) -> None:
+    with opened(tmp_path) as (gate, _):
+        address = parse_address(gate.address)
+
+        def names() -> str:
+            context = ssl.create_default_context(cafile=address.ca)
+            context.load_cert_chain(str(address.cert))
+            with (
+                socket.create_connection((address.host, address.port)) as plain,
+                context.wrap_socket(plain, server_hostname="localhost") as link,
+            ):
+                return str(link.getpeercert())
+
+        assert "new.example" not in names()
+        run(tmp_path, "authority", "--host", "new.example")
+        eventually(lambda: "new.example" in names())
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_with_a_broker_of_ones_own_the_coordinator_shows_its_certificate_and_enrols(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path / "pki")
+    with (
+        shipped("tls.conf", authority, tmp_path) as door,
+        opened(tmp_path, url=f"mqtts://localhost:{door.port}") as (gate, said),
+    ):
+        assert "using the broker at mqtts://localhost" in said[0]
+        eventually(lambda: lets_in(gate.address))
+        broker, _ = admitted(None, None, token_for(tmp_path, "a"))
+        MqttLink(str(broker), "r-a").close()
+    authority.close()
+
+
+def lets_in(address: str) -> bool:
+    try:
+        MqttLink(address, "coordinator-r", timeout=2).close()
+    except LinkError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"passwords": "users"}, "choose one of them"),
+        ({"url": "mqtt://h"}, "needs a broker that speaks it: mqtts://HOST, found mqtt://h:1883"),
+        ({"listen": "my-host"}, "expected an IP address or localhost"),
+        ({"hosts": ("a b",)}, "--host: expected a host's name"),
+    ],
+)
+def test_what_does_not_go_together_is_said_before_anything_starts(
+    tmp_path: Path, more: dict[str, object], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why), opened(tmp_path, **more):
+        pass
+
+
+def test_certificates_need_mosquitto(tmp_path: Path) -> None:
+    with (
+        pytest.raises(LinkError, match=r"--tls needs mosquitto.*broker\.kind = 'auto'"),
+        opened(tmp_path, kind="embedded"),
+    ):
+        pass
+
+
+def test_a_brokers_files_are_for_nobody_else_to_read(tmp_path: Path) -> None:
+    shown = run(tmp_path, "authority", "--for-broker", str(tmp_path / "own"))
+    assert "rights.acl" in shown
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "own").iterdir()}
+    assert modes == dict.fromkeys(["ca.pem", "crl.pem", "rights.acl", "server.pem"], 0o600)
+
+
+def test_revoking_who_never_came_lists_where_to_look_and_bad_times_are_refused(
+    tmp_path: Path,
+) -> None:
+    run(tmp_path, "revoke", "nobody", code=2)
+    run(tmp_path, "enroll", "a", "--valid", "soon", code=2)
+    run(tmp_path, "enroll", "all", code=2)
+    (tmp_path / "pki").chmod(0o755)
+    run(tmp_path, "enroll", "a", code=3)
+
+
+@needs_mosquitto
+def test_a_token_leads_where_the_coordinator_listens(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        token = run(tmp_path, "enroll", "a").strip()
+    assert token.startswith("a@127.0.0.1:")
+
+
+def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "coordinator.access.authority", None)
+    result = CliRunner().invoke(main, ["enroll", "a", "--pki", str(tmp_path)])
+    assert result.exit_code == 4
+    assert "pip install 'espalier[secure]'" in result.output
+
+
+def test_commands_beside_the_run_show_the_coordinators_certificate_where_a_broker_wants_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESPALIER_BROKER__PKI", str(tmp_path / "pki"))
+    assert shown("mqtts://h") == "mqtts://h"  # no authority here
+    Authority(tmp_path / "pki").close()
+    assert parse_address(shown("mqtts://h")).cert == str(tmp_path / "pki" / "coordinator.pem")
+    for other in ("h", "mqtts://me:x@h", "mqtts://h?cert=mine.pem"):
+        assert shown(other) == other

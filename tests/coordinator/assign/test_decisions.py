@@ -1,0 +1,179 @@
+"""Each decision says why, with numbers that can be checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from tests.coordinator.test_assignment import CARD, MENU
+
+from coordinator.assign.decisions import (
+    Candidate,
+    Verdict,
+    absent,
+    decide,
+    human_seconds,
+    megabytes,
+    undrawn,
+)
+from coordinator.assign.offers import MARGIN, offers
+from coordinator.assign.standing import Standing, failed, late
+from coordinator.settings.tables import Assign
+from federated.task import Profile, Recipe, Timing
+from models.cost import cost
+from models.submodel import Submodel
+
+RECIPE = Recipe(batch=32, steps=10, epochs=10)
+NAMES = [submodel.name for submodel in MENU]
+
+
+def device(name: str, speed: float = 1.0, memory: int = 10**9) -> Profile:
+    """Every submodel of the menu timed: in proportion to its parameters, the largest in a
+    second.
+    """
+    timings = tuple(
+        Timing(s, 32, cost(s).parameters / cost(MENU[-1]).parameters / speed) for s in MENU
+    )
+    return Profile(name, "h", "s", 1.0, memory, 0.0, 0, "torch", CARD, timings)
+
+
+def largest(index: int, candidate: Candidate, can: Sequence[Submodel]) -> Submodel:
+    return can[-1]
+
+
+def judged(*candidates: Candidate, deadline: float = 0, slack: float = 1.0) -> list[Verdict]:
+    return decide(MENU, RECIPE, candidates, Assign(slack=slack), deadline, largest)
+
+
+def reason(*candidates: Candidate, deadline: float = 0, slack: float = 1.0) -> str:
+    return judged(*candidates, deadline=deadline, slack=slack)[0].decision.reason
+
+
+QUICK = Candidate("quick", device("quick"))
+
+
+def test_the_largest_of_all() -> None:
+    made = judged(QUICK)[0].decision
+    assert (made.submodel, made.asked, made.step, made.seconds) == (NAMES[-1], True, 1.0, 10.0)
+    assert made.reason == "the largest of all: 10 s a round of 10 s allowed"
+
+
+def test_the_pace_and_the_deadline() -> None:
+    slow = Candidate("slow", device("slow", 0.5))
+    own = offers(slow.profile, MENU, RECIPE, 0.6)
+    fits, next_one = (
+        [o for o in own if o.seconds <= 10.0][-1],
+        next(o for o in own if o.seconds > 10.0),
+    )
+    told = (
+        f"{human_seconds(fits.seconds)} a round of 10 s allowed; {next_one.submodel.name} would "
+        f"take {human_seconds(next_one.seconds)} a round"
+    )
+    assert reason(slow, QUICK) == f"the largest that keeps the pace: {told}"
+    assert reason(slow, deadline=10.0) == f"the largest that ends before the deadline: {told}"
+    steps = decide(MENU, Recipe(batch=32), [slow, QUICK], Assign(slack=1.0), 0, largest)[
+        0
+    ].decision.reason
+    assert steps.startswith(
+        f"the largest that keeps the pace: {human_seconds(fits.step)} a step of 1 s allowed; "
+    )
+
+
+def test_nothing_is_quick_enough() -> None:
+    assert reason(Candidate("slow", device("slow", 0.01)), deadline=1.0).startswith(
+        "the smallest that fits, though "
+    )
+
+
+def test_memory() -> None:
+    room = int(cost(MENU[3], 32).memory / 0.6) + 1
+    little = Candidate("little", device("little", memory=room))
+    found = judged(little, QUICK)[0]
+    following = MENU[NAMES.index(found.decision.submodel) + 1]
+    assert (
+        found.decision.reason == f"the largest that fits memory: {following.name} would take "
+        f"{megabytes(cost(following, 32).memory)}"
+    )
+    nothing = reason(Candidate("none", device("none", memory=10**6)))
+    assert nothing.startswith(f"cannot hold any submodel: {NAMES[0]} would take ")
+    assert nothing.endswith(", 0.6 MB (60% of 1 MB) may be filled")
+
+
+def test_moving_after_a_setback_and_for_being_off() -> None:
+    was = {"previous": MENU[-1]}
+    late_one = Candidate("late", device("late"), late(Standing(), NAMES[-1], 4, 10.0, 10.0), **was)
+    assert (
+        reason(late_one)
+        == f"moved down from {NAMES[-1]}: was late in round 4 with {NAMES[-1]}; it is tried "
+        "again after rounds in time"
+    )
+    off = Candidate("off", device("off"), Standing(step=3.0), **was)
+    assert reason(off, QUICK).endswith("; its steps take 3 times what its profile says")
+    assert reason(off, QUICK).startswith(
+        f"moved down from {NAMES[-1]}: the largest that keeps the pace: "
+    )
+    left = Candidate("left", device("left"), failed(Standing(), NAMES[0], 2, "no room"))
+    assert judged(left)[0].submodel is None
+    assert (
+        reason(left)
+        == f"left out for now: failed in round 2 with {NAMES[0]}: no room, and none is smaller"
+    )
+
+
+def test_a_close_thing_is_called_so() -> None:
+    """With 1 % to spare for the largest, an agent that has the one before stays with it."""
+    careful = Candidate("careful", device("careful"), previous=MENU[-2])
+    found = judged(careful, deadline=10.1)[0].decision
+    assert MARGIN > 0.01
+    assert found.submodel == NAMES[-2]
+    assert found.reason.endswith(f"; {NAMES[-1]} would take 10 s a round, too near to move")
+
+
+def test_a_little_too_slow_is_kept() -> None:
+    """3 % beyond the pace that the other sets."""
+    kept = Candidate("kept", device("kept", 1 / 1.03), previous=MENU[-1])
+    assert (
+        reason(kept, QUICK) == "keeps what it has: 10.3 s a round of 10 s allowed, too near to move"
+    )
+
+
+def test_pins_and_methods_are_named() -> None:
+    pinned = Candidate("pinned", device("pinned", 0.01), Standing(step=5.0), pinned=MENU[-1])
+    assert judged(pinned)[0].decision.reason == "pinned by assign.submodels"
+    own = decide(MENU, RECIPE, [QUICK], Assign(), 0, lambda index, candidate, can: can[0])[
+        0
+    ].decision
+    assert own.reason == f"the method's choice of 9 that it can afford; the largest is {NAMES[-1]}"
+
+
+def test_who_is_not_asked_is_told_why() -> None:
+    made = undrawn(judged(QUICK)[0].decision, "not drawn (fraction 0.25)")
+    assert not made.asked
+    assert made.reason.startswith(
+        f"not drawn (fraction 0.25); it would get {NAMES[-1]}: the largest of all"
+    )
+    away = absent({"a": "paused: on battery"})["a"]
+    assert (away.submodel, away.asked, away.reason) == (
+        "",
+        False,
+        "not selected: paused: on battery",
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0412, "41.2 ms"), (0.9, "900 ms"), (12.34, "12.3 s"), (4321.0, "4321 s")],
+)
+def test_seconds_for_people(seconds: float, words: str) -> None:
+    assert human_seconds(seconds) == words
+
+
+def test_one_slow_round_of_the_quickest_moves_it_down_and_nobody_up() -> None:
+    slowed = Candidate("quick", device("quick"), Standing(trained=2, step=3.0, usual=1.2))
+    other = Candidate("other", device("other", 0.5))
+    before, after = judged(QUICK, other, slack=1.15), judged(slowed, other, slack=1.15)
+    assert before[0].submodel == MENU[-1]
+    assert after[0].submodel is not None
+    assert cost(after[0].submodel).parameters < cost(MENU[-1]).parameters / 2
+    assert [v[1].bounds.seconds for v in (before, after)] == pytest.approx([11.5, 1.2 * 11.5])
+    assert after[0].decision.seconds <= 1.2 * 11.5

@@ -1,0 +1,96 @@
+"""Every agent of a run, what it does and why, read from the run's folder beside the coordinator or
+afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from coordinator.cli.devices import overview, text
+from coordinator.cli.main import main
+from federated.errors import StoreError
+from federated.task import Update
+from tests.support.federation import RUN, Member, digits, federate
+
+SMALL = {
+    "method.widths": [0.5, 1.0],
+    "method.depths": [2],
+    "train.steps": 2,
+    "evaluate.every": 99,
+    "evaluate.between": False,
+}
+
+
+def test_what_each_agent_got_is_shown_with_why_and_what_it_took(tmp_path: Path) -> None:
+    """One is measured, one says nothing, one is not selected; and in mid-round a reader sees who is
+    asked.
+    """
+    seen: list[dict[str, Any]] = []
+
+    def measured(update: Update) -> Update:
+        if update.work != "train":
+            return update
+        if update.round == 2:
+            seen.append(overview(RUN, tmp_path / "runs"))
+        return replace(update, notes={**update.notes, "step": 0.001, "seconds": 0.002, "peak": 123})
+
+    fleet = [
+        Member("a0", digits(0, 3), change=measured),
+        Member("a1", digits(1, 3)),
+        Member("b0", digits(2, 3)),
+    ]
+    federate(
+        tmp_path, fleet, {**SMALL, "rounds": 2, "fleet.select": "name=a*", "fleet.min_agents": 2}
+    )
+    live, over = seen[0], overview(None, tmp_path / "runs")
+    assert (live["rounds_done"], live["round"], over["rounds_done"], over["round"]) == (1, 2, 2, 2)
+    now, done = ({one["agent"]: one for one in made["agents"]} for made in (live, over))
+    assert {name: one["state"] for name, one in now.items()} == {
+        "a0": "asked in round 2",
+        "a1": "asked in round 2",
+        "b0": "not asked yet",
+    }
+    assert {name: one["state"] for name, one in done.items()} == {
+        "a0": "folded in round 2",
+        "a1": "folded in round 2",
+        "b0": "not asked yet",
+    }
+    assert done["a0"]["measured"] | {"seconds": 1} == {
+        "round": 2,
+        "submodel": done["a0"]["submodel"],
+        "outcome": "folded",
+        "step": 0.001,
+        "seconds": 1,
+        "memory": 123,
+    }
+    assert (done["a1"]["measured"]["step"], done["a1"]["standing"]["trained"]) == (None, 0)
+    assert done["a0"]["standing"]["trained"] == 2
+    assert done["b0"]["reason"] == "not selected: name=a* not met: it has b0"
+    assert done["a0"]["profile"]["board"]["kind"] == "generic"
+    assert "survey" not in str(done["a0"]["profile"])
+    shown = text(over)
+    assert shown.startswith("run 'test', 2 rounds done\n")
+    assert text(live).startswith("run 'test', 1 rounds done, in round 2\n")
+    assert f"\na1: {done['a1']['reason']}" in shown
+
+
+def test_the_command_shows_the_latest_run_and_names_what_is_missing(tmp_path: Path) -> None:
+    federate(tmp_path, [Member("a0", digits(0, 2))], SMALL)
+    done = CliRunner().invoke(
+        main, ["devices", "--runs", str(tmp_path / "runs"), "--format", "json"]
+    )
+    assert json.loads(done.output)["agents"][0]["agent"] == "a0"
+    assert (
+        "a0: the largest of all"
+        in CliRunner().invoke(main, ["devices", RUN, "--runs", str(tmp_path / "runs")]).output
+    )
+    missing = CliRunner().invoke(main, ["devices", "other", "--runs", str(tmp_path / "runs")])
+    assert (missing.exit_code, "no run 'other'" in missing.output) == (7, True)
+    with pytest.raises(StoreError, match="no run in"):
+        overview(None, tmp_path)

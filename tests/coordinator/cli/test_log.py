@@ -1,0 +1,143 @@
+"""The events of a run: read, chosen, followed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from coordinator.cli.log import about, follow, lately, missed, past, told
+from coordinator.cli.main import main
+from federated.errors import StoreError
+from federated.runtime import logs
+
+log = logging.getLogger("coordinator.test")
+
+
+def messages(folder: Path) -> list[str]:
+    return [event["message"] for event in past(folder)]
+
+
+def test_events_come_oldest_first_through_rotated_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "LARGEST", 400)
+    with logs.recording(tmp_path / logs.EVENTS, {}):
+        for number in range(8):
+            log.info("event %d", number)
+    assert len(list(tmp_path.glob("log.jsonl*"))) > 2
+    assert messages(tmp_path) == [f"event {number}" for number in range(8)]
+
+
+def test_events_can_be_chosen_by_agent_and_round(tmp_path: Path) -> None:
+    fields: dict[str, object] = {"run": "r", "round": 1}
+    with logs.recording(tmp_path / logs.EVENTS, fields):
+        log.info("a in 1", extra={"agent": "a"})
+        fields["round"] = 2
+        log.info("a in 2", extra={"agent": "a"})
+        log.info("b in 2", extra={"agent": "b"})
+    assert [event["message"] for event in past(tmp_path, about("a", 2))] == ["a in 2"]
+    assert [event["message"] for event in past(tmp_path, about(number=2))] == ["a in 2", "b in 2"]
+
+
+def test_a_line_that_a_crash_cut_is_passed_over(tmp_path: Path) -> None:
+    good = json.dumps({"time": "2026-01-01T00:00:00+00:00", "message": "whole"})
+    (tmp_path / logs.EVENTS).write_text(f'{{"time": "20\n[1]\n{good}\n{{"message": "no end')
+    assert messages(tmp_path) == ["whole"]
+
+
+def test_following_shows_what_comes_and_what_comes_after_a_rotation(tmp_path: Path) -> None:
+    path, steps = tmp_path / logs.EVENTS, []
+
+    def write(text: str) -> None:
+        with path.open("a") as file:
+            file.write(json.dumps({"time": "t", "message": text}) + "\n")
+
+    def wait(seconds: float) -> None:
+        steps.append(seconds)
+        if len(steps) == 1:
+            write("second")
+        elif len(steps) == 2:
+            write("third")
+            path.rename(tmp_path / "log.jsonl.1")
+            write("fourth")
+
+    write("first")
+    found = [
+        event["message"]
+        for event in follow(tmp_path, lambda event: True, wait, lambda: len(steps) == 3)
+    ]
+    assert found == ["first", "second", "third", "fourth"]
+
+
+def test_the_last_warnings_are_found(tmp_path: Path) -> None:
+    with logs.recording(tmp_path / logs.EVENTS, {}):
+        for number in range(3):
+            log.warning("w%d", number)
+            log.info("i%d", number)
+    assert [event["message"] for event in lately(tmp_path, 2)] == ["w1", "w2"]
+    assert lately(tmp_path / "nothing", 2) == []
+
+
+def test_what_an_agent_said_moves_no_cursor() -> None:
+    line = told(
+        {
+            "time": "2026-01-01T00:00:00+00:00",
+            "level": "WARNING",
+            "message": "refused\x1b[2J\nfrom a",
+            "round": 3,
+        }
+    )
+    assert line.endswith("round 3: WARNING: refused [2J from a")
+
+
+def test_a_run_without_a_log_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="has no log"):
+        list(past(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (
+            ("--agent", "pi03"),
+            2,
+            r"error: no agent 'pi03' in the log of run 'r' \(.*/r/log.jsonl\); there "
+            r"are: pi3, tv\n",
+        ),
+        (("--agent", "pi03", "-f"), 2, "error: no agent 'pi03' in the log"),
+        (
+            ("--round", "7"),
+            2,
+            r"error: no round 7 in the log of run 'r' \(.*\); there are: 1 to 2\n",
+        ),
+        (("--agent", "tv", "--round", "2"), 0, "run 'r': no event of agent 'tv' in round 2\n"),
+    ],
+)
+def test_an_agent_or_a_round_that_the_log_does_not_know_is_said(
+    tmp_path: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
+    (tmp_path / "r").mkdir()
+    fields: dict[str, object] = {"run": "r", "round": 1}
+    with logs.recording(tmp_path / "r" / logs.EVENTS, fields):
+        log.info("tv: folded", extra={"agent": "tv"})
+        fields["round"] = 2
+        log.info("pi3: folded", extra={"agent": "pi3"})
+    done = CliRunner().invoke(main, ["log", "r", "--runs", str(tmp_path), *words])
+    assert done.exit_code == code
+    assert done.stdout == ""
+    assert re.match(said, done.stderr)
+
+
+def test_of_a_thousand_agents_the_nearest_are_named(tmp_path: Path) -> None:
+    (tmp_path / logs.EVENTS).write_text(
+        "".join(
+            json.dumps({"time": "t", "message": "m", "agent": f"d{i}"}) + "\n" for i in range(1000)
+        )
+    )
+    assert missed(tmp_path, "d1000").endswith("and 990 more")
+    assert "there are: d100, " in missed(tmp_path, "d1000")

@@ -1,0 +1,115 @@
+"""What `coordinator methods` says of every method, and who can take part in one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from coordinator.assign.eligibility import unable
+from coordinator.cli.main import main
+from coordinator.cli.methods import described, one_text
+from federated.data import catalogue
+from federated.method import LAWS, MODES, configure
+from federated.methods.catalogue import METHODS, method
+from federated.task import Profile
+
+PROMISED = [
+    "allsmall",
+    "depthfl",
+    "dynamicfl",
+    "exclusivefl",
+    "fedavg",
+    "fedfa",
+    "fedfa-d",
+    "fedfa-w",
+    "fednova",
+    "fedprox",
+    "fedrolex",
+    "fjord",
+    "flexifed",
+    "heterofl",
+    "inclusivefl",
+    "inco-avg",
+    "inco-moon",
+    "inco-nova",
+    "inco-prox",
+    "inco-scaffold",
+    "moon",
+    "nefl-d",
+    "nefl-do",
+    "nefl-w",
+    "nefl-wd",
+    "recipfl",
+    "scaffold",
+    "scalefl",
+]
+
+
+def said(*words: str) -> str:
+    done = CliRunner().invoke(main, ["methods", *words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_every_method_is_listed_with_its_paper() -> None:
+    listed = json.loads(said("--format", "json"))
+    assert [one["name"] for one in listed] == sorted(METHODS)
+    assert set(PROMISED) <= set(METHODS)
+    assert all(one["summary"] and one["paper"] for one in listed)
+    text = said()
+    assert all(f"{name} " in text for name in PROMISED)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_explained_with_its_settings_and_laws(name: str) -> None:
+    found = json.loads(said(name, "--format", "json"))
+    assert found == json.loads(json.dumps(described(name)))
+    assert found["settings"].keys() == method(name).settings.keys()
+    assert all(known["help"] for known in found["settings"].values())
+    assert found["laws"].keys() == LAWS.keys()
+    assert found["modes"].keys() == MODES.keys() >= method(name).forbids.keys()
+    assert all(
+        bool(why) == (mode not in method(name).allows) for mode, why in found["modes"].items()
+    )
+    defaults = {key: known["default"] for key, known in found["settings"].items()}
+    assert configure(method(name), defaults).keys() == {*defaults, "seed", "rounds"}, (
+        "defaults are valid settings"
+    )
+    text = said(name)
+    assert all(f"{key} = " in text for key in defaults)
+    assert text.strip() == one_text(described(name)).strip()
+    assert max(map(len, text.splitlines())) <= 150
+
+
+def test_an_unknown_method_ends_with_the_nearest_names() -> None:
+    done = CliRunner().invoke(main, ["methods", "fedrol"])
+    assert done.exit_code == 2
+    assert "unknown method 'fedrol'; known: fedrolex" in done.output
+
+
+def test_a_device_without_pytorch_is_told_which_method_needs_it() -> None:
+    card = catalogue.central("digits").card()
+    onnx, torch = (
+        Profile("a", "h", "s", 1.0, 1, 1.0, 1, runtime, card, ())
+        for runtime in ("onnxruntime 1.31", "torch 2.13 cpu")
+    )
+    assert "method moon trains with PyTorch alone, and this device has onnxruntime 1.31" in unable(
+        onnx, method("moon")
+    )
+    assert not unable(torch, method("moon"))
+    assert not unable(onnx, method("heterofl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "trains"),
+    [("moon", "with PyTorch alone"), ("fedfa", "by a recipe"), ("heterofl", "by a recipe")],
+)
+def test_a_survey_alone_asks_for_no_pytorch(name: str, trains: str) -> None:
+    """FedFA's may score its sizes on a device, which gets the largest where it cannot."""
+    onnx = Profile(
+        "a", "h", "s", 1.0, 1, 1.0, 1, "onnxruntime 1.31", catalogue.central("digits").card(), ()
+    )
+    assert described(name)["trains"] == trains
+    assert bool(unable(onnx, method(name))) == (trains == "with PyTorch alone")

@@ -1,0 +1,356 @@
+"""A run is seen while it goes on and steered from beside it, as its folder alone lets one: what it
+does, who is there, what it counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from coordinator.cli.main import main
+from coordinator.cli.status import drawn, listed, people, status, text
+from coordinator.fleet.fleet import Fleet
+from coordinator.observe.readers import now as live
+from coordinator.round.round_events import RoundPlanned
+from coordinator.store.control import Stopped, wish
+from coordinator.store.store import Store
+from federated.errors import StoreError
+from federated.runtime.logs import EVENTS
+from tests.support.federation import RUN, Federation, Member, digits, federate
+
+SMALL = {
+    "method.name": "fedavg",
+    "method.widths": [0.25],
+    "train.steps": 2,
+    "evaluate.every": 5,
+    "evaluate.devices": False,
+    "fleet.min_agents": 2,
+}
+
+
+class Going:
+    """A run in a thread of its own. found: how it ended. busy: why its agents do not work at the
+    moment.
+    """
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.runs, self.folder = folder / "runs", folder / "runs" / RUN
+        self.found: Federation | BaseException | None = None
+        self.fleet: Fleet | None = None
+        self.busy: str = settings.pop("busy", "")
+        self._thread = threading.Thread(
+            target=self._go, args=(folder, settings.pop("resume", False), SMALL | settings)
+        )
+        self._thread.start()
+
+    def _go(self, folder: Path, resume: bool, settings: dict[str, Any]) -> None:
+        members = [Member(f"a{i}", digits(i, 2), pause=lambda: self.busy) for i in range(2)]
+        try:
+            self.found = federate(
+                folder,
+                members,
+                settings,
+                resume=resume,
+                watch=lambda fleet: setattr(self, "fleet", fleet),
+            )
+        except BaseException as error:
+            self.found = error
+
+    def until(self, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The status, as soon as it is so."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            with contextlib.suppress(StoreError):  # not begun
+                if (self.folder / live.FILE).exists() and true(made := status(RUN, self.runs)):
+                    return made
+            assert self._thread.is_alive(), self.found
+            time.sleep(0.05)
+        pytest.fail(f"it did not come to that: {status(RUN, self.runs)}")
+
+    def metrics(self) -> str:
+        """Where its coordinator serves them, as the log says: the last one's."""
+        events = [json.loads(line) for line in (self.folder / EVENTS).read_text().splitlines()]
+        return next(
+            str(event["address"]) for event in reversed(events) if event.get("event") == "metrics"
+        )
+
+    def join(self) -> Federation | BaseException | None:
+        self._thread.join(90)
+        assert not self._thread.is_alive()
+        return self.found
+
+
+@pytest.fixture
+def going(tmp_path: Path) -> Iterator[Callable[..., Going]]:
+    started: list[Going] = []
+
+    def go(**settings: Any) -> Going:
+        started.append(Going(tmp_path, **settings))
+        return started[-1]
+
+    yield go
+    for one in started:
+        with contextlib.suppress(StoreError):
+            wish(one.folder, "stop now")
+        one.join()
+
+
+def command(*words: str) -> str:
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_run_is_seen_paused_stopped_and_resumed(going: Callable[..., Going]) -> None:
+    run = going(rounds=500)
+    seen = run.until(lambda made: made["rounds_done"] >= 2)
+    assert seen["state"] == "running"
+    assert {member["agent"] for member in seen["now"]["members"]} == {"a0", "a1"}
+    assert sum(seen["now"]["agents"].values()) == 2
+    assert seen["eta"] > 0
+    assert re.search(r"run 'test': fedavg of preresnet on digits\n.*rounds done", text(seen))
+    where = ["--runs", str(run.runs)]
+    assert "pauses after the present round" in command("pause", *where)
+    paused = run.until(lambda made: made["now"]["phase"] == "paused")
+    time.sleep(1.0)
+    assert status(RUN, run.runs)["rounds_done"] == paused["rounds_done"], "no round begins"
+    assert "paused after round" in text(status(RUN, run.runs))
+    command("pause", RUN, "--off", *where)
+    run.until(lambda made: made["rounds_done"] > paused["rounds_done"])
+    assert (
+        json.loads(command("stop", "--wait", "60", "--format", "json", *where))["asked"]
+        == "has stopped"
+    )
+    assert isinstance(run.join(), Stopped)
+    stopped = status(RUN, run.runs)
+    assert stopped["state"] == "stopped"
+    assert f"go on with: coordinator start --name {RUN} --resume" in text(stopped)
+    assert run.fleet is not None
+    assert not [state for state in run.fleet.tasks if not state.outcome], (
+        "the round was finished first"
+    )
+    done = stopped["rounds_done"]
+    again = going(rounds=done + 2, resume=True)
+    assert isinstance(again.join(), Federation)
+    over = status(RUN, run.runs)
+    assert (over["state"], over["rounds_done"]) == ("over", done + 2)
+
+
+def test_a_pause_that_is_asked_for_while_agents_are_awaited_lets_no_round_begin(
+    going: Callable[..., Going],
+) -> None:
+    run = going(rounds=500, busy="on battery")
+    run.until(lambda made: made["now"]["phase"] == "waiting")
+    where = ["--runs", str(run.runs)]
+    assert "pauses after the present round" in command("pause", *where)
+    assert "was asked to pause before" in command("pause", *where)
+    run.until(lambda made: made["wishes"]["heard"])
+    assert "begins no round until the pause is taken back" in text(status(RUN, run.runs))
+    run.busy = ""
+    assert run.until(lambda made: made["now"]["phase"] == "paused")["now"]["round"] == 0
+    assert "test' goes on" in command("pause", "--off", *where)
+    run.until(lambda made: made["rounds_done"] >= 1)
+    assert "was not paused" in command("pause", "--off", *where)
+
+
+def test_a_stop_now_does_not_wait_for_the_round_and_the_run_goes_on_inside_it(
+    going: Callable[..., Going],
+) -> None:
+    # seconds: the wish is heard within one
+    run = going(rounds=500, **{"train.steps": 0, "train.epochs": 60})
+    run.until(lambda made: made["now"]["phase"] == "train")
+    wish(run.folder, "stop now")
+    assert isinstance(run.join(), Stopped)
+    store = Store.open(run.runs, RUN, read_only=True)
+    found = store.journal.read(store.checkpoint_id)
+    assert found is not None
+    assert any(isinstance(event, RoundPlanned) for event in found[1])
+    store.close()
+
+
+def test_events_are_kept_with_their_round_and_agent(
+    going: Callable[..., Going], tmp_path: Path
+) -> None:
+    run = going(rounds=2)
+    assert isinstance(run.join(), Federation)
+    events = [json.loads(line) for line in (run.folder / EVENTS).read_text().splitlines()]
+    assert {event["run"] for event in events} == {RUN}
+    told = [event.get("event") for event in events]
+    assert [word for word in told if word in ("round began", "round ended")] == [
+        "round began",
+        "round ended",
+    ] * 2
+    assert told.count("folded") == 4
+    assert sum(event.get("event") == "came" for event in events) == 2
+    assert told[-1] == "coordinator ended"
+    where = ["--runs", str(run.runs)]
+    lines = command("log", "--agent", "a1", "--round", "2", *where).splitlines()
+    assert len(lines) == 1
+    assert "a1: folded" in lines[0]
+    assert (
+        json.loads(command("log", RUN, "--round", "1", "--format", "json", *where).splitlines()[0])[
+            "event"
+        ]
+        == "round began"
+    )
+    assert "a0: folded" in command("log", "-f", *where), "of a run that is over, all there is"
+
+
+def test_all_runs_are_listed_and_damaged_ones_named(going: Callable[..., Going]) -> None:
+    run = going(rounds=1)
+    run.join()
+    (run.runs / "broken").mkdir()
+    (run.runs / "broken" / "run.sqlite").write_bytes(
+        b"this is no database, and never was one" * 100
+    )
+    found = {one["run"]: one for one in listed(run.runs)}
+    assert found[RUN]["state"] == "over"
+    assert (found[RUN]["rounds_done"], found[RUN]["method"]) == (1, "fedavg")
+    assert 0 <= found[RUN]["accuracy"] <= 1
+    assert found["broken"]["state"] == "damaged"
+    shown = command("runs", "--runs", str(run.runs))
+    assert "1 of 1" in shown
+    assert "broken: " in shown
+
+
+def test_a_coordinator_that_was_killed_is_told_from_one_that_stopped(
+    going: Callable[..., Going],
+) -> None:
+    run = going(rounds=1)
+    run.join()
+    now = json.loads((run.folder / live.FILE).read_text())
+    store = Store.open(run.runs, RUN)
+    store._database.execute("DELETE FROM rounds")
+    store._database.commit()
+    store.close()
+    (run.folder / live.FILE).write_text(json.dumps(now | {"phase": "train", "round": 1}))
+    dead = status(RUN, run.runs)
+    assert dead["state"] == "dead"
+    assert "the last one ended without a word, while it was in round 1 (train)" in text(dead)
+    (run.folder / live.FILE).write_text(
+        json.dumps(now | {"phase": "failed", "reason": "no space left"})
+    )
+    assert "ended by an error: no space left" in text(status(RUN, run.runs))
+    (run.folder / live.FILE).write_text("{")
+    assert status(RUN, run.runs)["state"] == "stopped", "what cannot be read is passed over"
+
+
+def test_without_runs_or_coordinators_commands_say_so(tmp_path: Path) -> None:
+    for words in (["status"], ["pause"], ["stop", "nothing"], ["log", "nothing"]):
+        done = CliRunner().invoke(main, [*words, "--runs", str(tmp_path)])
+        assert done.exit_code == 7, done.output
+        assert "error: no run" in done.output
+    assert "no run in" in command("runs", "--runs", str(tmp_path))
+    for words in (["status"], ["devices"], ["pause"], ["log", "nothing"], ["start", "--resume"]):
+        done = CliRunner().invoke(main, [*words, "--runs", str(tmp_path / "elsewhere")])
+        assert done.exit_code == 7
+        name = "'nothing' " if "nothing" in words else ""
+        assert (
+            f"no run {name}in {tmp_path / 'elsewhere'} ({tmp_path / 'elsewhere'} is no "
+            "folder): --runs DIR says where runs are kept" in done.output
+        )
+
+
+# ---- metrics -------------------------------------------------------------------------------------
+
+
+def scraped(place: str) -> dict[str, float]:
+    with urllib.request.urlopen(place, timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return {
+        name: float(value)
+        for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    }
+
+
+def test_prometheus_gets_what_a_run_counts_and_names_no_agent(going: Callable[..., Going]) -> None:
+    run = going(rounds=500, **{"metrics.listen": "127.0.0.1:0"})
+    run.until(lambda made: made["rounds_done"] >= 3)
+    wish(run.folder, "pause")  # else a round is written before it is counted
+    run.until(lambda made: made["now"]["phase"] == "paused")
+    place = run.metrics()
+    found = scraped(place)
+    assert found["espalier_rounds_total"] >= 3
+    assert found["espalier_round_seconds_count"] == found["espalier_rounds_total"]
+    assert found['espalier_updates_total{outcome="folded"}'] == 2 * found["espalier_rounds_total"]
+    assert found['espalier_stage_seconds_count{stage="fold"}'] >= 6
+    assert sum(value for name, value in found.items() if name.startswith("espalier_agents{")) == 2
+    assert found['espalier_link_bytes_total{direction="up"}'] > 10_000
+    assert {name for name in found if name.startswith("espalier_rejects_total")} == {
+        f'espalier_rejects_total{{reason="{kind}"}}'
+        for kind in ("joining", "protocol", "malformed", "message", "unasked", "size", "update")
+    }
+    assert found["espalier_rounds_wanted"] == 500
+    assert not [name for name in found if "a0" in name or "a1" in name]
+    later = scraped(place)
+    assert (
+        later['espalier_link_bytes_total{direction="up"}']
+        >= found['espalier_link_bytes_total{direction="up"}']
+    )
+    wish(run.folder, "stop now")
+    run.join()
+    with pytest.raises(OSError, match="refused"):
+        scraped(place)
+
+
+def test_prometheus_gets_the_epsilon_of_a_private_run_also_after_it_is_resumed(
+    going: Callable[..., Going],
+) -> None:
+    accounting = pytest.importorskip("dp_accounting")
+    private = {"metrics.listen": "127.0.0.1:0", "private.noise": 1.5, "private.clip": 1.0}
+    run = going(rounds=500, **private)
+    run.until(lambda made: made["rounds_done"] >= 2)
+    wish(run.folder, "pause")
+    done = run.until(lambda made: made["now"]["phase"] == "paused")["rounds_done"]
+    told = scraped(run.metrics())["espalier_privacy_epsilon"]
+    assert told == pytest.approx(accounting.get_epsilon_gaussian(1.5 / done**0.5, 1e-5)), (
+        "every device was in each round's sum once"
+    )
+    assert f"; epsilon {told:.4g}; " in text(status(RUN, run.runs))
+    wish(run.folder, "stop now")
+    run.join()
+    assert text(status(RUN, run.runs)).endswith(
+        f"go on with: coordinator start --name {RUN} --resume"
+    )
+    assert f"; epsilon {told:.4g}\n" in text(status(RUN, run.runs)), "of a run that stopped, too"
+    again = going(rounds=500, resume=True, **private)
+    again.until(lambda made: made["now"]["phase"] == "paused")
+    assert scraped(again.metrics())["espalier_privacy_epsilon"] == told, (
+        "before another round has ended"
+    )
+
+
+def test_a_run_that_is_not_private_tells_no_epsilon(going: Callable[..., Going]) -> None:
+    run = going(rounds=500, **{"metrics.listen": "127.0.0.1:0"})
+    made = run.until(lambda made: made["rounds_done"] >= 1)
+    assert "espalier_privacy_epsilon" not in scraped(run.metrics())
+    assert "epsilon" not in text(made)
+
+
+def test_what_an_agent_says_of_itself_moves_no_cursor() -> None:
+    said = drawn(
+        people(
+            [
+                {
+                    "agent": "a",
+                    "submodel": "w1",
+                    "state": "paused",
+                    "task": "",
+                    "loss": None,
+                    "reason": "hot\x1b[2J\nb  ok",
+                }
+            ]
+        )
+    )
+    assert "hot [2J b  ok" in said
+    assert "\x1b" not in said

@@ -1,0 +1,245 @@
+"""Who is here, what of them is heard, and what the broker holds for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.weight_slots import Shelf
+from coordinator.observe.events import AgentCame, AgentWent, Event, Rejected
+from coordinator.round.agents import SILENCE
+from federated.errors import REASON, Refused, StoreError
+from federated.task import Task, Update
+from federated.wire import envelope, messages, topics
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from tests.support.clerk import CARD
+from tests.support.clock import Clock
+from tests.support.peer import Folding, Peer, began, listen, states, task, weights
+
+
+def test_an_agent_is_ready_once_it_is_here_and_measured(fleet: Fleet, memory: MemoryBroker) -> None:
+    peer = Peer(memory, "a")
+    listen(fleet)
+    assert [a.name for a in fleet.ready()] == ["a"]
+    peer.say(messages.Status("a", "s1", False), topics.status("r", "a"))
+    listen(fleet)
+    assert fleet.ready() == []
+
+
+def test_a_busy_coordinator_hears_what_was_said_before_it_calls_anyone_silent(
+    fleet: Fleet, memory: MemoryBroker, clock: Clock
+) -> None:
+    peers = [Peer(memory, name) for name in "abc"]
+    listen(fleet)
+    for peer in peers:
+        peer.beat()
+    clock.now = 100.0  # it computed for a while
+    fleet.turn(0)
+    assert len(fleet.ready()) == 3
+    listen(fleet)
+    assert len(fleet.ready()) == 3
+    clock.now = 200.0
+    listen(fleet)
+    assert fleet.ready() == []
+    peers[0].beat()
+    listen(fleet)
+    assert [a.name for a in fleet.ready()] == ["a"]
+
+
+def test_weights_for_which_there_is_no_room_are_an_error_of_the_store_and_leave_nothing(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
+    before, part = dict(memory.retained), fleet.endpoint.shelf.folder / "r0-w1.weights"
+    part.symlink_to("/dev/full")
+    with pytest.raises(
+        StoreError, match=r"weights of 7 bytes could not be written to .*: No space left on device"
+    ):
+        fleet.endpoint.shelf.put("r0", "w1", memoryview(b"weights"), "r0")
+    assert not part.is_symlink()
+    assert memory.retained == before
+
+
+def test_weights_are_published_again_to_a_broker_that_forgot(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
+    fleet.endpoint.shelf.put("r0", "w1", memoryview(b"weights"), "r0")
+    known = dict(memory.retained)
+    assert len(known) == 3, "the card, a chunk and a manifest"
+    memory.retained.clear()
+    link = fleet.link
+    assert isinstance(link, MemoryLink)
+    link.drop()
+    link.mend()
+    listen(fleet)
+    assert memory.retained == known
+    fleet.dismiss("over")
+    assert [envelope.decode(payload) for payload in memory.retained.values()] == [
+        messages.Goodbye("over")
+    ]
+
+
+def test_a_device_that_only_tries_the_way_is_answered_and_is_no_agent(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
+    link = MemoryLink(memory, "doctor")
+    link.subscribe(topics.command("r", "pi"))
+    link.publish(topics.say("r", "pi"), envelope.encode(messages.Echo("pi", 12.5)))
+    listen(fleet)
+    heard = link.receive(0)
+    assert heard is not None
+    answer = envelope.decode(heard.payload)
+    assert isinstance(answer, messages.Echo)
+    assert (answer.agent, answer.sent) == ("pi", 12.5)
+    assert abs(answer.time - time.time()) < 60
+    assert not fleet.agents
+
+
+def test_what_is_rejected_is_published_by_kind(
+    fleet: Fleet, memory: MemoryBroker, published: list[Event]
+) -> None:
+    peer = Peer(memory, "a")
+    peer.link.publish(topics.say("r", "a"), b"nothing that was ever packed")
+    peer.link.publish(
+        topics.say("r", "a"), msgspec.msgpack.encode({"v": 99, "kind": "status", "body": {}})
+    )
+    peer.say(messages.Grant("t", b"", True))
+    peer.send(task("a"), weights())
+    listen(fleet)
+    rejected = [event for event in published if isinstance(event, Rejected)]
+    assert [event.kind for event in rejected] == ["malformed", "protocol", "message", "unasked"]
+    assert {event.agent for event in rejected} == {"a"}
+    assert [bool(event.topic) for event in rejected] == [True, True, True, False]
+
+
+def test_agents_that_come_restart_and_fall_silent_are_published(
+    fleet: Fleet, memory: MemoryBroker, clock: Clock, published: list[Event]
+) -> None:
+    peer = Peer(memory, "a")
+    listen(fleet)
+    peer.say(messages.Status("a", "s2", True), topics.status("r", "a"))
+    listen(fleet)
+    clock.now += SILENCE + 1
+    fleet.turn(0)
+    seen = [event for event in published if isinstance(event, AgentCame | AgentWent)]
+    assert seen == [
+        AgentCame("a", False),
+        AgentCame("a", True),
+        AgentWent("a", f"silent for {SILENCE:.0f} s"),
+    ]
+
+
+def test_a_slot_is_never_used_by_two_versions_at_once(fleet: Fleet, memory: MemoryBroker) -> None:
+    """A straggler's version may stay for many rounds, while its slot's turn comes again."""
+    assert fleet.endpoint.shelf.put("r0", "w1", memoryview(b"kept"), "r0")[0] == "r0"
+    assert fleet.endpoint.shelf.put("r8", "w1", memoryview(b"weights"), "r0")[0] == "r0.1"
+    assert fleet.endpoint.shelf.put("r8", "w2", memoryview(b"others"), "r0")[0] == "r0.1"
+    assert fleet.endpoint.shelf.put("r16", "w1", memoryview(b"weights"), "r0")[0] == "r0.2"
+    fleet.endpoint.shelf.clear(keep={"r0", "r16"})
+    assert fleet.endpoint.shelf.put("r24", "w1", memoryview(b"weights"), "r0")[0] == "r0.1"
+    fleet.endpoint.shelf.clear()
+    assert fleet.endpoint.shelf.put("r32", "w1", memoryview(b"weights"), "r0")[0] == "r0"
+    assert {topic.split("/")[4] for topic in memory.retained if "/model/" in topic} == {"r0"}
+
+
+def test_a_coordinator_that_resumes_a_round_overwrites_what_the_last_one_published(
+    memory: MemoryBroker, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        shelf = Shelf(MemoryLink(memory, "coordinator"), "r", tmp_path)
+        assert shelf.put("r13", "w1", memoryview(b"weights"), "r5")[0] == "r5"
+    shelf.clear()
+    assert not memory.retained
+
+
+class Away(MemoryLink):
+    """A link whose broker acknowledges nothing."""
+
+    def flush(self, timeout: float) -> bool:
+        return False
+
+
+def test_a_run_ends_although_the_broker_is_gone_and_nothing_takes_its_last_word_back(
+    memory: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(Away(memory, "coordinator"), CARD, tmp_path)
+    fleet.endpoint.announce()
+    fleet.endpoint.shelf.put("r0", "w1", memoryview(b"weights"), "r0")
+    fleet.dismiss("the run is over")
+    assert "could not be sent" in caplog.text
+    assert fleet.endpoint.shelf._items, (
+        "hundreds of messages that withdraw weights would wait behind it"
+    )
+    fleet.endpoint.withdraw()  # ctrl-C meanwhile
+    assert envelope.decode(memory.retained[topics.run("r")]) == messages.Goodbye("the run is over")
+
+
+def test_a_coordinator_that_is_stopped_withdraws_its_card_and_its_weights_where_the_broker_answers(
+    memory: MemoryBroker, tmp_path: Path
+) -> None:
+    for link, left in ((MemoryLink(memory, "a"), 0), (Away(memory, "b"), 2)):
+        fleet = Fleet(link, CARD, tmp_path)
+        fleet.endpoint.announce()
+        fleet.endpoint.shelf.put("r0", "w1", memoryview(b"weights"), "r0")
+        fleet.endpoint.withdraw()
+        assert len(memory.retained) == left, "a chunk and a manifest"
+
+
+def test_the_end_of_a_run_waits_until_its_agents_signed_off(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
+    """Else a broker that ends with the coordinator may end before it delivered the goodbye."""
+    peer, left = Peer(memory, "a"), threading.Event()
+    listen(fleet)
+
+    def leave() -> None:
+        left.set()
+        peer.link.publish(topics.status("r", "a"), b"", retain=True)
+
+    threading.Timer(0.3, leave).start()
+    start = time.monotonic()
+    fleet.dismiss("over", patience=30.0)
+    assert left.is_set()
+    assert time.monotonic() - start < 15
+
+
+def test_a_long_reason_of_an_agent_is_bounded_in_what_is_answered_recorded_and_published(
+    fleet: Fleet, memory: MemoryBroker, published: list[Event]
+) -> None:
+    """One agent fails with a reason over the limit, which is refused as malformed. Another sends an
+    update whose refusal would quote it all.
+    """
+
+    def check(asked: Task, update: Update) -> None:
+        raise Refused(f"expected 'loss' to be a finite number, found {update.notes['loss']!r}")
+
+    failing, sending = Peer(memory, "a"), Peer(memory, "b")
+    listen(fleet)
+    fleet.driver.begin(began(fleet, [task("a"), task("b")]), Folding(check))
+    failure = messages.Failure("r", 1, 1, "train", task("a").submodel.name, "x" * 900)
+    failing.link.publish(
+        topics.say("r", "a"),
+        envelope.encode(failure).replace(
+            b"\xda\x03\x84" + b"x" * 900, b"\xda\x3e\x80" + b"x" * 16_000
+        ),
+    )
+    sending.send(task("b"), weights(), notes={"loss": "x" * 200_000})
+    listen(fleet)
+    assert [
+        (one.agent, one.kind, len(one.reason) <= REASON)
+        for one in published
+        if isinstance(one, Rejected)
+    ] == [
+        ("a", "malformed", True),
+        ("b", "update", True),
+    ]
+    found = states(fleet)
+    assert found["a"].open
+    assert found["b"].outcome.startswith("refused: expected 'loss'")
+    assert len(found["b"].outcome) == REASON + len("refused: ")
+    (receipt,) = (one for one in sending.heard() if isinstance(one, messages.Receipt))
+    assert len(receipt.reason) == REASON

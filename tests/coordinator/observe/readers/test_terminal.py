@@ -1,0 +1,93 @@
+"""What a person reads of a run's scores, by what its data teach."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from coordinator.observe.events import AgentsAwaited, RoundBegan, RoundEnded
+from coordinator.observe.readers.terminal import Lines, closing_table, score_table
+from coordinator.observe.records import RoundRecord, Score
+from models.families.catalogue import full, network
+
+VALUES = Score(
+    "w1", "central", -0.25, 1.25, 5, metrics={"accuracy": -0.25, "loss": 1.25, "rmse": 48123.4}
+)
+TEXTS = Score(
+    "w1", "central", 0.125, 6.0, 5, metrics={"accuracy": 0.125, "loss": 6.0, "perplexity": 403.43}
+)
+CLASSES = Score(
+    "w1", "central", 0.5, 1.0, 5, metrics={"accuracy": 0.5, "loss": 1.0, "macro_f1": 0.4}
+)
+
+
+@pytest.mark.parametrize(
+    ("score", "lines"),
+    [
+        (VALUES, ["  R2 (central): w1 -0.250", "  rmse (central): w1 48,123"]),
+        (TEXTS, ["  accuracy (central): w1 0.125", "  perplexity (central): w1 403.4"]),
+        (CLASSES, ["  accuracy (central): w1 0.500"]),
+    ],
+)
+def test_a_round_is_told_in_the_measure_of_its_data(score: Score, lines: list[str]) -> None:
+    said: list[str] = []
+    Lines(said.append).read(RoundEnded(RoundRecord(1, 0.5, {}, {}, scores=(score,))))
+    assert said[1:] == lines
+
+
+@pytest.mark.parametrize(("agents", "said"), [(2, "a0 w1-d2.2, a1 w1-d2.2"), (20, "20 x w1-d2.2")])
+def test_a_submodel_made_for_each_agent_is_told_as_the_menu_lists_it(
+    agents: int, said: str
+) -> None:
+    whole, lines = full(network("lenet", (1, 16, 16), 10)), list[str]()
+    Lines(lines.append).read(
+        RoundBegan(1, 2, {f"a{i}": replace(whole, owner=f"a{i}") for i in range(agents)})
+    )
+    assert lines == [f"round 1 of 2: {said.replace('w1-d2.2', whole.name)}"]
+
+
+def test_a_view_that_a_submodel_lacks_is_a_dash() -> None:
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(
+            score_table(
+                [
+                    VALUES,
+                    Score(
+                        "w0.5", "devices", 0.75, 0.25, 5, metrics={"accuracy": 0.75, "rmse": 2.0}
+                    ),
+                ]
+            )
+        )
+        console.print(closing_table([("pi", "w1-x4", "w1", 10, 10**6)], [VALUES]))
+    words = [line.split() for line in capture.get().splitlines()]
+    assert words[0] == [
+        "submodel",
+        "R2",
+        "(central)",
+        "R2",
+        "(devices)",
+        "rmse",
+        "(central)",
+        "rmse",
+        "(devices)",
+    ]
+    assert words[1:3] == [["w1", "-0.250", "-", "48,123", "-"], ["w0.5", "-", "0.750", "-", "2"]]
+    assert "R2 (central)" in capture.get()
+    assert "accuracy" not in capture.get()
+
+
+def test_who_is_missing_after_a_round_is_told_though_as_many_were_missing_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, lines = [0.0], list[str]()
+    monkeypatch.setattr("coordinator.observe.readers.terminal.time.monotonic", lambda: now[0])
+    told = Lines(lines.append)
+    for now[0] in (10.0, 20.0):
+        told.read(AgentsAwaited(1, 2))
+    told.read(RoundBegan(1, 2, {}))
+    now[0] = 30.0
+    told.read(AgentsAwaited(1, 2))
+    assert [line for line in lines if line.startswith("waiting")] == ["waiting: 1 of 2 agents"] * 2

@@ -1,0 +1,76 @@
+"""What is scored of a network with several exits, in the rounds of a real federation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.fleet.shipment import statistics_of
+from coordinator.phases.collectors import Calibration
+from coordinator.phases.evaluation import with_statistics
+from coordinator.run import preparation
+from federated.method import configure
+from federated.methods.fedavg import fedavg, proposal
+from federated.task import Update
+from models.families.catalogue import initial, menu, network, statistics
+from tests.support.federation import Member, digits, federate
+
+
+def test_each_exit_is_scored_on_the_coordinators_data_and_on_the_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One exit after each of the three sections, and the mean of their logits; the answer that
+    counts is that of the last.
+    """
+    method = replace(fedavg(), features=("exits",), menu=partial(proposal, features=("exits",)))
+    monkeypatch.setattr(preparation, "method_named", lambda name: method)
+    settings = {
+        "rounds": 1,
+        "method.name": "fedavg",
+        "model.name": "resnet-small",
+        "method.widths": [0.25],
+        "train.steps": 1,
+        "evaluate.local": True,
+    }
+    done = federate(tmp_path, [Member("a0", digits(0, 1))], settings)
+    found = {s.view: s for s in done.result.scores if not s.agent}
+    exits = {
+        f"{where}/{view}"
+        for where in ("central", "devices")
+        for view in ("exit0", "exit1", "exit2", "ensemble")
+    }
+    assert found.keys() == {"central", "devices", "labels", "before", "after", *exits}
+    assert found["central"].loss == found["central/exit2"].loss != found["central/exit0"].loss
+    assert found["devices"].accuracy == found["devices/exit2"].accuracy
+
+
+def test_under_a_robust_rule_a_large_batch_count_does_not_take_over_the_statistics() -> None:
+    """Of the means 1, 2 and 9e9 by a liar of 2**30 batches: 2 by the median, the liar's alone by
+    batches.
+    """
+    submodel = menu(network("preresnet", (1, 8, 8), 3), (0.25,), (1,))[0]
+
+    def told(agent: str, value: float, batches: int) -> Update:
+        tensors = {
+            name: np.full(shape, value, np.float32) for name, shape in statistics(submodel).items()
+        }
+        return Update(
+            "r", 1, 1, agent, "calibrate", submodel, "r1", 2**30, 0, tensors, {"batches": batches}
+        )
+
+    method = fedavg()
+    state = method.start(initial(submodel.network, 0), (submodel,), configure(method, {}))
+    for robust, low, high in ((True, 2.0, 2.0), (False, 8.9e9, 9.1e9)):
+        calibration = Calibration(robust)
+        for answer in (told("a", 1.0, 3), told("b", 2.0, 3), told("liar", 9e9, 2**30)):
+            calibration.fold(None, answer)  # type: ignore[arg-type]
+        found = with_statistics(state, calibration.statistics())
+        values = statistics_of(found, submodel)
+        assert values.keys() == statistics(submodel).keys()
+        assert all(
+            low <= float(value.min()) <= float(value.max()) <= high for value in values.values()
+        )

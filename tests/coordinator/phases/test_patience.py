@@ -1,0 +1,29 @@
+"""When a phase closes at the latest."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.phases.patience import ENDLESS, LEAST, PATIENCE, limit_phase
+from coordinator.round.rules import CAP, FIRST, SLACK
+from coordinator.round.task_state import HARD
+
+
+@pytest.mark.parametrize(
+    ("deadline", "slowest", "typical", "seconds"),
+    [
+        (90.0, 1e6, 1e6, 90.0),
+        (0.0, 0.0, 0.0, LEAST),
+        (0.0, 30.0, 20.0, PATIENCE * 30.0),
+        (0.0, 1e9, 20.0, HARD * SLACK * CAP * 20.0),
+        (0.0, 1e9, 0.0, HARD * FIRST),
+    ],
+)
+def test_a_phase_lasts_no_longer_than_leases_can(
+    deadline: float, slowest: float, typical: float, seconds: float
+) -> None:
+    assert limit_phase(deadline, PATIENCE, slowest, typical) == seconds
+
+
+def test_a_simulation_waits_for_its_workers() -> None:
+    assert limit_phase(90.0, ENDLESS, 2.0, 0.0) == 2 * ENDLESS

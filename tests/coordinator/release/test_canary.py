@@ -1,0 +1,227 @@
+"""Who is a canary, and what speaks for and against a version."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.release.canary import Verdict, drawn, judged, said
+from export.bundle import Bundle, Entry, File, Variant
+from federated.errors import FleetError, Unknown, UsageError
+from federated.wire.release_files import Serving
+
+OLD, NEW = "a" * 12, "b" * 12
+FLEET = [f"d{i}" for i in range(21)]
+
+
+@pytest.mark.parametrize(
+    ("share", "count"), [("10%", 3), ("100%", 21), ("0.1%", 1), ("1", 1), ("21", 21), ("33.3%", 7)]
+)
+def test_a_share_is_rounded_up(share: str, count: int) -> None:
+    found = drawn(share, OLD, FLEET)
+    assert len(set(found)) == count
+    assert set(found) <= set(FLEET)
+
+
+def test_ten_percent_of_ten_is_one() -> None:
+    """Not two, as 10 * 0.1 in floating point, rounded up, might say."""
+    assert len(drawn("10%", OLD, FLEET[:10])) == 1
+    assert len(drawn("70%", OLD, FLEET[:10])) == 7
+
+
+def test_the_same_command_draws_the_same_agents_and_another_version_others() -> None:
+    assert drawn("20%", OLD, FLEET) == drawn("20%", OLD, FLEET[::-1])
+    assert drawn("20%", OLD, FLEET) != drawn("20%", NEW, FLEET)
+
+
+def test_agents_may_be_named() -> None:
+    assert drawn("d3, d1,d3", OLD, FLEET) == ("d1", "d3")
+    with pytest.raises(Unknown, match="unknown agent 'd99'; known: d9"):
+        drawn("d99", OLD, FLEET)
+    assert drawn("away", OLD, FLEET, ["away"]) == ("away",)
+
+
+@pytest.mark.parametrize("share", ["0%", "101%", "0", "22", "", "a b", "10%%"])
+def test_what_is_no_share_is_a_usage_error(share: str) -> None:
+    with pytest.raises(UsageError, match="--canary: expected"):
+        drawn(share, OLD, FLEET)
+
+
+def test_without_any_agent_there_is_no_canary() -> None:
+    with pytest.raises(FleetError, match="no agent is known"):
+        drawn("10%", OLD, [])
+
+
+def manifest(accuracy: float | None = None, int8: float | None = None) -> Bundle:
+    file = File("f", 1, "0" * 64)
+    variants = (Variant("fp32", file, 0.0, accuracy), Variant("int8-u8s8", file, 0.0, int8))
+    return Bundle("r", 1, (2,), "uint8", "class", 2, 2, (Entry("w1", 4, 4, variants, file),), file)
+
+
+def serving(
+    agent: str,
+    version: str,
+    p90: float | None = 0.010,
+    accuracy: float | None = None,
+    examples: int = 0,
+    **more: Any,
+) -> Serving:
+    return Serving(
+        agent,
+        "s",
+        version,
+        "w1",
+        more.pop("variant", "fp32"),
+        "cpu",
+        p90,
+        p90,
+        accuracy,
+        examples,
+        **more,
+    )
+
+
+def judge(
+    reports: list[Serving],
+    before: list[Serving],
+    made: Bundle | None = None,
+    old: Bundle | None = None,
+    agents: str = "pi tv",
+) -> Verdict:
+    named = agents.split()
+    return judged(
+        NEW,
+        named,
+        {one.agent: one for one in reports},
+        {one.agent: one for one in before},
+        made or manifest(),
+        (OLD, old or manifest()),
+    )
+
+
+def test_a_version_as_good_as_before_is_good() -> None:
+    verdict = judge(
+        [serving("pi", NEW), serving("tv", NEW)], [serving("pi", OLD), serving("tv", OLD)]
+    )
+    assert verdict.good
+    assert (
+        "p90 is 1.00 times that of the stable version, +0.00 ms (median of 2 agents)"
+        in verdict.notes
+    )
+
+
+def test_without_a_report_nothing_is_promoted() -> None:
+    assert judge([], []).reasons == ("none of its 2 agents reported (pi, tv)",)
+    assert judge([serving("pi", OLD)], [], agents="pi").reasons == (
+        "none of its 1 agents reported (pi)",
+    )
+
+
+def test_one_report_is_enough_and_who_is_silent_is_noted() -> None:
+    verdict = judge([serving("pi", NEW)], [serving("pi", OLD)])
+    assert verdict.good
+    assert "no report from tv" in verdict.notes
+
+
+def test_a_single_refusal_is_against_it() -> None:
+    verdict = judge(
+        [serving("pi", NEW), serving("tv", OLD, refused=NEW, reason="the self-test fails")], []
+    )
+    assert verdict.reasons == ("tv refused it: the self-test fails",)
+
+
+def test_accuracy_is_pooled_by_examples() -> None:
+    """900 examples lose nothing, 100 lose 5 points: half a point in all; the other way round 4.5
+    points.
+    """
+    before = [
+        serving("pi", OLD, accuracy=0.9, examples=900),
+        serving("tv", OLD, accuracy=0.9, examples=100),
+    ]
+    after = [
+        serving("pi", NEW, accuracy=0.9, examples=900),
+        serving("tv", NEW, accuracy=0.85, examples=100),
+    ]
+    assert judge(after, before).good
+    swapped = [replace(one, examples=1000 - one.examples) for one in after]
+    assert judge(swapped, before).reasons == (
+        "accuracy on 1000 examples of 2 agents: 0.855, of the stable version 0.900",
+    )
+
+
+@pytest.mark.parametrize(("new", "good"), [(0.89, True), (0.889, False), (1.0, True)])
+def test_one_point_may_be_lost(new: float, good: bool) -> None:
+    assert (
+        judge(
+            [serving("pi", NEW, accuracy=new, examples=10)],
+            [serving("pi", OLD, accuracy=0.9, examples=10)],
+        ).good
+        is good
+    )
+
+
+def test_without_data_on_devices_the_manifests_count_for_the_variant_in_use() -> None:
+    reports = [serving("pi", NEW, variant="int8-u8s8")]
+    before = [serving("pi", OLD, variant="int8-u8s8")]
+    assert judge(reports, before, manifest(0.9, 0.9), manifest(0.95, 0.9)).good
+    assert judge(reports, before, manifest(0.9, 0.8), manifest(0.9, 0.9)).reasons == (
+        "accuracy where it was exported: 0.800, of the stable version 0.900",
+    )
+    assert any("accuracy could not be compared" in note for note in judge(reports, before).notes)
+
+
+@pytest.mark.parametrize(
+    ("times", "good"), [((1.2, 1.2, 1.2), True), ((1.3, 1.0, 1.0), True), ((1.3, 1.3, 1.0), False)]
+)
+def test_latency_is_the_median_ratio_over_agents(times: tuple[float, ...], good: bool) -> None:
+    before = [serving(f"d{i}", OLD, p90=0.010) for i in range(3)]
+    after = [serving(f"d{i}", NEW, p90=0.010 * ratio) for i, ratio in enumerate(times)]
+    verdict = judge(after, before, agents="d0 d1 d2")
+    assert verdict.good is good
+    if not good:
+        assert verdict.reasons == (
+            "p90 is 1.30 times that of the stable version, +3.00 ms (median of 3 agents)",
+        )
+
+
+def test_a_ratio_of_microseconds_is_no_reason() -> None:
+    assert judge([serving("pi", NEW, p90=0.0003)], [serving("pi", OLD, p90=0.0001)]).good
+
+
+def test_latency_on_another_submodel_is_not_compared() -> None:
+    verdict = judge([serving("pi", NEW, p90=0.1)], [replace(serving("pi", OLD), submodel="w0.5")])
+    assert verdict.good
+    assert any("latency could not be compared" in note for note in verdict.notes)
+
+
+def test_what_was_measured_in_the_same_minute_counts_before_what_was_known() -> None:
+    """The device has become hot: both versions take three times as long."""
+    before = [serving("pi", OLD, p90=0.010, accuracy=0.9, examples=10)]
+    hot = serving(
+        "pi",
+        NEW,
+        p90=0.030,
+        accuracy=0.8,
+        examples=10,
+        before=OLD,
+        p90_before=0.030,
+        accuracy_before=0.8,
+    )
+    assert judge([hot], before).good
+    assert not judge([replace(hot, before="c" * 12)], before).good, (
+        "measured beside some other version"
+    )
+
+
+def test_a_first_release_is_judged_by_its_self_tests_alone() -> None:
+    assert judged(NEW, ["pi"], {"pi": serving("pi", NEW)}, {}, manifest(), None).good
+    assert not judged(
+        NEW, ["pi"], {"pi": serving("pi", "", refused=NEW)}, {}, manifest(), None
+    ).good
+
+
+def test_only_what_is_about_the_version_counts_as_a_report() -> None:
+    servings = {"pi": serving("pi", NEW), "tv": serving("tv", OLD), "old": serving("old", NEW)}
+    assert said(["pi", "tv", "away"], NEW, servings) == {"pi": servings["pi"]}

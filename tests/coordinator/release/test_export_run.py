@@ -1,0 +1,187 @@
+"""What a run learned as ONNX: of methods whose submodels have homes of their own, are made, or stay
+on devices in part.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.release.export_run import export_run, write_release
+from federated.data.catalogue import central
+from federated.errors import DataError, ExportError
+from tests.support.federation import RUN, Member, digits, federate
+
+QUICK = {
+    "model.name": "resnet-small",
+    "data.name": "digits",
+    "rounds": 1,
+    "train.epochs": 1,
+    "train.steps": 3,
+    "train.batch": 16,
+    "evaluate.devices": False,
+}
+
+
+def trained(folder: Path, *pins: str, **given: Any) -> dict[str, str]:
+    """Runs a round with a device per pin; the submodels that were exported, and which of them each
+    device finds as its own.
+    """
+    members = [Member(f"a{i}", digits(i, len(pins))) for i in range(len(pins))]
+    named = {key.replace("_", "."): value for key, value in given.items()}
+    federate(
+        folder,
+        members,
+        {**QUICK, "assign.submodels": {f"a{i}": pin for i, pin in enumerate(pins)}, **named},
+    )
+    made, assignment = write_release(RUN, folder / "out", (), None, folder / "runs", int8=False)
+    released = {entry.submodel for entry in made.submodels}
+    assert len(released) == len(made.submodels)
+    assert all(entry.variants[0].max_abs_diff < 1e-4 for entry in made.submodels)
+    assert set(assignment.values()) <= released, (
+        "an agent would wait for a submodel that nobody publishes"
+    )
+    return assignment
+
+
+@pytest.mark.parametrize("norm", ["static", "tracked"])
+def test_branches_are_merged_and_every_device_finds_the_one_network(
+    tmp_path: Path, norm: str
+) -> None:
+    found = trained(
+        tmp_path,
+        "w1-d2.2.2",
+        "w1-d2.2.2-x2",
+        method_name="dynamicfl",
+        method_branches=2,
+        train_norm=norm,
+    )
+    assert found == {"a0": "w1-d2.2.2", "a1": "w1-d2.2.2"}
+    assert {path.name for path in (tmp_path / "out").glob("*.onnx")} == {"w1-d2.2.2.onnx"}
+
+
+@pytest.mark.parametrize("norm", ["static", "tracked"])
+def test_submodels_with_norms_and_steps_of_their_own_are_exported(
+    tmp_path: Path, norm: str
+) -> None:
+    pins = ("w0.447214-d2.2.2-steps", "w1-d2.2.2-steps")
+    assert set(
+        trained(
+            tmp_path, *pins, method_name="nefl-w", method_gammas=(0.2, 1.0), train_norm=norm
+        ).values()
+    ) == set(pins)
+
+
+def test_what_a_hypernetwork_makes_is_exported(tmp_path: Path) -> None:
+    assert set(trained(tmp_path, "w0.2-d2.2.2", "w1-d2.2.2", method_name="recipfl").values()) == {
+        "w0.2-d2.2.2",
+        "w1-d2.2.2",
+    }
+
+
+def test_networks_of_several_families_are_one_release(tmp_path: Path) -> None:
+    found = trained(
+        tmp_path, "mlp-w1-d2", "w1-d2.2.2", method_name="recipfl", method_models=("mlp",)
+    )
+    assert set(found.values()) == {"mlp-w1-d2", "w1-d2.2.2"}
+    assert {path.name for path in (tmp_path / "out").glob("*.onnx")} == {
+        "mlp-w1-d2.onnx",
+        "w1-d2.2.2.onnx",
+    }
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two rounds."""
+    folder = tmp_path_factory.mktemp("run")
+    members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
+    federate(
+        folder,
+        members,
+        {
+            **QUICK,
+            "rounds": 2,
+            "train.epochs": 2,
+            "train.steps": 0,
+            "assign.submodels": {"a0": "w0.5-d2.2.2", "a1": "w1-d2.2.2"},
+        },
+    )
+    return folder
+
+
+def test_an_export_tells_each_graphs_size_and_accuracy(run: Path) -> None:
+    said: list[str] = []
+    found = export_run(RUN, run / "told", ("w1-d2.2.2",), None, run / "runs", said.append)
+    entry = found["submodels"][0]
+    assert [variant["kind"] for variant in entry["variants"]] == ["fp32", "int8-u8s8", "int8-s8s8"]
+    assert (found["calibrated"], found["examples"], found["labelled"]) == (128, 231, True)
+    assert found["about"] == {"method": "fedfa", "data": "digits", "model": "resnet-small"}
+    before, after = (variant["accuracy"] for variant in entry["variants"][:2])
+    size = entry["variants"][1]["file"]["size"]
+    assert said[0] == "w1-d2.2.2: 174,970 parameters, 1,648,256 multiply-adds"
+    assert said[1].startswith("  fp32 ")
+    assert f"accuracy {before:.4f}, at most" in said[1]
+    assert said[2].split()[:5] == [
+        "int8-u8s8",
+        f"{size / 1e3:.0f}",
+        "kB",
+        "accuracy",
+        f"{after:.4f}",
+    ]
+    assert "measured on 231 real examples that were not used to calibrate" in said
+    assert (
+        f"w1-d2.2.2 | 174,970 | 1,648,256 | int8-u8s8 | {size / 1e3:,.0f} kB | {after:.4f}"
+        in (run / "told/MODEL.md").read_text()
+    )
+
+
+def test_a_file_of_inputs_may_come_with_answers_or_without(run: Path) -> None:
+    whole = central("digits")
+    np.savez(run / "blind.npz", x=whole.x_held[:40])
+    np.savez(run / "seeing.npz", x=whole.x_held[:40], y=whole.y_held[:40])
+    for name, labelled in (("blind", False), ("seeing", True)):
+        said: list[str] = []
+        found = export_run(
+            RUN, run / name, ("w1-d2.2.2",), run / f"{name}.npz", run / "runs", said.append
+        )
+        assert (found["calibrated"], found["examples"], found["labelled"]) == (20, 20, labelled)
+        assert all(
+            (variant["accuracy"] is not None) == labelled
+            for variant in found["submodels"][0]["variants"]
+        )
+        assert labelled or "agrees with PyTorch in " in said[2]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (
+            {"x": np.zeros((4, 1, 8, 8), np.uint8), "y": np.arange(4) + 9},
+            "expected a class of 10 for each example in y, found a class of 13",
+        ),
+        (
+            {"x": np.zeros((4, 1, 8, 8), np.uint8), "y": np.zeros(4, np.float32)},
+            "expected a class of 10 for each example in y, found a value of 1",
+        ),
+        ({"x": np.zeros((4, 1, 9, 8), np.uint8)}, "example to export with: expected at least 2"),
+        ({"x": np.zeros((1, 1, 8, 8), np.uint8)}, "example to export with: expected at least 2"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(
+    run: Path, tmp_path: Path, arrays: dict[str, np.ndarray], message: str
+) -> None:
+    np.savez(tmp_path / "odd.npz", **arrays)
+    with pytest.raises(DataError, match=message):
+        export_run(RUN, tmp_path / "out", ("w1-d2.2.2",), tmp_path / "odd.npz", run / "runs", str)
+
+
+def test_layers_that_stay_on_devices_are_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        ExportError,
+        match=r"submodel w1-d1.1.1 under flexifed: \d+ tensors stay on the devices, such as "
+        r"linear.bias",
+    ):
+        trained(tmp_path, "w1-d1.1.1", "w1-d2.2.2", method_name="flexifed", method_strategy="basic")

@@ -1,0 +1,364 @@
+"""Releases, canaries and rollbacks at a broker in memory, with agents that follow them and
+report.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.release import canary
+from coordinator.release.archive import Archive
+from coordinator.release.rollout import Rollout, Wish, release_run
+from edge_agent.infer.follow import Follower
+from export import bundle
+from federated.errors import ExportError, FleetError, LinkError, StoreError, Unknown, UsageError
+from federated.wire import envelope, topics
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from federated.wire.release_files import Release, Serving
+from tests.support.release import toy
+from tests.support.waiting import eventually
+
+TRAINED = {f"d{i}": "w1-d1" for i in range(4)}
+
+
+@dataclass
+class Device:
+    """An agent that takes up what arrives, and reports numbers made up by the test; refuse:
+    versions that fail its self-test.
+    """
+
+    name: str
+    link: MemoryLink
+    store: Path
+    p90: float = 0.010
+    refuse: set[str] = field(default_factory=set)
+    version: str = ""
+    stop: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+
+    def live(self) -> None:
+        try:
+            follower = Follower(self.link, "spring", self.name, None, self.store)
+            while not self.stop.is_set():
+                arrival = follower.turn(0.02)
+                if arrival is None:
+                    continue
+                if arrival.version in self.refuse:
+                    follower.report(
+                        Serving(
+                            self.name,
+                            "s",
+                            self.version,
+                            "w1-d1",
+                            refused=arrival.version,
+                            reason="the self-test fails",
+                        )
+                    )
+                    continue
+                bundle.read(arrival.folder, arrival.submodel)
+                self.version = arrival.version
+                follower.report(
+                    Serving(
+                        self.name, "s", self.version, "w1-d1", "fp32", "cpu", self.p90, self.p90
+                    )
+                )
+        except BaseException as error:
+            self.error = error
+
+
+@dataclass
+class Fleet:
+    """Four devices at a broker, and releases of run `spring` made by the test."""
+
+    broker: MemoryBroker
+    folder: Path
+    devices: dict[str, Device]
+    lines: list[str] = field(default_factory=list)
+
+    def made(self, letter: str) -> Path:
+        return toy(self.folder / f"made-{letter}", letter.encode() * 9000)
+
+    def wish(self, **wanted: Any) -> dict[str, Any]:
+        link = MemoryLink(self.broker, "coordinator")
+        try:
+            rollout = Rollout(
+                link,
+                Archive(self.folder / "runs", "spring"),
+                self.folder / "runs",
+                TRAINED,
+                7,
+                self.lines.append,
+            )
+            return rollout.follow(Wish("spring", "memory", **wanted))
+        finally:
+            link.close()
+
+    def card(self) -> Release:
+        found = envelope.decode(self.broker.retained[topics.release_card("spring")])
+        assert isinstance(found, Release)
+        return found
+
+    def versions(self) -> set[str]:
+        """Of which files are retained."""
+        return {
+            place.version
+            for topic in self.broker.retained
+            if (place := topics.parse(topic)) is not None and place.version
+        }
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    monkeypatch.setattr("export.publish.SETTLE", 0.1)
+    (tmp_path / "runs" / "spring").mkdir(parents=True)
+    broker = MemoryBroker(max_payload=8192)
+    devices = {name: Device(name, MemoryLink(broker, name), tmp_path / name) for name in TRAINED}
+    threads = [threading.Thread(target=device.live, daemon=True) for device in devices.values()]
+    for thread in threads:
+        thread.start()
+    yield Fleet(broker, tmp_path, devices)
+    for device in devices.values():
+        device.stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert not [device.error for device in devices.values() if device.error is not None]
+
+
+def test_a_release_reaches_all_agents(fleet: Fleet) -> None:
+    one = fleet.made("1")
+    fleet.wish(bundle=one)
+    result = fleet.wish(status=True)
+    name = bundle.version(one)
+    assert result["stable"] == name
+    assert result["versions"][name]["round"] == 7
+    told = fleet.wish(bundle=one, wait=10.0)
+    assert {row["agent"]: row["version"] for row in told["reports"]} == dict.fromkeys(TRAINED, name)
+    assert any("d0" in line and "10.00" in line for line in fleet.lines), (
+        "the table, in milliseconds"
+    )
+    assert not any("something else" in line for line in fleet.lines)
+
+
+def stable(fleet: Fleet, letter: str) -> str:
+    """Releases to all, and waits until all have it."""
+    folder = fleet.made(letter)
+    fleet.wish(bundle=folder)
+    name = bundle.version(folder)
+    eventually(lambda: all(device.version == name for device in fleet.devices.values()))
+    return name
+
+
+def test_a_canary_goes_to_a_share_and_is_promoted(fleet: Fleet) -> None:
+    old = stable(fleet, "1")
+    new = fleet.made("2")
+    tried = fleet.wish(bundle=new, share="30%", wait=10.0)
+    name = bundle.version(new)
+    assert tried["agents"] == canary.drawn("30%", name, sorted(TRAINED))
+    assert len(tried["agents"]) == 2
+    assert {row["agent"] for row in tried["reports"] if row["version"] == name} == set(
+        tried["agents"]
+    )
+    assert {row["agent"] for row in tried["reports"] if row["version"] == old} == set(
+        TRAINED
+    ) - set(tried["agents"])
+    promoted = fleet.wish(promote=True)
+    assert (promoted["stable"], promoted["previous"], promoted["canary"]) == (name, old, "")
+    eventually(lambda: all(device.version == name for device in fleet.devices.values()))
+    assert fleet.versions() == {name, old}
+
+
+def test_a_slow_canary_is_not_promoted_unless_forced(fleet: Fleet) -> None:
+    stable(fleet, "1")
+    fleet.devices["d1"].p90 = 0.013
+    new = fleet.made("2")
+    fleet.wish(bundle=new, share="d1", wait=10.0)
+    with pytest.raises(
+        ExportError, match=r"is not promoted .*\n  - p90 is 1.30 times that of the stable version"
+    ):
+        fleet.wish(promote=True)
+    assert fleet.card().canary is not None, "it is on all the same, until somebody decides"
+    forced = fleet.wish(promote=True, force=True)
+    assert forced["stable"] == bundle.version(new)
+    assert forced["last"]["reasons"] == (
+        "p90 is 1.30 times that of the stable version, +3.00 ms (median of 1 agents)",
+    )
+
+
+def test_a_refused_canary_is_rolled_back_by_one_command(fleet: Fleet) -> None:
+    old = stable(fleet, "1")
+    bad = fleet.made("2")
+    name = bundle.version(bad)
+    fleet.devices["d2"].refuse.add(name)
+    result = fleet.wish(bundle=bad, share="d2,d3", promote=True, wait=10.0)
+    assert result["error"] == f"version {name} was rolled back: d2 refused it: the self-test fails"
+    assert (result["stable"], result["canary"]) == (old, "")
+    assert fleet.card() == Release("spring", fleet.card().stable)
+    eventually(lambda: {device.version for device in fleet.devices.values()} == {old})
+    assert fleet.versions() == {old}
+    with pytest.raises(
+        ExportError,
+        match=r"was rolled back at .*: d2 refused it: the self-test fails; --force releases it all "
+        r"the same",
+    ):
+        fleet.wish(bundle=bad)
+
+
+def test_a_good_canary_is_promoted_by_one_command(fleet: Fleet) -> None:
+    old = stable(fleet, "1")
+    new = fleet.made("2")
+    result = fleet.wish(bundle=new, share="25%", promote=True, wait=10.0)
+    assert "error" not in result
+    assert (result["stable"], result["previous"]) == (bundle.version(new), old)
+    assert result["verdict"]["reasons"] == ()
+
+
+def test_nobody_who_reports_in_time_is_a_reason_to_roll_back(fleet: Fleet) -> None:
+    old = stable(fleet, "1")
+    for device in fleet.devices.values():
+        device.stop.set()
+    result = fleet.wish(bundle=fleet.made("2"), share="1", promote=True, wait=0.3)
+    assert "none of its 1 agents reported" in result["error"]
+    assert result["stable"] == old
+
+
+def test_a_rollback_brings_the_release_before_back(fleet: Fleet) -> None:
+    one, two = stable(fleet, "1"), stable(fleet, "2")
+    result = fleet.wish(rollback=True)
+    assert (result["stable"], result["previous"]) == (one, "")
+    eventually(lambda: {device.version for device in fleet.devices.values()} == {one})
+    assert fleet.versions() == {one}
+    assert not (fleet.folder / "runs" / "spring" / "releases" / two).exists()
+    with pytest.raises(
+        ExportError, match=f"nothing to roll back to: version {one} is the only one"
+    ):
+        fleet.wish(rollback=True)
+
+
+def test_of_three_releases_the_first_is_gone(fleet: Fleet) -> None:
+    names = [stable(fleet, letter) for letter in "123"]
+    assert fleet.versions() == set(names[1:])
+
+
+def test_a_broker_that_lost_everything_is_filled_again(fleet: Fleet) -> None:
+    stable(fleet, "1")
+    fleet.wish(bundle=fleet.made("2"), share="1", wait=10.0)
+    before = {
+        topic: payload for topic, payload in fleet.broker.retained.items() if "/release/" in topic
+    }
+    fleet.broker.retained.clear()
+    fleet.wish(status=True)
+    assert any("the broker shows something else" in line for line in fleet.lines)
+    fleet.wish()
+    assert any("nothing new: round 7 is version" in line for line in fleet.lines)
+    after = {
+        topic: payload for topic, payload in fleet.broker.retained.items() if "/release/" in topic
+    }
+    assert after == before
+
+
+def test_an_interrupted_release_is_made_by_the_same_command(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = stable(fleet, "1")
+    new = fleet.made("2")
+
+    def cut(*given: object) -> None:
+        raise LinkError("the link is gone")
+
+    monkeypatch.setattr("coordinator.release.rollout.publish", cut)
+    with pytest.raises(LinkError):
+        fleet.wish(bundle=new, share="1", wait=10.0)
+    monkeypatch.undo()
+    status = fleet.wish(status=True)
+    assert (status["stable"], status["canary"]) == (old, "")
+    assert fleet.wish(bundle=new, share="1", wait=10.0)["canary"] == bundle.version(new)
+
+
+def test_a_release_that_is_damaged_changes_nothing(fleet: Fleet) -> None:
+    old = stable(fleet, "1")
+    bad = fleet.made("2")
+    (bad / "w1-d1.onnx").write_bytes((bad / "w1-d1.onnx").read_bytes()[:-1] + b"x")
+    retained = dict(fleet.broker.retained)
+    with pytest.raises(ExportError, match="expected sha256"):
+        fleet.wish(bundle=bad)
+    assert fleet.broker.retained == retained
+    assert fleet.wish(status=True)["stable"] == old
+
+
+def test_a_release_of_another_run_is_refused(fleet: Fleet) -> None:
+    link = MemoryLink(fleet.broker, "coordinator")
+    (fleet.folder / "runs" / "autumn").mkdir()
+    rollout = Rollout(
+        link,
+        Archive(fleet.folder / "runs", "autumn"),
+        fleet.folder / "runs",
+        {},
+        7,
+        fleet.lines.append,
+    )
+    with pytest.raises(
+        ExportError, match="expected a release of run 'autumn', found one of 'spring'"
+    ):
+        rollout.follow(Wish("autumn", "memory", bundle=fleet.made("1")))
+
+
+def test_nothing_to_promote_and_nobody_to_try_are_said(fleet: Fleet) -> None:
+    with pytest.raises(ExportError, match="no canary to promote"):
+        fleet.wish(promote=True)
+    link = MemoryLink(MemoryBroker(), "coordinator")
+    rollout = Rollout(
+        link,
+        Archive(fleet.folder / "runs", "spring"),
+        fleet.folder / "runs",
+        {},
+        7,
+        fleet.lines.append,
+    )
+    with pytest.raises(FleetError, match="no agent is known"):
+        rollout.follow(Wish("spring", "memory", bundle=fleet.made("1"), share="10%"))
+
+
+@pytest.mark.parametrize("share", ["0%", "9", "nobody", "10 %"])
+def test_a_share_that_cannot_be_is_said_before_anything_is_exported(
+    fleet: Fleet, share: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it was exported")
+
+    stable(fleet, "1")
+    monkeypatch.setattr("coordinator.release.rollout.write_release", never)
+    with pytest.raises((UsageError, Unknown)):
+        fleet.wish(share=share, force=True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"rollback": True, "promote": True, "broker": "h"}, "stand alone"),
+        ({"status": True, "share": "1"}, "stand alone"),
+        ({"rollback": True, "bundle": Path("x"), "broker": "h"}, "stand alone"),
+        (
+            {"promote": True, "bundle": Path("x"), "broker": "h"},
+            "--promote promotes the canary that is on",
+        ),
+        ({"bundle": Path("x"), "inputs": Path("y"), "broker": "h"}, "--bundle is exported already"),
+        ({}, "--broker is missing"),
+        ({"wait": -1.0, "broker": "h"}, "--wait: expected seconds, found -1"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_usage_errors(
+    tmp_path: Path, wanted: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        release_run(Wish("spring", **wanted), tmp_path, print)
+
+
+def test_a_run_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no run 'spring'"):
+        release_run(Wish("spring", status=True), tmp_path, print)

@@ -1,0 +1,181 @@
+"""What a run is called, and what is refused, before any agent is asked for anything."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from coordinator.run.launch import check_same, start_run
+from coordinator.run.preparation import find_name, prepare
+from coordinator.settings.config import load
+from coordinator.store.store import Store
+from federated.errors import ConfigError, LinkError, StoreError, UsageError
+from federated.wire import topics
+from tests.support.processes import COORDINATOR, Start, said
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ("digits", "fedfa-digits"),
+        ("a b/my pictures.zip", "fedfa-my-pictures"),
+        ("prices (1).csv:price in €", "fedfa-prices-1"),
+        ("my.module:function", "fedfa-my"),
+        ("x" * 99 + ".npz", "fedfa-" + "x" * 42),
+    ],
+)
+def test_a_run_named_after_any_data_is_a_level_of_topics(
+    tmp_path: Path, data: str, name: str
+) -> None:
+    found = find_name(load(None, {}, [("data.name", data)]), tmp_path)
+    assert found == name
+    assert topics.run(found)
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "settings", "said"),
+    [
+        (
+            "depthfl",
+            "mlp",
+            {},
+            "method depthfl: model 'mlp' has no exits; models that have: preresnet, resnet",
+        ),
+        (
+            "nefl-d",
+            "vgg",
+            {},
+            "method nefl-d: model 'vgg' has no steps; models that have: .*resnet",
+        ),
+        (
+            "moon",
+            "densenet-small",
+            {},
+            "method moon: model 'densenet' has no projection; models that have: .*lenet",
+        ),
+        (
+            "fedfa",
+            "resnet-small",
+            {"method.depths": [[1, 2]]},
+            "method fedfa: a menu of widths .* one for each of 3 sections",
+        ),
+        (
+            "dynamicfl",
+            "resnet-small",
+            {"method.branches": 9},
+            "^setting 'branches' of dynamicfl: resnet has layers of at most 5, found 9",
+        ),
+    ],
+)
+def test_a_network_or_size_that_a_method_cannot_serve_is_named_before_a_run_is_made(
+    tmp_path: Path, method: str, model: str, settings: dict[str, object], said: str
+) -> None:
+    config = load(
+        None,
+        {},
+        [("name", "run"), ("method.name", method), ("model.name", model), *settings.items()],
+    )
+    with pytest.raises(ConfigError, match=said):
+        prepare(config, tmp_path, resume=False)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (
+            "method.mu",
+            "unknown setting of fedavg 'mu'; known: .*; a setting of fedprox, "
+            "inco-moon, inco-prox, moon",
+        ),
+        (
+            "method.rounds",
+            "unknown setting of fedavg 'rounds'; known: .*; did you mean rounds, above "
+            "the first table?",
+        ),
+        (
+            "train.fraction",
+            "unknown setting of fedavg 'fraction'; known: .*; did you mean fleet.fraction?",
+        ),
+        ("train.nonsense", "unknown setting of fedavg 'nonsense'; known: [^;]*$"),
+    ],
+)
+def test_a_setting_of_others_is_told_where_it_belongs(tmp_path: Path, key: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        prepare(
+            load(None, {}, [("name", "run"), ("method.name", "fedavg"), (key, 1)]),
+            tmp_path,
+            resume=False,
+        )
+
+
+def test_a_constraint_that_cannot_be_read_is_told_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"select 'memry>2GB', character 1: unknown key 'memry'; known: memory"
+    ):
+        prepare(
+            load(None, {}, [("name", "r"), ("fleet.select", "memry>2GB")]), tmp_path, resume=False
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_service_that_may_find_its_run_there_says_which(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--name"):
+        start_run(None, {}, (), (), tmp_path, resume=False, or_resume=True, live=False, say=print)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_second_coordinator_is_told_that_the_run_is_held_though_its_metrics_are_served_too(
+    tmp_path: Path,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        config = load(
+            None, {}, [("name", "r"), ("metrics.listen", f"127.0.0.1:{other.getsockname()[1]}")]
+        )
+        with pytest.raises(LinkError, match="metrics cannot be served"):
+            prepare(config, tmp_path, resume=False)
+        assert not list(tmp_path.iterdir())
+        first = Store.create(tmp_path, "r")
+        with pytest.raises(StoreError, match="run 'r' is held by another coordinator"):
+            prepare(config, tmp_path, resume=True)
+        first.close()
+        with pytest.raises(LinkError, match="metrics cannot be served"):
+            prepare(config, tmp_path, resume=True)
+        Store.open(tmp_path, "r").close()  # what failed holds it no longer
+
+
+def test_a_run_that_goes_on_says_what_it_has_in_words() -> None:
+    with pytest.raises(
+        ConfigError, match=r"another method: it has the defaults, asked for is \{'name': 'fedavg'\}"
+    ):
+        check_same(load(None, {}, []), load(None, {}, [("method.name", "fedavg")]))
+
+
+@pytest.mark.broker
+@pytest.mark.processes
+@pytest.mark.beside
+def test_a_mechanism_without_effect_is_told_before_the_first_agent(
+    tmp_path: Path, start: Start
+) -> None:
+    """By `coordinator start`, with the remedy, while it waits."""
+    process = start(
+        *COORDINATOR,
+        "start",
+        "--method",
+        "fedfa",
+        "--port",
+        "0",
+        "--set",
+        "method.choice=zico",
+        "--set",
+        "method.scaling=none",
+    )
+    assert said(
+        process,
+        tmp_path / "0.err",
+        "fedfa: scaling = 'none' does not bring layers to one scale: set method.scaling",
+    )
+    assert said(process, tmp_path / "0.err", "fedfa: choice = 'zico' without a budget")
+    assert process.poll() is None

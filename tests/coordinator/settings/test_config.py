@@ -1,0 +1,121 @@
+"""Configuration: the later source wins, and what is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.settings.config import load, parse_setting, to_json
+from federated.errors import ConfigError
+
+FILE = """
+rounds = 5
+[method]
+name = "heterofl"
+widths = [1.0, 0.5]
+[train]
+lr = 0.1
+[fleet]
+min_agents = 3
+[assign]
+submodels = {pi = "w0.5-d2"}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_flags_go_over_the_environment_and_that_over_the_file(file: Path) -> None:
+    environment = {
+        "ESPALIER_ROUNDS": "7",
+        "ESPALIER_FLEET__MIN_AGENTS": "4",
+        "ESPALIER_DATA": "somewhere",
+        "HOME": "/",
+    }
+    config = load(file, environment, [parse_setting("train.lr=0.05"), ("fleet.fraction", 0.5)])
+    assert (config.rounds, config.fleet.min_agents, config.fleet.fraction) == (7, 4, 0.5)
+    assert config.settings == {"lr": 0.05, "widths": [1.0, 0.5]}
+    assert config.method_name == "heterofl"
+    assert config.assign.submodels == {"pi": "w0.5-d2"}
+    assert config.data.name == "digits"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("train.lr", "method.lr"), ("method.lr", "train.lr")]
+)
+def test_a_setting_in_two_tables_is_what_came_last(tmp_path: Path, first: str, second: str) -> None:
+    table, _, key = first.partition(".")
+    path = tmp_path / "run.toml"
+    path.write_text(f"[{table}]\n{key} = 0.5\n")
+    assert load(path, {}, [(second, 0.1)]).settings == {"lr": 0.1}
+
+
+def test_a_name_among_the_settings_of_training_leaves_the_methods(file: Path) -> None:
+    assert load(file, {}, [("train.name", "sgd")]).method_name == "heterofl"
+
+
+@pytest.mark.parametrize(
+    ("setting", "place"),
+    [
+        ("fleet.lr=1", "train.lr"),
+        ("model.widths=[1]", "method.widths"),
+        ("model.strategy=max", "method.strategy"),
+        ("fleet.rounds=3", "rounds, above the first table"),
+        ("data.seed=3", "seed, above the first table"),
+        ("evaluate.partition=iid", "simulate.partition"),
+    ],
+)
+def test_a_key_in_a_wrong_table_is_told_its_own(setting: str, place: str) -> None:
+    with pytest.raises(ConfigError, match=rf"did you mean {place}\?$"):
+        load(None, {}, [parse_setting(setting)])
+
+
+def test_a_record_survives_json(file: Path) -> None:
+    config = load(file, {}, [])
+    assert load(None, {}, [], base=to_json(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("flet.min_agents=1", "unknown key 'flet'; known: fleet"),
+        (
+            "robust.rule=kurm",
+            r"robust.rule: expected one of none, clip, trimmed, median, krum, "
+            r"multikrum, found 'kurm'",
+        ),
+        ("fleet.min_agent=1", r"fleet: unknown key 'min_agent'; known: min_agents"),
+        ("rounds=0", r"rounds: expected int >= 1, found 0"),
+        ("fleet.fraction=1.5", r"fleet.fraction: expected float <= 1.0, found 1.5"),
+        ("fleet.deadline=-1", "deadline"),
+        ("rounds", "expected KEY=VALUE"),
+        ("rounds.of=1", "rounds"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(setting: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(None, {}, [parse_setting(setting)])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("rounds = ", "not TOML"), ("round = 1", "unknown key 'round'; known: rounds")],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load(path, {}, [])
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "none.toml", {}, [])
+
+
+def test_a_setting_is_toml_or_else_text() -> None:
+    assert parse_setting("a.b=[1, 2]") == ("a.b", [1, 2])
+    assert parse_setting("data.name=mnist") == ("data.name", "mnist")
+    assert parse_setting('assign.submodels={a="w1"}') == ("assign.submodels", {"a": "w1"})

@@ -1,0 +1,524 @@
+"""The simulation: results, resuming, views, and mistakes that are found before the first round.
+That it is the fleet: see test_every_method.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from coordinator.cli.main import main
+from coordinator.observe.records import Score
+from coordinator.run.start import complete_card
+from coordinator.settings.config import load
+from coordinator.simulate.data_source import Source
+from coordinator.simulate.results import first_reached
+from coordinator.simulate.simulation import simulate
+from coordinator.simulate.workers import Workers
+from coordinator.store.runs import run_names
+from coordinator.store.store import Store
+from federated.errors import ConfigError, DataError, StoreError, Unknown
+from federated.method import configure
+from federated.methods.catalogue import method
+from federated.wire.messages import Run
+from models.cost import cost
+from models.families.catalogue import full, network
+
+EXPERIMENT = """
+rounds = 2
+[method]
+name = "fedfa"
+widths = [0.25, 0.5]
+depths = [1, 2]
+[train]
+epochs = 1
+batch = 16
+[assign.submodels]
+"d0" = "w0.25-d1.1.1"
+"d*" = "w0.5-d2.2.2"
+[simulate]
+agents = 3
+partition = "dirichlet:0.5"
+workers = 2
+"""
+
+
+def experiment(folder: Path, text: str = EXPERIMENT) -> Path:
+    file = folder / "small.toml"
+    file.write_text(text)
+    return file
+
+
+def run(
+    folder: Path,
+    *settings: str,
+    resume: bool = False,
+    text: str = EXPERIMENT,
+    said: list[str] | None = None,
+):
+    say = (said if said is not None else []).append
+    return simulate(
+        experiment(folder, text),
+        {},
+        settings,
+        [],
+        folder / "runs",
+        folder / "out",
+        resume=resume,
+        say=say,
+    )
+
+
+def weights(folder: Path, seed: int = 0, rounds: int = 2) -> dict[str, torch.Tensor]:
+    return load_file(folder / "runs" / f"small-seed{seed}" / f"round-{rounds:06d}.safetensors")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory):
+    """Two seeds with every view, run once for all tests that only look."""
+    folder = tmp_path_factory.mktemp("simulated")
+    said: list[str] = []
+    found = run(
+        folder, "simulate.seeds=[0,1]", "evaluate.local=true", "evaluate.per_class=true", said=said
+    )
+    return folder, found, said
+
+
+def test_results_name_their_config_seed_commit_and_versions(done):
+    folder, _, _ = done
+    one = json.loads((folder / "out" / "seed1.json").read_text())
+    assert one["seed"] == one["config"]["seed"] == 1
+    assert one["config"]["simulate"]["partition"] == "dirichlet:0.5"
+    assert one["versions"]["torch"] == torch.__version__
+    assert [r["round"] for r in one["rounds"]] == [1, 2]
+    assert {name: s["devices"] for s in one["submodels"] if (name := s["name"])} == {
+        "w0.25-d1.1.1": 1,
+        "w0.25-d2.2.2": 0,
+        "w0.5-d1.1.1": 0,
+        "w0.5-d2.2.2": 2,
+    }
+
+
+def test_results_count_multiply_adds(done):
+    """Three devices take part in two rounds of one pass; each device's examples times its size's
+    multiply-adds.
+    """
+    folder, _, _ = done
+    one = json.loads((folder / "out" / "seed0.json").read_text())
+    macs = {s["name"]: s["macs"] for s in one["submodels"]}
+    store = Store.open(folder / "runs", "small-seed0", read_only=True)
+    passed = sum(macs[entry.submodel] * entry.samples for entry in store.entries(1))
+    store.close()
+    effort = {key: value for key, value in one["effort"].items() if value is not None}
+    assert effort == pytest.approx({"mean": passed / 3, "mace": passed, "total": 2 * passed})
+    assert (
+        one["effort"]["tmac"]
+        is one["effort"]["target"]
+        is one["effort"]["rounds_to_target"]
+        is None
+    )
+
+
+def test_tmac_counts_the_rounds_to_the_target_as_each_was_trained(tmp_path: Path):
+    """MOON's first round passes one network and its second round three; any accuracy reaches 0.01,
+    and none reaches 1 in two rounds.
+    """
+    given = ("method.name=moon", "method.depths=[2]", "train.steps=0", "assign.submodels={}")
+
+    def told(*more: str) -> tuple[dict, str]:
+        said: list[str] = []
+        run(tmp_path, *given, *more, resume=bool(more), said=said)
+        found = json.loads((tmp_path / "out" / "seed0.json").read_text())
+        return found, "\n".join(line for line in said if "target accuracy" in line)
+
+    found, line = told()
+    assert not line
+    macs = {s["name"]: s["macs"] for s in found["submodels"]}
+    store = Store.open(tmp_path / "runs", "small-seed0", read_only=True)
+    first = sum(macs[entry.submodel] * entry.samples for entry in store.entries(1))
+    store.close()
+    assert found["effort"]["total"] == pytest.approx(4 * first)
+    found, line = told("simulate.target=0.01")
+    assert (found["effort"]["target"], found["effort"]["rounds_to_target"]) == (0.01, 1)
+    assert found["effort"]["tmac"] == pytest.approx(first)
+    assert found["effort"]["total"] == pytest.approx(4 * first)
+    assert "round 1 reached the target accuracy 0.01" in line
+    assert "without calibration and evaluation" in line
+    found, line = told("simulate.target=1")
+    assert (
+        found["effort"]["target"],
+        found["effort"]["rounds_to_target"],
+        found["effort"]["tmac"],
+    ) == (1.0, None, None)
+    assert "no evaluated round reached the target accuracy 1" in line
+    found, line = told("target_accuracy=0.01")
+    assert (found["effort"]["target"], found["effort"]["rounds_to_target"]) == (0.01, 1), (
+        "without a target of its own, that which ends the run"
+    )
+
+
+def test_the_first_round_whose_largest_evaluated_submodel_reaches_the_target_counts():
+    """Not a small submodel's accuracy, nor one device's; round 2 evaluated nothing, and what falls
+    below the target later stays reached.
+    """
+    net = network("mlp", (4,), 3)
+    menu = tuple(replace(full(net), width=width) for width in (0.5, 1.0))
+
+    def score(number: int, index: int, accuracy: float, agent: str = "") -> tuple[int, Score]:
+        return number, Score(menu[index].name, "central", accuracy, 1.0, 10, agent)
+
+    scores = [
+        score(1, 0, 0.9),
+        score(1, 1, 0.4),
+        score(3, 1, 0.5, "d0"),
+        score(3, 1, 0.3),
+        score(4, 0, 0.1),
+        score(4, 1, 0.5),
+        score(5, 1, 0.2),
+    ]
+    assert first_reached(scores, menu, 0.5) == 4
+    assert first_reached(scores, menu, 0.4) == 1
+    assert first_reached(scores, menu, 0.6) is None
+    assert first_reached(scores, menu, 0.0) is None
+
+
+def test_every_score_is_a_line_of_csv(done):
+    folder, _, _ = done
+    with (folder / "out" / "seed0.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    views = {(row["view"], bool(row["agent"])) for row in rows}
+    assert views == {
+        ("central", False),
+        *(
+            (view, own)
+            for view in ("devices", "labels", "before", "after")
+            for own in (True, False)
+        ),
+    }
+    trained = {
+        (row["agent"], row["submodel"]) for row in rows if row["view"] == "after" and row["agent"]
+    }
+    assert trained == {("d0", "w0.25-d1.1.1"), ("d1", "w0.5-d2.2.2"), ("d2", "w0.5-d2.2.2")}
+    assert all(0 <= float(row["macro_f1"]) <= 1 for row in rows)
+
+
+def test_the_summary_has_the_views_of_the_papers(done):
+    """Worst <= mean <= global is not promised by two rounds, but worst is the least of all."""
+    _, found, said = done
+    for seed in ("0", "1"):
+        one = found["per_seed"][seed]
+        assert {
+            "global",
+            "worst",
+            "mean",
+            "local",
+            "before",
+            "after",
+            "strong",
+            "weak",
+            "macro_f1",
+            "majority_f1",
+        } <= one.keys()
+        assert one["worst"] <= min(one["mean"], one["global"])
+    both = [found["per_seed"][seed]["global"] for seed in ("0", "1")]
+    assert found["summary"]["global"]["mean"] == pytest.approx(sum(both) / 2)
+    assert found["summary"]["global"]["deviation"] == pytest.approx(abs(both[0] - both[1]) / 2**0.5)
+    assert any(line.startswith("2 seeds: global") for line in said)
+    assert any("s left" in line for line in said)
+
+
+def test_pictures_show_more_than_one_colour(done):
+    folder, _, _ = done
+    for name in ("accuracy.png", "seed0-partition.png", "seed1-partition.png"):
+        with Image.open(folder / "out" / name) as picture:
+            assert min(picture.size) > 200
+            assert len(picture.convert("RGB").getcolors(maxcolors=10**6)) > 50
+
+
+def test_seeds_differ_in_partition_and_weights(done):
+    folder, _, _ = done
+    first, second = weights(folder), weights(folder, seed=1)
+    assert not torch.equal(first["stem.weight"], second["stem.weight"])
+    texts = [(folder / "out" / f"seed{seed}-partition.json").read_text() for seed in (0, 1)]
+    assert texts[0] != texts[1]
+
+
+def test_a_simulation_goes_on_bit_for_bit(done, tmp_path: Path):
+    """One round, then the other, equals two at once; a finished one is not run again; another
+    experiment is refused.
+    """
+    folder, _, _ = done
+    common = ("evaluate.local=true", "evaluate.per_class=true", "evaluate.every=1")
+    run(tmp_path, *common, "rounds=1")
+    with pytest.raises(StoreError, match="small-seed0 ran before"):
+        run(tmp_path, *common)
+    left = tmp_path / "runs" / "small-seed0" / "spool" / "devices" / "d0" / "half.weights"
+    left.parent.mkdir(parents=True)
+    left.touch()  # as a simulation that is killed leaves it
+    run(tmp_path, *common, resume=True)
+    assert not list((tmp_path / "runs" / "small-seed0" / "spool").iterdir())
+    found, expected = weights(tmp_path), weights(folder)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    said: list[str] = []
+    run(tmp_path, *common, resume=True, said=said)
+    assert not any(line.startswith("round ") for line in said)
+    with pytest.raises(
+        ConfigError, match=r"another simulate.partition: it has 'dirichlet:0.5', asked for is 'iid'"
+    ):
+        run(tmp_path, *common, "simulate.partition=iid", resume=True)
+
+
+class Killed(Exception):
+    """Ends a simulation between two rounds."""
+
+
+@pytest.mark.parametrize(
+    ("method", "how"), [("scaffold", "stopped"), ("moon", "finished"), ("flexifed", "finished")]
+)
+def test_what_devices_keep_goes_on_bit_for_bit_too(tmp_path: Path, method: str, how: str):
+    """Variates, networks of before and layers of their own, of devices that take part in some
+    rounds only; scores are the same as well.
+    """
+    text = (
+        EXPERIMENT.replace("fedfa", method)
+        .replace("batch = 16", "steps = 2\nbatch = 16")
+        .replace("agents = 3", "agents = 4")
+    )
+    own = {"scaffold": [], "moon": [], "flexifed": ["method.strategy=basic"]}[method]
+    common = [*own, "evaluate.every=1", "fleet.fraction=0.5", "simulate.workers=1"]
+    whole, split = tmp_path / "whole", tmp_path / "split"
+    whole.mkdir()
+    split.mkdir()
+    run(whole, *common, "rounds=4", text=text)
+
+    def kill(line: str) -> None:
+        if line.startswith("round 2"):
+            raise Killed
+
+    if how == "finished":
+        run(split, *common, "rounds=2", text=text)
+    else:
+        with pytest.raises(Killed):
+            simulate(
+                experiment(split, text),
+                {},
+                [*common, "rounds=4"],
+                [],
+                split / "runs",
+                split / "out",
+                resume=False,
+                say=kill,
+            )
+    run(split, *common, "rounds=4", text=text, resume=True)
+    expected, found = weights(whole, rounds=4), weights(split, rounds=4)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    tables = [(folder / "out" / "seed0.csv").read_text() for folder in (whole, split)]
+    assert tables[0] == tables[1]
+
+
+def test_devices_choose_their_size_by_their_own_data_within_a_budget(tmp_path: Path):
+    """Each scores the whole menu when it joins; without a budget they would all take the
+    largest.
+    """
+    given = (
+        "method.choice=zico",
+        "train.steps=1",
+        "rounds=1",
+        "evaluate.devices=false",
+        'model.name="preresnet"',
+    )
+    text = EXPERIMENT[: EXPERIMENT.index("[assign")] + EXPERIMENT[EXPERIMENT.index("[simulate]") :]
+    said: list[str] = []
+    run(tmp_path, *given, "method.mac_budget=0.05", "simulate.target=0.5", text=text, said=said)
+    one = json.loads((tmp_path / "out" / "seed0.json").read_text())
+    assert one["effort"] == {}
+    assert any("no TMAC" in line and "train.steps" in line for line in said)
+    macs = {s["name"]: s["macs"] for s in one["submodels"]}
+    whole = cost(full(network("preresnet", (1, 8, 8), 10))).macs
+    assert {macs[name] for name in one["assigned"].values()} <= {
+        m for m in macs.values() if m <= 0.05 * whole
+    }
+    with pytest.raises(ConfigError, match="mac_budget"):
+        run(tmp_path, *given, "method.mac_budget=5", "name=other", text=text)
+
+
+def test_a_simulation_that_was_stopped_surveys_nobody(tmp_path: Path):
+    source = Source.of(load(experiment(tmp_path), {}, []))
+    chosen, card = method("fedfa"), source.device(0).card()
+    net = network("preresnet", card.inputs, card.outputs, card.mean, card.std)
+    settings = configure(chosen, {"choice": "zico"})
+    asked = complete_card(Run("r", "fedfa", "preresnet", net, (), 8, "s"), chosen, settings)
+    workers = Workers(source, 1, "cpu")
+    try:
+        assert [found.keys() for found in workers.survey(2, asked)] == [{"zico"}, {"zico"}]
+        workers.stop()
+        assert list(workers.survey(2, asked)) == [{}, {}]
+    finally:
+        workers.close()
+
+
+def test_a_checkpoint_is_started_from(done, tmp_path: Path):
+    """With next to no learning rate the weights stay those of the checkpoint."""
+    folder, _, _ = done
+    path = folder / "runs" / "small-seed0" / "round-000002.safetensors"
+    run(
+        tmp_path,
+        f"model.init={path}",
+        "rounds=1",
+        "train.lr=1e-12",
+        "method.name=fedavg",
+        "method.norm=static",
+    )
+    expected, found = load_file(path), weights(tmp_path, rounds=1)
+    for name in (n for n in expected if not n.startswith("stats/")):
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-7)
+
+
+def mistakes(folder: Path) -> list[tuple[tuple[str, ...], type[Exception], str]]:
+    other = folder / "other.safetensors"
+    save_file({"stem.weight": torch.zeros(3)}, other)
+    return [
+        (
+            ("method.name=fedavg", "robust.rule=krum", "robust.byzantine=2"),
+            ConfigError,
+            "simulate.agents of at least 7, found 3",
+        ),
+        (("simulate.agent=3",), ConfigError, r"simulate: .*agent"),
+        (("model.name=vit-s",), ConfigError, "8 x 8 pixels"),
+        (("model.name=transformer",), ConfigError, "transformer"),
+        (("simulate.agents=2000", "simulate.partition=iid"), DataError, "2000 agents"),
+        (("simulate.partition=dirichle:1",), Unknown, "dirichlet"),
+        ((f"model.init={other}",), ConfigError, "no tensor sections.0.0.norm1.weight"),
+        (("model.init=absent.safetensors",), ConfigError, "absent.safetensors"),
+        (('assign.submodels={"d*" = "w0.5-d9"}',), ConfigError, "w0.5-d2.2.2"),
+        (("data.name=agents",), ConfigError, "simulation"),
+        (("simulate.device=cuda",), ConfigError, "CUDA"),
+        (("simulate.agents=0",), ConfigError, "simulate.agents"),
+        (
+            ("simulate.seeds=[0,-1]",),
+            ConfigError,
+            r"simulate.seeds\[1\]: expected int >= 0, found -1",
+        ),
+        (("simulate.seeds=[3,3]",), ConfigError, "each seed once, found 3, 3"),
+        (
+            ("agents=3",),
+            ConfigError,
+            r"unknown key 'agents'.*did you mean evaluate.agents or simulate.agents",
+        ),
+        (("fleet.lr=0.1",), ConfigError, r"unknown key 'lr'.*did you mean train.lr"),
+    ]
+
+
+@pytest.mark.parametrize("index", range(15))
+def test_mistakes_are_named_before_the_first_round(index: int, tmp_path: Path):
+    settings, error, words = mistakes(tmp_path)[index]
+    if settings == ("simulate.device=cuda",) and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(error, match=words):
+        run(tmp_path, *settings)
+    assert run_names(tmp_path / "runs") == [], "what never ran leaves nothing behind"
+
+
+def test_a_device_that_cannot_train_does_not_stall_the_others(tmp_path: Path):
+    """A rate at which the loss leaves the numbers fails on every device: the run says so and ends;
+    no thread stays.
+    """
+    before = threading.active_count()
+    with pytest.raises(Exception, match="no agent can train even the smallest"):
+        run(
+            tmp_path,
+            "train.lr=1e30",
+            "method.widths=[0.25]",
+            "method.depths=[1]",
+            "assign.submodels={}",
+            "train.epochs=5",
+            "train.clip=0.0",
+        )
+    assert threading.active_count() <= before + 1
+
+
+def test_a_deadline_chooses_submodels_but_closes_no_simulated_round(tmp_path: Path):
+    """Devices wait for workers, which would make them late on this machine and not on their own."""
+    said: list[str] = []
+    run(tmp_path, "fleet.deadline=0.01", "rounds=1", said=said)
+    assert any("3 of 3 updates" in line for line in said)
+
+
+def test_a_run_that_is_there_is_found_before_another_seed_runs(done):
+    folder, _, _ = done
+    said: list[str] = []
+    with pytest.raises(StoreError, match=r"small-seed1 ran before: .*--set name=NAME"):
+        run(folder, "simulate.seeds=[7,1]", said=said)
+    assert not said
+
+
+def test_pins_that_fit_no_device_are_told_and_a_place_where_no_run_can_be_kept_is_named(
+    tmp_path: Path,
+):
+    """Such pins may be meant for the fleet of the same file."""
+    said: list[str] = []
+    (tmp_path / "file").touch()
+    pins = 'assign.submodels={"pi*" = "w0.25-d1.1.1"}'
+    with pytest.raises(
+        StoreError, match=r"run 'small-seed0' cannot be kept in .*file/runs: Not a directory"
+    ):
+        simulate(
+            experiment(tmp_path),
+            {},
+            [pins],
+            [],
+            tmp_path / "file" / "runs",
+            tmp_path / "out",
+            resume=False,
+            say=said.append,
+        )
+    assert said == [
+        "assign.submodels: 'pi*' fits none of the 3 devices, which are called d0 and so on"
+    ]
+
+
+def test_a_mechanism_without_effect_is_told_on_standard_error(tmp_path: Path) -> None:
+    """By `coordinator simulate`, with the remedy; and nothing is told of a run whose settings leave
+    none out.
+    """
+    told = {}
+    for scaling in ("none", "l2"):
+        words = [
+            "simulate",
+            str(experiment(tmp_path)),
+            "--out",
+            str(tmp_path / scaling),
+            "--runs",
+            str(tmp_path / f"runs-{scaling}"),
+        ]
+        done = CliRunner().invoke(
+            main,
+            [
+                *words,
+                "--set",
+                f"method.scaling={scaling}",
+                "--set",
+                "rounds=1",
+                "--set",
+                "train.steps=1",
+            ],
+        )
+        assert done.exit_code == 0, done.output
+        told[scaling] = [line for line in done.stderr.splitlines() if "WARNING" in line]
+    assert len(told["none"]) == 1
+    assert (
+        "fedfa: scaling = 'none' does not bring layers to one scale: set method.scaling "
+        "to l2 or rms" in told["none"][0]
+    )
+    assert told["l2"] == []

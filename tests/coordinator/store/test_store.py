@@ -1,0 +1,219 @@
+"""A run's folder: whole rounds or none, one coordinator at a time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from coordinator.assign.decisions import Decision
+from coordinator.assign.standing import Setback, Standing
+from coordinator.observe.records import Entry, RoundRecord, Score
+from coordinator.store import database as databases
+from coordinator.store.database import Facts
+from coordinator.store.runs import latest_run, run_names
+from coordinator.store.store import Store
+from federated.errors import StoreError
+from federated.task import Card, Profile, Timing
+from models.submodel import Network, Submodel
+
+NETWORK = Network("preresnet", "small", (1, 8, 8), 10)
+SUBMODEL = Submodel(NETWORK, 0.5, ((1, 0), (1, 1)))
+
+
+def done(number: int) -> RoundRecord:
+    tensors = {"w": torch.arange(6.0).reshape(2, 3) + number, "stats/w0.5/x": torch.ones(2)}
+    entries = [Entry("a", "w0.5-d1.2", "folded", 10, 2, 0.5, 1.0), Entry("b", "w0.5-d1.2", "late")]
+    scores = [Score("w0.5-d1.2", "central", 0.25, 1.5, 8)]
+    return RoundRecord(number, 2.0, tensors, {SUBMODEL: 2}, entries, scores, 100, 200)
+
+
+def test_a_round_comes_back_as_it_went(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    store.write_facts(Facts({"rounds": 3}, NETWORK, (SUBMODEL,)))
+    for number in (1, 2, 3):
+        store.save(done(number))
+    store.close()
+    store = Store.open(tmp_path, "r")
+    last = store.last()
+    assert last is not None
+    assert last.round == 3
+    assert all(torch.equal(last.tensors[k], v) for k, v in done(3).tensors.items())
+    assert last.fleet == {SUBMODEL: 2}
+    assert store.scores(3) == list(done(3).scores)
+    assert [e.outcome for e in store.entries(2)] == ["folded", "late"]
+    assert [number for number, *_ in store.history()] == [1, 2, 3]
+    facts = store.read_facts()
+    assert (facts.config, facts.network, facts.menu) == ({"rounds": 3}, NETWORK, (SUBMODEL,))
+    assert sorted(p.name for p in (tmp_path / "r").glob("round-*")) == [
+        "round-000002.safetensors",
+        "round-000003.safetensors",
+    ]
+    store.close()
+
+
+def test_a_round_is_written_once(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    store.save(done(1))
+    with pytest.raises(StoreError, match="round 1 could not be written"):
+        store.save(done(1))
+    assert len(store.history()) == 1
+    store.close()
+
+
+def test_a_checkpoint_without_its_row_does_not_count(tmp_path: Path) -> None:
+    """A coordinator that died between the file and the transaction goes on at the round before."""
+    store = Store.create(tmp_path, "r")
+    store.save(done(1))
+    (tmp_path / "r" / "round-000002.safetensors").write_bytes(b"half")
+    last = store.last()
+    assert last is not None
+    assert last.round == 1
+    store.save(done(2))
+    last = store.last()
+    assert last is not None
+    assert last.round == 2
+    store.close()
+
+
+def test_two_coordinators_cannot_hold_one_run(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    with pytest.raises(StoreError, match="held by another coordinator"):
+        Store.open(tmp_path, "r")
+    reader = Store.open(tmp_path, "r", read_only=True)
+    reader.close()
+    store.close()
+    Store.open(tmp_path, "r").close()
+
+
+def test_what_is_missing_or_foreign_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="nothing to resume"):
+        latest_run(tmp_path)
+    Store.create(tmp_path, "r").close()
+    with pytest.raises(StoreError, match="run 'r' exists"):
+        Store.create(tmp_path, "r")
+    with pytest.raises(StoreError, match=r"no run 's' in .*; there are: r"):
+        Store.open(tmp_path, "s")
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "run.sqlite").write_bytes(b"no database at all" * 100)
+    with pytest.raises(StoreError, match="is not a run's history"):
+        Store.open(tmp_path, "t")
+    assert run_names(tmp_path) == ["r", "t"]
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    store.save(done(1))
+    (tmp_path / "r" / "round-000001.safetensors").write_bytes(b"damaged")
+    with pytest.raises(StoreError, match=r"round-000001.safetensors cannot be read"):
+        store.last()
+    store.close()
+
+
+def test_what_is_known_of_agents_comes_back_as_it_went(tmp_path: Path) -> None:
+    """A round that begins again is written over; how agents stand is written with the round or not
+    at all.
+    """
+    card = Card("d", (1, 8, 8), "uint8", 10, 100, 20, (5.0,), (6.0,))
+    profile = Profile(
+        "a",
+        "h",
+        "s",
+        0.5,
+        10**9,
+        1e6,
+        2**18,
+        "torch",
+        card,
+        (Timing(SUBMODEL, 32, 0.5),),
+        labels=("eu",),
+    )
+    first, second = (
+        Decision("a", "w0.5-d1.2", True, "first", 0.1, 1.0, 7),
+        Decision("a", reason="not selected: not here"),
+    )
+    standing = Standing(
+        "b", 2, 1.5, 1.25, 3e5, 0.5, 1, (Setback("w1", "late", 2, "was late", share=0.5),)
+    )
+    store = Store.create(tmp_path, "r")
+    store.ledger.decided(1, {"a": second}, {"a": profile})
+    store.ledger.decided(1, {"a": first}, {"a": profile})
+    store.save(replace(done(1), standings={"a": standing}))
+    store.ledger.decided(2, {"a": second}, {})
+    with pytest.raises(StoreError, match="round 1 could not be written"):
+        store.save(replace(done(1), standings={"a": Standing()}))
+    store.close()
+    store = Store.open(tmp_path, "r", read_only=True)
+    assert store.ledger.profiles() == {"a": profile}
+    assert store.ledger.standings() == {"a": standing}
+    assert store.ledger.history("a") == [(1, first), (2, second)]
+    assert store.ledger.decisions() == {"a": (2, second)}
+    assert store.lately()["b"] == (1, store.entries(1)[1])
+    store.close()
+
+
+def test_decisions_that_cannot_be_written_are_an_error_of_the_store(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    store.close()
+    with pytest.raises(StoreError, match="what was decided in round 1 could not be written"):
+        store.ledger.decided(1, {}, {})
+
+
+def test_sessions_are_counted(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    assert [store.next_session() for _ in range(3)] == [1, 2, 3]
+    store.close()
+
+
+def test_a_diverged_score_is_kept_as_such(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    store.save(replace(done(1), scores=[Score("w1", "central", 0.1, math.nan, 8)]))
+    assert math.isnan(store.scores(1)[0].loss)
+    store.close()
+
+
+def test_a_start_that_cannot_be_written_is_an_error_of_the_store(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "r")
+    store._database.execute("PRAGMA query_only = ON")  # as on a disk that takes nothing more
+    with pytest.raises(StoreError, match="run 'r': that it starts could not be written"):
+        store.next_session()
+    with pytest.raises(StoreError, match="run 'r': what it is could not be written"):
+        store.write_facts(Facts())
+    store.close()
+
+
+def test_who_dies_while_a_run_is_made_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it could be neither gone on with nor begun anew, by a service manager that tries
+    both.
+    """
+
+    def die(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(databases, "write_facts", die)
+        with pytest.raises(KeyboardInterrupt):
+            Store.create(tmp_path, "r")
+    assert run_names(tmp_path) == []
+    facts = Facts({"rounds": 3})
+    store = Store.create(tmp_path, "r", facts)
+    assert store.read_facts() == facts
+    assert {path.name.partition("-")[0] for path in store.folder.iterdir()} == {
+        "lock",
+        "run.sqlite",
+    }
+    store.close()
+
+
+def test_the_submodel_that_an_agent_had_last_is_that_of_its_latest_task(tmp_path: Path) -> None:
+    """A late update of round 1 is recorded in round 3, after the task of round 2 was."""
+    store = Store.create(tmp_path, "r")
+    store.save(replace(done(2), entries=(Entry("nano", "w1-d2.2.2", "failed: no"),)))
+    store.save(replace(done(3), entries=(Entry("nano", "w0.5-d2.2.2", "folded", task=1),)))
+    assert store.assigned() == {"nano": "w1-d2.2.2"}
+    store.close()

@@ -1,0 +1,331 @@
+"""A submodel that no update trained is counted as such, and marked wherever it is shown, exported,
+released or recommended.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.cli.devices import overview
+from coordinator.cli.devices import text as overview_text
+from coordinator.cli.status import listed, listing_text, status
+from coordinator.cli.status import text as status_text
+from coordinator.release.archive import Archive
+from coordinator.release.export_run import export_run
+from coordinator.release.rollout import Rollout, Wish
+from coordinator.run.launch import report, show
+from coordinator.simulate.simulation import simulate
+from coordinator.store.store import Store
+from coordinator.store.training_counts import Trained, answering, of_run
+from export import bundle
+from federated.method import configure
+from federated.methods.catalogue import method
+from federated.runtime.logs import EVENTS
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from models.families.catalogue import network
+from tests.support.federation import RUN, Federation, Member, configured, digits, federate
+
+SMALL, WHOLE = "w0.5-d2", "w1-d2"
+GIVEN: dict[str, Any] = {
+    "method.name": "fedavg",
+    "method.widths": [0.5, 1.0],
+    "model.name": "mlp-small",
+    "data.name": "digits",
+    "rounds": 2,
+    "train.steps": 2,
+    "evaluate.devices": False,
+    "evaluate.every": 1,
+}
+
+
+def equal_agents() -> list[Member]:
+    """Two agents that can both afford the whole network, so that nobody trains the small one."""
+    return [Member(f"a{i}", digits(i, 2)) for i in range(2)]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Federation]:
+    """The folder of a run of two equal agents and two rounds, and what it left."""
+    folder = tmp_path_factory.mktemp("counts")
+    return folder, federate(folder, equal_agents(), GIVEN)
+
+
+@pytest.fixture
+def copied(done: tuple[Path, Federation], tmp_path: Path) -> Path:
+    """A copy of that folder, which a test may change."""
+    return shutil.copytree(done[0], tmp_path / "copied")
+
+
+def opened(folder: Path) -> Store:
+    return Store.open(folder / "runs", RUN, read_only=True)
+
+
+# ---- what is counted -----------------------------------------------------------------------------
+
+
+def test_updates_and_their_rounds_are_counted_for_each_submodel(
+    done: tuple[Path, Federation],
+) -> None:
+    store = opened(done[0])
+    assert of_run(store).trained == {SMALL: Trained(), WHOLE: Trained(4, 2)}
+    assert of_run(store, 1).trained == {SMALL: Trained(), WHOLE: Trained(2, 1)}
+    assert of_run(store).untrained == [SMALL]
+
+
+def test_a_resumed_run_goes_on_counting(copied: Path) -> None:
+    again = federate(copied, equal_agents(), {**GIVEN, "rounds": 3}, resume=True)
+    assert {s.submodel: s.trained_updates for s in again.result.scores if s.view == "central"} == {
+        SMALL: 0,
+        WHOLE: 6,
+    }
+    assert of_run(opened(copied)).trained[WHOLE] == Trained(6, 3)
+
+
+def test_refused_updates_train_nothing(tmp_path: Path) -> None:
+    def spoil(update: Any) -> Any:
+        if update.work == "train":
+            for value in update.tensors.values():
+                value *= float("inf")
+        return update
+
+    members = [Member("a0", digits(0, 2), change=spoil), Member("a1", digits(1, 2))]
+    federate(
+        tmp_path, members, {**GIVEN, "rounds": 1, "assign.submodels": {"a0": WHOLE, "a1": SMALL}}
+    )
+    assert of_run(opened(tmp_path)).untrained == [WHOLE]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "trained"),
+    [
+        ("fedavg", {"widths": [0.5, 1.0]}, {1: [1]}),
+        ("heterofl", {"widths": [0.5, 1.0]}, {1: [1]}),
+        ("inclusivefl", {}, {1: [1]}),
+        ("fjord", {"widths": [0.25, 0.5, 1.0]}, {0: [0], 1: [0, 1], 2: [0, 1, 2]}),
+        ("depthfl", {}, {0: [0], 2: [0, 1, 2]}),
+        ("scalefl", {"widths": [0.5, 0.5, 1.0], "depths": [1, 2, 3]}, {0: [0], 1: [0, 1], 2: [2]}),
+        ("recipfl", {"widths": [0.25, 0.5, 1.0]}, {1: [1], 2: [0, 2]}),
+        ("recipfl", {"transfer": False}, {1: [1]}),
+    ],
+)
+def test_a_method_says_which_submodels_an_update_trains(
+    name: str, given: dict[str, Any], trained: dict[int, list[int]]
+) -> None:
+    """Positions in the menu, by that of the submodel that a device carries."""
+    chosen = method(name)
+    settings = configure(chosen, given)
+    menu = chosen.menu(network("resnet-small", (1, 8, 8), 10), settings)
+    for carried, expected in trained.items():
+        assert (
+            sorted(menu.index(one) for one in chosen.trains(settings, menu, menu[carried]))
+            == expected
+        )
+
+
+def test_a_width_of_fjord_is_trained_with_its_own_blocks_alone() -> None:
+    chosen = method("fjord")
+    settings = configure(chosen, {"widths": [0.5, 1.0], "depths": [1, 2]})
+    menu = chosen.menu(network("resnet-small", (1, 8, 8), 10), settings)
+    assert sorted(one.name for one in chosen.trains(settings, menu, menu[-1])) == [
+        "w0.5-d2.2.2",
+        "w1-d2.2.2",
+    ]
+    assert len(menu) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("fjord", {}), ("depthfl", {"method.widths": [1.0]}), ("dynamicfl", {"method.branches": 2})],
+)
+def test_methods_whose_updates_train_all_sizes_get_no_mark(
+    tmp_path: Path, name: str, given: dict[str, Any]
+) -> None:
+    widths = {"method.widths": [0.5, 1.0]} if name == "fjord" else {}
+    common = {key: value for key, value in GIVEN.items() if key != "method.widths"}
+    federate(
+        tmp_path,
+        equal_agents(),
+        {
+            **common,
+            **widths,
+            **given,
+            "method.name": name,
+            "model.name": "resnet-small",
+            "rounds": 1,
+        },
+    )
+    found = of_run(opened(tmp_path))
+    assert found.trained
+    assert found.untrained == []
+
+
+# ---- where it is shown ---------------------------------------------------------------------------
+
+
+def test_each_round_and_the_closing_tables_mark_it(done: tuple[Path, Federation]) -> None:
+    _, left = done
+    rounds = [line for line in left.lines if "accuracy (central)" in line]
+    assert len(rounds) == 2
+    assert all(f"{SMALL} (not trained) 0." in line and f"{WHOLE} 0." in line for line in rounds)
+    said: list[str] = []
+    show(left.result, live=False, say=said.append)
+    assert any(line.startswith(f"{SMALL} (not trained) ") for line in said[0].splitlines())
+    assert any(line.startswith(f"not trained: {SMALL};") for line in said)
+    assert WHOLE not in next(line for line in said if line.startswith("not trained:"))
+
+
+def test_the_result_of_a_start_names_it(done: tuple[Path, Federation]) -> None:
+    made = report(done[1].result, configured(GIVEN))
+    assert made["untrained"] == [SMALL]
+    assert {
+        s["submodel"]: s["trained_updates"] for s in made["scores"] if s["view"] == "central"
+    } == {SMALL: 0, WHOLE: 4}
+    assert made["worst_accuracy"] == min(
+        s["accuracy"] for s in made["scores"] if s["view"] == "central"
+    )
+
+
+def test_status_runs_and_devices_mark_it(done: tuple[Path, Federation]) -> None:
+    runs = done[0] / "runs"
+    seen = status(RUN, runs)
+    assert {s["submodel"]: s["trained_updates"] for s in seen["scores"]["values"]} == {
+        SMALL: 0,
+        WHOLE: 4,
+    }
+    assert f"{SMALL} (not trained) 0." in status_text(seen)
+    found = listed(runs)
+    assert found[0]["untrained"] == [SMALL]
+    assert f"{RUN}: not trained: {SMALL}" in listing_text(found, runs).splitlines()
+    agents = overview(RUN, runs)
+    assert agents["untrained"] == [SMALL]
+    assert f"not trained so far: {SMALL}" in overview_text(agents).splitlines()
+
+
+def test_the_log_names_it_beside_the_worst_accuracy(done: tuple[Path, Federation]) -> None:
+    lines = (done[0] / "runs" / RUN / EVENTS).read_text().splitlines()
+    ended = [event for line in lines if (event := json.loads(line)).get("event") == "round ended"]
+    assert [event["untrained"] for event in ended] == [[SMALL], [SMALL]]
+
+
+def test_an_export_marks_it_and_recommends_one_that_was_trained(
+    done: tuple[Path, Federation], tmp_path: Path
+) -> None:
+    pytest.importorskip("onnx")
+    said: list[str] = []
+    made = export_run(RUN, tmp_path / "out", (), None, done[0] / "runs", said.append, int8=False)
+    assert [(one["submodel"], one["trained_updates"]) for one in made["submodels"]] == [
+        (SMALL, 0),
+        (WHOLE, 4),
+    ]
+    manifest = json.loads((tmp_path / "out" / bundle.MANIFEST).read_text())
+    assert [one["trained_updates"] for one in manifest["submodels"]] == [0, 4]
+    assert said[0].startswith(f"{SMALL} (not trained): ")
+    hint = next(line for line in said if "try: edge-agent infer" in line)
+    assert f"{WHOLE}.onnx" in hint
+    assert SMALL not in hint
+    card = (tmp_path / "out" / "MODEL.md").read_text()
+    assert f"| {SMALL} (not trained) |" in card
+    assert f"Not trained: {SMALL}." in card
+
+
+def test_an_export_of_an_untrained_submodel_alone_has_no_other_to_recommend(
+    done: tuple[Path, Federation], tmp_path: Path
+) -> None:
+    pytest.importorskip("onnx")
+    said: list[str] = []
+    export_run(RUN, tmp_path / "out", (SMALL,), None, done[0] / "runs", said.append, int8=False)
+    assert any(f"{SMALL}.onnx" in line for line in said)
+
+
+def test_a_release_marks_it(copied: Path) -> None:
+    pytest.importorskip("onnx")
+    said: list[str] = []
+    link = MemoryLink(MemoryBroker(), "coordinator")
+    rollout = Rollout(
+        link,
+        Archive(copied / "runs", RUN),
+        copied / "runs",
+        answering(opened(copied)),
+        2,
+        said.append,
+    )
+    made = rollout.follow(Wish(RUN, "memory"))
+    assert any(line.startswith(f"  {SMALL} (not trained): ") for line in said)
+    assert any(line.endswith(f"no update of the run trained: {SMALL}") for line in said)
+    assert made["versions"][made["stable"]]["untrained"] == [SMALL]
+
+
+def test_a_simulation_names_it_in_its_results(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(
+        'rounds = 1\n[method]\nname = "fedavg"\nwidths = [0.5, 1.0]\n[model]\nname = '
+        '"mlp-small"\n[train]\nsteps = 1\n'
+        "[evaluate]\ndevices = false\n[simulate]\nagents = 2\nworkers = 1\n"
+    )
+    said: list[str] = []
+    made = simulate(
+        file, {}, (), [], tmp_path / "runs", tmp_path / "out", resume=False, say=said.append
+    )
+    one = json.loads((tmp_path / "out" / "seed0.json").read_text())
+    trained = {s["name"]: (s["trained_updates"], s["trained_rounds"]) for s in one["submodels"]}
+    assert trained == {SMALL: (0, 0), WHOLE: (2, 1)}
+    assert {
+        s["submodel"]: s["trained_updates"] for s in one["scores"] if s["view"] == "central"
+    } == {SMALL: 0, WHOLE: 2}
+    assert made["untrained"] == {"0": [SMALL]}
+    assert any(
+        line.startswith("seed 0: global") and line.endswith(f"; not trained: {SMALL}")
+        for line in said
+    )
+
+
+# ---- what agents answer with ---------------------------------------------------------------------
+
+
+def test_an_agent_answers_with_a_smaller_trained_submodel_where_nobody_trained_its_own(
+    copied: Path,
+) -> None:
+    database = sqlite3.connect(copied / "runs" / RUN / "run.sqlite")
+    with database:  # a1 trained the small one, and a0 failed at the large one
+        database.execute("UPDATE updates SET submodel = ? WHERE agent = 'a1'", (SMALL,))
+        database.execute("UPDATE updates SET outcome = 'failed: out of memory' WHERE agent = 'a0'")
+    database.close()
+    store = opened(copied)
+    assert of_run(store).untrained == [WHOLE]
+    assert answering(store) == {"a0": SMALL, "a1": SMALL}
+
+
+def test_an_agent_with_the_smallest_submodel_keeps_it(copied: Path) -> None:
+    database = sqlite3.connect(copied / "runs" / RUN / "run.sqlite")
+    with database:
+        database.execute(
+            "UPDATE updates SET submodel = ?, outcome = 'late' WHERE agent = 'a1'", (SMALL,)
+        )
+    database.close()
+    assert answering(opened(copied)) == {"a0": WHOLE, "a1": SMALL}, "a larger one may not fit it"
+
+
+# ---- runs without a record -----------------------------------------------------------------------
+
+
+def test_a_run_without_a_record_of_its_updates_has_no_marks_and_is_exported(copied: Path) -> None:
+    pytest.importorskip("onnx")
+    database = sqlite3.connect(copied / "runs" / RUN / "run.sqlite")
+    with database:
+        database.execute("DELETE FROM updates")
+    database.close()
+    said: list[str] = []
+    made = export_run(RUN, copied / "out", (), None, copied / "runs", said.append, int8=False)
+    assert [one["trained_updates"] for one in made["submodels"]] == [None, None]
+    shown = [
+        *said,
+        (copied / "out" / "MODEL.md").read_text(),
+        status_text(status(RUN, copied / "runs")),
+    ]
+    assert not any("ot trained" in text for text in shown)

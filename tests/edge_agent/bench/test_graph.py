@@ -1,0 +1,152 @@
+"""Any ONNX file can be measured, or is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_agent.bench.graph import Graph, check, counted, drawn, provider_named
+from federated.errors import ExportError, Unknown
+
+KEPT = Path(__file__).parents[1] / "export"
+
+
+def made(
+    path: Path,
+    inputs: dict[str, tuple[str, list[str | int]]],
+    *nodes: tuple[Any, ...],
+    opset: int = 20,
+) -> Path:
+    """An ONNX file of nodes (operator, inputs, outputs, domain), the last of whose outputs is the
+    graph's, of float32.
+    """
+    onnx: Any = pytest.importorskip("onnx")
+    helper, types = onnx.helper, onnx.TensorProto
+    graph = helper.make_graph(
+        [
+            helper.make_node(name, taken, given, domain=domain)
+            for name, taken, given, domain in nodes
+        ],
+        "foreign",
+        [
+            helper.make_tensor_value_info(name, getattr(types, dtype), shape)
+            for name, (dtype, shape) in inputs.items()
+        ],
+        [helper.make_tensor_value_info(nodes[-1][2][0], types.FLOAT, None)],
+    )
+    domains = {node[3] for node in nodes} | {""}
+    opsets = [helper.make_opsetid(domain, opset if not domain else 1) for domain in sorted(domains)]
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    )
+    return path
+
+
+def test_inputs_are_drawn_as_they_are_declared_with_open_axes_of_one(tmp_path: Path) -> None:
+    inputs: dict[str, tuple[str, list[str | int]]] = {
+        "a": ("FLOAT", ["batch", 3]),
+        "b": ("INT64", ["batch", "time"]),
+        "c": ("UINT8", [2, 2]),
+    }
+    path = made(tmp_path / "f.onnx", inputs, ("Identity", ["a"], ["y"], ""))
+    feed = drawn(Graph(path, "cpu", 1))
+    assert {name: (value.dtype.name, value.shape) for name, value in feed.items()} == {
+        "a": ("float32", (1, 3)),
+        "b": ("int64", (1, 1)),
+        "c": ("uint8", (2, 2)),
+    }
+    assert feed["b"].tolist() == [[1]]
+    check(path, "cpu")
+
+
+def test_a_graph_without_inputs_runs(tmp_path: Path) -> None:
+    onnx: Any = pytest.importorskip("onnx")
+    value = onnx.numpy_helper.from_array(np.ones(2, np.float32))
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Constant", [], ["y"], value=value)],
+        "constant",
+        [],
+        [onnx.helper.make_tensor_value_info("y", 1, [2])],
+    )
+    path = tmp_path / "c.onnx"
+    path.write_bytes(
+        onnx.helper.make_model(
+            graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10
+        ).SerializeToString()
+    )
+    check(path, "cpu")
+
+
+def test_what_is_not_there_or_no_graph_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"nix\.onnx: expected an ONNX file, found nothing"):
+        check(tmp_path / "nix.onnx", "cpu")
+    with pytest.raises(ExportError, match="found a folder"):
+        check(tmp_path, "cpu")
+    cut = tmp_path / "cut.onnx"
+    cut.write_bytes((KEPT / "picture.onnx").read_bytes()[:100])
+    with pytest.raises(
+        ExportError, match=r"cut\.onnx: expected an ONNX file, found one that does not load"
+    ):
+        check(cut, "cpu")
+
+
+def test_an_operator_or_an_opset_that_the_runtime_lacks_is_named(tmp_path: Path) -> None:
+    foreign = made(
+        tmp_path / "own.onnx", {"a": ("FLOAT", [1])}, ("Wiggle", ["a"], ["y"], "com.example")
+    )
+    with pytest.raises(ExportError, match=r"own\.onnx: .*Wiggle"):
+        check(foreign, "cpu")
+    late = made(tmp_path / "late.onnx", {"a": ("FLOAT", [1])}, ("Relu", ["a"], ["y"], ""), opset=99)
+    with pytest.raises(ExportError, match=r"late\.onnx: .*opset"):
+        check(late, "cpu")
+
+
+def test_inputs_that_cannot_be_drawn_are_named(tmp_path: Path) -> None:
+    words = made(
+        tmp_path / "words.onnx",
+        {"w": ("STRING", [1]), "a": ("FLOAT", [1])},
+        ("Relu", ["a"], ["y"], ""),
+    )
+    with pytest.raises(ExportError, match=r"words\.onnx: .*'w' tensor\(string\)"):
+        check(words, "cpu")
+    large = made(
+        tmp_path / "large.onnx", {"a": ("FLOAT", [2**20, 2**20])}, ("Relu", ["a"], ["y"], "")
+    )
+    with pytest.raises(ExportError, match=r"large\.onnx: expected inputs of at most"):
+        check(large, "cpu")
+
+
+def test_a_graph_that_fails_on_what_was_drawn_says_on_what(tmp_path: Path) -> None:
+    odd = made(
+        tmp_path / "odd.onnx",
+        {"a": ("FLOAT", ["n", 3]), "b": ("FLOAT", ["m", 3])},
+        ("MatMul", ["a", "b"], ["y"], ""),
+    )
+    with pytest.raises(
+        ExportError, match=r"odd\.onnx: does not run on 'a' float32 \[1, 3\], 'b' float32 \[1, 3\]"
+    ):
+        check(odd, "cpu")
+
+
+def test_a_provider_that_is_not_here_is_named_with_those_that_are() -> None:
+    assert provider_named("cpu") == "CPUExecutionProvider"
+    with pytest.raises(Unknown, match=r"unknown provider 'abacus'; known: .*cpu"):
+        provider_named("abacus")
+
+
+def test_parameters_and_work_are_counted_where_a_file_tells_them(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    assert counted(KEPT / "picture.onnx") == (8, 8)  # a matrix of [4, 2]
+    assert counted(
+        made(
+            tmp_path / "odd.onnx",
+            {"a": ("FLOAT", ["n", "k"]), "b": ("FLOAT", ["k", 3])},
+            ("MatMul", ["a", "b"], ["y"], ""),
+        )
+    ) == (
+        None,
+        None,
+    )

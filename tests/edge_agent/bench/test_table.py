@@ -1,0 +1,147 @@
+"""A benchmark as a person reads it."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from edge_agent.bench.report import Ratio, Report, Row, fingerprint
+from edge_agent.bench.table import line, ratios, table, title, words
+from edge_agent.device.limits import Limits
+
+FULL = {
+    "parameters": 11_172_170,
+    "macs": 555_422_720,
+    "file_bytes": 44_700_000,
+    "load_ms": 104.2,
+    "least_ms": 10.0,
+    "p50_ms": 10.25,
+    "p90_ms": 12.5,
+    "p95_ms": 13.25,
+    "p99_ms": 1014.4,
+    "predicted_ms": 11.5,
+    "batch": 32,
+    "step_least_ms": 812.0,
+    "step_median_ms": 823.0,
+    "predicted_step_ms": 801.0,
+    "base_bytes": 210_000_000,
+    "peak_bytes": 320_000_000,
+    "training_peak_bytes": 720_000_000,
+    "joules": 0.125,
+    "celsius_before": 51.2,
+    "celsius_after": 63.8,
+    "mhz_before": 1800.0,
+    "mhz_after": 1500.0,
+}
+
+
+def row(runtime: str = "torch", threads: int = 1, **values: Any) -> Row:
+    return Row("preresnet-18", "w1-d2.2.2.2", runtime, "cpu", threads, **values)
+
+
+def shown(*rows: Row, width: int = 120) -> str:
+    screen = Console(width=width, file=io.StringIO())
+    screen.print(table(Report(fingerprint(Limits()), rows, ""), width))
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [100, 120, 200])
+def test_a_table_fits_its_terminal_and_keeps_what_matters(width: int) -> None:
+    found = shown(row(**FULL), row("onnx-int8-u8s8", **FULL), width=width)
+    lines = found.splitlines()
+    assert len(lines) == 4  # a head of two, a line per row
+    assert max(map(len, lines)) <= width
+    assert all(word in found for word in ("w1-d2.2.2.2", "onnx-int8-u8s8", "12.5", "812"))
+
+
+def test_a_wide_terminal_shows_all() -> None:
+    found = shown(row(**FULL), width=250)
+    for word in (
+        "11.2 M",
+        "555 M",
+        "104",
+        "10.2",
+        "1014",
+        "11.5",
+        "823",
+        "801",
+        "320",
+        "720",
+        "125",
+        "51-64",
+        "1800-1500",
+    ):
+        assert word in found
+
+
+def test_columns_of_nothing_are_left_out() -> None:
+    found = shown(row(p90_ms=0.05))
+    assert "0.050" in found
+    assert all(word not in found for word in ("step", "°C", "mJ", "threads", "predicted"))
+    assert "threads" in shown(row(p90_ms=1.0), row(threads=2, p90_ms=1.0))
+
+
+def test_a_title_names_the_network_and_what_all_rows_share() -> None:
+    one, two = row(p90_ms=1.0), row(threads=2, p90_ms=1.0)
+    assert (
+        title(Report(fingerprint(Limits()), (one,), ""))
+        == "preresnet-18, 1 thread, one example at a time"
+    )
+    assert (
+        title(Report(fingerprint(Limits()), (one, two), ""))
+        == "preresnet-18, one example at a time"
+    )
+
+
+def test_a_frequency_that_stays_is_no_news() -> None:
+    assert "MHz" not in shown(row(p90_ms=1.0, mhz_before=1500.0, mhz_after=1490.0))
+
+
+def test_what_is_not_to_be_trusted_is_flagged_and_explained() -> None:
+    rows = (
+        row(p90_ms=1.0, loaded=True, busy=0.35),
+        row(p90_ms=1.0, throttled=True),
+        row("onnx", error="killed by the system"),
+    )
+    found = shown(*rows)
+    assert [word in found for word in ("loaded", "throttled", "failed")] == [True] * 3
+    said = "\n".join(words(Report(fingerprint(Limits(memory=10**8)), rows, "", ("w0.5",))))
+    for text in (
+        "up to 35% of them",
+        "heat or a weak supply",
+        "failed: w1-d2.2.2.2 onnx, threads 1: killed",
+        "limited to 100 MB",
+        "predicted: from w0.5",
+    ):
+        assert text in said
+
+
+def test_a_row_is_told_in_a_line() -> None:
+    assert (
+        line(row(p90_ms=1.0, step_least_ms=20.0, loaded=True)) == "p90 1.00 ms, step 20 ms (loaded)"
+    )
+    assert line(row(error="it died")) == "failed: it died"
+
+
+@pytest.mark.parametrize(
+    ("p90", "step", "verdict"),
+    [
+        (1.2, 0.5, "slower"),
+        (1.0, None, ""),
+        (0.8, None, "quicker"),
+        (0.8, 1.0, ""),
+        (None, None, ""),
+    ],
+)
+def test_a_ratio_has_a_verdict(p90: float | None, step: float | None, verdict: str) -> None:
+    screen = Console(width=100, file=io.StringIO())
+    screen.print(ratios([Ratio(row(), p90, step)]))
+    assert isinstance(screen.file, io.StringIO)
+    assert (
+        screen.file.getvalue().splitlines()[1].split()[3:]
+        == [f"{v:.2f}" if v else "-" for v in (p90, step)] + verdict.split()
+    )

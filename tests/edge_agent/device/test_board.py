@@ -1,0 +1,84 @@
+"""What a device is, read from recorded boards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_agent.device.board import processor, read_board
+from edge_agent.device.sysfs import run_command
+from federated.task import Board
+from tests.support.boards import copied, recorded
+
+
+@pytest.mark.parametrize(
+    ("name", "board"),
+    [
+        ("pi5", Board("pi", "Raspberry Pi 5 Model B Rev 1.0", "VideoCore (v3d)", True, "")),
+        (
+            "pi4-throttled",
+            Board("pi", "Raspberry Pi 4 Model B Rev 1.4", "VideoCore (v3d)", True, ""),
+        ),
+        (
+            "jetson-orin",
+            Board(
+                "jetson",
+                "NVIDIA Jetson Orin Nano Developer Kit, power mode 15W",
+                "NVIDIA Ampere (tegra234)",
+                True,
+                "",
+            ),
+        ),
+        ("termux", Board("android", "samsung SM-G991B", "mali", True, "battery")),
+        ("laptop-battery", Board("generic", "LENOVO 20XW005PGE", "Intel (i915)", True, "battery")),
+        ("container-v1", Board("generic", "", "", False, "")),
+        ("container-v2", Board("generic", "QEMU Standard PC (Q35 + ICH9, 2009)", "", False, "")),
+    ],
+)
+def test_a_board_is_what_its_files_and_commands_say(name: str, board: Board) -> None:
+    found = recorded(name)
+    assert read_board(found.root, found.run, found.environment) == board
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("pi5", "0xd0b"),
+        ("termux", "0xd05 0xd41 0xd44"),
+        ("laptop-battery", "11th Gen Intel(R) Core(TM) i7-1165G7 @ 2.80GHz"),
+        ("container-v2", "AMD EPYC 7763 64-Core Processor"),
+    ],
+)
+def test_a_processor_has_a_name_or_the_numbers_of_its_parts(name: str, named: str) -> None:
+    assert processor(recorded(name).root).endswith(named)
+
+
+def test_a_jetson_asks_its_own_command_for_the_power_mode_first(tmp_path: Path) -> None:
+    found = copied("jetson-orin", tmp_path)
+    found.write("commands/nvpmodel_-q", "NV Fan Mode:quiet\nNV Power Mode: MAXN_SUPER\n2\n")
+    assert read_board(found.root, found.run, {}).model.endswith("power mode MAXN_SUPER")
+
+
+def test_a_graphics_card_is_named_by_its_driver_and_has_memory_of_its_own(tmp_path: Path) -> None:
+    found = copied("container-v1", tmp_path)
+    found.write(
+        "proc/driver/nvidia/gpus/0000:65:00.0/information",
+        "Model: \t\t NVIDIA L4\nIRQ:   \t\t 162\nGPU UUID: \t GPU-0\n",
+    )
+    assert (board := read_board(found.root, found.run, {})).gpu == "NVIDIA L4"
+    assert not board.shared
+    found.write("sys/class/drm/card0/device/uevent", "DRIVER=amdgpu\nPCI_SLOT_NAME=0000:03:00.0\n")
+    (found.root / "proc/driver/nvidia/gpus/0000:65:00.0/information").unlink()
+    assert read_board(found.root, found.run, {}) == Board("generic", "", "AMD (amdgpu)", False, "")
+
+
+def test_this_machine_is_read_without_an_error() -> None:
+    assert read_board().kind in ("pi", "jetson", "android", "generic")
+    assert processor()
+
+
+def test_a_command_that_is_missing_or_fails_says_nothing() -> None:
+    assert run_command("no-such-command-here") == ""
+    assert run_command("false") == ""
+    assert run_command("echo", "here") == "here"

@@ -1,0 +1,133 @@
+"""When a device may train, as its owner says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_agent.device.conditions import Conditions
+from edge_agent.device.load import Load
+from federated.errors import ConfigError
+from tests.support.boards import Recorded, copied, recorded
+
+
+class Used(Load):
+    """Others use what the test says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def share(self) -> float:
+        return self.now
+
+
+def conditions(text: str, board: Recorded, load: Used | None = None) -> Conditions:
+    return Conditions(text, board.root, board.run, lambda: load or Used())
+
+
+def test_no_condition_is_always_met() -> None:
+    assert conditions("", recorded("container-v2"))() == ""
+
+
+def test_a_laptop_trains_when_it_is_plugged_in(tmp_path: Path) -> None:
+    board = copied("laptop-battery", tmp_path)
+    when = conditions("charging", board)
+    assert when() == "on battery"
+    board.write("sys/class/power_supply/AC/online", "1\n")
+    assert when() == ""
+
+
+def test_a_network_that_is_paid_by_the_byte_is_waited_out(tmp_path: Path) -> None:
+    assert conditions("unmetered", recorded("laptop-battery"))() == "metered network"
+    assert conditions("unmetered", recorded("termux"))() == ""
+
+
+def test_a_device_that_does_not_say_how_busy_it_is_cannot_wait_to_be_idle() -> None:
+    load = Used()
+    load.known = False
+    with pytest.raises(ConfigError, match="--when idle: this device does not say how busy it is"):
+        conditions("idle", recorded("termux"), load)
+
+
+def test_a_busy_device_waits() -> None:
+    load = Used()
+    when = conditions("idle", recorded("pi5"), load)
+    assert when() == ""
+    load.now = 0.8
+    assert when() == "busy: 80% of the processors are used by others"
+    load.now = 0.9
+    assert when() == "busy: 80% of the processors are used by others", (
+        "in the words of when it began"
+    )
+    load.now = 0.19
+    assert when() == ""
+    load.now = 0.5
+    assert when().startswith("busy: 50%")
+
+
+def test_a_hot_device_cools_down_before_it_goes_on(tmp_path: Path) -> None:
+    board = copied("pi5", tmp_path)
+    when = conditions("temperature<70", board)
+    found = []
+    for celsius in (51, 69, 70, 68, 66, 69):
+        board.write("sys/class/thermal/thermal_zone0/temp", f"{celsius * 1000}\n")
+        found.append(when())
+    hot = "70 C, not below 70 C"
+    assert found == ["", "", hot, hot, "", ""], (
+        "the same words while it is the same reason: each other one is a message"
+    )
+
+
+def test_the_first_condition_that_is_not_met_is_told(tmp_path: Path) -> None:
+    board = copied("laptop-battery", tmp_path)
+    when = conditions("temperature < 60 , charging,unmetered", board)
+    assert when() == "67 C, not below 60 C"
+    board.write("sys/class/thermal/thermal_zone8/temp", "40000\n")
+    assert when() == "on battery"
+
+
+def test_a_device_that_stops_telling_does_not_train(tmp_path: Path) -> None:
+    board = copied("laptop-battery", tmp_path)
+    when = conditions("charging", board)
+    board.write("sys/class/power_supply/AC/online", "0\n")
+    board.write("sys/class/power_supply/BAT0/status", "Unknown\n")
+    assert when() == "cannot tell what powers it"
+    board.write("sys/class/power_supply/BAT0/status", "Charging\n")
+    assert when() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "board", "what"),
+    [
+        ("charging", "pi5", "what powers it"),
+        ("unmetered", "container-v1", "whether its network is metered"),
+        ("idle,temperature<70", "container-v2", "how warm it is"),
+    ],
+)
+def test_a_condition_that_this_device_cannot_tell_is_refused_at_the_start(
+    text: str, board: str, what: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"does not say {what}: leave it out"):
+        conditions(text, recorded(board))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plugged",
+        "charging idle",
+        "temperature",
+        "temperature<",
+        "temperature<-5",
+        "temperature<0",
+        "temperature<999",
+        "idle,",
+    ],
+)
+def test_what_is_no_condition_is_told_with_those_that_are(text: str) -> None:
+    with pytest.raises(
+        ConfigError,
+        match="expected conditions among charging, idle, temperature<DEGREES, unmetered",
+    ):
+        conditions(text, recorded("laptop-battery"))

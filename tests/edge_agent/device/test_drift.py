@@ -1,0 +1,77 @@
+"""A device at work notices what makes its measurements old."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from edge_agent.device.drift import LOOK, REST, Watch
+from edge_agent.device.heat import Heat
+
+COOL = Heat(50.0, 2000.0, False, False, 0)
+
+
+class Device:
+    """What a watch sees, as the test sets it."""
+
+    now = 0.0
+    limits = (0.5, math.inf)
+    heat = COOL
+
+    def watch(self) -> Watch:
+        return Watch(lambda: self.limits, lambda: self.heat, lambda: self.now)
+
+    def later(self, watch: Watch, seconds: float = LOOK) -> str:
+        self.now += seconds
+        return watch.look()
+
+
+def test_nothing_is_due_while_nothing_changes() -> None:
+    device = Device()
+    watch = device.watch()
+    assert [device.later(watch) for _ in range(5)] == [""] * 5
+
+
+def test_another_limit_is_noticed_once_and_told() -> None:
+    device = Device()
+    watch = device.watch()
+    device.limits = (0.2, math.inf)
+    assert device.later(watch, LOOK / 2) == "", "it looks now and then"
+    assert device.later(watch) == "its limit changed from 0.5 processors to 0.2 processors"
+    assert not watch.fresh, "what is known of that limit holds"
+    watch.settled()
+    assert device.later(watch) == ""
+    device.limits = (0.2, 5e8)
+    assert device.later(watch) == "its limit changed from no memory limit to 500 MB"
+    watch.settled()
+    device.limits = (0.204, 5.1e8)
+    assert device.later(watch) == "", "noise"
+
+
+def test_throttling_is_news_when_it_begins_and_when_it_ends() -> None:
+    device = Device()
+    watch = device.watch()
+    device.heat = replace(COOL, throttled=True, ever=True)
+    assert device.later(watch) == "the processor is throttled"
+    assert watch.fresh
+    watch.settled()
+    device.heat = replace(COOL, throttled=False, ever=True)
+    assert device.later(watch, 2 * LOOK) == "", "not twice within the rest"
+    assert device.later(watch, REST) == "the processor is no longer throttled"
+
+
+def test_a_count_that_grows_between_two_looks_is_throttling() -> None:
+    device = Device()
+    watch = device.watch()
+    device.heat = replace(COOL, events=3, ever=True)
+    assert device.later(watch) == "the processor is throttled"
+
+
+def test_what_is_due_stays_due_until_it_is_done() -> None:
+    device = Device()
+    watch = device.watch()
+    device.limits = (0.2, math.inf)
+    assert device.later(watch)
+    assert device.later(watch)
+    watch.settled()
+    assert not device.later(watch)

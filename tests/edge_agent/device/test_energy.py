@@ -1,0 +1,76 @@
+"""Energy is read where a machine counts it, from recorded file trees of such machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_agent.device.energy import Meter, counted, watts
+
+
+def rapl(root: Path, zone: str, used: int) -> None:
+    folder = root / "sys/class/powercap" / zone
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "energy_uj").write_text(f"{used}\n")
+    (folder / "max_energy_range_uj").write_text("10000000\n")
+
+
+def ina(root: Path, chip: int, **files: object) -> None:
+    folder = root / f"sys/class/hwmon/hwmon{chip}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in files.items():
+        (folder / name).write_text(f"{value}\n")
+
+
+def test_a_machine_that_counts_nothing_gives_nothing(tmp_path: Path) -> None:
+    with Meter(tmp_path) as meter:
+        pass
+    assert meter.joules is None
+    assert counted(tmp_path) == {}
+    assert watts(tmp_path) is None
+
+
+def test_packages_are_added_and_their_parts_are_not(tmp_path: Path) -> None:
+    for zone in ("intel-rapl:0", "intel-rapl:0:0", "intel-rapl:1"):
+        rapl(tmp_path, zone, 1_000_000)
+    with Meter(tmp_path) as meter:
+        for zone in ("intel-rapl:0", "intel-rapl:0:0", "intel-rapl:1"):
+            rapl(tmp_path, zone, 3_500_000)
+    assert meter.joules == pytest.approx(5.0)
+
+
+def test_a_counter_that_starts_again_is_followed(tmp_path: Path) -> None:
+    rapl(tmp_path, "intel-rapl:0", 9_000_000)
+    with Meter(tmp_path) as meter:
+        rapl(tmp_path, "intel-rapl:0", 500_000)
+    assert meter.joules == pytest.approx(1.5)
+
+
+def test_a_sensor_says_microwatts(tmp_path: Path) -> None:
+    ina(tmp_path, 0, name="ina219", power1_input=2_500_000)
+    ina(tmp_path, 1, name="coretemp", temp1_input=50_000)
+    assert watts(tmp_path) == pytest.approx(2.5)
+
+
+def test_the_rail_of_a_whole_jetson_counts_and_its_parts_do_not(tmp_path: Path) -> None:
+    ina(
+        tmp_path,
+        3,
+        name="ina3221",
+        in1_label="VDD_IN",
+        in1_input=5000,
+        curr1_input=1200,
+        in2_label="VDD_CPU",
+        in2_input=5000,
+        curr2_input=400,
+    )
+    assert watts(tmp_path) == pytest.approx(6.0)
+
+
+def test_power_by_a_sensor_becomes_energy_over_time(tmp_path: Path) -> None:
+    ina(tmp_path, 0, name="ina226", power1_input=4_000_000)
+    with Meter(tmp_path) as meter:
+        meter._stop.wait(0.25)
+    assert meter.joules is not None
+    assert meter.joules >= 4 * 0.25

@@ -1,0 +1,76 @@
+"""How hot a board is and what holds it back, read from recorded boards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge_agent.device.heat import Heat, read_heat, throttled_between
+from tests.support.boards import copied, recorded
+
+
+@pytest.mark.parametrize(
+    ("name", "cpus", "heat"),
+    [
+        ("pi5", range(4), Heat(51.25, 2400.0, False, False, None)),
+        ("pi4-throttled", range(4), Heat(81.303, 600.0, True, True, None)),
+        ("jetson-orin", range(6), Heat(49.125, 1510.4, False, True, 4)),
+        ("jetson-orin", (3, 4), Heat(49.125, 729.6, False, True, 4)),
+        ("termux", range(8), Heat(42.0, 2210.0, None, None, None)),
+        ("laptop-battery", range(2), Heat(67.0, 2801.117, False, True, 12)),
+        ("laptop-battery", (0,), Heat(67.0, 1198.342, False, True, 12)),
+        ("container-v1", (0,), Heat(None, 2399.998, None, None, None)),
+    ],
+)
+def test_heat_is_what_sensors_firmware_and_counters_say(name: str, cpus: range, heat: Heat) -> None:
+    found = recorded(name)
+    assert read_heat(found.root, found.run, cpus) == heat
+
+
+def test_bits_of_a_pi_tell_now_from_earlier(tmp_path: Path) -> None:
+    found = copied("pi5", tmp_path)
+    found.write("commands/vcgencmd_get_throttled", "throttled=0x50000\n")
+    heat = read_heat(found.root, found.run)
+    assert (heat.throttled, heat.ever) == (False, True)
+    # the kernel's own file comes first
+    found.write("sys/devices/platform/soc/soc_firmware/get_throttled", "4\n")
+    heat = read_heat(found.root, found.run)
+    assert (heat.throttled, heat.ever) == (True, True)
+
+
+def test_a_kernel_that_slows_the_processor_to_cool_it_throttles(tmp_path: Path) -> None:
+    found = copied("jetson-orin", tmp_path)
+    found.write("sys/class/thermal/cooling_device3/cur_state", "3\n")
+    assert read_heat(found.root, found.run).throttled
+
+
+def test_a_zone_that_measures_nothing_is_not_the_hottest(tmp_path: Path) -> None:
+    found = copied("jetson-orin", tmp_path)
+    found.write("sys/class/thermal/thermal_zone9/type", "PMIC-Die\n")
+    found.write("sys/class/thermal/thermal_zone9/temp", "100000\n")
+    assert read_heat(found.root, found.run).celsius == 49.125
+
+
+def test_a_pi_without_zones_is_asked_by_its_command(tmp_path: Path) -> None:
+    found = copied("container-v1", tmp_path)
+    found.write("commands/vcgencmd_measure_temp", "temp=48.3'C\n")
+    assert read_heat(found.root, found.run).celsius == 48.3
+
+
+def test_what_ran_between_two_readings_was_held_back_if_either_or_a_counter_says_so() -> None:
+    cool = Heat(50.0, 1000.0, False, False, 3)
+    assert not throttled_between(cool, cool)
+    assert throttled_between(cool, replace(cool, throttled=True))
+    assert throttled_between(cool, replace(cool, ever=True))
+    assert throttled_between(cool, replace(cool, events=4))
+    assert not throttled_between(replace(cool, ever=True), replace(cool, ever=True)), (
+        "that was before"
+    )
+    assert not throttled_between(cool, replace(cool, events=0)), "it was started anew"
+    assert not throttled_between(Heat(), Heat())
+
+
+def test_this_machine_is_read_without_an_error() -> None:
+    assert isinstance(read_heat(), Heat)

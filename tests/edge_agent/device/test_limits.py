@@ -1,0 +1,170 @@
+"""Limits hold the process that they are put on, whatever it does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edge_agent.device import limits
+from edge_agent.device.limits import Cage, Limits, available_cpus, available_memory, parse_size
+from federated.errors import ConfigError
+from tests.support.boards import recorded
+
+pytestmark = pytest.mark.timed
+BURN = """
+import sys, time
+sys.stdin.readline()
+start, used = time.perf_counter(), time.process_time()
+while time.perf_counter() - start < 1.5: pass
+print((time.process_time() - used) / (time.perf_counter() - start))
+"""
+EAT = """
+import sys
+sys.stdin.readline()
+hoard = bytearray(400_000_000)
+for i in range(0, len(hoard), 4096): hoard[i] = 1
+"""
+
+
+@pytest.fixture(params=["groups", "fallback"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By control groups where they may be written, and by what is left where not."""
+    if request.param == "fallback":
+        monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [])
+    return str(request.param)
+
+
+def run(code: str, bounds: Limits) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with Cage(process.pid, bounds) as cage:
+        out, err = process.communicate("go\n", timeout=60)
+        return subprocess.CompletedProcess(code, process.returncode, out, err), cage.how
+
+
+@pytest.mark.parametrize("share", [0.25, 0.6])
+def test_a_fraction_of_a_processor_is_all_it_gets(way: str, share: float) -> None:
+    done, how = run(BURN, Limits(cpus=share))
+    assert float(done.stdout) == pytest.approx(share, abs=0.12), how
+
+
+def test_memory_ends_where_the_limit_is(way: str) -> None:
+    done, how = run(EAT, Limits(memory=200_000_000))
+    assert done.returncode != 0, how
+    assert run(EAT, Limits(memory=900_000_000))[0].returncode == 0
+
+
+def test_control_groups_are_gone_afterwards() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        cage = Cage(process.pid, Limits(cpus=0.5, memory=200_000_000))
+        process.communicate(b"\n", timeout=60)
+    cage.close()
+    # other tests have theirs meanwhile
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/espalier-{process.pid}-*"))
+
+
+def test_groups_that_a_killed_agent_left_are_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [tmp_path])
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left, used = (
+        tmp_path / f"espalier-{gone.pid}-abc123",
+        tmp_path / f"espalier-{os.getppid()}-abc123",
+    )
+    left.mkdir()
+    used.mkdir()
+    Cage(os.getpid(), Limits(cpus=0.5)).close()
+    assert used.is_dir()
+    assert not left.exists()
+
+
+def test_both_limits_are_on_one_group_where_there_is_one_hierarchy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+    monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [tmp_path])
+    cage = Cage(os.getpid(), Limits(cpus=0.5, memory=200_000_000))  # files, which hold nobody
+    (group,) = tmp_path.glob("espalier-*")
+    assert {path.name: path.read_text() for path in group.iterdir()} == {
+        "cpu.max": "10000 20000",
+        "memory.max": "200000000",
+        "memory.swap.max": "0",
+        "cgroup.procs": str(os.getpid()),
+    }
+    cage.close()
+
+
+def test_what_is_available_is_no_more_than_the_limit() -> None:
+    assert available_cpus(Limits(cpus=0.5)) == 0.5
+    # this process has run other tests before
+    limit = psutil.Process().memory_info().rss + 500_000_000
+    assert 0 < available_memory(Limits(memory=limit)) < limit
+    assert available_memory(Limits()) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "cpus", "memory"),
+    [
+        # limit - use + what is only cached
+        ("container-v1", 0.5, 536_870_912 - 209_715_200 + 31_457_280),
+        # of the pod, which is tighter than its container
+        ("container-v2", 0.75, 1_073_741_824 - 419_430_400 + 73_400_320),
+        ("pi5", None, 6_710_400 * 1024),  # no limit: what the kernel could give
+    ],
+)
+def test_the_tightest_control_group_counts(name: str, cpus: float | None, memory: int) -> None:
+    root = recorded(name).root
+    here = len(os.sched_getaffinity(0))
+    assert available_cpus(Limits(), root=root) == (min(cpus, here) if cpus else here)
+    assert available_memory(Limits(), root=root) == memory
+
+
+def test_the_limits_of_another_process_can_be_read() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with Cage(process.pid, Limits(cpus=0.25)):
+        assert available_cpus(Limits(), process.pid) <= 1
+        assert available_cpus(Limits(cpus=0.25), process.pid) == 0.25
+        process.communicate(b"\n", timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512MB", 512_000_000),
+        ("1GiB", 2**30),
+        ("1.5 gb", 1_500_000_000),
+        ("300000", 300_000),
+        ("64k", 64_000),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-5MB", "5XB", "5 MB 3"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected a size"):
+        parse_size(text)
+
+
+def test_limits_that_are_none() -> None:
+    with pytest.raises(ConfigError, match="--limit-cpus"):
+        Limits(cpus=0)
+    with pytest.raises(ConfigError, match="64MiB"):
+        Limits(memory=1000)
+    with pytest.raises(ConfigError, match=r"at most 1024 TiB, found 9\.09495e\+10 TiB"):
+        Limits(memory=parse_size("99999999999999GB"))
+    with pytest.raises(ConfigError, match="expected a size"):
+        parse_size("9" * 400)

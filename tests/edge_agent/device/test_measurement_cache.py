@@ -1,0 +1,178 @@
+"""What was measured is found again exactly as long as it holds."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_agent.device import measurement_cache
+from edge_agent.device.heat import Heat
+from edge_agent.device.limits import Limits
+from edge_agent.device.measurement_cache import Notebook, folder, surroundings, versions
+
+COOL = Heat(50.0, 2000.0, False, False, 3)
+AROUND = {"versions": {"torch": "2.13"}, "limits": {"cpus": 0.5, "memory": None}}
+WHAT = {"submodel": "w0.5", "batch": 32}
+
+
+class Idle:
+    """Others use a fixed share of the processors."""
+
+    used = 0.0
+
+    def share(self) -> float:
+        return self.used
+
+
+class Busy(Idle):
+    used = 0.7
+
+
+def note(tmp_path: Path, around: Any = AROUND, heats: Any = (COOL,), **given: Any) -> Notebook:
+    """A notebook on a device whose heat reads as given, one after the other, the last one for
+    ever.
+    """
+    left = list(heats)
+    return Notebook(
+        around,
+        where=tmp_path / "t",
+        heat=lambda: left.pop(0) if len(left) > 1 else left[0],
+        **{"load": Idle, **given},
+    )
+
+
+def never() -> float:
+    raise AssertionError("it is known")
+
+
+def test_what_was_measured_is_known_the_second_time(tmp_path: Path) -> None:
+    first = note(tmp_path)
+    assert first.value(WHAT, lambda: 0.25) == 0.25
+    second = note(tmp_path)
+    assert second.value(WHAT, never) == 0.25
+    assert (first.taken, first.known, second.taken, second.known) == (1, 0, 0, 1)
+
+
+def test_a_user_without_a_home_measures_each_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("ESPALIER_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    for seconds in (0.25, 0.5):
+        assert (
+            Notebook(AROUND, heat=lambda: COOL, load=Idle).value(
+                WHAT, lambda seconds=seconds: seconds
+            )
+            == seconds
+        )
+    assert "is not kept" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("around", "what"),
+    [
+        ({**AROUND, "versions": {"torch": "2.14"}}, WHAT),
+        ({**AROUND, "limits": {"cpus": 0.25, "memory": None}}, WHAT),
+        (AROUND, {**WHAT, "batch": 16}),
+    ],
+)
+def test_what_depends_on_something_else_is_measured(tmp_path: Path, around: Any, what: Any) -> None:
+    note(tmp_path).value(WHAT, lambda: 0.25)
+    assert note(tmp_path, around).value(what, lambda: 0.5) == 0.5
+    assert note(tmp_path).value(WHAT, never) == 0.25, "the first is still known"
+
+
+def test_fresh_measures_and_replaces(tmp_path: Path) -> None:
+    note(tmp_path).value(WHAT, lambda: 0.25)
+    assert note(tmp_path, fresh=True).value(WHAT, lambda: 0.3) == 0.3
+    assert note(tmp_path).value(WHAT, never) == 0.3
+
+
+def test_what_was_taken_on_a_busy_or_throttled_device_is_not_kept(tmp_path: Path) -> None:
+    disturbed = note(tmp_path, load=Busy)
+    assert disturbed.value(WHAT, lambda: 0.9) == 0.9
+    assert disturbed.circumstances.busy == 0.7
+    hot = note(tmp_path, heats=(COOL, COOL, replace(COOL, throttled=True)))
+    assert hot.value(WHAT, lambda: 0.8) == 0.8
+    assert hot.circumstances.throttled
+    assert note(tmp_path).value(WHAT, lambda: 0.25) == 0.25
+
+
+@pytest.mark.parametrize(
+    "since", [replace(COOL, throttled=True), replace(COOL, ever=True), replace(COOL, events=4)]
+)
+def test_what_was_kept_is_not_trusted_once_the_device_throttled(
+    tmp_path: Path, since: Heat
+) -> None:
+    note(tmp_path).value(WHAT, lambda: 0.25)
+    assert note(tmp_path, heats=(since,)).value(WHAT, lambda: 0.5) == 0.5
+
+
+def test_a_device_that_does_not_say_is_not_said_to_be_cool(tmp_path: Path) -> None:
+    silent = note(tmp_path, heats=(Heat(),))
+    silent.value(WHAT, lambda: 0.25)
+    assert silent.circumstances.throttled is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'{"format": 1}',
+        b"\xff\xfe",
+        b'{"format":1,"value":-1,"about":{},"heat":{},"taken":0}',
+    ],
+)
+def test_a_damaged_file_costs_a_measurement_and_a_line(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    note(tmp_path).value(WHAT, lambda: 0.25)
+    (path,) = (tmp_path / "t").iterdir()
+    path.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert note(tmp_path).value(WHAT, lambda: 0.5) == 0.5
+    assert "is damaged" in caplog.text
+    assert note(tmp_path).value(WHAT, never) == 0.5
+
+
+def test_a_folder_that_cannot_be_written_costs_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "t").write_text("a file")
+    assert note(tmp_path).value(WHAT, lambda: 0.25) == 0.25
+    assert "not kept" in caplog.text
+
+
+def test_a_kept_measurement_says_what_it_is_of(tmp_path: Path) -> None:
+    note(tmp_path).value(WHAT, lambda: 0.25)
+    (path,) = (tmp_path / "t").iterdir()
+    found = json.loads(path.read_text())
+    assert (found["about"], found["value"]) == ({**AROUND, **WHAT}, 0.25)
+
+
+def test_the_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "espalier-caches" in str(folder()), "of tests alone"
+    monkeypatch.delenv("ESPALIER_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert folder() == tmp_path / "espalier"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert folder() == tmp_path / ".cache" / "espalier"
+
+
+def test_surroundings_hold_versions_and_limits() -> None:
+    found = surroundings(Limits(cpus=0.5), "cpu")
+    assert found["versions"]["torch"] == versions()["torch"]
+    assert (found["cpus"], found["limits"]["cpus"], found["device"]) == (0.5, 0.5, "cpu")
+    assert set(measurement_cache.PACKAGES) <= found["versions"].keys()

@@ -1,0 +1,69 @@
+"""What powers a device, and whether its network is paid by the byte, read from recorded boards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_agent.device.power import read_metered, read_power
+from tests.support.boards import copied, recorded
+
+BATTERY = "sys/class/power_supply/BAT0/status"
+
+
+@pytest.mark.parametrize(
+    ("name", "power"),
+    [("laptop-battery", "battery"), ("termux", "battery"), ("pi5", ""), ("container-v2", "")],
+)
+def test_power_is_what_the_supplies_say(name: str, power: str) -> None:
+    found = recorded(name)
+    assert read_power(found.root, found.run) == power
+
+
+def test_a_laptop_that_is_plugged_in_or_charges_is_on_mains(tmp_path: Path) -> None:
+    found = copied("laptop-battery", tmp_path)
+    found.write(BATTERY, "Charging\n")
+    assert read_power(found.root, found.run) == "mains"
+    found.write(BATTERY, "Discharging\n")  # a weak supply: it is plugged in all the same
+    found.write("sys/class/power_supply/AC/online", "1\n")
+    assert read_power(found.root, found.run) == "mains"
+
+
+def test_a_phone_that_is_plugged_in_is_on_mains(tmp_path: Path) -> None:
+    found = copied("termux", tmp_path)
+    found.write(
+        "commands/termux-battery-status", '{"plugged": "PLUGGED_USB", "status": "CHARGING"}'
+    )
+    assert read_power(found.root, found.run) == "mains"
+    found.write("commands/termux-battery-status", "the API is not installed")
+    assert read_power(found.root, found.run) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "metered"), [("laptop-battery", True), ("termux", False), ("pi5", None)]
+)
+def test_a_network_is_metered_where_the_system_says_so(name: str, metered: bool | None) -> None:
+    found = recorded(name)
+    assert read_metered(found.root, found.run) is metered
+
+
+@pytest.mark.parametrize(
+    ("said", "metered"),
+    [("u 1", True), ("u 2", False), ("u 3", True), ("u 4", False), ("u 0", None)],
+)
+def test_a_network_manager_is_asked_over_its_bus(said: str, metered: bool | None) -> None:
+    name = "org.freedesktop.NetworkManager"
+    answer = {
+        ("busctl", "get-property", name, "/org/freedesktop/NetworkManager", name, "Metered"): said
+    }
+    assert read_metered(recorded("pi5").root, lambda *words: answer.get(words, "")) is metered
+
+
+def test_a_phone_without_wi_fi_sends_by_its_contract(tmp_path: Path) -> None:
+    found = copied("termux", tmp_path)
+    found.write(
+        "commands/termux-wifi-connectioninfo",
+        '{"supplicant_state": "DISCONNECTED", "ip": "0.0.0.0"}',
+    )
+    assert read_metered(found.root, found.run) is True

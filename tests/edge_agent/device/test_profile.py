@@ -1,0 +1,41 @@
+"""What a device measures of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from edge_agent.device.limits import Limits
+from edge_agent.device.profile import measure, time_step
+from federated.data import catalogue
+from federated.wire.messages import Run
+from models.families.catalogue import menu, network
+
+pytestmark = pytest.mark.timed
+DATA = catalogue.device("digits", name="a", shard="0/8", partition="iid")
+NETWORK = network("preresnet", (1, 8, 8), 10)
+SMALL, LARGE = menu(NETWORK, (0.25,), (2, 4))
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_deeper_network_takes_longer() -> None:
+    torch.set_num_threads(1)
+    assert 0 < time_step(SMALL, 32, DATA, "cpu") < time_step(LARGE, 32, DATA, "cpu")
+
+
+def test_a_profile_times_what_the_card_asks_for_and_settles_the_threads() -> None:
+    card = Run("r", "fedfa", "preresnet", NETWORK, (SMALL, LARGE), 32, "s")
+    found = measure(card, DATA, Limits(cpus=1.5, memory=4 * 10**9), "cpu")
+    assert [(t.submodel, t.batch) for t in found.timings] == [(SMALL, 32), (LARGE, 32)]
+    assert torch.get_num_threads() in (1, 2)
+    assert 0 < found.seen.cpus <= 1.5
+    assert 0 < found.seen.memory < 4 * 10**9
+    assert (found.data.examples, found.data.outputs) == (len(DATA.x), 10)

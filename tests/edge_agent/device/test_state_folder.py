@@ -1,0 +1,32 @@
+"""Where an agent keeps what must outlive it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_agent.device import state_folder
+from federated.errors import StoreError
+
+
+def test_the_folder_is_the_one_named_else_by_convention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/u")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("ESPALIER_STATE", raising=False)
+    assert state_folder.folder() == Path("/home/u/.local/state/espalier")
+    monkeypatch.setenv("XDG_STATE_HOME", "/var/lib/x")
+    assert state_folder.folder() == Path("/var/lib/x/espalier")
+    monkeypatch.setenv("ESPALIER_STATE", "/data/here")
+    assert state_folder.folder() == Path("/data/here")
+
+
+def test_a_user_without_a_home_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("ESPALIER_STATE", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(StoreError, match="ESPALIER_STATE"):
+        state_folder.folder()

@@ -1,0 +1,50 @@
+"""What the doctor says of all that it found, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from edge_agent.cli.main import main
+from edge_agent.doctor.checks import Check, as_json, exit_code, text
+
+
+def test_the_first_failure_gives_the_exit_code() -> None:
+    checks = [
+        Check("a", "ok", ""),
+        Check("b", "warn", "x", "y", 4),
+        Check("c", "fail", "x", "y", 7),
+        Check("d", "fail", "x", "y", 5),
+    ]
+    assert exit_code(checks) == 7
+    assert json.loads(as_json(checks))["exit"] == 7
+    assert exit_code(checks[:2]) == 0
+    assert text(Check("run", "ok", "a\x1b[2J\nb")) == "ok    run          a [2J b"
+
+
+def test_the_command_prints_lines_or_json_and_exits_by_them(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(
+        main,
+        [
+            "doctor",
+            "--broker",
+            "127.0.0.1:1",
+            "--name",
+            "pi",
+            "--spool",
+            str(tmp_path),
+            "--format",
+            "json",
+        ],
+    )
+    told = json.loads(refused.output.splitlines()[-1])
+    assert refused.exit_code == told["exit"] == 5
+    assert not told["fit"]
+    assert [row["check"] for row in told["checks"]][:2] == ["dns", "tcp"]
+    device = CliRunner().invoke(main, ["doctor", "--spool", str(tmp_path)])
+    assert device.exit_code == 0, device.output
+    assert device.output.startswith("ok    disk ")
+    wrong = CliRunner().invoke(main, ["doctor", "--broker", "http://x"])
+    assert wrong.exit_code == 2

@@ -1,0 +1,379 @@
+"""A device gets its released network from a broker, whole and checked, or is told why not."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.broker import local as brokers
+from edge_agent.infer.arrival import folder_of, target
+from edge_agent.infer.fetch import fetch, fetch_from
+from export import bundle
+from export.publish import announce, publish, version_of
+from export.verify import load, sha256
+from federated.errors import ExportError, FleetError, LinkError, StoreError
+from federated.wire import envelope, messages, topics
+from federated.wire.chunks import slices
+from federated.wire.link import Delivery, Link, MqttLink
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from federated.wire.partial import HAVE, PART
+from federated.wire.release_files import Release, Version
+from tests.support.release import Clock, toy
+
+PADDED = 40  # KiB: several chunks
+HERE = {"manifest.json", "check.tensors", "w1-d1.onnx", "w1-d1.tensors"}
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    return MemoryBroker(max_payload=8192)
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Path:
+    return toy(tmp_path / "release", b"\0" * 1024 * PADDED)
+
+
+def put(
+    broker: MemoryBroker | Link,
+    folder: Path,
+    assignment: Mapping[str, str] = {},
+    run: str = "spring",
+) -> Version:
+    """Publishes a release for all agents."""
+    link = MemoryLink(broker, "coordinator") if isinstance(broker, MemoryBroker) else broker
+    version = version_of(folder, run, assignment)
+    publish(link, run, folder, {})
+    announce(link, Release(run, version))
+    return version
+
+
+def base(folder: Path, file: str = "w1-d1.onnx") -> str:
+    return topics.release("spring", bundle.version(folder), file)
+
+
+def test_an_agent_fetches_the_submodel_that_it_had(
+    broker: MemoryBroker, release: Path, tmp_path: Path
+) -> None:
+    version = put(broker, release, {"pi": "w1-d1"})
+    assert len([topic for topic in broker.retained if "/c/" in topic]) > PADDED // 8
+    folder = fetch(MemoryLink(broker, "pi"), "spring", "pi", tmp_path / "store", 5)
+    assert folder == tmp_path / "store" / "spring" / version.name
+    assert {path.name for path in folder.iterdir()} == HERE
+    assert bundle.read(folder, "w1-d1").round == 7
+    assert load(folder / "w1-d1.onnx").outputs == 2
+
+
+def test_of_several_submodels_only_the_own_files_are_fetched(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    put(broker, toy(tmp_path / "release", submodels=("w0.5-d1", "w1-d1")), {"pi": "w0.5-d1"})
+    folder = fetch(MemoryLink(broker, "pi"), "spring", "pi", tmp_path / "store", 5)
+    assert {path.name for path in folder.iterdir()} == {
+        "manifest.json",
+        "check.tensors",
+        "w0.5-d1.onnx",
+        "w0.5-d1.tensors",
+    }
+    assert fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 5) == folder
+    assert len(list(folder.iterdir())) == 6
+
+
+def test_the_only_run_needs_no_name_and_a_submodel_may_be_named(
+    broker: MemoryBroker, release: Path, tmp_path: Path
+) -> None:
+    put(broker, release)
+    assert (
+        bundle.read(
+            fetch(MemoryLink(broker, "pi"), None, "w1-d1", tmp_path / "store", 5), "w1-d1"
+        ).run
+        == "spring"
+    )
+
+
+def test_files_that_are_there_are_not_fetched_again_and_damaged_ones_are(
+    broker: MemoryBroker, release: Path, tmp_path: Path
+) -> None:
+    put(broker, release)
+    path = fetch(MemoryLink(broker, "one"), "spring", "w1-d1", tmp_path, 5) / "w1-d1.onnx"
+    again = MemoryLink(broker, "two")
+    fetch(again, "spring", "w1-d1", tmp_path, 5)
+    assert again.received_bytes < 1024
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    (path.parent / "manifest.json").unlink()
+    fetch(MemoryLink(broker, "three"), "spring", "w1-d1", tmp_path, 5)
+    assert sha256(path) == sha256(release / "w1-d1.onnx")
+
+
+def test_lost_repeated_and_damaged_pieces_are_made_up_for(
+    broker: MemoryBroker, release: Path, tmp_path: Path
+) -> None:
+    put(broker, release)
+    rng = random.Random(3)
+
+    def tamper(delivery: Delivery) -> Iterable[Delivery]:
+        if "/card" in delivery.topic:
+            return [delivery]
+        damaged = replace(
+            delivery, payload=delivery.payload[:-1] + bytes([delivery.payload[-1] ^ 1])
+        )
+        return rng.choice([[], [delivery], [delivery, delivery], [damaged]])
+
+    broker.tamper = tamper
+    folder = fetch(
+        MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 3000, clock=Clock()
+    )
+    assert {path.name: sha256(path) for path in folder.iterdir()} == {
+        name: sha256(release / name) for name in HERE
+    }
+
+
+def test_a_newer_release_published_meanwhile_is_fetched_instead(
+    broker: MemoryBroker, release: Path, tmp_path: Path
+) -> None:
+    put(broker, release)
+    newer, published = toy(tmp_path / "newer", b"\1" * 1024), False
+
+    def tamper(delivery: Delivery) -> Iterable[Delivery]:
+        nonlocal published
+        if "/c/" in delivery.topic and not published:
+            published = True
+            put(broker, newer)
+        return [delivery]
+
+    broker.tamper = tamper
+    folder = fetch(
+        MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 1000, clock=Clock()
+    )
+    assert published
+    assert folder.name == bundle.version(newer) != bundle.version(release)
+
+
+def test_files_published_again_in_other_pieces_are_taken_in_those(
+    broker: MemoryBroker, release: Path, tmp_path: Path
+) -> None:
+    """A coordinator behind a broker with a lower limit: chunks of two sizes under one topic."""
+    put(broker, release)
+    again = False
+
+    def tamper(delivery: Delivery) -> Iterable[Delivery]:
+        nonlocal again
+        if "onnx/c/" in delivery.topic and not again:
+            again = True
+            put(MemoryLink(broker, "second", chunk=2048), release)
+        return [delivery]
+
+    broker.tamper = tamper
+    folder = fetch(
+        MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 1000, clock=Clock()
+    )
+    assert again
+    assert bundle.read(folder, "w1-d1").run == "spring"
+
+
+def test_without_a_release_it_says_what_there_is(
+    broker: MemoryBroker, release: Path, tmp_path: Path
+) -> None:
+    link = MemoryLink(broker, "pi")
+    with pytest.raises(FleetError, match="no release of run 'spring' at this broker"):
+        fetch(link, "spring", "pi", tmp_path, 5, clock=Clock())
+    put(broker, release, {"other": "w1-d1"})
+    with pytest.raises(FleetError, match=r"nothing was released for 'pi'.*released: spring/w1-d1"):
+        fetch(link, "spring", "pi", tmp_path, 5, clock=Clock())
+
+
+def test_several_runs_have_to_be_told_apart(
+    broker: MemoryBroker, release: Path, tmp_path: Path
+) -> None:
+    version = put(broker, release)
+    announce(MemoryLink(broker, "coordinator"), Release("autumn", version))
+    with pytest.raises(
+        FleetError,
+        match="several runs released a network for 'w1-d1': autumn, spring; choose one with --run",
+    ):
+        fetch(MemoryLink(broker, "pi"), None, "w1-d1", tmp_path, 9, clock=Clock())
+
+
+def test_pieces_that_never_come_end_in_time(
+    broker: MemoryBroker, release: Path, tmp_path: Path
+) -> None:
+    version = put(broker, release)
+    missing = broker.retained.pop(topics.chunk(base(release), 2))
+    link = MemoryLink(broker, "pi")
+    with pytest.raises(
+        FleetError, match=rf"spring/w1-d1 \(version {version.name}\) did not arrive in time"
+    ):
+        fetch(link, "spring", "w1-d1", tmp_path / "store", 20, clock=Clock())
+    assert not list((tmp_path / "store").rglob("w1-d1.onnx"))
+    assert not link.patterns, "nothing is listened to any more"
+    broker.retained[topics.chunk(base(release), 2)] = missing
+    came: list[str] = []
+    broker.tamper = lambda delivery: (came.append(delivery.topic), [delivery])[1]
+    folder = fetch(
+        MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 1000, clock=Clock()
+    )
+    assert sha256(folder / "w1-d1.onnx") == sha256(release / "w1-d1.onnx")
+    pieces = [topic for topic in came if topic.startswith(base(release) + "/c/")]
+    assert topics.chunk(base(release), 2) in pieces
+    assert len(pieces) < sum(
+        topic.startswith(base(release) + "/c/") for topic in broker.retained
+    ), "only what was missing"
+    assert not [path for path in folder.iterdir() if path.suffix in (HAVE, PART)]
+
+
+def test_a_release_withdrawn_meanwhile_is_said(
+    broker: MemoryBroker, release: Path, tmp_path: Path
+) -> None:
+    put(broker, release)
+
+    def tamper(delivery: Delivery) -> Iterable[Delivery]:
+        if "/c/" in delivery.topic:
+            broker.tamper = None
+            announce(MemoryLink(broker, "second"), Release("spring"))
+        return [delivery]
+
+    broker.tamper = tamper
+    with pytest.raises(FleetError, match="run 'spring' withdrew what it had released for 'w1-d1'"):
+        fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 1000, clock=Clock())
+
+
+def test_a_card_that_lies_about_its_files_is_refused(
+    broker: MemoryBroker, release: Path, tmp_path: Path
+) -> None:
+    version = put(broker, release)
+    for topic, payload in list(broker.retained.items()):  # the same files, under another run's name
+        if not topic.endswith("/card"):
+            MemoryLink(broker, "evil").publish(
+                topic.replace("/spring/", "/autumn/"), payload, retain=True
+            )
+    announce(MemoryLink(broker, "evil"), Release("autumn", version))
+    with pytest.raises(ExportError, match="expected round 7 of 'autumn', found 7 of 'spring'"):
+        fetch(MemoryLink(broker, "pi"), "autumn", "w1-d1", tmp_path, 5)
+    announce(MemoryLink(broker, "evil"), Release("spring", replace(version, submodels=("w9",))))
+    with pytest.raises(ExportError, match="expected submodel 'w9' as the card says, found none"):
+        fetch(MemoryLink(broker, "pi"), "spring", "w9", tmp_path, 5)
+
+
+@pytest.mark.parametrize(
+    ("size", "found"), [(0, "found 0"), (2**40, "expected 1 to 4194304 bytes, found 1099511627776")]
+)
+def test_a_card_of_an_impossible_size_is_refused_before_any_space_is_taken(
+    broker: MemoryBroker, tmp_path: Path, size: int, found: str
+) -> None:
+    announce(
+        MemoryLink(broker, "evil"),
+        Release("spring", Version("0" * 12, 1, "0" * 64, size, ("w1-d1",))),
+    )
+    with pytest.raises(ExportError, match=found):
+        fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path, 5)
+
+
+def test_a_file_that_keeps_arriving_wrong_is_given_up(
+    broker: MemoryBroker, release: Path, tmp_path: Path
+) -> None:
+    """Whole, every piece sound, and another file than was promised."""
+    put(broker, release)
+    other = toy(tmp_path / "other", b"\1" * 1024 * PADDED)
+    genuine = sha256(release / "w1-d1.onnx")
+    for topic, payload in list(broker.retained.items()):
+        message = envelope.decode(payload)
+        if topic.startswith(base(release) + "/c/") and isinstance(message, messages.Chunk):
+            data = (other / "w1-d1.onnx").read_bytes()
+            swapped = messages.Manifest(message.transfer, len(data), 4096, genuine)
+            for chunk in slices(swapped, data):
+                broker.retained[topics.chunk(base(release), chunk.index)] = envelope.encode(chunk)
+            broker.retained[topics.manifest(base(release))] = envelope.encode(swapped)
+            break
+    with pytest.raises(ExportError, match=r"w1-d1.onnx of version .*: expected sha256"):
+        fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 1000, clock=Clock())
+    assert not list((tmp_path / "store").rglob("w1-d1.onnx*"))
+
+
+def test_no_run_is_a_way_out_of_the_store(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"found '\.\.'"):
+        folder_of(tmp_path, "..", "0" * 12)
+
+
+def test_a_store_that_cannot_be_written_is_said(
+    broker: MemoryBroker, release: Path, tmp_path: Path
+) -> None:
+    put(broker, release)
+    (tmp_path / "store").write_text("a file")
+    with pytest.raises(StoreError, match="store"):
+        fetch(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 5)
+
+
+def test_an_untrained_submodel_is_marked_among_those_that_an_unknown_agent_may_choose(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnx")
+    put(broker, toy(tmp_path / "two", submodels=("w0.5-d1", "w1-d1"), untrained=("w0.5-d1",)))
+    with pytest.raises(
+        FleetError, match=r"released: spring/w0\.5-d1 \(not trained\), spring/w1-d1 \(--submodel\)"
+    ):
+        fetch(MemoryLink(broker, "new"), "spring", "new", tmp_path, 5)
+
+
+STABLE = Version("a" * 12, 7, "a" * 64, 1, ("s", "l"), {"pi": "s", "tv": "l"})
+CANARY = Version("b" * 12, 8, "b" * 64, 1, ("s", "l"), {"pi": "l", "tv": "l"})
+
+
+@pytest.mark.parametrize(
+    ("card", "wanted", "submodel", "expected"),
+    [
+        (Release("r", STABLE, CANARY, ("pi",)), "pi", None, (CANARY, "l")),
+        (Release("r", STABLE, CANARY, ("pi",)), "pi", "s", (CANARY, "s")),
+        (Release("r", STABLE, CANARY, ("pi",)), "tv", None, (STABLE, "l")),
+        (Release("r", STABLE, CANARY, ("pi",)), "s", None, (STABLE, "s")),
+        (Release("r", STABLE, None, ("pi",)), "pi", None, (STABLE, "s")),
+        (Release("r", None, CANARY, ("pi",)), "tv", None, None),
+        (Release("r", STABLE), "new", None, None),
+        (Release("r", STABLE), "new", "l", (STABLE, "l")),
+        (Release("r", STABLE), "pi", "xl", None),
+        (Release("r"), "pi", None, None),
+    ],
+)
+def test_a_card_means_the_canary_for_its_agents_and_the_stable_version_for_others(
+    card: Release, wanted: str, submodel: str | None, expected: tuple[Version, str] | None
+) -> None:
+    assert target(card, wanted, submodel) == expected
+
+
+def test_a_fetch_without_trouble_takes_no_waiting(
+    broker: MemoryBroker, release: Path, tmp_path: Path
+) -> None:
+    put(broker, release, {"pi": "w1-d1"})
+    start = time.monotonic()
+    fetch(MemoryLink(broker, "pi"), "spring", "pi", tmp_path, 30)
+    assert time.monotonic() - start < 2
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
+        yield started.address
+
+
+@pytest.mark.broker
+def test_a_real_broker_keeps_a_release_for_devices_that_come_later(
+    address: str, tmp_path: Path
+) -> None:
+    # 13 chunks of 256 KiB
+    folder = toy(tmp_path / "release", random.Random(0).randbytes(3 * 2**20))
+    link = MqttLink(address, "coordinator")
+    put(link, folder, {"pi": "w1-d1"})
+    link.close()
+    there, submodel = fetch_from(address, None, "pi", tmp_path / "store", 30)
+    assert submodel == "w1-d1"
+    assert sha256(there / "w1-d1.onnx") == sha256(folder / "w1-d1.onnx")
+
+
+@pytest.mark.broker
+def test_a_broker_that_is_not_there_is_a_link_error(tmp_path: Path) -> None:
+    with pytest.raises(LinkError):
+        fetch_from("127.0.0.1:9", None, "pi", tmp_path, 5)

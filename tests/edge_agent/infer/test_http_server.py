@@ -1,0 +1,378 @@
+"""Over HTTP an agent answers many at once, names what answered, and refuses with a reason what it
+cannot or must not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from edge_agent.infer import http_server as serving
+from edge_agent.infer.address import Address, listening
+from edge_agent.infer.engine import Answered, Engine
+from edge_agent.infer.http_server import Server
+from edge_agent.infer.replies import state
+from federated.errors import ConfigError, UsageError
+from tests.support.variants import NAME, several
+
+HERE = Address("127.0.0.1", 0, True)
+JSON = {"Content-Type": "application/json"}
+NPY = {"Content-Type": "application/x-npy"}
+
+
+def call(
+    url: str, path: str, data: bytes | None = None, headers: dict[str, str] | None = None
+) -> tuple[int, Any]:
+    """Status and JSON of a reply."""
+    request = urllib.request.Request(url + path, data, headers or {})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, json.loads(reply.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            text = error.read()
+        return error.code, json.loads(text) if text.startswith(b"{") else text.decode()
+
+
+def npy(x: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, x)
+    return file.getvalue()
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setattr("edge_agent.infer.graph_choice.SECONDS", 0.02)
+    made = Engine(None, threads=1)
+    made.adopt(several(tmp_path / "release", ("fp32",), classes=("cat", "dog")), NAME)
+    return made
+
+
+@pytest.fixture
+def server(engine: Engine) -> Iterator[Server]:
+    made = Server(engine, HERE, lambda: state(engine))
+    yield made
+    made.close()
+
+
+def test_json_and_arrays_are_answered_with_what_answered(server: Server, engine: Engine) -> None:
+    assert engine.choice is not None
+    wanted = {
+        "version": engine.choice.version,
+        "run": "spring",
+        "round": 7,
+        "submodel": NAME,
+        "variant": "fp32",
+        "threads": 1,
+    }
+    for body, headers in (
+        (b'{"inputs": [[2, 1], [0, 0]]}', JSON),
+        (npy([[2, 1], [0, 0]]), NPY),
+        (b'{"inputs":[[2,1],[0,0]]}', {**JSON, "X": "y"}),
+    ):
+        status, found = call(server.url, "/infer", body, headers)
+        assert status == 200
+        assert wanted.items() <= found.items()
+        assert [(one["label"], one["name"]) for one in found["answers"]] == [(0, "cat"), (0, "cat")]
+    assert call(server.url, "/infer", b'{"inputs": [2, 1]}', JSON)[1]["answers"][0][
+        "confidence"
+    ] == pytest.approx(0.9526, abs=1e-4)
+
+
+def test_health_and_release_tell_what_is_served(server: Server, engine: Engine) -> None:
+    assert engine.choice is not None
+    assert call(server.url, "/health") == (
+        200,
+        {"status": "ok", "version": engine.choice.version} | call(server.url, "/health")[1],
+    )
+    call(server.url, "/infer", b'{"inputs": [2, 1]}', JSON)
+    status, found = call(server.url, "/release")
+    assert (status, found["state"], found["answered"], found["failed"]) == (200, "serving", 1, 0)
+    assert found["tried"][0]["kind"] == "fp32"
+    assert found["refused"] is None
+
+
+def test_before_a_release_came_it_says_so() -> None:
+    server = Server(Engine(None), HERE, lambda: {})
+    try:
+        assert call(server.url, "/health") == (503, {"status": "waiting"})
+        assert call(server.url, "/infer", b'{"inputs": [1]}', JSON) == (
+            503,
+            {"error": "no release has arrived yet"},
+        )
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "message"),
+    [
+        (b"{", JSON, 422, "expected JSON"),
+        (b"[[2, 1]]", JSON, 422, "Expected `object`, got `array`"),
+        (b'{"input": [2, 1]}', JSON, 422, "missing required field `inputs`"),
+        (b'{"inputs": [[2, 1], [3]]}', JSON, 422, "expected lists of one shape"),
+        (
+            b'{"inputs": [[2, 1, 0]]}',
+            JSON,
+            422,
+            "expected raw examples of shape [n, 2], found [1, 3]",
+        ),
+        (b'{"inputs": [[2, 300]]}', JSON, 422, "expected whole numbers from 0 to 255"),
+        (
+            b'{"inputs": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+            JSON,
+            422,
+            "got `array` - at `$.inputs[0][0][0][0][0]`",
+        ),
+        (b'{"inputs": {"a": 1}}', JSON, 422, "got `object` - at `$.inputs`"),
+        # 300 GB as an array
+        (
+            json.dumps({"inputs": ["a" * 500_000, *[""] * 160_000]}).encode(),
+            JSON,
+            422,
+            "got `str` - at `$.inputs[0]`",
+        ),
+        (npy([[2, 1]]).replace(b"(1, 2)", b"(1, 2["), NPY, 422, "expected a .npy file"),
+        (npy([[2, 1]])[:-1], NPY, 422, "as its header says"),
+        (
+            b'{"inputs": [[2, 1]]}',
+            {"Content-Type": "text/plain"},
+            415,
+            "expected the content type application/json",
+        ),
+        (
+            npy(np.zeros((257, 2), np.uint8)),
+            NPY,
+            422,
+            "expected at most 256 examples at a time, found 257",
+        ),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_with_the_reason(
+    server: Server, body: bytes, headers: dict[str, str], status: int, message: str
+) -> None:
+    code, found = call(server.url, "/infer", body, headers)
+    assert code == status
+    assert message in found["error"]
+
+
+def test_unknown_paths_and_methods_are_refused(server: Server) -> None:
+    assert call(server.url, "/other") == (404, {"error": "Not Found"})
+    assert call(server.url, "/infer")[0] == 405
+
+
+def test_a_body_that_is_too_large_is_not_read(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "LARGEST", 1000)
+    code, found = call(server.url, "/infer", b" " * 2000, JSON)
+    assert (code, found) == (413, {"error": "expected at most 1000 bytes, found 2000"})
+    host, port = server.url.removeprefix("http://").split(":")
+    # without a length: a part at a time
+    with socket.create_connection((host, int(port)), 5) as link:
+        link.sendall(
+            b"POST /infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+        link.sendall(b"%x\r\n%s\r\n" % (2000, b" " * 2000))
+        assert b"413" in link.recv(100)
+
+
+def test_a_question_that_never_ends_is_not_waited_for(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "PATIENCE", 0.2)
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 5) as link:
+        link.sendall(
+            b"POST /infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 99\r\n\r\n{"
+        )
+        assert b" 408 " in link.recv(200)
+
+
+@pytest.mark.parametrize(
+    "begun", [b"", b"POST /inf", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"]
+)
+def test_a_connection_on_which_nothing_is_asked_is_not_kept(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    monkeypatch.setattr(serving, "PATIENCE", 0.2)
+    server = Server(engine, HERE, lambda: {})
+    try:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), 10) as link:
+            link.sendall(begun)
+            ended = b""
+            with contextlib.suppress(ConnectionResetError):
+                while part := link.recv(1000):
+                    ended += part
+            assert ended.startswith(b"HTTP/1.1 200" if begun.endswith(b"\n") else b"")
+    finally:
+        server.close()
+
+
+def test_more_connections_than_can_be_held_are_turned_away(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "OPEN", 2)
+    server = Server(engine, HERE, lambda: {})
+    try:
+        host, port = server.url.removeprefix("http://").split(":")
+        with (
+            socket.create_connection((host, int(port)), 10),
+            socket.create_connection((host, int(port)), 10) as second,
+        ):
+            with pytest.raises((ConnectionError, urllib.error.URLError)):
+                call(server.url, "/health")
+            second.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert second.recv(12) == b"HTTP/1.1 200"
+    finally:
+        server.close()
+
+
+def test_this_machine_is_asked_for_by_the_address_that_was_named(engine: Engine) -> None:
+    server = Server(engine, listening("127.0.0.2:0"), lambda: {})
+    try:
+        assert call(server.url, "/health")[0] == 200
+        assert call(server.url, "/health", headers={"Host": "evil.example"})[0] == 400
+    finally:
+        server.close()
+
+
+def test_a_page_of_another_name_cannot_ask(server: Server) -> None:
+    assert call(server.url, "/release", headers={"Host": "evil.example"})[0] == 400
+    assert call(server.url, "/release", headers={"Host": "localhost:99"})[0] == 200
+
+
+def test_with_a_token_only_who_knows_it_is_answered(engine: Engine) -> None:
+    server = Server(engine, HERE, lambda: state(engine), "a-secret-of-enough-letters")
+    try:
+        for headers in (
+            {},
+            {"Authorization": "Bearer other"},
+            {"Authorization": "a-secret-of-enough-letters"},
+            {"Authorization": "Bearer \xe9"},
+        ):
+            assert call(server.url, "/infer", b'{"inputs": [2, 1]}', {**JSON, **headers})[0] == 401
+            assert call(server.url, "/release", headers=headers)[0] == 401
+        known = {"Authorization": "Bearer a-secret-of-enough-letters"}
+        assert call(server.url, "/infer", b'{"inputs": [2, 1]}', {**JSON, **known})[0] == 200
+        assert call(server.url, "/health")[0] == 200
+    finally:
+        server.close()
+
+
+def test_beyond_this_machine_a_token_is_needed(engine: Engine) -> None:
+    with pytest.raises(
+        UsageError,
+        match=r"--serve 0\.0\.0\.0: others can reach this address: name a secret .* by "
+        r"--token-file",
+    ):
+        Server(engine, listening("0.0.0.0:0"), lambda: {})
+
+
+def test_a_port_that_is_taken_is_named(server: Server, engine: Engine) -> None:
+    port = int(server.url.rpartition(":")[2])
+    with pytest.raises(ConfigError, match=f"--serve 127.0.0.1:{port}: Address already in use"):
+        Server(engine, Address("127.0.0.1", port, True), lambda: {})
+
+
+class Slow(Engine):
+    """Answers when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.let, self.asked = threading.Event(), threading.Semaphore(0)
+
+    def answer(self, value: Any, name: str = "", most: int | None = None) -> Answered:
+        self.asked.release()
+        assert self.let.wait(60)
+        return super().answer(value, name, most)
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slow:
+    monkeypatch.setattr("edge_agent.infer.graph_choice.SECONDS", 0.02)
+    made = Slow()
+    made.adopt(several(tmp_path / "release", ("fp32",)), NAME)
+    return made
+
+
+def asking(url: str, replies: list[tuple[int, Any]]) -> threading.Thread:
+    thread = threading.Thread(
+        target=lambda: replies.append(call(url, "/infer", b'{"inputs": [2, 1]}', JSON))
+    )
+    thread.start()
+    return thread
+
+
+def test_several_are_answered_at_once_and_too_many_are_asked_to_come_again(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "WAITING", 2)
+    server, replies = Server(slow, HERE, lambda: {}), list[tuple[int, Any]]()
+    try:
+        threads = [asking(server.url, replies) for _ in range(serving.AT_ONCE)]
+        assert all(slow.asked.acquire(timeout=60) for _ in range(serving.AT_ONCE)), (
+            "all of them are at work at the same time"
+        )
+        threads += [asking(server.url, replies) for _ in range(2)]
+        until = time.monotonic() + 60
+        while not any(status == 503 for status, _ in replies) and time.monotonic() < until:
+            threads.append(asking(server.url, replies))
+            time.sleep(0.05)
+        assert (503, {"error": "2 questions wait already"}) in replies
+        slow.let.set()
+        for thread in threads:
+            thread.join()
+        assert sum(status == 200 for status, _ in replies) == serving.AT_ONCE + 2
+    finally:
+        slow.let.set()
+        server.close()
+
+
+def test_closing_lets_questions_under_way_end(slow: Slow) -> None:
+    server, replies = Server(slow, HERE, lambda: {}), list[tuple[int, Any]]()
+    asker = asking(server.url, replies)
+    assert slow.asked.acquire(timeout=60)
+    closing = threading.Thread(target=server.close)
+    closing.start()
+    time.sleep(0.2)
+    slow.let.set()
+    closing.join(60)
+    asker.join(60)
+    assert replies[0][0] == 200
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 1)
+
+
+def test_a_network_that_fails_is_a_failure_of_the_server(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device went away")
+
+    server = Server(engine, HERE, lambda: state(engine))
+    try:
+        monkeypatch.setattr("edge_agent.infer.engine.answer", fail)
+        status, found = call(server.url, "/infer", b'{"inputs": [2, 1]}', JSON)
+        assert status == 500
+        assert "failed: the device went away" in found["error"]
+        assert call(server.url, "/release")[1]["failed"] == 1
+    finally:
+        server.close()

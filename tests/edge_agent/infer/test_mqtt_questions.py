@@ -1,0 +1,195 @@
+"""Over MQTT anyone asks an agent and hears its answer; what it cannot answer, or not in time, is
+refused with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_agent.infer import mqtt_questions as asked
+from edge_agent.infer.engine import Answered, Engine
+from edge_agent.infer.mqtt_questions import Questions
+from federated.wire import topics
+from federated.wire.link import Delivery
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from tests.support.variants import NAME, several
+
+
+class Slow(Engine):
+    """Answers when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(None, threads=1)
+        self.let, self.busy = threading.Event(), threading.Event()
+        self.let.set()
+
+    def answer(self, value: Any, name: str = "", most: int | None = None) -> Answered:
+        self.busy.set()
+        assert self.let.wait(60)
+        return super().answer(value, name, most)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slow:
+    monkeypatch.setattr("edge_agent.infer.graph_choice.SECONDS", 0.02)
+    made = Slow()
+    made.adopt(several(tmp_path / "release", ("fp32",)), NAME)
+    return made
+
+
+@pytest.fixture
+def asker() -> tuple[MemoryBroker, MemoryLink]:
+    broker = MemoryBroker()
+    link = MemoryLink(broker, "asker")
+    link.subscribe(topics.answer("spring", "pi", "+"))
+    return broker, link
+
+
+@pytest.fixture
+def questions(engine: Slow, asker: tuple[MemoryBroker, MemoryLink]) -> Iterator[Questions]:
+    link = MemoryLink(asker[0], "pi")
+    made = Questions(link, "spring", "pi", engine, waiting=2)
+    stop = threading.Event()
+
+    def hear() -> None:
+        while not stop.is_set():
+            if (delivery := link.receive(0.05)) is not None:
+                made.hear(delivery)
+
+    thread = threading.Thread(target=hear)
+    thread.start()
+    yield made
+    engine.let.set()
+    stop.set()
+    thread.join()
+    made.close()
+
+
+def answers(link: MemoryLink, count: int) -> dict[str, dict[str, Any]]:
+    """The next answers, by the name of their question."""
+    found, until = dict[str, dict[str, Any]](), time.monotonic() + 60
+    while len(found) < count and time.monotonic() < until:
+        delivery = link.receive(0.1)
+        place = topics.parse(delivery.topic) if delivery is not None else None
+        if place is not None and delivery is not None:
+            found[place.question] = json.loads(delivery.payload)
+    return found
+
+
+def ask(link: MemoryLink, question: str, inputs: object) -> None:
+    link.publish(topics.ask("spring", "pi", question), json.dumps({"inputs": inputs}).encode())
+
+
+def test_a_question_is_answered_under_its_name(
+    questions: Questions, asker: tuple[MemoryBroker, MemoryLink]
+) -> None:
+    ask(asker[1], "a", [[2, 1], [0, 0]])
+    (found,) = answers(asker[1], 1).values()
+    assert (found["run"], found["round"], found["submodel"], found["variant"]) == (
+        "spring",
+        7,
+        NAME,
+        "fp32",
+    )
+    assert [one["label"] for one in found["answers"]] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (b"{", "question a: expected JSON"),
+        # 200 GB as an array
+        (
+            json.dumps({"inputs": ["a" * 500_000, *[""] * 100_000]}).encode(),
+            "got `str` - at `$.inputs[0]`",
+        ),
+        (b'{"inputs": [[1, 2, 3]]}', "question a: expected raw examples of shape"),
+        (
+            json.dumps({"inputs": np.zeros((257, 2), int).tolist()}).encode(),
+            "expected at most 256 examples at a time, found 257",
+        ),
+        (b" " * (asked.LARGEST + 1), "expected a question of at most 1048576 bytes, found 1048577"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(
+    questions: Questions, asker: tuple[MemoryBroker, MemoryLink], payload: bytes, message: str
+) -> None:
+    asker[1].publish(topics.ask("spring", "pi", "a"), payload)
+    assert message in answers(asker[1], 1)["a"]["error"]
+
+
+def test_a_question_that_breaks_what_answers_is_not_the_last_one(
+    questions: Questions, asker: tuple[MemoryBroker, MemoryLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(body: bytes, name: str) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(asked, "inputs_of", short)
+        ask(asker[1], "a", [2, 1])
+        assert answers(asker[1], 1) == {"a": {"error": "question a: MemoryError"}}
+    ask(asker[1], "b", [2, 1])
+    assert "answers" in answers(asker[1], 1)["b"]
+
+
+def test_an_answer_too_large_for_the_broker_is_refused_with_the_reason(engine: Slow) -> None:
+    broker = MemoryBroker(max_payload=1024)
+    link, asker = MemoryLink(broker, "pi"), MemoryLink(broker, "asker")
+    asker.subscribe(topics.answer("spring", "pi", "+"))
+    questions = Questions(link, "spring", "pi", engine)
+    questions.hear(
+        Delivery(topics.ask("spring", "pi", "a"), json.dumps({"inputs": [[2, 1]] * 100}).encode())
+    )
+    assert "more than the 1024 that the broker takes" in answers(asker, 1)["a"]["error"]
+    questions.close()
+
+
+def test_where_more_wait_than_can_be_answered_the_oldest_is_refused(
+    questions: Questions, engine: Slow, asker: tuple[MemoryBroker, MemoryLink]
+) -> None:
+    engine.let.clear()
+    ask(asker[1], "first", [2, 1])
+    assert engine.busy.wait(60)
+    for name in ("oldest", "middle", "newest"):
+        ask(asker[1], name, [2, 1])
+    assert answers(asker[1], 1) == {
+        "oldest": {"error": "too many questions: 2 that came later wait"}
+    }
+    engine.let.set()
+    assert {name: "answers" in found for name, found in answers(asker[1], 3).items()} == {
+        "first": True,
+        "middle": True,
+        "newest": True,
+    }
+
+
+def test_old_empty_and_foreign_messages_are_not_answered(
+    engine: Slow, asker: tuple[MemoryBroker, MemoryLink]
+) -> None:
+    questions = Questions(MemoryLink(asker[0], "pi"), "spring", "pi", engine)
+    body = b'{"inputs": [2, 1]}'
+    assert questions.hear(Delivery(topics.ask("spring", "pi", "a"), body, retained=True))
+    assert questions.hear(Delivery(topics.ask("spring", "pi", "a"), b""))
+    assert not questions.hear(Delivery(topics.ask("autumn", "pi", "a"), body))
+    assert not questions.hear(Delivery(topics.answer("spring", "pi", "a"), body))
+    assert not questions.hear(Delivery("other/topic", body))
+    questions.close()
+    assert asker[1].receive(0.05) is None
+
+
+def test_closing_answers_what_waits(engine: Slow, asker: tuple[MemoryBroker, MemoryLink]) -> None:
+    questions = Questions(MemoryLink(asker[0], "pi"), "spring", "pi", engine)
+    engine.let.clear()
+    for name in ("a", "b"):
+        questions.hear(Delivery(topics.ask("spring", "pi", name), b'{"inputs": [2, 1]}'))
+    threading.Timer(0.1, engine.let.set).start()
+    questions.close()
+    assert answers(asker[1], 2).keys() == {"a", "b"}

@@ -1,0 +1,226 @@
+"""A service takes releases up as they come, goes on with the last good one whatever happens, and
+reports what it serves.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_agent.infer import service as services
+from edge_agent.infer.engine import Engine
+from edge_agent.infer.service import Plan, serve, serving
+from export import bundle
+from export.publish import announce, publish, version_of
+from federated.errors import FleetError, LinkError
+from federated.wire import envelope, topics
+from federated.wire.link import Link
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from federated.wire.release_files import Release, Serving
+from tests.support.variants import NAME, several
+from tests.support.waiting import eventually
+
+
+@pytest.fixture(autouse=True)
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_agent.infer.graph_choice.SECONDS", 0.02)
+    monkeypatch.setattr(services, "TURN", 0.05)
+    monkeypatch.setattr(services, "TELL", 0.2)
+    monkeypatch.setattr(services, "RETRY", 0.1)
+
+
+@dataclass
+class Served:
+    """A service in a thread, and the coordinator's side of its broker."""
+
+    broker: MemoryBroker
+    engine: Engine
+    plan: Plan
+    connect: Callable[[], Link] | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+    lines: list[str] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def end(self) -> None:
+        self.stop.set()
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+    def release(self, folder: Path, *, canary: Path | None = None) -> None:
+        link = MemoryLink(self.broker, "coordinator")
+        known = Release("spring", version_of(folder, "spring", {"pi": NAME}))
+        publish(link, "spring", folder, {})
+        if canary is not None:
+            publish(link, "spring", canary, {})
+            known = Release(
+                "spring", known.stable, version_of(canary, "spring", {"pi": NAME}), ("pi",)
+            )
+        announce(link, known)
+
+    def report(self) -> Serving | None:
+        data = self.broker.retained.get(topics.serving("spring", "pi"))
+        found = envelope.decode(data) if data else None
+        return found if isinstance(found, Serving) else None
+
+    def serves(self, folder: Path) -> bool:
+        found = self.report()
+        return found is not None and found.version == bundle.version(folder)
+
+    def _run(self) -> None:
+        try:
+            serve(
+                self.plan,
+                self.engine,
+                self.stop,
+                self.lines.append,
+                self.connect or (lambda: MemoryLink(self.broker, "infer-pi")),
+            )
+        except BaseException as error:
+            self.errors.append(error)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    plan = Plan("pi", "memory", "spring", None, tmp_path / "store", mqtt=True)
+    made = Served(MemoryBroker(), Engine(tmp_path / "store" / "@pi", threads=1), plan)
+    yield made
+    if hasattr(made, "thread"):
+        made.end()
+
+
+def version(tmp_path: Path, number: int, **changes: Any) -> Path:
+    return several(tmp_path / f"r{number}", ("fp32",), padding=bytes([number]), **changes)
+
+
+def test_it_serves_what_is_released_and_reports_it(tmp_path: Path, served: Served) -> None:
+    first = version(tmp_path, 1)
+    served.start()
+    served.release(first)
+    found = eventually(lambda: served.serves(first) and served.report())
+    assert (found.agent, found.submodel, found.variant, found.provider, found.refused) == (
+        "pi",
+        NAME,
+        "fp32",
+        "CPUExecutionProvider",
+        "",
+    )
+    assert 0 < found.p50 <= found.p90
+    assert found.accuracy is None
+    served.end()
+    assert not served.errors
+    assert served.report() is None, "an agent that ends takes its report away"
+
+
+def test_a_newer_release_replaces_it_and_is_compared_with_it(
+    tmp_path: Path, served: Served
+) -> None:
+    first, second = version(tmp_path, 1), version(tmp_path, 2)
+    served.start()
+    served.release(first)
+    eventually(lambda: served.serves(first))
+    served.release(second)
+    found = eventually(lambda: served.serves(second) and served.report())
+    assert found.before == bundle.version(first)
+    assert found.p90_before > 0
+    served.release(first)
+    eventually(lambda: served.serves(first))
+
+
+def test_a_canary_that_fails_its_test_is_refused_and_the_stable_one_goes_on(
+    tmp_path: Path, served: Served
+) -> None:
+    first, bad = version(tmp_path, 1), version(tmp_path, 2, off={"fp32": 9.0})
+    served.start()
+    served.release(first)
+    eventually(lambda: served.serves(first))
+    served.release(first, canary=bad)
+    found = eventually(lambda: (report := served.report()) and report.refused and report)
+    assert found.version == bundle.version(first)
+    assert found.refused == bundle.version(bad)
+    assert "differs from where it was made" in found.reason
+    assert any("is not taken up" in line for line in served.lines)
+    assert served.engine.answer(np.array([2, 1])).choice.version == bundle.version(first)
+    served.release(first)  # the canary is taken back
+    eventually(lambda: (report := served.report()) and not report.refused)
+
+
+def test_questions_are_answered_at_the_broker_and_counted(tmp_path: Path, served: Served) -> None:
+    served.start()
+    served.release(version(tmp_path, 1))
+    eventually(lambda: any("answers at the broker" in line for line in served.lines))
+    eventually(served.report)
+    asker = MemoryLink(served.broker, "asker")
+    asker.subscribe(topics.answer("spring", "pi", "+"))
+    asker.publish(topics.ask("spring", "pi", "q1"), b'{"inputs": [2, 1]}')
+    delivery = eventually(lambda: asker.receive(0.1))
+    assert json.loads(delivery.payload)["answers"][0]["label"] == 0
+    eventually(lambda: (report := served.report()) and report.answered == 1)
+
+
+def test_without_a_broker_what_was_served_last_is_and_it_comes_back(
+    tmp_path: Path, served: Served
+) -> None:
+    first = version(tmp_path, 1)
+    served.engine.adopt(first, NAME)
+    fresh = Served(served.broker, Engine(tmp_path / "store" / "@pi", threads=1), served.plan)
+    there = threading.Event()
+
+    def connect() -> Link:
+        if not there.is_set():
+            raise LinkError("no broker there")
+        return MemoryLink(fresh.broker, "infer-pi")
+
+    fresh.connect = connect
+    fresh.start()
+    try:
+        eventually(
+            lambda: any("no broker there; goes on with version" in line for line in fresh.lines)
+        )
+        assert fresh.engine.choice is not None
+        assert fresh.engine.choice.version == bundle.version(first)
+        second = version(tmp_path, 2)
+        fresh.release(second)
+        there.set()
+        eventually(lambda: fresh.serves(second))
+    finally:
+        fresh.end()
+    assert not fresh.errors
+
+
+def test_with_nothing_to_serve_and_no_broker_it_ends(served: Served) -> None:
+    def connect() -> Link:
+        raise LinkError("no broker there")
+
+    served.connect = connect
+    served.start()
+    served.thread.join(60)
+    assert [str(error) for error in served.errors] == ["no broker there"]
+
+
+def test_several_runs_are_not_guessed_between(tmp_path: Path, served: Served) -> None:
+    served.plan = Plan("pi", "memory", None, None, tmp_path / "store")
+    link = MemoryLink(served.broker, "coordinator")
+    found = version_of(version(tmp_path, 1), "spring", {"pi": NAME})
+    for run in ("spring", "autumn"):
+        announce(link, Release(run, found))
+    served.start()
+    served.thread.join(60)
+    assert isinstance(served.errors[0], FleetError)
+    assert "choose one with --run" in str(served.errors[0])
+
+
+def test_an_agent_without_a_release_reports_that_it_has_none() -> None:
+    assert serving(Engine(None), "pi", "s1", "0123456789ab", "broken") == Serving(
+        "pi", "s1", refused="0123456789ab", reason="broken"
+    )

@@ -1,0 +1,190 @@
+"""The command answers for what it is given, with a file, a folder or what a broker has, on a device
+without torch.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_agent.infer.session import Request, command, released
+from export.verify import sha256
+from federated.errors import DataError, ExportError, Unknown, UsageError
+from tests.support.release import GRAPH, toy
+from tests.support.variants import NAME, several
+
+PICTURE = GRAPH.parent / "picture.onnx"
+X = [[2, 1], [0, 0]]
+
+
+def asked(form: str = "text", **changes: Any) -> str:
+    """What the command prints, with toy.onnx unless told otherwise."""
+    source = {} if {"model", "broker"} & changes.keys() else {"model": GRAPH}
+    return command(Request(name="pi", **source, **changes), form, lambda line: None)
+
+
+@pytest.fixture
+def x(tmp_path: Path) -> Path:
+    np.save(tmp_path / "x.npy", X)
+    return tmp_path / "x.npy"
+
+
+def test_it_answers_for_each_example_of_each_file(tmp_path: Path, x: Path) -> None:
+    (tmp_path / "b.json").write_text("[9, 0]")
+    inputs = (x, tmp_path / "b.json")
+    assert asked(inputs=inputs).splitlines() == [
+        f"{x}: 0 (95.3%)",
+        f"{x}: 0 (50.0%)",
+        f"{inputs[1]}: 0 (100.0%)",
+    ]
+    told = json.loads(asked("json", inputs=inputs))
+    assert (told["run"], told["round"], told["submodel"], told["model"]) == (
+        "spring",
+        7,
+        "w1-d1",
+        str(GRAPH),
+    )
+    assert [found["input"] for found in told["answers"]] == [str(x), str(x), str(inputs[1])]
+    assert told["answers"][1] == {"input": str(x), "label": 0, "confidence": 0.5}
+
+
+def test_a_release_is_tested_and_answers_by_its_fastest_right_way(tmp_path: Path, x: Path) -> None:
+    folder = several(tmp_path / "release", off={"int8-u8s8": 9.0}, classes=("cat", "dog"))
+    told = json.loads(asked("json", model=folder, inputs=(x,), explain=True, threads=1))
+    assert (told["variant"], told["provider"], told["threads"]) == (
+        "fp32",
+        "CPUExecutionProvider",
+        1,
+    )
+    assert [one["name"] for one in told["answers"]] == ["cat", "cat"]
+    assert [trial["kind"] for trial in told["tried"]] == ["fp32", "int8-u8s8"]
+    assert "differs from where it was made" in told["tried"][1]["reason"]
+
+
+def test_why_is_told_beside_the_answers_or_alone(tmp_path: Path, x: Path) -> None:
+    lines: list[str] = []
+    folder = several(tmp_path / "release")
+    out = command(
+        Request("pi", model=folder, explain=True, threads=1, inputs=(x,)), "text", lines.append
+    )
+    assert out.count("\n") == 1
+    assert lines[0].splitlines()[0].split() == [
+        "variant",
+        "provider",
+        "threads",
+        "p50",
+        "ms",
+        "p90",
+        "ms",
+        "accuracy",
+    ]
+    assert "chosen" in lines[0]
+    assert command(Request("pi", model=folder, explain=True, threads=1), "text", lines.append) == ""
+
+
+def test_the_submodel_of_a_folder_is_named_or_the_only_one(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    assert released(several(tmp_path / "one"), None) == NAME
+    both = toy(tmp_path / "two", submodels=("w0.5-d1", "w1-d1"), untrained=("w0.5-d1",))
+    with pytest.raises(
+        UsageError, match=r"two holds w0\.5-d1 \(not trained\), w1-d1: name one by --submodel"
+    ):
+        released(both, None)
+    assert released(both, "w1-d1") == "w1-d1"
+    (both / "w0.5-d1.onnx").unlink()
+    assert released(both, None) == "w1-d1", "a device has the files of its own submodel alone"
+    with pytest.raises(Unknown, match="unknown submodel 'w9'"):
+        asked(model=both, submodel="w9", inputs=())
+
+
+def test_own_data_judge_a_release(tmp_path: Path, x: Path) -> None:
+    np.savez(
+        tmp_path / "mine.npz",
+        x=np.array([[4, 1], [0, 3], [7, 0], [0, 9]], np.uint8),
+        y=[0, 0, 1, 1],
+        x_test=np.array(X, np.uint8),
+        y_test=[0, 1],
+    )
+    told = json.loads(
+        asked(
+            "json",
+            model=several(tmp_path / "r"),
+            data=str(tmp_path / "mine.npz"),
+            inputs=(x,),
+            explain=True,
+            threads=1,
+        )
+    )
+    assert [trial["accuracy"] for trial in told["tried"]] == [0.5, 0.5], "the graph says 0 of both"
+
+
+def test_the_digest_of_a_file_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = sha256(GRAPH)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[0, 0]")))
+    assert asked(sha256=digest) == "-: 0 (50.0%)"
+    copy = Path(shutil.copy(PICTURE, tmp_path / "other.onnx"))
+    with pytest.raises(ExportError, match=f"expected sha256 {digest}"):
+        asked(sha256=digest, model=copy)
+
+
+def test_a_damaged_release_answers_nothing(tmp_path: Path, x: Path) -> None:
+    folder = several(tmp_path / "release")
+    (folder / "check.tensors").write_bytes(b"other")
+    with pytest.raises(ExportError, match=r"check\.tensors: expected sha256"):
+        asked(model=folder, inputs=(x,))
+    with pytest.raises(ExportError, match=r"found no manifest\.json"):
+        asked(model=tmp_path, inputs=(x,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": None}, "--model"),
+        ({"broker": "127.0.0.1", "model": GRAPH}, "--model"),
+        ({"broker": "127.0.0.1", "sha256": "0" * 64}, "--sha256 is of --model"),
+        ({"model": GRAPH.parent, "sha256": "0" * 64}, "--sha256 is of --model FILE"),
+        ({"mqtt": True}, "--mqtt answers at a broker"),
+        ({"serve": "8080", "inputs": (GRAPH,)}, "answer whoever asks"),
+        ({"token_file": GRAPH}, "--token-file is of --serve"),
+        ({"shard": "0/4"}, "are of --data"),
+        ({"serve": "nonsense"}, "expected HOST:PORT"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        asked(**changes)
+
+
+def test_inputs_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "wide.npy", [[1, 2, 3]])
+    with pytest.raises(
+        DataError, match=r"wide\.npy: expected raw examples of shape \[n, 2\], found \[1, 3\]"
+    ):
+        asked(inputs=(tmp_path / "wide.npy",))
+
+
+def test_a_device_without_torch_answers() -> None:
+    code = (
+        "import sys, pathlib; sys.modules['torch'] = sys.modules['onnx'] = None\nfrom "
+        "edge_agent.infer.session import Request, command\n"
+        f"print(command(Request('pi', model=pathlib.Path({str(PICTURE)!r})), 'text', print))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input="[[4, 1], [0, 0]]",
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"-: 0 ({1 / (1 + math.exp(-5)):.1%})\n"

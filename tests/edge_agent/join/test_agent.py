@@ -1,0 +1,170 @@
+"""A live agent measures itself again when its limits change under it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgpack
+import pytest
+from msgspec.structs import replace as changed
+
+from edge_agent.device.drift import LOOK, Watch
+from edge_agent.device.heat import Heat
+from edge_agent.device.limits import Limits
+from edge_agent.join.agent import bounds, find_run, measure, remeasure, say_nothing
+from edge_agent.join.worker import Job, Worker
+from federated.device.participant import Equipment, Participant
+from federated.device.spool import Spool
+from federated.errors import FleetError
+from federated.task import Profile
+from federated.wire import envelope, messages, topics
+from federated.wire.links.memory import MemoryBroker, MemoryLink
+from models.families.catalogue import menu, network
+
+pytestmark = [pytest.mark.processes, pytest.mark.timed]
+NETWORK = network("preresnet", (1, 8, 8), 10)
+(SMALL,) = menu(NETWORK, (0.25,), (2,))
+CARD = messages.Run("r", "fedavg", "preresnet", NETWORK, (SMALL,), 32, "s")
+COOL = Heat(50.0, 1000.0, False, False, 0)
+
+
+class Device:
+    """An agent on this machine, driven by hand: real training process, a clock and a heat that the
+    test sets.
+    """
+
+    def __init__(self, limits: Limits, folder: Path) -> None:
+        self.now, self.heat = 0.0, COOL
+        self.said: list[str] = []
+        self.worker = Worker(Job("a", "digits", None, "0/8", "iid", 0, "cpu", "", limits, ("eu",)))
+        self.worker.load()
+        broker = MemoryBroker()
+        self.link, self.listener = MemoryLink(broker, "a"), MemoryLink(broker, "coordinator")
+        self.listener.subscribe(topics.profile("r", "a"))
+        equipment = Equipment(
+            lambda card: measure(self.worker, card, self.link, "a", say_nothing),
+            self.worker,
+            Spool(folder),
+        )
+        self.participant = Participant(self.link, CARD, "a", "s1", equipment)
+        self.participant.join()
+        self.watch = Watch(lambda: bounds(self.worker), lambda: self.heat, lambda: self.now)
+
+    def later(self) -> Profile:
+        """What the coordinator knows of the device some seconds later."""
+        self.now += LOOK
+        remeasure(self.participant, self.worker, self.watch, self.said.append)
+        known = None
+        while (delivery := self.listener.receive(0)) is not None:
+            if delivery.topic == topics.profile("r", "a"):
+                known = envelope.decode(delivery.payload)
+        assert known is None or isinstance(known, Profile)
+        return known or self.participant.profile
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> Iterator[list[Device]]:
+    """Where a test puts its devices; their processes end with it."""
+    made: list[Device] = []
+    yield made
+    for device in made:
+        device.worker.close()
+
+
+def group_of(pid: int) -> Path | None:
+    """The control group that the agent made for its training process, where it could."""
+    return next(iter(Path("/sys/fs/cgroup").glob(f"**/espalier-{pid}-*/")), None)
+
+
+def test_an_agent_whose_quota_shrinks_says_how_slow_it_is_now(
+    devices: list[Device], tmp_path: Path
+) -> None:
+    devices.append(device := Device(Limits(cpus=0.8), tmp_path))
+    group = group_of(device.worker.pid)
+    if group is None:
+        pytest.skip("control groups cannot be written here")
+    before = device.later()
+    assert (before.cpus, before.labels, device.said) == (0.8, ("eu",), [])
+    if (group / "cpu.max").exists():
+        (group / "cpu.max").write_text("2000 20000")
+    else:
+        (group / "cpu.cfs_quota_us").write_text("2000")
+    after = device.later()
+    assert after.cpus == pytest.approx(0.1)
+    assert after.timings[0].seconds > 2 * before.timings[0].seconds
+    assert (
+        device.said[0] == "measuring again: its limit changed from 0.8 processors to 0.1 processors"
+    )
+    assert len(device.said) == 2
+    device.later()
+    assert len(device.said) == 2, "once"
+
+
+def test_an_agent_that_loses_processors_notices(devices: list[Device], tmp_path: Path) -> None:
+    here = sorted(os.sched_getaffinity(0))
+    if len(here) < 2:
+        pytest.skip("one processor")
+    devices.append(device := Device(Limits(), tmp_path))
+    os.sched_setaffinity(device.worker.pid, here[:1])
+    assert device.later().cpus == 1
+
+
+def test_throttling_is_measured_without_what_was_known(
+    devices: list[Device], tmp_path: Path
+) -> None:
+    devices.append(device := Device(Limits(), tmp_path))
+    before = device.later().timings[0].seconds
+    device.heat = Heat(85.0, 600.0, True, True, 1)
+    after = device.later().timings[0].seconds
+    assert device.said[0] == "measuring again: the processor is throttled"
+    assert after != before, "two measurements are never the same to the last digit"
+
+
+def test_a_measurement_that_is_not_possible_leaves_the_training_process_at_work(
+    devices: list[Device], tmp_path: Path
+) -> None:
+    devices.append(device := Device(Limits(), tmp_path))
+    before, pid = device.later(), device.worker.pid
+    strange = replace(
+        CARD, calibration=(replace(SMALL, network=replace(NETWORK, family="os:system")),)
+    )
+    device.participant.value = changed(device.participant.value, card=strange)
+    device.heat = Heat(85.0, 600.0, True, True, 1)
+    assert device.later() == before
+    assert device.said == ["measuring again: the processor is throttled"]
+    device.participant.value = changed(device.participant.value, card=CARD)
+    os.sched_setaffinity(pid, sorted(os.sched_getaffinity(0))[:1])
+    assert device.later().cpus == 1
+    assert device.worker.pid == pid, "no task that came meanwhile was lost with it"
+
+
+def test_a_training_process_that_dies_of_it_leaves_the_old_profile_and_is_replaced(
+    devices: list[Device], tmp_path: Path
+) -> None:
+    devices.append(device := Device(Limits(), tmp_path))
+    before = device.later()
+    died = device.worker.pid
+    os.kill(died, signal.SIGKILL)
+    device.heat = Heat(85.0, 600.0, True, True, 1)
+    assert device.later() == before
+    assert device.worker.alive
+    assert device.worker.pid != died
+    os.sched_setaffinity(device.worker.pid, sorted(os.sched_getaffinity(0))[:1])
+    assert device.later().cpus == 1
+
+
+def test_a_run_of_another_protocol_version_is_named_as_such_and_not_as_missing() -> None:
+    broker = MemoryBroker()
+    MemoryLink(broker, "coordinator").publish(
+        topics.run("r"), msgpack.packb({"v": 99, "kind": "run", "body": {}}), retain=True
+    )
+    with pytest.raises(
+        FleetError,
+        match=r"fl/v1/r/run: the peer speaks protocol 99, this side \d+: install the same version "
+        r"on both",
+    ):
+        find_run(MemoryLink(broker, "agent"), None, 0.2)

@@ -1,0 +1,163 @@
+"""Each family can be calibrated on examples drawn for it, and what is known is not measured
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from edge_agent.device import measurement_cache, profile
+from edge_agent.device.limits import Limits
+from edge_agent.device.load import Load
+from edge_agent.join import calibration
+from edge_agent.join.calibration import Order, calibrate, drawn, exported, network_of, to_time
+from edge_agent.join.worker import Job
+from federated.data import catalogue
+from federated.errors import ConfigError, Unknown
+from models.families.catalogue import FAMILIES
+from models.submodel import Submodel
+
+JOB = Job("a", "", None, "", "iid", 0, "cpu", "", Limits())
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the submodels whose step was timed; the machine counts as idle."""
+    timed: list[str] = []
+
+    def step(submodel: Submodel, batch: int, data: object, device: str) -> float:
+        timed.append(submodel.name)
+        return 0.01 * submodel.width
+
+    monkeypatch.setattr(profile, "time_step", step)
+    monkeypatch.setattr(Load, "share", lambda load: 0.0)
+    return timed
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_has_examples_and_a_few_small_submodels_to_time(family: str) -> None:
+    made = network_of(family, drawn(family, 4))
+    chosen = to_time(made)
+    assert 2 <= len(chosen) <= 4
+    assert max(submodel.width for submodel in chosen) <= 0.5
+    assert {submodel.network for submodel in chosen} == {made}
+
+
+def test_steps_are_timed_once_for_every_data_set_of_a_kind(counted: list[str]) -> None:
+    first = calibrate(JOB, None, Order("lenet", "torch", 8, threads=1))
+    assert counted == [
+        submodel.name for submodel in to_time(network_of("lenet", drawn("lenet", 8)))
+    ]
+    assert (first.family, first.threads, first.taken) == ("lenet", 1, len(counted))
+    assert [(t.batch, t.seconds) for t in first.timings] == [
+        (8, 0.01 * t.submodel.width) for t in first.timings
+    ]
+    counted.clear()
+    again = calibrate(JOB, None, Order("lenet", "torch", 8, threads=1))
+    assert (counted, again.taken, again.timings) == ([], 0, first.timings)
+    calibrate(JOB, None, Order("lenet", "torch", 16, threads=1))
+    calibrate(JOB, None, Order("lenet", "torch", 8, threads=2))
+    calibrate(JOB, None, Order("lenet", "torch", 8, threads=1, fresh=True))
+    assert len(counted) == 3 * len(first.timings), "another batch, other threads, and on demand"
+
+
+def test_the_devices_own_data_say_what_the_network_takes(counted: list[str]) -> None:
+    data = catalogue.device("digits", name="a", shard="0/8", partition="iid")
+    found = calibrate(JOB, data, Order("mlp", "torch", 8, threads=1))
+    assert {timing.submodel.network.inputs for timing in found.timings} == {(1, 8, 8)}
+    with pytest.raises(ConfigError, match=r"resnet1d: cannot take examples of shape \(1, 8, 8\)"):
+        calibrate(JOB, data, Order("resnet1d", "torch", 8))
+
+
+def test_a_submodel_without_room_is_left_out_and_none_at_all_is_an_error(
+    counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = network_of("mobilenet", drawn("mobilenet", 8))
+    needed = [profile.cost(submodel, 8).memory for submodel in to_time(made)]
+    monkeypatch.setattr(profile, "available_memory", lambda limits: needed[0])
+    found = calibrate(JOB, None, Order("mobilenet", "torch", 8, threads=1))
+    assert [timing.submodel for timing in found.timings] == [
+        s for s, bytes_ in zip(to_time(made), needed, strict=True) if bytes_ <= needed[0]
+    ]
+    monkeypatch.setattr(profile, "available_memory", lambda limits: min(needed) - 1)
+    with pytest.raises(
+        ConfigError,
+        match=r"no calibration possible: w0.* at batch 8 needs about \d+ MB to train, and \d+ MB "
+        r"are left",
+    ):
+        calibrate(JOB, None, Order("mobilenet", "torch", 8, threads=1, fresh=True))
+
+
+def test_memory_that_runs_out_in_a_step_leaves_its_submodel_out(
+    counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(submodel: Submodel, batch: int, data: object, device: str) -> float:
+        if submodel.width >= 0.3:
+            raise RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried "
+                "to allocate 9 bytes"
+            )
+        return 0.01
+
+    monkeypatch.setattr(profile, "time_step", step)
+    found = calibrate(JOB, None, Order("lenet", "torch", 8, threads=1))
+    assert found.timings
+    assert all(timing.submodel.width < 0.3 for timing in found.timings)
+
+
+def test_a_model_that_there_is_not_is_told(counted: list[str]) -> None:
+    with pytest.raises(Unknown, match="unknown model 'mobilnet'; known: mobilenet"):
+        calibrate(JOB, None, Order("mobilnet", "torch", 8))
+    with pytest.raises(ConfigError, match="os:system: "):
+        calibrate(JOB, None, Order("os:system", "torch", 8))
+
+
+def test_a_network_of_ones_own_is_timed_each_time(counted: list[str]) -> None:
+    for _ in range(2):
+        calibrate(JOB, None, Order("tests.support.model:small", "torch", 8, threads=1))
+    assert len(counted) == 2 * len(set(counted))
+
+
+def test_answers_of_graphs_are_timed_once_their_files_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr(Load, "share", lambda load: 0.0)
+    monkeypatch.setattr(calibration, "SECONDS", 0.05)
+    order = Order("lenet", "onnx", 8)
+    asked = calibrate(JOB, None, order)
+    assert (asked.missing, asked.timings, asked.dtype) == (
+        to_time(network_of("lenet", drawn("lenet", 8))),
+        (),
+        "uint8",
+    )
+    files = exported(asked.missing, asked.dtype, tmp_path)
+    found = calibrate(JOB, None, Order("lenet", "onnx", 8, files=files))
+    assert [(timing.submodel, timing.batch) for timing in found.timings] == [
+        (submodel, 1) for submodel in asked.missing
+    ]
+    assert all(0 < timing.seconds < 1 for timing in found.timings)
+    known = calibrate(JOB, None, order)
+    assert (known.missing, known.timings, known.taken) == ((), found.timings, 0)
+
+
+def test_other_versions_are_measured_anew(
+    counted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrate(JOB, None, Order("lenet", "torch", 8, threads=1))
+    counted.clear()
+    real = measurement_cache.versions()
+    monkeypatch.setattr(measurement_cache, "versions", lambda: {**real, "torch": "9.9"})
+    calibrate(JOB, None, Order("lenet", "torch", 8, threads=1))
+    assert counted

@@ -1,0 +1,79 @@
+"""The dry run shows what the run's own method would have a device send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.broker import local as brokers
+from coordinator.run.start import choose_probes, complete_card
+from edge_agent.device.limits import Limits
+from edge_agent.join.rehearsal import rehearse
+from edge_agent.join.worker import Job
+from federated.data import catalogue
+from federated.method import configure
+from federated.methods.catalogue import method
+from federated.wire import envelope, messages, topics
+from federated.wire.link import MqttLink
+from models.families.catalogue import network
+
+pytestmark = [pytest.mark.broker, pytest.mark.processes]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[str]:
+    with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
+        yield started.address
+
+
+def shown(broker: str, name: str, **given: Any) -> dict[str, Any]:
+    """What a device would send in a run by a method, announced at a broker."""
+    chosen, card = method(name), catalogue.central("digits").card()
+    net = network("preresnet", card.inputs, card.outputs, card.mean, card.std)
+    settings = configure(chosen, {"steps": 1, **given}, rounds=2)
+    run = complete_card(
+        messages.Run("r", name, "preresnet", net, choose_probes(net, chosen, settings), 8, "s"),
+        chosen,
+        settings,
+    )
+    link = MqttLink(broker, "coordinator")
+    try:
+        link.publish(topics.run("r"), envelope.encode(run), retain=True)
+        found: dict[str, Any] = json.loads(
+            rehearse(
+                Job("a", "digits", None, "0/9", "dirichlet:0.1", 0, "cpu", "", Limits()),
+                broker,
+                "r",
+                as_json=True,
+            )
+        )
+    finally:
+        link.close()
+    return found
+
+
+def test_classes_are_shown_where_a_method_asks_for_them(broker: str) -> None:
+    found = shown(broker, "heterofl")
+    labels = found["train"]["header"]["notes"]["labels"]
+    assert labels == sorted(set(labels))
+    assert 1 <= len(labels) < 10, "a shard this skewed lacks some"
+    assert "labels" not in shown(broker, "fedavg")["train"]["header"]["notes"]
+
+
+def test_tensors_of_the_method_are_shown_and_no_statistics_where_they_travel_with_the_weights(
+    broker: str,
+) -> None:
+    found = shown(broker, "scaffold", widths=(0.25,))
+    weights = {name for name in found["train"]["tensors"] if not name.startswith("c/")}
+    assert {
+        f"c/{name}" for name in weights if not name.endswith(("running_mean", "running_var"))
+    } == found["train"]["tensors"].keys() - weights
+    assert "calibrate" not in found
+
+
+def test_networks_with_more_than_their_plain_form_are_rehearsed(broker: str) -> None:
+    assert "sections.0.0.step" in shown(broker, "nefl-wd")["train"]["tensors"]

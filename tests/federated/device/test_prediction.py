@@ -1,0 +1,160 @@
+"""Steps are predicted from a few small submodels: of machines whose prices are known, and of one
+that was measured.
+
+`step_times.csv`: seconds of a training step (the quickest of many, batch 32, images of 3 x 32 x 32,
+one thread of an x86 server with AVX-512 on which nothing else ran), and bytes of the process,
+before the network was built and at the most. Each model's first three rows are like the submodels
+that a device times, and the others are predicted from them.
+"""
+
+from __future__ import annotations
+
+import csv
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from federated.device.prediction import KINDS, asked, fitted, latency_seconds, step_seconds
+from federated.task import Timing
+from models.cost import cost
+from models.families.catalogue import full, menu, network, probes
+from models.submodel import Submodel
+from models.work import work
+from tests.support.families import SMALL, small
+
+NETWORK = network("preresnet", (1, 8, 8), 10)
+TIMED = probes(NETWORK, (1, 4))
+MENU = menu(NETWORK, (0.2, 0.75, 1.0), (1, 3))
+MEASURED = Path(__file__).parent / "step_times.csv"
+MODELS = ("preresnet-18", "mobilenet-v2-cifar", "vit-tiny-32")
+
+
+@lru_cache
+def measured(model: str) -> list[tuple[Submodel, float, int, int]]:
+    """Submodel, seconds, and bytes before and at the most, of each row."""
+    with MEASURED.open() as file:
+        rows = [row for row in csv.DictReader(file) if row["model"] == model]
+    made = network(model, (3, 32, 32), 10, (127.0,), (60.0,))
+    depths = [tuple(map(int, row["depths"].split("."))) for row in rows]
+    submodels = [
+        menu(made, (float(row["width"]),), (depth,))[0]
+        for row, depth in zip(rows, depths, strict=True)
+    ]
+    return [
+        (s, float(row["seconds"]), int(row["base"]), int(row["peak"]))
+        for s, row in zip(submodels, rows, strict=True)
+    ]
+
+
+def law(
+    submodel: Submodel,
+    batch: int,
+    speed: float,
+    off: tuple[float, float, float],
+    *,
+    training: bool = True,
+) -> float:
+    """Seconds on a machine of 16 lanes whose prices are `off` times those of its kind."""
+    return float(asked(submodel, batch, 16, training) @ np.multiply(KINDS[2].prices, off)) / speed
+
+
+def timings(
+    batch: int, speed: float, off: tuple[float, float, float], *, training: bool = True
+) -> tuple[Timing, ...]:
+    return tuple(Timing(s, batch, law(s, batch, speed, off, training=training)) for s in TIMED)
+
+
+@pytest.mark.parametrize("speed", [1e9, 1e11])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_machine_of_a_known_kind_is_predicted_exactly(speed, training):
+    predict, batch = (step_seconds, 32) if training else (latency_seconds, 1)
+    known = timings(batch, speed, (1, 1, 1), training=training)
+    for submodel in MENU:
+        assert predict(known, submodel, batch) == pytest.approx(
+            law(submodel, batch, speed, (1, 1, 1), training=training), rel=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    "off", [(3, 1, 1), (1, 3, 1), (1, 1, 3), (1 / 3, 1, 1), (1, 1 / 3, 1), (1, 1, 1 / 3)]
+)
+def test_a_machine_whose_prices_are_unlike_its_kind_is_predicted_nearly(off):
+    made = network("preresnet-18", (3, 32, 32), 10)
+    known = [Timing(s, 32, law(s, 32, 1e11, off)) for s in probes(made, (1, 2))]
+    errors = [
+        step_seconds(known, s, 32) / law(s, 32, 1e11, off) - 1
+        for s in menu(made, (0.2, 0.7, 1.0), (1, 2))
+    ]
+    assert np.abs(errors).mean() < 0.08
+    assert np.abs(errors).max() < 0.15
+
+
+def test_an_accelerator_is_told_from_a_processor():
+    """To it a call costs 50 times as much, beside the rest."""
+    made = network("preresnet-18", (3, 32, 32), 10)
+    known = tuple(Timing(s, 32, law(s, 32, 1e11, (1, 1, 50))) for s in probes(made, (1, 2)))
+    assert fitted(known, True)[0] == KINDS[-1]
+    assert fitted(timings(32, 1e11, (1, 1, 1)), True)[0] == KINDS[2]
+    for submodel in menu(made, (0.2, 1.0), (1, 2)):
+        assert step_seconds(known, submodel, 32) == pytest.approx(
+            law(submodel, 32, 1e11, (1, 1, 50)), rel=0.01
+        )
+
+
+def test_another_batch_is_predicted_too():
+    known = timings(16, 1e11, (1, 1, 1))
+    for batch in (8, 64):
+        assert step_seconds(known, MENU[-1], batch) == pytest.approx(
+            law(MENU[-1], batch, 1e11, (1, 1, 1)), rel=0.01
+        )
+
+
+def test_what_was_timed_is_not_predicted_and_nothing_timed_is_nothing_known():
+    odd = (*timings(32, 1e11, (1, 1, 1)), Timing(MENU[-1], 32, 7.0))
+    assert step_seconds(odd, MENU[-1], 32) == 7.0
+    assert step_seconds((), MENU[-1], 32) == latency_seconds((), MENU[-1]) == 0.0
+
+
+@pytest.mark.parametrize("family", sorted(SMALL))
+def test_wider_and_deeper_takes_longer_in_every_family(family):
+    made = small(family)
+    known = [
+        Timing(s, 32, float(asked(s, 32, 8, True) @ (2e-11, 1e-10, 5e-5)))
+        for s in probes(made, (1, 10**6))
+    ]
+    deepest = tuple(map(len, full(made).mask))
+    narrow, wide = (menu(made, (width,), (deepest,))[0] for width in (0.55, 1.0))
+    assert 0 < step_seconds(known, narrow, 32) < step_seconds(known, wide, 32)
+    if max(deepest, default=1) > 1:
+        shallow = menu(made, (1.0,), (1,))[0]
+        assert step_seconds(known, shallow, 32) < step_seconds(known, wide, 32)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_steps_of_a_real_machine_are_within_ten_percent_on_average_and_thirty_at_worst(model):
+    rows = measured(model)
+    known = [Timing(submodel, 32, seconds) for submodel, seconds, *_ in rows[:3]]
+    errors = [
+        abs(step_seconds(known, submodel, 32) / seconds - 1) for submodel, seconds, *_ in rows[3:]
+    ]
+    assert np.mean(errors) <= 0.10
+    assert max(errors) <= 0.30
+    macs = [work(submodel, 32).macs[0] for submodel, *_ in rows]
+    price = np.mean(
+        [seconds / count for count, (_, seconds, *_) in zip(macs, rows[:3], strict=False)]
+    )
+    rival = [
+        abs(count * price / seconds - 1)
+        for count, (_, seconds, *_) in zip(macs[3:], rows[3:], strict=True)
+    ]
+    assert np.mean(errors) < np.mean(rival) / 2, "multiply-adds alone say less than half as well"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_memory_of_a_real_process_is_within_a_factor_of_one_point_four(model):
+    for submodel, _, base, peak in measured(model):
+        predicted = cost(submodel, 32).memory
+        assert 1 / 1.4 <= (base + predicted) / peak <= 1.4
+        assert 1 / 1.4 <= predicted / (peak - base) <= 1.4, "beyond what the process was before"

@@ -1,0 +1,205 @@
+"""The hypernetwork: what it makes, what that hangs on, and its gradient."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from federated.methods.hypernetwork.network import (
+    Encoder,
+    Hypernetwork,
+    Sweep,
+    generate,
+    layout,
+    layout_of,
+    shares,
+)
+from models.families.catalogue import full, menu, network, shapes
+from tests.support.families import small
+
+NET = network("mlp", (6,), 3)
+SIZES = menu(NET, (0.2, 1.0), (1, 2))
+EVEN = torch.full((3,), 1 / 3)
+
+
+def begun(sizes=SIZES, hidden=8, cap=65536, seed=0):
+    torch.manual_seed(seed)
+    return {
+        name: value.detach()
+        for name, value in Hypernetwork(layout(sizes, hidden, cap)).state_dict().items()
+    }
+
+
+def made(submodel, phi, present=None, classes=EVEN, dropout=0.0):
+    return {
+        name: value.detach()
+        for name, value in generate(phi, submodel, present or {}, classes, dropout).items()
+    }
+
+
+@pytest.mark.parametrize("family", ["densenet", "lenet", "mobilenet", "transformer", "vit"])
+def test_networks_of_any_form_are_made_whole(family):
+    net = small(family)
+    sizes = menu(net, (0.5, 1.0), (2,))
+    phi = begun(sizes)
+    for submodel in sizes:
+        found = made(submodel, phi, classes=shares(None, net.outputs))
+        assert {name: tuple(value.shape) for name, value in found.items()} == shapes(submodel)
+        assert all(bool(value.isfinite().all()) for value in found.values())
+
+
+def test_networks_that_share_nothing_come_of_one_hypernetwork():
+    sizes = [full(network(name, (1, 16, 16), 3)) for name in ("lenet", "vgg", "resnet-small")]
+    phi = begun(sizes)
+    assert all(
+        {name: tuple(value.shape) for name, value in made(s, phi).items()} == shapes(s)
+        for s in sizes
+    )
+
+
+def test_the_layout_is_written_in_the_shapes():
+    form = layout(SIZES, 8, 1000)
+    assert layout_of(begun(cap=1000)) == form
+    hidden, classes, decoders, heads = form
+    assert (hidden, classes) == (8, 3)
+    # of 64 x 64, at most 1000 numbers: 32 x 64, 32 x 32, 16 x 32
+    assert dict(decoders)["linear_weight_2"] == (16, 32)
+    assert dict(heads) == {
+        "linear-weight-3x13": (3, 13),
+        "linear-weight-3x64": (3, 64),
+        "linear-bias-3": (3,),
+    }
+
+
+def test_a_tensor_beyond_the_cap_repeats():
+    weight = made(SIZES[-1], begun(cap=1000))["sections.0.0.linear.weight"]
+    rows, columns = dict(layout(SIZES, 8, 1000)[2])["linear_weight_2"]
+    assert torch.equal(weight[:rows], weight[rows : 2 * rows])
+    assert torch.equal(weight[:, :columns], weight[:, columns : 2 * columns])
+    assert not torch.equal(weight[0], weight[1])
+
+
+def test_classes_of_a_device_reach_its_classifier_alone():
+    phi = begun()
+    one, other = (
+        made(SIZES[-1], phi, classes=torch.tensor(classes))
+        for classes in ([1.0, 0.0, 0.0], [0.0, 0.5, 0.5])
+    )
+    assert {name for name in one if not torch.equal(one[name], other[name])} == {
+        "linear.weight",
+        "linear.bias",
+    }
+
+
+def test_present_weights_are_read():
+    phi = begun()
+    before = made(SIZES[-1], phi)
+    after = made(SIZES[-1], phi, {name: value + 0.5 for name, value in before.items()})
+    assert not any(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_dropout_draws_from_the_global_generator():
+    phi = begun()
+    present = made(SIZES[-1], phi)
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(made(SIZES[-1], phi, present, dropout=0.5)["linear.weight"])
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_norms_begin_near_one_and_never_turn_sign():
+    found = made(SIZES[-1], begun())
+    assert all(
+        float(value.min()) > 0.5 and float(value.max()) < 1.5
+        for name, value in found.items()
+        if name.endswith("norm.weight")
+    )
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    """Along a random direction of phi, with present weights read."""
+    phi = begun(SIZES[:1])
+    present = made(SIZES[0], phi)
+    generator = torch.Generator().manual_seed(1)
+    direction = {name: torch.randn(value.shape, generator=generator) for name, value in phi.items()}
+    toward = {
+        name: torch.randn(shape, generator=generator) for name, shape in shapes(SIZES[0]).items()
+    }
+
+    def value(step):
+        found = made(
+            SIZES[0], {name: value + step * direction[name] for name, value in phi.items()}, present
+        )
+        return sum(float((found[name].double() * toward[name].double()).sum()) for name in found)
+
+    leaves = {name: value.clone().requires_grad_() for name, value in phi.items()}
+    found = generate(leaves, SIZES[0], present, EVEN)
+    gradient = torch.autograd.grad(
+        list(found.values()),
+        list(leaves.values()),
+        [toward[name] for name in found],
+        materialize_grads=True,
+    )
+    slope = sum(
+        float((g.double() * direction[name].double()).sum())
+        for name, g in zip(leaves, gradient, strict=True)
+    )
+    assert slope == pytest.approx((value(1e-3) - value(-1e-3)) / 2e-3, rel=5e-3)
+
+
+def test_a_sweep_goes_forward_and_back_and_takes_far_nodes_by_their_distance():
+    """A chain of three, followed by hand."""
+    torch.manual_seed(0)
+    sweep, x = Sweep(4), torch.randn(3, 4)
+    cell, near, far, none = sweep.cell, sweep.near, sweep.far, torch.zeros(4)
+    a = cell(none, x[0])
+    b = cell(near(a), x[1])
+    c = cell(near(b) + far(a) / 2, x[2])
+    c = cell(none, c)
+    b = cell(near(c), b)
+    a = cell(near(b) + far(c) / 2, a)
+    torch.testing.assert_close(
+        sweep(x, torch.tensor([[0, 0, 0], [1, 0, 0], [2, 1, 0]])), torch.stack((a, b, c))
+    )
+
+
+def test_the_encoder_takes_the_order_of_numbers_as_none():
+    torch.manual_seed(0)
+    encoder, values = Encoder(8), torch.randn(2, 16)
+    torch.testing.assert_close(encoder(values, 0.0), encoder(values.flip(1), 0.0))
+    assert not torch.allclose(encoder(values, 0.0)[0], encoder(values, 0.0)[1])
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        [],
+        [0.5, 0.5],
+        [0.5, 0.5, float("nan")],
+        [2.0, 0.0, 0.0],
+        [-0.1, 0.6, 0.5],
+        ["a", "b", "c"],
+        "abc",
+        3,
+    ],
+)
+def test_what_is_no_share_of_classes_counts_as_equal_shares(told):
+    torch.testing.assert_close(shares(told, 3), EVEN)
+
+
+def test_shares_of_classes_are_taken_as_told():
+    assert shares([0.25, 0.75, 0], 3).tolist() == [0.25, 0.75, 0.0]
+
+
+def test_a_small_resnet_is_made_within_a_second():
+    submodel = full(network("preresnet", (1, 8, 8), 10))
+    phi = begun([submodel], hidden=32)
+    made(submodel, phi, classes=shares(None, 10))
+    start = time.process_time()
+    made(submodel, phi, classes=shares(None, 10))
+    assert time.process_time() - start < 1.0

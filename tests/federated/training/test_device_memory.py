@@ -1,0 +1,346 @@
+"""What a device keeps between rounds: taken up where the coordinator took the update, found again
+by a round that is done again, never sent.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from federated.errors import Refused
+from federated.task import Recipe, Task
+from federated.training import device_memory
+from federated.training.tasks import errand, perform
+from federated.wire import tensors
+from models.families.catalogue import initial, menu, network, shapes, statistics
+from models.slicing import corners, extract
+
+ROOT = Path(__file__).parents[2]
+NET = network("preresnet", (1, 4, 4), 3)
+SMALL, LARGE = menu(NET, (0.2, 0.5), (1,))
+HEAD = ("linear.weight", "linear.bias")
+
+
+def values(number):
+    return {"w": np.full(2, number, dtype=np.float32)}
+
+
+def test_a_round_goes_on_from_the_one_that_was_taken(tmp_path):
+    assert device_memory.read(tmp_path, 0) == {}
+    device_memory.write(tmp_path, 1, values(1), since=0)
+    assert device_memory.read(tmp_path, 0) == {}, "nobody has taken round 1"
+    assert device_memory.read(tmp_path, 1)["w"].tolist() == [1, 1]
+    device_memory.write(tmp_path, 2, values(2), since=1)
+    assert device_memory.read(tmp_path, 1)["w"].tolist() == [1, 1], (
+        "round 2 was lost, or is done again"
+    )
+
+
+def test_what_nobody_will_ask_for_again_takes_no_room(tmp_path):
+    """Rounds whose updates nobody took, of this run or of an older one of its name, are gone with
+    the next that is trained.
+    """
+    device_memory.write(tmp_path, 40, values(40), since=0)
+    device_memory.write(tmp_path, 1, values(1), since=0)
+    for number in (2, 3, 11):
+        device_memory.write(tmp_path, number, values(number), since=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.kept", "11.kept"]
+    assert device_memory.read(tmp_path, 40) == {}
+
+
+def test_a_device_without_its_disk_starts_anew(tmp_path):
+    assert device_memory.read(tmp_path / "none", 7) == {}
+
+
+# ---- tensors that are kept as unions of corners --------------------------------------------------
+
+
+def full(shape, number):
+    return np.full(shape, number, dtype=np.float32)
+
+
+def test_a_smaller_corner_replaces_its_own_entries_and_no_others(tmp_path):
+    device_memory.write(tmp_path, 1, {"c/w": full((3, 4), 1), "c/deep": full(2, 1)}, since=0)
+    device_memory.write(tmp_path, 2, {"c/w": full((2, 2), 2)}, since=1)
+    assert device_memory.read(tmp_path, 2, {"c/w": (2, 3)})["c/w"].tolist() == [
+        [2, 2, 1],
+        [2, 2, 1],
+    ]
+    device_memory.write(tmp_path, 3, {"c/w": full((1, 1), 3)}, since=2)
+    found = device_memory.read(tmp_path, 3, {"c/w": (3, 4), "c/deep": (2,)})
+    assert found["c/w"].tolist() == [[3, 2, 1, 1], [2, 2, 1, 1], [1, 1, 1, 1]]
+    assert found["c/deep"].tolist() == [1, 1], "a layer that the submodel lacks stays as it was"
+
+
+def test_a_union_grows_with_zeros(tmp_path):
+    """Both axes at once, or one each: the corners that were never trained are 0."""
+    device_memory.write(tmp_path, 1, {"c/w": full((1, 2), 1)}, since=0)
+    assert device_memory.read(tmp_path, 1, {"c/w": (2, 3)})["c/w"].tolist() == [
+        [1, 1, 0],
+        [0, 0, 0],
+    ]
+    device_memory.write(
+        tmp_path, 2, {"c/w": full((2, 1), 2), "c/one": np.full((), 5, np.float32)}, since=1
+    )
+    found = device_memory.read(tmp_path, 2, {"c/w": (2, 3), "c/one": ()})
+    assert found["c/w"].tolist() == [[2, 1, 0], [2, 0, 0]]
+    assert found["c/one"].tolist() == 5
+
+
+def test_a_repeated_round_finds_the_union_of_before(tmp_path):
+    device_memory.write(tmp_path, 1, {"c/w": full(3, 1)}, since=0)
+    device_memory.write(tmp_path, 2, {"c/w": full(2, 2)}, since=1)
+    assert device_memory.read(tmp_path, 1, {"c/w": (3,)})["c/w"].tolist() == [1, 1, 1]
+    device_memory.write(tmp_path, 3, {"c/w": full(1, 3)}, since=1)
+    assert device_memory.read(tmp_path, 3, {"c/w": (3,)})["c/w"].tolist() == [3, 1, 1], (
+        "nobody took round 2"
+    )
+
+
+def test_only_unions_outlive_a_round_that_does_not_mention_them(tmp_path):
+    device_memory.write(tmp_path, 1, {"c/w": full(2, 1), "own/s/w": full(2, 1)}, since=0)
+    device_memory.write(tmp_path, 2, {"c/v": full(2, 1)}, since=1)
+    assert device_memory.read(tmp_path, 2, {"c/w": (2,), "c/v": (2,)}).keys() == {"c/w", "c/v"}
+    assert device_memory.read(tmp_path, 2) == {}, "and no union is read unasked"
+
+
+def test_a_tensor_of_another_rank_starts_anew(tmp_path):
+    """The network of a run may be another one under the same name."""
+    device_memory.write(tmp_path, 1, {"c/w": full((2, 2), 1)}, since=0)
+    assert device_memory.read(tmp_path, 1, {"c/w": (4,)}) == {}
+    device_memory.write(tmp_path, 2, {"c/w": full(3, 2)}, since=1)
+    assert device_memory.read(tmp_path, 2, {"c/w": (4,)})["c/w"].tolist() == [2, 2, 2, 0]
+
+
+LEAN = """
+import sys
+from pathlib import Path
+import numpy as np
+from federated import memory
+
+def peak():
+    return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+
+folder = Path(sys.argv[1])
+before = peak()
+corner = memory.read(folder, 1, {"c/w": (256, 256)})["c/w"]
+memory.write(folder, 2, {"c/w": -corner}, since=1)
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the peak of a process is read from Linux"
+)
+def test_a_round_takes_memory_for_its_corner_and_not_for_the_union(tmp_path):
+    """Of a union of 64 MB a corner of 256 KB: the process, mapped pages included, grows by less
+    than a fourth of the union.
+    """
+    rows = np.arange(4096, dtype=np.float32)
+    device_memory.write(tmp_path, 1, {"c/w": np.broadcast_to(rows[:, None], (4096, 4096))}, since=0)
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", LEAN, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert int(done.stdout) < 16e6
+    assert (tmp_path / "2.kept").stat().st_size > 64e6
+    found = device_memory.read(tmp_path, 2, {"c/w": (4096, 4096)})["c/w"]
+    assert np.array_equal(found[:256, :256], -np.broadcast_to(rows[:256, None], (256, 256)))
+    assert np.array_equal(found[256:, 0], rows[256:])
+    assert np.array_equal(found[:, 4095], rows)
+
+
+def test_a_corner_is_read_without_the_rows_below_it(tmp_path, monkeypatch):
+    """64 of 4096 rows, and a few blocks of them at a time."""
+    device_memory.write(tmp_path, 1, {"c/w": full((4096, 1024), 1)}, since=0)
+    read, inner = list[int](), np.fromfile
+    monkeypatch.setattr(
+        np,
+        "fromfile",
+        lambda *given, **named: (found := inner(*given, **named), read.append(found.nbytes))[0],
+    )
+    monkeypatch.setattr(device_memory, "BLOCK", 65_536)
+    assert device_memory.read(tmp_path, 1, {"c/w": (64, 8)})["c/w"].tolist() == [[1] * 8] * 64
+    assert sum(read) == 64 * 1024 * 4
+    assert max(read) == 65_536
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+from federated import memory
+
+folder, left, inner = Path(sys.argv[1]), int(sys.argv[2]), memory.blocks
+
+def step():
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def blocks(shape, layers):
+    for piece in inner(shape, layers):
+        step()
+        yield piece
+
+def heard(event, args):
+    if event in ("open", "os.rename", "os.remove") and str(folder) in str(args[0]):
+        step()
+
+memory.blocks, memory.BLOCK = blocks, 64
+sys.addaudithook(heard)
+memory.write(folder, 2, {"c/w": np.full((8, 4), 2, np.float32)}, since=1)
+"""
+
+
+def test_kill_minus_9_at_any_step_leaves_the_old_memory_and_none_or_all_of_the_new(tmp_path):
+    """Before each file that is opened, moved or removed, and before each block that is written."""
+    shape = {"c/w": (16, 8)}
+    before = full((16, 8), 1)
+    after = before.copy()
+    after[:8, :4] = 2
+    seen, ended = set(), False
+    for number in range(40):
+        folder = tmp_path / str(number)
+        device_memory.write(folder, 1, {"c/w": before}, since=0)
+        (folder / "9.kept").write_bytes(b"of an attempt that nobody took, which the round removes")
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", KILLED, str(folder), str(number)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode in {0, -signal.SIGKILL}, done.stderr
+        assert np.array_equal(device_memory.read(folder, 1, shape)["c/w"], before)
+        found = device_memory.read(folder, 2, shape)
+        assert not found or np.array_equal(found["c/w"], after)
+        seen.add(bool(found))
+        device_memory.write(folder, 2, {"c/w": full((8, 4), 2)}, since=1)
+        assert np.array_equal(device_memory.read(folder, 2, shape)["c/w"], after), (
+            "the repeated attempt starts from the old memory"
+        )
+        assert sorted(path.name for path in folder.iterdir()) == ["1.kept", "2.kept"]
+        if ended := done.returncode == 0:
+            break
+    assert ended
+    assert number > 8
+    assert seen == {False, True}
+
+
+# ---- layers that stay on a device ----------------------------------------------------------------
+
+
+def data(seed=0):
+    rng = np.random.default_rng(seed)
+    y = np.arange(12, dtype=np.int64) % 3
+    x = rng.integers(0, 255, (12, 1, 4, 4)).astype(np.uint8)
+    return SimpleNamespace(x=x, y=y, x_held=x[:4], y_held=y[:4], labels=(0, 1, 2))
+
+
+def task(submodel=SMALL, work="train", number=1, **recipe):
+    made = Recipe(**{"batch": 6, "lr": 0.1, "keep": HEAD, **recipe})
+    return Task("run", number, 0, "a", work, submodel, "v", "", 0, made, 60.0)
+
+
+def sent(submodel, leave_out=HEAD):
+    whole = initial(NET, 0)
+    plan = corners({name: tuple(v.shape) for name, v in whole.items()}, submodel, shapes(submodel))
+    return {
+        name: value.numpy() for name, value in extract(whole, plan).items() if name not in leave_out
+    }
+
+
+def test_kept_layers_are_not_sent_and_go_on_from_where_they_were():
+    first, kept = perform(task(), sent(SMALL), data())
+    assert not set(HEAD) & first.tensors.keys()
+    second, later = perform(task(number=2), sent(SMALL), data(), kept=kept)
+    anew, _ = perform(task(number=2), sent(SMALL), data())
+    assert any(
+        not np.array_equal(second.tensors[name], anew.tensors[name]) for name in second.tensors
+    )
+    assert all(not np.array_equal(later[name], kept[name]) for name in kept)
+    again, _ = perform(task(number=2), sent(SMALL), data(), kept=kept)
+    assert all(np.array_equal(second.tensors[name], again.tensors[name]) for name in second.tensors)
+
+
+def test_kept_layers_of_another_submodel_are_not_used():
+    _, kept = perform(task(LARGE), sent(LARGE), data())
+    with_old, _ = perform(task(number=2), sent(SMALL), data(), kept=kept)
+    without, _ = perform(task(number=2), sent(SMALL), data())
+    assert all(
+        np.array_equal(with_old.tensors[name], without.tensors[name]) for name in without.tensors
+    )
+
+
+def test_a_layer_that_is_to_be_kept_may_come_and_then_counts():
+    """A method may send a device what it is to begin with."""
+    whole, _ = perform(task(keep=()), sent(SMALL, ()), data())
+    given, kept = perform(task(), sent(SMALL, ()), data())
+    assert all(np.array_equal(whole.tensors[name], given.tensors[name]) for name in given.tensors)
+    assert np.array_equal(kept[f"own/{SMALL.name}/linear.bias"], whole.tensors["linear.bias"])
+
+
+def test_a_missing_layer_that_is_not_kept_is_refused():
+    with pytest.raises(
+        Refused, match=r"missing or too many: linear.bias, linear.weight \(2 in all\)"
+    ):
+        perform(task(keep=()), sent(SMALL), data())
+    with pytest.raises(Refused, match="small/x"):
+        perform(task(), {**sent(SMALL), "small/x": np.zeros(1, np.float32)}, data())
+
+
+def test_scores_after_a_round_are_of_the_layers_that_it_left(tmp_path):
+    """From file to file: the memory lies beside the update, and an evaluation of round 1 sees what
+    round 1 left.
+    """
+    weights, result = tmp_path / "weights", tmp_path / "update"
+    weights.write_bytes(tensors.encode({}, sent(SMALL)))
+    evaluation = task(work="evaluate")
+    bare = replace(evaluation, recipe=replace(evaluation.recipe, norm="tracked"))
+    loss = errand(task(norm="static"), weights, result, data())
+    assert 0 < loss < 5
+    folder = tmp_path / device_memory.FOLDER
+    assert device_memory.read(folder, 1).keys() == {f"own/{SMALL.name}/{name}" for name in HEAD}
+    measured = {name: np.ones(shape, np.float32) for name, shape in statistics(SMALL).items()}
+    weights.write_bytes(tensors.encode({}, {**sent(SMALL), **measured}))
+    bare = replace(bare, since=1)
+    assert np.isnan(errand(bare, weights, result, data()))
+    here, _ = tensors.decode(result.read_bytes())
+    expected, _ = perform(
+        bare, {**sent(SMALL), **measured}, data(), kept=device_memory.read(folder, 1)
+    )
+    assert here["notes"]["tallies"] == expected.notes["tallies"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda blob: b"", lambda blob: blob[: len(blob) // 2], lambda blob: b"\xff" * len(blob)],
+)
+def test_a_damaged_file_is_as_if_there_were_none(tmp_path, caplog, damage):
+    """Every later task of the device would fail by it."""
+    device_memory.write(tmp_path, 1, {"c/w": np.ones((4, 4), np.float32)}, since=0)
+    path = tmp_path / "1.kept"
+    path.write_bytes(damage(path.read_bytes()))
+    assert device_memory.read(tmp_path, 1, {"c/w": (2, 2)}) == {}
+    assert "is damaged" in caplog.text
+    device_memory.write(tmp_path, 2, {"c/w": np.full((2, 2), 3, np.float32)}, since=1)
+    assert device_memory.read(tmp_path, 2, {"c/w": (4, 4)})["c/w"].sum() == 12
+
+
+@pytest.mark.parametrize("wrong", [np.ones((2, 2), np.int8), np.ones((0, 1 << 20), np.float32)])
+def test_what_is_no_corner_of_a_network_is_damage_too(tmp_path, wrong):
+    (tmp_path / "1.kept").write_bytes(tensors.encode({}, {"c/w": wrong}))
+    assert device_memory.read(tmp_path, 1, {"c/w": (2, 2)}) == {}

@@ -1,0 +1,220 @@
+"""Whole tasks of a device: training, calibration, evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from federated.errors import Refused
+from federated.training.loop import Stopped
+from federated.training.tasks import calibrate, evaluate, perform
+from models.families.catalogue import build, full, network, shapes, statistics
+from models.layers.batch_norm import load_stats
+from tests.support.tasks import NET, PLAIN, SMALL, done, examples, parameters, task, weights
+
+
+def test_a_task_is_the_same_bits_again():
+    """For the same seed, round and agent; another agent goes another way. The global random state
+    plays no part and stays.
+    """
+    received = parameters(SMALL)
+    torch.manual_seed(1)
+    first = done(task(), received, examples())
+    torch.manual_seed(2)
+    before = torch.random.get_rng_state()
+    again = done(task(), received, examples())
+    assert torch.equal(before, torch.random.get_rng_state())
+    other = done(replace(task(), agent="other"), received, examples())
+    assert all(np.array_equal(first.tensors[name], again.tensors[name]) for name in first.tensors)
+    assert not all(
+        np.array_equal(first.tensors[name], other.tensors[name]) for name in first.tensors
+    )
+
+
+def test_a_training_update():
+    data = examples()
+    update = done(task(), parameters(SMALL), data)
+    assert {name: value.shape for name, value in update.tensors.items()} == shapes(SMALL)
+    assert all(
+        value.flags.c_contiguous and value.dtype == np.float32 for value in update.tensors.values()
+    )
+    assert (update.run, update.round, update.attempt, update.agent, update.work) == (
+        "run",
+        3,
+        7,
+        "agent",
+        "train",
+    )
+    assert (update.samples, update.steps) == (24, 6)
+    assert "labels" not in update.notes
+    assert done(task(labels=True), parameters(SMALL), data).notes["labels"] == [0, 1, 2]
+    assert 0 < update.notes["loss"] < 2
+
+
+def test_received_arrays_may_be_read_only_and_are_left_alone():
+    received = parameters(SMALL)
+    before = {name: value.copy() for name, value in received.items()}
+    for value in received.values():
+        value.flags.writeable = False
+    perform(task(), received, examples())
+    assert all(np.array_equal(received[name], before[name]) for name in received)
+
+
+def test_training_lowers_the_loss_and_learns_the_classes():
+    data = examples(60)
+    trained = done(task(epochs=15, batch=15, lr=0.02), parameters(SMALL), data)
+    assert trained.notes["loss"] < 0.2
+    stats = done(task("calibrate"), trained.tensors, data)
+    scores = done(task("evaluate"), {**trained.tensors, **stats.tensors}, data)
+    assert scores.notes["tallies"]["all"]["right"][0] >= 0.9 * scores.samples
+
+
+def test_tracked_statistics_travel_both_ways():
+    received = weights(SMALL)
+    update = done(task(norm="tracked"), received, examples())
+    assert update.tensors.keys() == (shapes(SMALL) | statistics(SMALL)).keys()
+    assert not np.array_equal(update.tensors["norm.running_mean"], received["norm.running_mean"])
+
+
+def test_a_calibration_measures_the_received_weights():
+    """24 examples in batches of 8: three batches, the statistics that one process would find, and
+    no weight in the update.
+    """
+    data, received = examples(), parameters(SMALL)
+    update = done(task("calibrate"), received, data)
+    assert {name: value.shape for name, value in update.tensors.items()} == statistics(SMALL)
+    assert (update.samples, update.steps, update.notes["batches"]) == (24, 0, 3)
+    net = build(SMALL)
+    net.load_state_dict(
+        {name: torch.from_numpy(value) for name, value in received.items()}, strict=False
+    )
+    means = net.standardise(torch.from_numpy(data.x))
+    first = net.stem(means).mean((0, 2, 3)).detach()
+    torch.testing.assert_close(
+        torch.from_numpy(update.tensors["sections.0.0.norm1.running_mean"]),
+        first,
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_an_evaluation_counts_the_held_out():
+    """The same loss and answers as the network by hand, whatever the batch."""
+    data, received = examples(), weights(SMALL)
+    net = build(SMALL).eval()
+    net.load_state_dict(
+        {name: torch.from_numpy(value) for name, value in received.items()}, strict=False
+    )
+    logits = net(torch.from_numpy(data.x_held)).detach()
+    truth = torch.from_numpy(data.y_held)
+    for batch in (2, 4, 100):
+        update = done(task("evaluate", batch=batch), received, data)
+        assert not update.tensors
+        assert (update.samples, update.steps) == (6, 0)
+        found = update.notes["tallies"]["all"]
+        assert found["count"] == [6]
+        assert found["right"] == [int((logits.argmax(1) == truth).sum())]
+        assert found["loss"][0] / 6 == pytest.approx(cross_entropy(logits, truth).item(), rel=1e-5)
+
+
+def test_an_evaluation_without_held_out_examples_is_empty():
+    data = examples()
+    data.x_held, data.y_held = data.x[:0], data.y[:0]
+    update = done(task("evaluate"), weights(SMALL), data)
+    assert (update.samples, update.notes) == (0, {"tallies": {}})
+
+
+@pytest.mark.parametrize("work", ["calibrate", "evaluate"])
+def test_work_without_steps_can_be_stopped(work):
+    with pytest.raises(Stopped):
+        perform(task(work), weights(SMALL), examples(), stop=lambda: True)
+
+
+@pytest.mark.parametrize("work", ["train", "calibrate", "evaluate"])
+def test_tensors_of_another_submodel_are_refused(work):
+    with pytest.raises(Refused, match=r"missing or too many|expected shape"):
+        perform(task(work), weights(full(NET)), examples())
+    with pytest.raises(Refused, match="expected shape"):
+        perform(
+            task(work),
+            {**weights(SMALL), "stem.weight": np.zeros((3, 1, 3, 3), dtype=np.float32)},
+            examples(),
+        )
+
+
+def test_evaluation_refuses_weights_without_statistics():
+    with pytest.raises(Refused, match=r"missing or too many: .*running_"):
+        perform(task("evaluate"), parameters(SMALL), examples())
+
+
+def test_calibration_and_evaluation_of_a_network_in_hand():
+    data = examples(30)
+    torch.manual_seed(0)
+    net = build(SMALL)
+    stats, batches = calibrate(net, data.x, 8, 0)
+    other = build(SMALL)
+    other.load_state_dict(net.state_dict())
+    load_stats(other, stats)
+    assert batches == 4
+    recipe = replace(PLAIN, batch=7)
+    assert evaluate(net, SMALL, recipe, data.x, data.y) == evaluate(
+        other, SMALL, recipe, data.x, data.y
+    )
+
+
+def test_scores_before_and_after_training_are_sent_only_when_asked_for():
+    """Of the held-out examples, with norms measured on the device's own data; training is the same
+    with and without them.
+    """
+    data, received = examples(60), parameters(SMALL)
+    plain = done(task(epochs=15, batch=15, lr=0.02), received, data)
+    scored = done(task(epochs=15, batch=15, lr=0.02, scores=True), received, data)
+    assert "tallies" not in plain.notes
+    before, after = (scored.notes["tallies"][when] for when in ("before", "after"))
+    assert before["count"] == after["count"] == [15]
+    assert after["right"][0] > before["right"][0]
+    assert after["loss"][0] < before["loss"][0]
+    assert all(np.array_equal(plain.tensors[name], scored.tensors[name]) for name in plain.tensors)
+
+
+def test_a_device_is_also_scored_on_its_own_classes_alone():
+    """With the logits of absent classes at 0, a device that holds class 0 alone may only be wrong
+    where its own logit is negative.
+    """
+    data = examples()
+    data.y, data.labels = np.zeros_like(data.y), (0,)
+    data.y_held = np.zeros_like(data.y_held)
+    tallies = done(task("evaluate"), weights(SMALL), data).notes["tallies"]
+    assert tallies.keys() == {"all", "labels"}
+    net = build(SMALL).eval()
+    net.load_state_dict(
+        {name: torch.from_numpy(value) for name, value in weights(SMALL).items()}, strict=False
+    )
+    own = net(torch.from_numpy(data.x_held))[:, 0]
+    assert tallies["labels"]["right"] == [int((own >= 0).sum())]
+
+
+def test_dropout_repeats_with_the_task_and_leaves_the_global_randomness_alone():
+    transformer = full(network("transformer-small", (6,), 9, target="token"))
+    data = SimpleNamespace(
+        x=np.arange(48).reshape(8, 6) % 9,
+        y=np.arange(1, 49).reshape(8, 6) % 9,
+        labels=tuple(range(9)),
+    )
+    data.x_held, data.y_held = data.x[:2], data.y[:2]
+    torch.manual_seed(4)
+    start = torch.random.get_rng_state()
+    first, again = (
+        done(task(submodel=transformer, scores=True), parameters(transformer), data)
+        for _ in range(2)
+    )
+    assert all(np.array_equal(first.tensors[name], again.tensors[name]) for name in first.tensors)
+    torch.manual_seed(4)
+    assert torch.equal(start, torch.random.get_rng_state())
+    assert "labels" not in first.notes
+    assert first.notes["tallies"]["after"]["count"] == [12]

@@ -1,0 +1,68 @@
+"""Tokens: what is printed can be read back, and what was mistyped is found before anything is
+sent.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from federated.errors import UsageError
+from federated.wire.enrolment_token import Token, parse_token
+
+TOKEN = Token("pi-kitchen", "192.168.1.5", 8884, bytes(range(16)), bytes(range(100, 132)))
+
+
+def test_a_token_shows_whom_it_is_for_and_where_it_is_good() -> None:
+    assert str(TOKEN).startswith("pi-kitchen@192.168.1.5:8884/1-aaaqeayeaudaocajbifqydiob4-")
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        TOKEN,
+        Token("a", "fd00::2", 1, b"s" * 16, b"f" * 32),
+        Token("a.b_c-d", "host.example", 65535, b"\xff" * 16, bytes(32)),
+    ],
+)
+def test_a_token_is_read_back_in_any_case_and_with_blanks(token: Token) -> None:
+    assert parse_token(f" {token}\n") == token
+    name, rest = str(token).split("/")
+    assert parse_token(f"{name}/{rest.upper()}") == token
+
+
+def test_the_secret_shows_in_no_representation() -> None:
+    assert str(list(TOKEN.secret)) not in repr(TOKEN)
+    assert "secret" not in repr(TOKEN)
+
+
+@given(st.integers(0, len(str(TOKEN)) - 1), st.sampled_from("abcxyz234567"))
+def test_one_wrong_character_is_noticed(place: int, character: str) -> None:
+    wrong = str(TOKEN)[:place] + character + str(TOKEN)[place + 1 :]
+    if wrong != str(TOKEN):
+        with pytest.raises(UsageError, match="token"):
+            parse_token(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "expected NAME@HOST:PORT/1-"),
+        ("a@h:1/1-é-é-é", "letters and the digits 2 to 7"),
+        # another letter for the same bits
+        (str(TOKEN)[:108] + "x" + str(TOKEN)[109:], "its check does not fit"),
+        ("hello", "found 5 characters of another form"),
+        (str(TOKEN)[:-3], "its check does not fit"),
+        (str(TOKEN).replace("/1-", "/2-"), "expected version 1, found 2"),
+        (
+            str(TOKEN).replace("aaaqeayeaudaocajbifqydiob4", "1" * 26),
+            "letters and the digits 2 to 7",
+        ),
+        ("all@h:1/1-" + str(TOKEN).split("1-", 1)[1], "does not fit"),
+    ],
+)
+def test_what_is_no_token_is_said_without_the_secret(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why) as caught:
+        parse_token(text)
+    assert "aaaqeayeaudaocajbifqydiob4" not in str(caught.value)

@@ -1,0 +1,189 @@
+"""Names of models, menus, and a family of the user's own."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from models.cost import cost
+from models.families.catalogue import (
+    FAMILIES,
+    build,
+    full,
+    initial,
+    labelled,
+    menu,
+    network,
+    shapes,
+)
+from models.submodel import Submodel, kept
+
+
+def test_presets_by_name():
+    assert network("preresnet", (1, 8, 8), 10).preset == "small"
+    assert network("preresnet-18", (1, 8, 8), 10).preset == "18"
+    assert full(network("preresnet-18", (1, 8, 8), 10)).mask == ((1, 1),) * 4
+
+
+@pytest.mark.parametrize("name", ["preresnt", "preresnet-19", "", "-", "resnt"])
+def test_unknown_models_list_the_known(name):
+    with pytest.raises(LookupError) as caught:
+        network(name, (1, 8, 8), 10)
+    assert caught.value.args[0] == name
+    assert {"preresnet", "preresnet-small", "preresnet-18", "preresnet-fedfa"} <= set(
+        caught.value.args[1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "mean", "std", "message"),
+    [
+        ((8, 8), 10, (0,), (1,), "3 axes"),
+        ((0, 8, 8), 10, (0,), (1,), "at least 1"),
+        ((), 10, (0,), (1,), "3 axes"),
+        ((1, 8, 8), 1, (0,), (1,), "at least 2"),
+        ((3, 8, 8), 10, (0, 0), (1,), "expected 1 or 3"),
+        ((3, 8, 8), 10, (float("nan"),), (1,), "finite"),
+        ((3, 8, 8), 10, (0,), (0,), "above 0"),
+    ],
+)
+def test_networks_that_cannot_be(inputs, outputs, mean, std, message):
+    with pytest.raises(ValueError, match=message):
+        network("preresnet", inputs, outputs, mean, std)
+
+
+@pytest.mark.parametrize(
+    ("target", "shift", "scale", "message"),
+    [
+        ("value", (1,), (), "expected both, or neither"),
+        ("value", (1, 2), (1, 1), r"shift \(1.0, 2.0\); expected 1 finite numbers, or none"),
+        ("value", (1,), (float("inf"),), "scale"),
+        ("value", (1,), (0,), "above 0"),
+        ("class", (1,), (1,), "expected none for target 'class'"),
+    ],
+)
+def test_raw_units_that_cannot_be(target, shift, scale, message):
+    with pytest.raises(ValueError, match=message):
+        network(
+            "preresnet",
+            (1, 8, 8),
+            1 if target == "value" else 10,
+            target=target,
+            shift=shift,
+            scale=scale,
+        )
+
+
+def test_a_network_of_values_keeps_their_units():
+    made = network("preresnet", (1, 8, 8), 1, target="value", shift=(20,), scale=(5,))
+    assert (made.objective, made.shift, made.scale) == ("value", (20.0,), (5.0,))
+
+
+def test_menu_is_sorted_capped_and_unique():
+    """Depth 9 is depth 4 here, and the order is by parameters."""
+    found = menu(network("preresnet", (1, 8, 8), 10), (1, 0.5), (9, 2, 4))
+    assert [s.name for s in found] == ["w0.5-d2.2.2", "w0.5-d4.4.4", "w1-d2.2.2", "w1-d4.4.4"]
+    sizes = [cost(s).parameters for s in found]
+    assert sizes == sorted(sizes)
+    assert found[-1] == full(found[0].network)
+
+
+@pytest.mark.parametrize(
+    ("widths", "depths"),
+    [
+        ((), (1,)),
+        ((1,), ()),
+        ((0,), (1,)),
+        ((1.1,), (1,)),
+        ((1,), (0,)),
+        ((1,), ((1, 2),)),
+        ((1,), (("a", "b", "c"),)),
+    ],
+)
+def test_menus_that_cannot_be(widths, depths):
+    with pytest.raises(ValueError, match="a menu of widths"):
+        menu(network("preresnet", (1, 8, 8), 10), widths, depths)
+
+
+def test_kept_channels_round_up_after_rounding_noise():
+    """0.07 of 100 is 7 though the product is 7.000000000000001."""
+    assert kept(0.07, 100) == 7
+    assert kept(0.5, 5) == 3
+
+
+def test_initial_depends_on_the_seed_alone():
+    net = network("preresnet", (1, 8, 8), 10)
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    first, again, other = initial(net, 1), initial(net, 1), initial(net, 2)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["stem.weight"], other["stem.weight"])
+    assert shapes(full(net)).keys() < first.keys()
+    assert not first["stem.weight"].requires_grad
+
+
+def test_a_meta_build_allocates_nothing():
+    assert {
+        p.device.type
+        for p in build(full(network("preresnet-fedfa", (3, 32, 32), 10)), "meta").parameters()
+    } == {"meta"}
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """A module `own_models` with a perceptron that scales in width."""
+    module = ModuleType("own_models")
+
+    def perceptron(submodel: Submodel) -> nn.Module:
+        hidden = kept(submodel.width, 6)
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(4, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, submodel.network.outputs),
+        )
+
+    module.perceptron = perceptron
+    module.headless = lambda submodel: nn.Sequential(nn.Flatten(), nn.Linear(4, 5))
+    module.number = 3
+    monkeypatch.setitem(sys.modules, "own_models", module)
+    return module
+
+
+def test_a_function_of_the_user_is_a_family(own):
+    net = network("own_models:perceptron", (1, 2, 2), 3)
+    small, large = menu(net, (0.5, 1), (1, 2))
+    assert shapes(small) == {
+        "net.1.weight": (3, 4),
+        "net.1.bias": (3,),
+        "net.3.weight": (3, 3),
+        "net.3.bias": (3,),
+    }
+    assert labelled(large) == {"net.3.weight", "net.3.bias"}
+    assert build(large)(torch.zeros(2, 1, 2, 2)).shape == (2, 3)
+    assert cost(large).parameters == 6 * 4 + 6 + 3 * 6 + 3
+    assert cost(large).macs == 6 * 4 + 3 * 6
+
+
+def test_a_last_layer_of_another_size_is_said_before_anything_runs(own):
+    with pytest.raises(ValueError, match=r"makes \(2, 5\); expected \(2, 3\)"):
+        network("own_models:headless", (1, 2, 2), 3)
+
+
+@pytest.mark.parametrize(
+    "name", ["own_models:absent", "own_models:number", "no_such_module:f", ":f", "own_models:"]
+)
+def test_functions_that_cannot_be_imported(own, name):
+    with pytest.raises(ValueError, match="model '"):
+        network(name, (1, 2, 2), 3)
+
+
+def test_families_are_plain_data():
+    for name, family in FAMILIES.items():
+        assert family.default in family.presets, name
+        assert "-" not in name, "a dash opens the preset"

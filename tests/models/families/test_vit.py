@@ -1,0 +1,113 @@
+"""The vision transformer: counts of InCo and NeFL, what a layer adds, torchvision's weights, images
+that do not fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from models.cost import cost
+from models.families.catalogue import build, full, initial, menu, network, shapes
+from tests.support.counts import published
+from tests.support.pretrained import assert_equals_torchvision
+
+CIFAR, IMAGENET = (3, 32, 32), (3, 224, 224)
+
+
+@pytest.mark.parametrize("layers", [8, 9, 10, 11, 12])
+def test_counts_of_inco(layers):
+    (submodel,) = menu(network("vit-s", IMAGENET, 10), (1,), (layers,))
+    assert (cost(submodel).parameters, cost(submodel).macs) == published(
+        f"InCo/ViT-S_{layers}layers_224"
+    )
+
+
+@pytest.mark.parametrize("layers", [8, 12])
+def test_counts_at_32_pixels(layers):
+    (submodel,) = menu(network("vit-s-32", CIFAR, 10), (1,), (layers,))
+    assert (cost(submodel).parameters, cost(submodel).macs) == published(
+        f"proposal/ViT-S_{layers}layers_32_patch4"
+    )
+
+
+def test_counts_of_nefl():
+    made = cost(full(network("vit-b", IMAGENET, 10)))
+    assert (made.parameters, made.macs) == published("NeFL/ViT-B16_224")
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "outputs", "parameters", "macs"),
+    [
+        ("vit-s", IMAGENET, 10, 21_669_514, 4_598_502_144),  # InCo, 12 layers
+        ("vit-b", IMAGENET, 10, 85_806_346, 17_563_067_904),  # NeFL
+        # torchvision's vit_b_16 says 86567656 and 17.56 G
+        ("vit-b", IMAGENET, 1000, 86_567_656, 17_563_828_224),
+        ("vit-tiny", IMAGENET, 1000, 5_717_416, 1_253_683_200),  # DeiT-Ti: 5.7 M and 1.3 G
+    ],
+)
+def test_counts(model, inputs, outputs, parameters, macs):
+    made = cost(full(network(model, inputs, outputs)))
+    assert (made.parameters, made.macs) == (parameters, macs)
+
+
+def test_half_the_width_halves_features_and_keeps_heads_and_tokens():
+    (half,) = menu(network("vit-s-32", CIFAR, 10), (0.5,), (1,))
+    found = shapes(half)
+    assert found["sections.0.0.attention.project.weight"] == (3, 6, 32, 192)
+    assert found["sections.0.0.attention.out.weight"] == (192, 6, 32)
+    assert found["sections.0.0.feed.linear1.weight"] == (768, 192)
+    assert found["positions"] == (65, 192)
+
+
+def test_any_layer_may_be_left_out():
+    """Without a layer a network is what it is with that layer's two residual functions at 0."""
+    whole = full(network("vit-micro", (1, 8, 8), 10), ("steps",))
+    part = replace(whole, mask=((0, 1, 1),))
+    tensors = {
+        name: torch.rand_like(value) * 0.1
+        for name, value in initial(whole.network, 0, ("steps",)).items()
+    }
+    for name in ("attention", "feed"):
+        tensors[f"sections.0.0.{name}.step"] = torch.zeros(1)
+    nets = [build(submodel).eval() for submodel in (whole, part)]
+    nets[0].load_state_dict(tensors)
+    nets[1].load_state_dict({name: tensors[name] for name in shapes(part)})
+    x = torch.rand(2, 1, 8, 8)
+    assert torch.allclose(nets[0](x), nets[1](x), atol=1e-6)
+
+
+def test_it_is_initialised_as_torchvisions():
+    """The feed-forward's biases spread by 1e-6, those of attention and head and the head itself are
+    0, positions spread by 0.02.
+    """
+    net = build(full(network("vit-tiny-32", CIFAR, 10))).requires_grad_(False)
+    layer = net.sections[0]["0"]
+    assert 0.8e-6 < float(layer.feed.linear1.bias.std()) < 1.2e-6
+    assert 0.019 < float(net.positions.std()) < 0.021
+    assert not any(
+        map(
+            torch.any,
+            (
+                layer.attention.project.bias,
+                layer.attention.out.bias,
+                net.linear.weight,
+                net.linear.bias,
+            ),
+        )
+    )
+
+
+def test_it_says_what_torchvisions_network_says():
+    assert_equals_torchvision("vit-b", IMAGENET)
+
+
+@pytest.mark.parametrize("inputs", [(3, 30, 32), (3, 32, 30), (3, 2, 2)])
+def test_images_that_patches_do_not_fill_are_refused(inputs):
+    with pytest.raises(
+        ValueError,
+        match=rf"images of {inputs[1]} x {inputs[2]} pixels are not filled by patches of 4 x 4",
+    ):
+        network("vit", inputs, 10)

@@ -1,0 +1,294 @@
+"""A network of the user's own: what is asked of a function, what is said where it will not do, and
+a whole run.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from export.graph import export, predict
+from export.verify import load
+from models.families.catalogue import (
+    address,
+    build,
+    full,
+    labelled,
+    menu,
+    network,
+    normalising,
+    shapes,
+)
+from models.layers.basic import Scaler
+from models.submodel import Submodel, kept
+from tests.support.federation import Member, digits, federate
+from tests.support.own import Named, Recurrent, at, cnn, passes, sizes
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+class Tied(nn.Module):
+    """The head is the table of words, which nobody may cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.hidden, self.head = nn.Embedding(10, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+        self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.hidden(self.words(x.flatten(1).long()).mean(1)))  # type: ignore[no-any-return]
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(64, 8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] != 1:
+            raise ValueError
+        return self.head(self.hidden(x.flatten(1)))  # type: ignore[no-any-return]
+
+
+class Stubborn(nn.Module):
+    """Adds what has a written size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(64, 8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.hidden(x.flatten(1))
+        return self.head(x + x.new_ones(x.shape[0], 8))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (Recurrent, "first of all because of LSTM 'memory'"),
+        (Tied, "first of all because of Embedding 'words'"),
+        (Branching, "torch.fx cannot follow its forward pass"),
+        (Stubborn, "first of all because of the operation 'new_ones'"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "it has no hidden channels"),
+    ],
+)
+def test_what_cannot_be_narrowed_says_why_and_runs_whole(
+    named: Named, function: Callable[..., object], why: str
+) -> None:
+    made = named(function)
+    assert passes(full(made)).shape == (3, 10)
+    with pytest.raises(
+        ValueError,
+        match=f"{why}.*; let its function obey submodel.width, or set method.widths = \\[1.0\\]",
+    ):
+        menu(made, (0.5, 1.0), (1,))
+
+
+class Counting(nn.Module):
+    """Hides a written size behind a computed one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(64, 8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.hidden(x.flatten(1)).view(x.shape[0], 8 * x.shape[1]))  # type: ignore[no-any-return]
+
+
+def test_what_fails_at_half_its_width_is_said_before_a_run(named: Named) -> None:
+    with pytest.raises(
+        ValueError, match=r"cut to half its width, it fails \(.*\); let its function"
+    ):
+        menu(named(Counting), (0.5,), (1,))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda inputs, outputs: nn.Flatten(),
+            "needs inputs, outputs; expected a function of a submodel, or of nothing",
+        ),
+        (lambda submodel: 3, "returned a int; expected an nn.Module"),
+        (
+            lambda: nn.Linear(int(torch.ones(1).sum().item()), 10),
+            "computes its sizes with tensors; expected plain numbers",
+        ),
+    ],
+)
+def test_functions_that_are_no_networks(
+    named: Named, function: Callable[..., object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        named(function)
+
+
+def test_a_function_that_shrinks_is_left_alone(named: Named) -> None:
+    """It keeps one channel more than the project would, and that stands."""
+    made = named(
+        lambda submodel: nn.Sequential(
+            nn.Linear(4, kept(submodel.width, 8) + 1), nn.Linear(kept(submodel.width, 8) + 1, 3)
+        ),
+        (4,),
+        3,
+    )
+    assert list(sizes(made).values()) == [(5, 4), (3, 5)]
+
+
+def test_a_function_with_depths_follows_the_mask_itself(named: Named) -> None:
+    def deep(submodel: Submodel) -> nn.Module:
+        blocks = nn.Sequential(
+            OrderedDict(
+                {str(i): nn.Linear(4, 4) for i, keep in enumerate(submodel.mask[0]) if keep}
+            )
+        )
+        return nn.Sequential(OrderedDict(sections=nn.Sequential(blocks), head=nn.Linear(4, 3)))
+
+    deep.depths = (3,)  # type: ignore[attr-defined]
+    made = named(deep, (4,), 3)
+    assert full(made).mask == ((1, 1, 1),)
+    assert len(shapes(at(made, 1.0, 2))) == len(shapes(full(made))) - 2
+    assert address(made, "net.sections.0.2.weight") == (0, 2, "weight")
+
+
+def test_a_regression_has_no_classes(named: Named) -> None:
+    made = named(
+        lambda submodel: nn.Sequential(
+            nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, submodel.network.outputs)
+        ),
+        (4,),
+        2,
+        "value",
+    )
+    assert made.objective == "value"
+    assert labelled(at(made, 0.5)) == frozenset()
+    assert list(sizes(made).values()) == [(4, 4), (2, 4)]
+
+
+def test_a_narrow_layer_is_scaled_in_training_where_a_method_asks(named: Named) -> None:
+    """HeteroFL divides by the rate: before batch norm, where it shows in the statistics, else
+    behind the layers that were cut.
+    """
+    plain = named(
+        lambda: nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 3, bias=False)), (4,), 3
+    )
+    normed = named(
+        lambda: nn.Sequential(
+            nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8, momentum=1.0), nn.Linear(8, 3)
+        ),
+        (4,),
+        3,
+    )
+    x = torch.rand((5, 4), generator=torch.Generator().manual_seed(1))
+    net = build(Submodel(plain, 0.5, (), ("scaler",)))
+    torch.testing.assert_close(net.train()(x), 2 * net.eval()(x))
+    net = build(Submodel(normed, 0.5, (), ("scaler",)))
+    seen = net.train()(x)
+    # what it meets in evaluation
+    torch.testing.assert_close(net.net[1].running_mean, net.net[0](x).mean(0))
+    net.net[1].scaler = Scaler(1.0)
+    net.net[0].weight.data *= 2
+    torch.testing.assert_close(net(x), seen)  # it trained as on inputs divided by a half
+    assert shapes(Submodel(normed, 0.5, (), ("scaler",))) == shapes(Submodel(normed, 0.5, ()))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedfa"])
+def test_every_method_trains_it_in_every_size(tmp_path: Path, method: str) -> None:
+    settings = {
+        "model.name": "tests.support.model:residual",
+        "method.name": method,
+        "method.widths": [0.5, 1.0],
+        "rounds": 2,
+    }
+    settings |= {"evaluate.every": 2} | ({} if method == "heterofl" else {"method.depths": [1, 2]})
+    done = federate(
+        tmp_path, [Member("a0", digits(0, 2), 0.01), Member("a1", digits(1, 2), 0.5)], settings
+    )
+    central = {s.submodel: s.accuracy for s in done.result.scores if s.view == "central"}
+    sizes = (
+        {"w0.5-d2-scaler", "w1-d2-scaler"}
+        if method == "heterofl"
+        else {"w0.5-d1", "w0.5-d2", "w1-d1", "w1-d2"}
+    )
+    assert central.keys() == sizes
+    assert len({s.name for s in done.result.history.assigned.values()}) == 2
+    assert max(central.values()) > 0.3
+
+
+def test_half_of_it_exports_and_the_graph_says_the_same(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    submodel = at(network("tests.support.model:residual", (1, 8, 8), 10), 0.5)
+    net = build(submodel).eval()
+    x = np.random.default_rng(0).random((7, 1, 8, 8), dtype=np.float32)
+    path = export(
+        net,
+        submodel.network,
+        x[:2],
+        tmp_path / "net.onnx",
+        {"run": "r", "round": 1, "submodel": submodel.name},
+    )
+    for n in (1, 7):
+        np.testing.assert_allclose(
+            load(path).predict(x[:n]), predict(net, submodel.network, x[:n]), atol=1e-5
+        )
+
+
+def test_every_kind_of_norm_is_known_as_one(named: Named) -> None:
+    """A method that keeps norms apart (NeFL) finds them, whichever they are."""
+    made = named(
+        lambda: nn.Sequential(
+            nn.Linear(4, 8),
+            nn.RMSNorm(8),
+            nn.Unflatten(1, (2, 4)),
+            nn.InstanceNorm1d(2, affine=True),
+            Mean(),
+        ),
+        (4,),
+        4,
+    )
+    assert normalising(full(made)) == {"net.1.weight", "net.3.weight", "net.3.bias"}
+
+
+def test_an_instance_norm_that_tracks_statistics_is_refused(named: Named) -> None:
+    """Calibration measures batch norms alone."""
+    with pytest.raises(
+        ValueError, match=r"instance norm '1' tracks statistics.*expected track_running_stats=False"
+    ):
+        named(
+            lambda: nn.Sequential(
+                nn.Unflatten(1, (2, 2)),
+                nn.InstanceNorm1d(2, track_running_stats=True),
+                nn.Flatten(),
+                nn.Linear(4, 3),
+            ),
+            (4,),
+            3,
+        )
+
+
+def test_initial_values_are_corners_too(named: Named) -> None:
+    made = named(lambda: cnn())
+    torch.manual_seed(5)
+    whole = build(full(made)).state_dict()
+    torch.manual_seed(5)
+    half = build(at(made, 0.5)).state_dict()
+    assert all(
+        torch.equal(value, whole[name][tuple(map(slice, value.shape))])
+        for name, value in half.items()
+    )
+
+
+def test_what_cannot_be_narrowed_is_timed_and_trained_whole(tmp_path: Path) -> None:
+    settings = {"model.name": "tests.support.own:Recurrent", "method.name": "fedavg", "rounds": 1}
+    done = federate(tmp_path, [Member("a0", digits(0, 2))], settings)
+    assert [s.name for s in done.fleet.run.calibration] == ["w1"]
+    assert done.result.rounds == 1
