@@ -20,7 +20,7 @@ from coordinator.fleet.shipment import SLOTS
 from coordinator.fleet.weight_slots import Shelf
 from federated.runtime.console import FORMAT, speaker, speaking_plainly
 from federated.wire import envelope, messages, topics
-from federated.wire.link import MqttLink
+from federated.wire.links.mqtt import MqttLink
 from federated.wire.transfer import Download
 
 __all__ = ["command"]

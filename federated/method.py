@@ -11,27 +11,24 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from federated.engine.accounting import Passes, own_pass
+from federated.engine.aggregate import Part, Total
 from federated.errors import ConfigError, Unknown
 from federated.task import Profile, Recipe, Update
 from federated.training.hooks import Hooks
-from models.slicing import Plan, Where
+from models.slicing import Plan
 from models.submodel import Network, Submodel
-
-if TYPE_CHECKING:
-    from federated.engine.aggregate import Total
 
 __all__ = [
     "LAWS",
     "MODES",
     "SCHEDULE",
     "Method",
-    "Part",
     "Setting",
     "Settings",
     "State",
@@ -154,26 +151,6 @@ class State:
     fleet: Mapping[Submodel, int] = field(default_factory=dict)
     agents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     holders: Mapping[tuple[Submodel, ...], int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Part:
-    """One rectangle of one home, as one update gives it: adds weight x scale x value to the sum,
-    and weight to what it is divided by.
-
-    home, where, shape: the home, the rectangle in it, and the home's whole shape. value: tensor of
-    the rectangle's shape.
-    weight: one number, or a vector over axis 0 of the rectangle. extra: further numbers, summed per
-    rectangle beside the weight.
-    """
-
-    home: str
-    where: Where
-    shape: tuple[int, ...]
-    value: Tensor
-    weight: float | Tensor = 1.0
-    scale: float = 1.0
-    extra: tuple[float, ...] = ()
 
 
 def itself(settings: Settings, menu: Sequence[Submodel], submodel: Submodel) -> Sequence[Submodel]:

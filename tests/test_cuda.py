@@ -26,11 +26,12 @@ from edge_agent.device.limits import Limits
 from edge_agent.join.worker import Job, Worker
 from export import bundle
 from federated.data import catalogue
+from federated.device import torch_tasks
+from federated.device.torch_tasks import perform
 from federated.device.trainer import Outcome
 from federated.methods.catalogue import METHODS
 from federated.task import Task, Update
-from federated.training import tasks, zico
-from federated.training.tasks import perform
+from federated.training import zico
 from federated.training.variates import PREFIX
 from federated.wire import messages
 from federated.wire import tensors as codec
@@ -152,7 +153,7 @@ def test_every_task_of_every_method_gives_the_same(
         )
         return here
 
-    monkeypatch.setattr(tasks, "perform", twice)
+    monkeypatch.setattr(torch_tasks, "perform", twice)
     data = [
         catalogue.device("digits", name=f"d{i}", shard=f"{i}/{AGENTS}", partition="iid")
         for i in range(AGENTS)

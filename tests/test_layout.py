@@ -9,6 +9,8 @@ import importlib
 import statistics
 import subprocess
 import sys
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -25,24 +27,62 @@ MAY_IMPORT = {
     "coordinator": {"models", "federated", "export", "coordinator"},
     "benchmarks": set(PACKAGES),
 }
+# rooms of each package: a module imports from its own room, from rooms to the left, and from
+# modules that lie in no room
+ROOMS = {
+    "models": ("layers", "own", "families"),
+    "federated": (
+        "runtime",
+        "engine",
+        "wire",
+        "wire.links",
+        "data",
+        "training",
+        "methods",
+        "device",
+    ),
+    "edge_agent": ("device", "access", "join", "infer", "bench", "doctor", "finetune", "cli"),
+    "coordinator": (
+        "settings",
+        "assign",
+        "observe",
+        "round",
+        "trust",
+        "store",
+        "broker",
+        "access",
+        "fleet",
+        "observe.readers",
+        "phases",
+        "run",
+        "release",
+        "simulate",
+        "cli",
+    ),
+}
+MOST_FILES = 14  # of one folder
+CATALOGUES = ("federated.methods", "models.families", "coordinator.cli", "benchmarks")
+LONGEST = 60  # lines of a function
+MOST_PARAMETERS = 6  # of a function; the options of a command are collected into one record
 NO_METHODS = ("federated/wire", "federated/data")
 TORCH_FREE = (
+    "coordinator.cli.main",
     "edge_agent",
-    "edge_agent.join.agent",
     "edge_agent.bench.measure",
     "edge_agent.bench.row",
-    "edge_agent.device.measurement_cache",
     "edge_agent.cli.main",
-    "edge_agent.doctor.checks",
+    "edge_agent.device.measurement_cache",
     "edge_agent.doctor.broker_checks",
-    "edge_agent.doctor.device_checks",
+    "edge_agent.doctor.checks",
     "edge_agent.doctor.connection_checks",
+    "edge_agent.doctor.device_checks",
     "edge_agent.infer.follow",
-    "edge_agent.infer.session",
-    "edge_agent.join.inventory",
-    "edge_agent.infer.mqtt_questions",
     "edge_agent.infer.http_server",
+    "edge_agent.infer.mqtt_questions",
     "edge_agent.infer.service",
+    "edge_agent.infer.session",
+    "edge_agent.join.agent",
+    "edge_agent.join.inventory",
     "edge_agent.join.worker",
     "export.bundle",
     "export.modelcard",
@@ -51,11 +91,12 @@ TORCH_FREE = (
     "export.verify",
     "federated.data.catalogue",
     "federated.device.participant",
-    "federated.device.spool",
     "federated.device.profile_file",
+    "federated.device.spool",
     "federated.task",
     "federated.wire",
     "federated.wire.link",
+    "federated.wire.links.mqtt",
     "models.submodel",
 )
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -64,6 +105,17 @@ FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("
 def name_of(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+# an __init__ says what its folder is for, and imports nothing
+MODULES = {name_of(path) for path in FILES if path.name != "__init__.py"}
+
+
+def room_of(module: str) -> tuple[str, str]:
+    """Package and room of a module; an empty room for modules at a package's root."""
+    package, _, rest = module.partition(".")
+    rooms = ROOMS.get(package, ())
+    return package, max((r for r in rooms if rest.startswith(f"{r}.")), key=len, default="")
 
 
 def imports(path: Path) -> set[str]:
@@ -86,6 +138,53 @@ def test_imports_go_one_way(path: Path) -> None:
         assert not any(name.startswith("federated.methods") for name in imports(path))
 
 
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_rooms_import_one_way(path: Path) -> None:
+    package, room = room_of(name_of(path))
+    if not room:
+        return
+    allowed = ROOMS[package][: ROOMS[package].index(room) + 1]
+    for name in imports(path) & MODULES:
+        there, other = room_of(name)
+        assert there != package or not other or other in allowed, (
+            f"{name_of(path)} imports {name}, but {room} comes before {other}"
+        )
+
+
+def test_no_modules_import_each_other() -> None:
+    """Imports within functions and for type checking count, too."""
+    graph = {name_of(path): imports(path) & MODULES - {name_of(path)} for path in FILES}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"imported in a circle: {' <- '.join(error.args[1])}")
+
+
+def test_folders_stay_small() -> None:
+    folders = Counter(name_of(path).rpartition(".")[0] for path in FILES if path.stem != "__init__")
+    large = {
+        name: count
+        for name, count in folders.items()
+        if count > MOST_FILES and name not in CATALOGUES
+    }
+    assert not large, f"make a room of some of these files: {large}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_functions_stay_short(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        lines = node.end_lineno - node.lineno + 1 if node.end_lineno else 0
+        assert lines <= LONGEST, f"{node.name} has {lines} lines, {LONGEST} at most"
+        given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+        count = len([one for one in given if one.arg not in ("self", "cls")])
+        is_command = any(".command(" in ast.unparse(one) for one in node.decorator_list)
+        assert is_command or count <= MOST_PARAMETERS, (
+            f"{node.name} has {count} parameters, {MOST_PARAMETERS} at most: pass a record"
+        )
+
+
 @pytest.mark.parametrize(
     "path", [p for p in FILES if p.name not in ("__init__.py", "__main__.py")], ids=name_of
 )
@@ -104,8 +203,8 @@ def test_only_one_file_speaks_mqtt_topics_and_checkpoints() -> None:
     assert [name_of(p) for p in spelled] == ["federated.wire.topics"]
     assert {name_of(p) for p in FILES if any(name.startswith("paho") for name in imports(p))} <= {
         "benchmarks.raw.fleet",  # hundreds of clients in one thread, which no link is made for
-        "federated.wire.link",
         "federated.wire.links.mqtt",
+        "federated.wire.links.paho_client",
         "coordinator.broker.local",
     }
     assert {
@@ -153,5 +252,5 @@ def test_every_method_has_a_small_file_of_its_name_and_nothing_else_is_there() -
     assert {METHODS[stem.replace("_", "-")].__module__ for stem in lines} == {
         f"federated.methods.{stem}" for stem in lines
     }
-    assert max(lines.values()) <= 200, f"long: {max(lines, key=lambda stem: lines[stem])}"
+    assert max(lines.values()) <= 300, f"long: {max(lines, key=lambda stem: lines[stem])}"
     assert statistics.median(lines.values()) <= 60

@@ -16,8 +16,8 @@ from benchmarks.faults.trial import RUN, Real, Trial, later
 from coordinator.cli.demo import module
 from federated.data import catalogue
 from federated.data.dataset import Dataset
+from federated.device.torch_tasks import perform
 from federated.task import Task, Update
-from federated.training.tasks import perform
 
 __all__ = ["agent_disk_full", "agent_killed"]
 

@@ -8,9 +8,9 @@ from functools import partial
 
 from benchmarks.schedules.faults import Fault
 from benchmarks.schedules.world import Process, World
+from federated.wire.delivery_queue import Delivery
 from federated.wire.link import Payload, Will
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from federated.wire.links.queue import Delivery
 
 __all__ = ["Cable", "Network"]
 

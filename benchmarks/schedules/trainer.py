@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from benchmarks.schedules.lies import about_update
 from benchmarks.schedules.world import World
+from federated.device.torch_tasks import surveyed
 from federated.device.trainer import Outcome
 from federated.task import Card, Task, Update
-from federated.training.tasks import surveyed
 from federated.wire import tensors
 from federated.wire.messages import Run
 from models.families.catalogue import statistics

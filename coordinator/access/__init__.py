@@ -1,0 +1,1 @@
+"""Who may take part: the fleet's certificate authority, enrolment and revocation."""

@@ -1,0 +1,1 @@
+"""Which submodel each agent gets: predicted cost, eligibility, past behaviour and selection."""

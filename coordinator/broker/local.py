@@ -27,7 +27,7 @@ from coordinator.broker.mosquitto import COORDINATOR, MAX_PACKET, Secured, find_
 from federated.errors import ConfigError, LinkError
 from federated.runtime import files
 from federated.wire.address import Address, url
-from federated.wire.link import MqttLink
+from federated.wire.links.mqtt import MqttLink
 
 __all__ = ["Broker", "find_mosquitto", "start"]
 

@@ -1,0 +1,1 @@
+"""The command `coordinator`: one file per command. Importing it loads no torch."""

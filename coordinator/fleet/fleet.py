@@ -30,7 +30,8 @@ from coordinator.trust.acceptance import check_profile
 from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
 from federated.task import Key, Profile, Work
 from federated.wire import envelope, messages, topics
-from federated.wire.link import LINK_UP, Delivery, Link
+from federated.wire.delivery_queue import LINK_UP, Delivery
+from federated.wire.link import Link
 
 __all__ = ["Fleet", "Intake"]
 

@@ -1,3 +1,1 @@
-"""What happens in a run, as one stream of events, and the readers that show, log, count and keep
-it.
-"""
+"""What happens in a run, as records, and the readers that show it."""

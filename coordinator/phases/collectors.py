@@ -14,8 +14,7 @@ from coordinator.fleet.shipment import STATS, Shipment, received
 from coordinator.round.collector import Snapshot
 from coordinator.round.task_state import Planned, TaskState
 from coordinator.trust.acceptance import check_scores, check_statistics
-from federated.engine.aggregate import Total, fold, mean
-from federated.method import Part
+from federated.engine.aggregate import Part, Total, fold, mean
 from federated.task import Task, Update
 from models.slicing import corner
 from models.submodel import Submodel

@@ -28,7 +28,8 @@ from export import bundle
 from export.publish import Published, announce, confirm, publish, published, version_of, withdraw
 from federated.errors import ExportError, StoreError, UsageError
 from federated.runtime.console import Say
-from federated.wire.link import Link, MqttLink
+from federated.wire.link import Link
+from federated.wire.links.mqtt import MqttLink
 
 __all__ = ["CANARY_WAIT", "Rollout", "Wish", "release_run"]
 

@@ -1,0 +1,1 @@
+"""A round as a value: `step(round, event) -> (round, actions)`, a pure function."""

@@ -1,1 +1,1 @@
-"""A round as a value: what happened goes in as events, what is to be done comes out as actions."""
+"""A run from its first round to its last: prepare, start, plan, resume."""

@@ -36,7 +36,8 @@ from federated.runtime import logs
 from federated.runtime.console import Say
 from federated.runtime.service_manager import Manager
 from federated.wire import topics
-from federated.wire.link import Link, MqttLink
+from federated.wire.link import Link
+from federated.wire.links.mqtt import MqttLink
 from models.cost import cost
 
 __all__ = ["check_same", "report", "start_run"]

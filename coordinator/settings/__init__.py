@@ -1,0 +1,1 @@
+"""The configuration of a run: its tables, their defaults, and how it is loaded."""

@@ -28,9 +28,9 @@ import torch
 
 from coordinator.simulate.data_source import Source
 from federated.data.dataset import Dataset
+from federated.device.torch_tasks import errand, surveyed
 from federated.errors import EspalierError
 from federated.task import Task
-from federated.training.tasks import errand, surveyed
 from federated.wire.messages import Run
 
 __all__ = ["VAST", "Workers", "outcome"]

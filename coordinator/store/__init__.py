@@ -1,0 +1,1 @@
+"""The folder of a run: checkpoints, database, journal, lock."""

@@ -1,0 +1,1 @@
+"""Validation of updates: shape, norm bounds, robust rules, differential privacy."""

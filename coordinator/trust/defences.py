@@ -21,13 +21,13 @@ from coordinator.settings.config import Config
 from coordinator.trust import privacy_budget
 from coordinator.trust.bounds import Bound, Measured, bounds, check_change, moved
 from coordinator.trust.norm_tables import Evidence
-from federated.engine.aggregate import Key, Total, fold
+from federated.engine.aggregate import Key, Part, Total, fold
 from federated.engine.kept_parts import Kept
 from federated.engine.private import private
 from federated.engine.robust import combine, needed, robust
 from federated.engine.update_norms import clipped
 from federated.errors import ConfigError, StoreError
-from federated.method import Method, Part, State
+from federated.method import Method, State
 from federated.methods.catalogue import METHODS
 from federated.task import Update
 from models.families.catalogue import statistics

@@ -1,0 +1,1 @@
+"""The credentials of a device: enrolment, certificates, and the name it goes by."""

@@ -28,6 +28,7 @@ from cryptography.x509.oid import NameOID
 from edge_agent.access.credentials import About, Credentials, alone
 from federated.errors import ConfigError, LinkError, StoreError
 from federated.runtime import files
+from federated.wire import tls
 from federated.wire.address import Address
 from federated.wire.enrolment_token import (
     AUTHORITY,
@@ -39,7 +40,6 @@ from federated.wire.enrolment_token import (
     Renewal,
     Token,
 )
-from federated.wire.links import tls
 
 __all__ = ["due", "enrol", "left", "renew"]
 

@@ -1,0 +1,1 @@
+"""`edge-agent bench`: latency, memory and multiply-adds, measured on the device."""

@@ -18,10 +18,10 @@ import torch
 from edge_agent.device.board import read_board
 from edge_agent.device.limits import Limits, available_cpus, available_memory
 from edge_agent.device.measurement_cache import Notebook, surroundings
+from federated.device.torch_tasks import surveyed
 from federated.errors import ConfigError
 from federated.task import Board, Card, Recipe, Timing
 from federated.training.loop import train
-from federated.training.tasks import surveyed
 from federated.wire.messages import Run
 from models.cost import cost
 from models.families.catalogue import build

@@ -1,0 +1,1 @@
+"""`edge-agent doctor`: is this device fit to take part?"""

@@ -21,7 +21,7 @@ from federated.errors import LinkError, ProtocolMismatch, WireError
 from federated.wire import envelope, messages, topics
 from federated.wire.address import Address
 from federated.wire.link import CHUNK, OVERHEAD, PROBES
-from federated.wire.links import mqtt
+from federated.wire.links import paho_client as mqtt
 
 __all__ = [
     "PATIENCE",

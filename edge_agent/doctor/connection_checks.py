@@ -28,9 +28,8 @@ from edge_agent.doctor.broker_checks import (
 from edge_agent.doctor.checks import Check
 from edge_agent.doctor.clock_check import clock
 from federated.errors import EspalierError
-from federated.wire import messages, topics
+from federated.wire import messages, tls, topics
 from federated.wire.address import Address, parse_address
-from federated.wire.links import tls
 
 __all__ = ["wire"]
 

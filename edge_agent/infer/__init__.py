@@ -1,0 +1,1 @@
+"""`edge-agent infer`: download releases, choose the fastest correct graph, answer questions."""

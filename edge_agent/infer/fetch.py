@@ -14,7 +14,9 @@ from edge_agent.infer.arrival import Arriving, folder_of, target
 from export.publish import SETTLE
 from federated.errors import FleetError, WireError
 from federated.wire import envelope, topics
-from federated.wire.link import Delivery, Link, MqttLink
+from federated.wire.delivery_queue import Delivery
+from federated.wire.link import Link
+from federated.wire.links.mqtt import MqttLink
 from federated.wire.release_files import Release, Version, marked
 
 __all__ = ["card_of", "choose", "fetch", "fetch_from"]

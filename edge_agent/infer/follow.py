@@ -18,7 +18,9 @@ from edge_agent.infer.fetch import card_of, choose
 from export.publish import SETTLE
 from federated.errors import ExportError, StoreError, brief
 from federated.wire import envelope, topics
-from federated.wire.link import LINK_UP, Delivery, Link, MqttLink, Will
+from federated.wire.delivery_queue import LINK_UP, Delivery
+from federated.wire.link import Link, Will
+from federated.wire.links.mqtt import MqttLink
 from federated.wire.release_files import Release, Serving, Version
 
 __all__ = ["Arrival", "Follower", "link_of", "will"]

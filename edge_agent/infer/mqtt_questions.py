@@ -14,7 +14,8 @@ from edge_agent.infer.engine import Engine
 from edge_agent.infer.replies import MOST, inputs_of, reply
 from federated.errors import EspalierError, LinkError
 from federated.wire import topics
-from federated.wire.link import Delivery, Link
+from federated.wire.delivery_queue import Delivery
+from federated.wire.link import Link
 
 __all__ = ["LARGEST", "WAITING", "Questions"]
 

@@ -28,7 +28,8 @@ from federated.errors import EspalierError, ExportError, FleetError, LinkError
 from federated.runtime.console import Say
 from federated.runtime.service_manager import Manager
 from federated.wire import topics
-from federated.wire.link import Delivery, Link
+from federated.wire.delivery_queue import Delivery
+from federated.wire.link import Link
 from federated.wire.release_files import Serving
 
 __all__ = ["Plan", "serve", "serving"]
@@ -126,9 +127,7 @@ def serve(
         if plan.broker:
             _resume(engine, say)
         if plan.address is not None:
-            from edge_agent.infer.http_server import (
-                Server,  # the extra `serve`, which MQTT does without
-            )
+            from edge_agent.infer.http_server import Server
 
             server = Server(
                 engine,

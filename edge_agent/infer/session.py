@@ -161,9 +161,7 @@ def _held(request: Request) -> Held | None:
 def _open(engine: Engine, request: Request) -> Path:
     """Makes the engine answer with what is asked for; where that lies."""
     if request.broker is not None:
-        from edge_agent.infer.fetch import (
-            fetch_from,  # MQTT, which a file on this device does not need
-        )
+        from edge_agent.infer.fetch import fetch_from
 
         folder, submodel = fetch_from(
             request.broker,

@@ -40,7 +40,8 @@ from federated.runtime.console import Say
 from federated.runtime.service_manager import Manager
 from federated.task import Card, Profile
 from federated.wire import envelope, messages, topics
-from federated.wire.link import Link, MqttLink
+from federated.wire.link import Link
+from federated.wire.links.mqtt import MqttLink
 
 __all__ = ["Joined", "find_run", "join", "say_nothing", "take_part"]
 

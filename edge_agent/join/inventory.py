@@ -28,7 +28,7 @@ from federated.errors import ConfigError, EspalierError, MissingExtra, Unknown
 from federated.runtime.console import Say, terminable
 from federated.task import Board, Card, Profile
 from federated.wire import topics
-from federated.wire.link import MqttLink
+from federated.wire.links.mqtt import MqttLink
 
 __all__ = ["FAMILIES", "Wanted", "as_json", "command", "take"]
 

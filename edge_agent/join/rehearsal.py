@@ -18,7 +18,7 @@ from edge_agent.join.agent import find_run
 from edge_agent.join.worker import Job, Worker
 from federated.task import Card, Profile, Task, Work
 from federated.wire import messages, tensors
-from federated.wire.link import MqttLink
+from federated.wire.links.mqtt import MqttLink
 
 __all__ = ["rehearse"]
 
@@ -78,10 +78,7 @@ def _run(broker: str | None, name: str | None, card: Card, job: Job) -> messages
             link.close()
         if found.network is not None:
             return found
-    from models.families.catalogue import (  # torch: only the worker and this rehearsal need it
-        network,
-        probes,
-    )
+    from models.families.catalogue import network, probes
 
     made = network(
         job.model or "preresnet",

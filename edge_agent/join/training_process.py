@@ -184,8 +184,8 @@ def _perform(
 ) -> dict[str, Any]:
     import torch
 
+    from federated.device.torch_tasks import errand
     from federated.training.loop import Stopped
-    from federated.training.tasks import errand
 
     task = msgspec.convert(message["task"], Task)
     try:

@@ -26,7 +26,8 @@ from federated.device.uploads import Uploads
 from federated.errors import Refused, WireError
 from federated.task import Profile, Task
 from federated.wire import envelope, messages, topics
-from federated.wire.link import LINK_DOWN, LINK_UP, Delivery, Link
+from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery
+from federated.wire.link import Link
 
 __all__ = ["Equipment", "Participant", "willing"]
 

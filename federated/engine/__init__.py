@@ -1,0 +1,1 @@
+"""The arithmetic of a round: aggregation, robust rules, privacy, accounting."""

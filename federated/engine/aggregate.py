@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from federated.method import Part
 from models.slicing import Where, at
 
 __all__ = [
     "Key",
+    "Part",
     "Sum",
     "Total",
     "Weight",
@@ -47,6 +47,26 @@ Key = tuple[str | int, ...]
 
 Weight = float | Tensor
 """One number, or a float64 vector over axis 0 of a rectangle."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rectangle of one home, as one update gives it: adds weight x scale x value to the sum,
+    and weight to what it is divided by.
+
+    home, where, shape: the home, the rectangle in it, and the home's whole shape. value: tensor of
+    the rectangle's shape.
+    weight: one number, or a vector over axis 0 of the rectangle. extra: further numbers, summed per
+    rectangle beside the weight.
+    """
+
+    home: str
+    where: Where
+    shape: tuple[int, ...]
+    value: Tensor
+    weight: float | Tensor = 1.0
+    scale: float = 1.0
+    extra: tuple[float, ...] = ()
 
 
 @dataclass

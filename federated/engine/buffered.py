@@ -32,9 +32,9 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Total, Weight
+from federated.engine.aggregate import Part, Total, Weight
 from federated.errors import ConfigError
-from federated.method import Method, Part, State, Tensors
+from federated.method import Method, State, Tensors
 from federated.task import Update
 from models.slicing import Plan, Row, Where, at, present
 

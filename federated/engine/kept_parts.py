@@ -24,9 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from federated.engine.aggregate import Key, Sum, Total, added, check
+from federated.engine.aggregate import Key, Part, Sum, Total, added, check
 from federated.engine.update_norms import counted
-from federated.method import Part
 from models.slicing import Where, corner
 
 __all__ = ["Kept", "Slot"]

@@ -41,11 +41,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from federated.engine.aggregate import Sum, Total, bands
+from federated.engine.aggregate import Part, Sum, Total, bands
 from federated.engine.blocks import blocks
 from federated.engine.update_norms import clipped, counted, grounded
 from federated.errors import ConfigError
-from federated.method import Method, Part, Setting, State, varied
+from federated.method import Method, Setting, State, varied
 from federated.task import Update
 from models.slicing import Plan, at, corner
 

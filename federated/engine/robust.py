@@ -43,12 +43,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from federated.engine.aggregate import Key, Sum, Total, bands, fold, inside
+from federated.engine.aggregate import Key, Part, Sum, Total, bands, fold, inside
 from federated.engine.blocks import blocks
 from federated.engine.kept_parts import Kept, Slot
 from federated.engine.update_norms import clipped, counted, grounded, length
 from federated.errors import ConfigError
-from federated.method import Method, Part, State, Tensors
+from federated.method import Method, State, Tensors
 from federated.task import Update
 from models.slicing import Plan, Where, at, present
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Sum
-from federated.method import Part, State, Tensors
+from federated.engine.aggregate import Part, Sum
+from federated.method import State, Tensors
 from models.slicing import at, present
 
 __all__ = ["change", "clipped", "counted", "grounded", "length", "moved"]

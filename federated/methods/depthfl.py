@@ -35,19 +35,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from federated.engine.aggregate import Total, bands
+from federated.engine.aggregate import Part, Total, bands
 from federated.errors import ConfigError
-from federated.method import (
-    MODES,
-    Method,
-    Part,
-    Setting,
-    Settings,
-    State,
-    Tensors,
-    round_at,
-    varied,
-)
+from federated.method import MODES, Method, Setting, Settings, State, Tensors, round_at, varied
 from federated.methods import fedavg as base
 from federated.methods.common.endings import endings, inner, ordered
 from federated.methods.common.inactive import one_exit, one_size

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Total, mean
+from federated.engine.aggregate import Part, Total, mean
 from federated.errors import ConfigError
-from federated.method import Method, Part, Setting, Settings, State, Tensors, round_at
+from federated.method import Method, Setting, Settings, State, Tensors, round_at
 from federated.task import Profile, Recipe, Update
 from models.families.catalogue import full, menu, parameters, shapes, statistics
 from models.slicing import Plan, Row, at, corners, extract

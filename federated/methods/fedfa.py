@@ -37,8 +37,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Sum, Total, added, extra, mean
-from federated.method import Method, Part, Setting, Settings, State, varied
+from federated.engine.aggregate import Part, Sum, Total, added, extra, mean
+from federated.method import Method, Setting, Settings, State, varied
 from federated.methods.common.central import central_norm
 from federated.methods.common.choice import CHOICES, choose
 from federated.methods.common.inactive import one_size, same_blocks

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Sum, Total, bands, mean
-from federated.method import Method, Part, State
+from federated.engine.aggregate import Part, Sum, Total, bands, mean
+from federated.method import Method, State
 from federated.methods.common.inactive import one_step
 from federated.methods.fedavg import fedavg, finish, parts
 from federated.task import Update

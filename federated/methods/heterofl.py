@@ -16,7 +16,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from federated.method import Method, Part, Settings, State, varied
+from federated.engine.aggregate import Part
+from federated.method import Method, Settings, State, varied
 from federated.methods.common.inactive import one_size
 from federated.methods.fedavg import fedavg, parts, proposal, recipe
 from federated.task import Recipe, Update

@@ -37,9 +37,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from federated.engine.aggregate import Total, fold, mean
+from federated.engine.aggregate import Part, Total, fold, mean
 from federated.errors import ConfigError
-from federated.method import Method, Part, Setting, Settings, State, varied
+from federated.method import Method, Setting, Settings, State, varied
 from federated.methods import fedavg as base
 from federated.methods.common.inactive import same_blocks
 from federated.task import Update

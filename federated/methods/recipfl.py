@@ -2,7 +2,7 @@
 Edge Computing Environments (WWW 2024).
 
 Against FedAvg: the coordinator holds no weights but a graph hypernetwork phi
-(`federated.hypernetwork`, after GHN-2, arXiv 2110.13100). It makes the weights of each submodel for
+(`federated.methods.hypernetwork`, after GHN-2, arXiv 2110.13100). It makes the weights of each submodel for
 each device from the submodel's graph and the device's classes, so submodels need have nothing in
 common. From the weights theta_m that it made and the weights theta_m' that came back after
 training,
@@ -43,8 +43,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Total, mean
-from federated.method import MODES, Method, Part, Setting, Settings, State, Tensors, varied
+from federated.engine.aggregate import Part, Total, mean
+from federated.method import MODES, Method, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
 from federated.methods.common.student import HOOKS, PREFIX, passes, with_student
 from federated.methods.hypernetwork import network as hyper

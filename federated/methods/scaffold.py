@@ -37,8 +37,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Sum, Total, bands, inside
-from federated.method import Method, Part, Setting, Settings, State, Tensors, varied
+from federated.engine.aggregate import Part, Sum, Total, bands, inside
+from federated.method import Method, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
 from federated.methods.common.inactive import one_round
 from federated.task import Recipe, Update

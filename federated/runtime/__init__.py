@@ -1,0 +1,1 @@
+"""What every process of the project needs: console, logs, files, service manager."""

@@ -1,0 +1,1 @@
+"""The families of networks, one file each; `catalogue` lists them."""

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from models.families.densenet import DENSENET
 from models.families.efficientnet import EFFICIENTNET
-from models.families.family import Address, Family
 from models.families.lenet import LENET
 from models.families.mlp import MLP
 from models.families.mobilenet import MOBILENET
@@ -28,6 +27,7 @@ from models.families.resnet1d import RESNET1D
 from models.families.transformer import TRANSFORMER
 from models.families.vgg import VGG
 from models.families.vit import VIT
+from models.family import Address, Family
 from models.layers.basic import project, scale
 from models.layers.batch_norm import NORMS
 from models.own.user_network import own

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from models.families.family import Family, Torchvision
+from models.family import Family, Torchvision
 from models.layers.inverted_residual import Inverted, Section, Size, Style, renamed
 from models.submodel import Submodel
 

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.families.family import Family, check_mask
+from models.family import Family, check_mask
 from models.layers.basic import Norm, Standardise
 from models.layers.flattened import stack
 from models.submodel import Submodel, kept

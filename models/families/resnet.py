@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.families.family import Family, Tensors, Torchvision, check_mask, sectioned
+from models.family import Family, Tensors, Torchvision, check_mask, sectioned
 from models.layers.basic import Norm, Standardise
 from models.layers.exits import EXITS, early, kind, labelled, passed, reached
 from models.layers.residual import Block, Projection, Skipped

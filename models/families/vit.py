@@ -17,7 +17,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from models.families.family import Family, Tensors, Torchvision, check_mask
+from models.family import Family, Tensors, Torchvision, check_mask
 from models.layers.attention import Attention, Feed
 from models.layers.basic import Standardise
 from models.submodel import Network, Submodel, kept

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.families.family import check_mask
+from models.family import check_mask
 from models.layers.basic import Linear, Norm, Standardise
 from models.submodel import Submodel, kept
 

@@ -42,7 +42,7 @@ import torch
 from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from models.families.family import Address, Family, check_mask, sectioned
+from models.family import Address, Family, check_mask, sectioned
 from models.function import imported
 from models.layers.basic import Standardise
 from models.own.structure import Structure, cut, first_line, structure, with_scalers

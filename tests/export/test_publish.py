@@ -13,7 +13,7 @@ from export import bundle
 from export.publish import Published, announce, publish, published, version_of, withdraw
 from federated.errors import ExportError
 from federated.wire import envelope, messages, topics
-from federated.wire.link import Delivery
+from federated.wire.delivery_queue import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.release_files import Release, Serving
 from tests.support.release import Clock, toy

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.access.authority import Authority
 from federated.wire import topics
-from federated.wire.link import MqttLink
+from federated.wire.links.mqtt import MqttLink
 from tests.support.authority import Door, shipped
 from tests.support.strangers import coordinator_link, heard
 

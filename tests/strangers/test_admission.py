@@ -13,7 +13,7 @@ from coordinator.broker.mosquitto import COORDINATOR
 from coordinator.cli.access import hand_over
 from federated.errors import LinkError, Refused, UsageError
 from federated.wire import topics
-from federated.wire.link import MqttLink
+from federated.wire.links.mqtt import MqttLink
 from tests.support.authority import Door, member
 from tests.support.brokers import needs_mosquitto
 from tests.support.strangers import failing, heard

@@ -8,8 +8,8 @@ import pytest
 
 from coordinator.broker.local import start
 from federated.wire.address import parse_address
-from federated.wire.link import MqttLink
-from federated.wire.links.mqtt import connect
+from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.paho_client import connect
 from tests.support.authority import Door, member
 from tests.support.brokers import needs_mosquitto
 from tests.support.strangers import heard

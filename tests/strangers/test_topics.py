@@ -11,8 +11,8 @@ import pytest
 
 from coordinator.broker.mosquitto import COORDINATOR, rights
 from federated.wire import topics
-from federated.wire.link import MqttLink
-from federated.wire.links.mqtt import connect, part
+from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.paho_client import connect, part
 from tests.support.authority import SHIPPED, Door, member
 from tests.support.brokers import needs_mosquitto
 from tests.support.strangers import failing, heard

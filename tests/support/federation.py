@@ -29,12 +29,13 @@ from federated.data import catalogue
 from federated.data.dataset import Dataset
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
+from federated.device.torch_tasks import errand, surveyed
 from federated.device.trainer import Outcome
 from federated.task import Profile, Task, Timing, Update
-from federated.training.tasks import errand, surveyed
 from federated.wire import envelope, messages, tensors, topics
-from federated.wire.link import Link, MqttLink
+from federated.wire.link import Link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
+from federated.wire.links.mqtt import MqttLink
 
 Made = TypeVar("Made")
 

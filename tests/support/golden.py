@@ -17,7 +17,7 @@ from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.task import Update
 from models.families.catalogue import FAMILIES, full
-from models.families.family import Family, sectioned
+from models.family import Family, sectioned
 from models.submodel import Network, Submodel
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "golden"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from federated.engine.aggregate import mean
+from federated.engine.aggregate import Part, mean
 from federated.engine.kept_parts import Kept
 from federated.engine.robust import combine
-from federated.method import Part
 
 __all__ = ["OLD", "corner", "kept_of", "part", "result", "whole"]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from federated.errors import LinkError
 from federated.wire.address import Address
-from federated.wire.link import MqttLink
-from federated.wire.links.queue import Delivery
+from federated.wire.delivery_queue import Delivery
+from federated.wire.links.mqtt import MqttLink
 
 __all__ = ["connected", "hear", "linked", "listen"]
 

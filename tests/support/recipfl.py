@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from federated.device.torch_tasks import perform
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import Task
-from federated.training.tasks import perform
 from models.families.catalogue import network
 
 __all__ = ["METHOD", "NET", "begun", "examples", "sent", "trained"]

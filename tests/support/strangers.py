@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from federated.errors import LinkError
-from federated.wire.link import MqttLink
+from federated.wire.links.mqtt import MqttLink
 from tests.support.authority import Door
 from tests.support.links import connected
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from federated.device.torch_tasks import perform
 from federated.task import Recipe, Task
-from federated.training.tasks import perform
 from models.families.catalogue import build, menu, network, shapes, statistics
 from models.submodel import Network, Submodel
 

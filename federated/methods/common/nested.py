@@ -35,8 +35,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from federated.engine.aggregate import Part
 from federated.errors import ConfigError
-from federated.method import Method, Part, Setting, Settings, State, Tensors, varied
+from federated.method import Method, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
 from federated.methods.common.inactive import one_size
 from federated.methods.common.nested_sizes import FEATURES, GAMMAS, is_step, sizes

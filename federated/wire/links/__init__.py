@@ -1,0 +1,1 @@
+"""Links: the ways to send and receive messages. One file each."""

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from federated.errors import LinkError
+from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery, Inbox
 from federated.wire.link import CHUNK, Payload, Probe, Will, chunk_within
-from federated.wire.links.queue import LINK_DOWN, LINK_UP, Delivery, Inbox
 from federated.wire.topics import matches
 
 __all__ = ["MemoryBroker", "MemoryLink"]

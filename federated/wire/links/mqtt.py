@@ -1,372 +1,363 @@
-"""The MQTT client library, set up: how to connect within a bounded time, and what to tell a person
-where that fails.
-
-MQTT 5 is tried first, for the broker's packet limit and its sessions that expire; then 3.1.1, which
-everything works on.
-"""
+"""The link that speaks MQTT."""
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import logging
-import random
-import socket
-import ssl
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections import Counter
 
 import paho.mqtt.client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from federated.errors import LinkError
-from federated.wire.address import Address
-from federated.wire.links import tls
+from federated.wire import tls, topics
+from federated.wire.address import Address, parse_address
+from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery, Inbox
+from federated.wire.link import CHUNK, OVERHEAD, PROBES, Payload, Probe, Will, chunk_within
+from federated.wire.links.paho_client import MAX_PACKET, Handlers, connect, measure, part
 
-__all__ = ["MAX_PACKET", "Greeting", "Handlers", "connect", "measure", "part"]
+__all__ = ["MqttLink"]
 
 log = logging.getLogger(__name__)
 
-MAX_PACKET = 268_435_455  # bytes of an MQTT packet's body (MQTT 5, section 1.5.5)
-EXPIRY = 3600  # seconds that a broker keeps a session whose link is down (MQTT 5)
-KEEPALIVE = 60  # seconds
-INFLIGHT, QUEUED = 8, 64  # messages without acknowledgement, and waiting to be sent
-UNKNOWN_USER = ("Bad user name or password", "Not authorized")
-HURRY = 2.0  # seconds that the newer protocol has, once there is a connection
-# what brokers took, by host and port, so that only the first link has to find out
-SPOKEN: dict[tuple[str, int], int] = {}
-PROTOCOLS = (mqtt.MQTTv5, mqtt.MQTTv311)
-
-Handler: TypeAlias = Callable[..., None]
-
-
-@dataclass(frozen=True)
-class Handlers:
-    """What to call, in the network's thread: nothing here may wait for that thread or raise."""
-
-    connected: Callable[[mqtt.Client, bool], None]  # and whether the broker kept the session
-    disconnected: Callable[[mqtt.Client, ReasonCode], None]
-    message: Callable[[mqtt.MQTTMessage], None]
-    published: Callable[[ReasonCode], None]
-    subscribed: Callable[[int, list[ReasonCode]], None]
+STRIKES = 3  # connections lost in a row, each with a message under way and none acknowledged
+SHORT, SHORTS = 5.0, 5  # connections in a row that lasted less than so many seconds
+# connections in a row without a greeting (the first is the one that was lost), after which TLS is
+# asked why
+SHUT = 3
+# seconds that a full inbox holds the network up (less than half the keep-alive) before a delivery
+# is dropped
+HOLD = 20.0
+ANSWER = 2.0  # seconds that a repeated subscription waits for the broker's answer
+FAREWELL = 5.0  # seconds that closing waits for what is still to be sent
 
 
-NOTHING = Handlers(
-    lambda c, s: None, lambda c, r: None, lambda m: None, lambda r: None, lambda m, r: None
-)
+class MqttLink:
+    """A `Link` over MQTT, 5 or else 3.1.1. `protocol` is the version that the broker took.
 
-
-@dataclass
-class Greeting:
-    """How a broker received a client. max_packet: bytes, where it said so."""
-
-    client: mqtt.Client
-    protocol: int
-    max_packet: int = MAX_PACKET
-
-
-class _Door:
-    """Waits for the first answer of a broker."""
-
-    def __init__(self) -> None:
-        self.answered = threading.Event()
-        self.reason: ReasonCode | None = None
-        self.max_packet = MAX_PACKET
-
-    def answer(self, reason: ReasonCode | None, properties: Properties | None) -> None:
-        if not self.answered.is_set():
-            self.reason = reason
-            self.max_packet = getattr(properties, "MaximumPacketSize", MAX_PACKET)
-            self.answered.set()
-
-
-def connect(
-    address: Address,
-    client_id: str,
-    will: tuple[str, bytes] | None = None,
-    handlers: Handlers = NOTHING,
-    *,
-    timeout: float = 10.0,
-    version: int | None = None,
-) -> Greeting:
-    """A connected client whose network thread runs and which reconnects by itself.
-
-    will: topic and payload, published retained by the broker when the client vanishes. version: an
-    MQTT protocol number, else the best. Raises LinkError within `timeout` seconds, saying what was
-    tried and what to do; ConfigError for an unusable CA file.
+    The network has a thread of its own, which only fills the inbox; when nobody empties it, the
+    network slows down.
     """
-    until = time.monotonic() + timeout
-    place = address.host, address.port
-    protocols = (
-        [version] if version is not None else [p for p in PROTOCOLS if p <= SPOKEN.get(place, p)]
-    )
-    while True:
-        protocol = protocols.pop(0)
-        try:
-            greeting = _try(
-                address, client_id, will, handlers, protocol, until, hurry=bool(protocols)
+
+    def __init__(
+        self,
+        address: str | Address,
+        client_id: str,
+        will: Will | None = None,
+        *,
+        timeout: float = 10.0,
+        patience: float = 120.0,
+        chunk: int = CHUNK,
+        version: int | None = None,
+    ) -> None:
+        """Connects. timeout: seconds for that; patience: seconds that `publish` waits for room;
+        version: an MQTT protocol number, else the best.
+
+        will: topic and payload, which the broker publishes retained should this link vanish.
+        Raises UsageError for an address that is none, ConfigError for an unusable CA file,
+        LinkError.
+        """
+        self.address = parse_address(address) if isinstance(address, str) else address
+        self.client_id, self.sent_bytes, self.received_bytes = client_id, 0, 0
+        self._patience, self._chunk = patience, chunk
+        self._inbox = Inbox()
+        self._patterns: dict[str, None] = {}
+        self._asked: dict[int, str] = {}  # subscriptions by message id, until the broker answers
+        # published, perhaps not acknowledged: topic, bytes
+        self._flying: list[tuple[mqtt.MQTTMessageInfo, str, int]] = []
+        # never taken in the network's thread: it holds locks of its own when it calls
+        self._lock = threading.Lock()
+        self._revival = threading.Lock()
+        self._acknowledged = threading.Event()
+        self._fatal, self._closed, self._greeted, self._up = "", False, False, False
+        self._strikes, self._shorts, self._acks, self._since = 0, 0, 0, time.monotonic()
+        self._shut = 0  # connections in a row that the broker cut before it greeted
+        handlers = Handlers(
+            self._on_connected,
+            self._on_disconnected,
+            self._on_message,
+            self._on_published,
+            self._on_subscribed,
+        )
+        greeting = connect(
+            self.address,
+            tls.private_name(self.address, client_id),
+            will,
+            handlers,
+            timeout=timeout,
+            version=version,
+        )
+        self._client, self.protocol = greeting.client, greeting.protocol
+        self._limit(min(MAX_PACKET, greeting.max_packet) - OVERHEAD)
+
+    def publish(self, topic: str, payload: Payload, *, retain: bool = False, qos: int = 1) -> None:
+        self._check()
+        if len(payload) > self.max_payload:
+            raise LinkError(
+                f"{topic}: a payload of {len(payload)} bytes is over the broker's limit "
+                f"of {self.max_payload}: lower wire.chunk"
             )
-        except _ProtocolError as error:
-            if not protocols:
-                raise LinkError(str(error)) from None
-            continue
-        SPOKEN[place] = protocol
-        return greeting
+        data = payload if isinstance(payload, bytes) else bytes(payload)
+        until = time.monotonic() + self._patience
+        with self._lock:
+            while True:
+                self._acknowledged.clear()
+                info = self._client.publish(topic, data, qos=qos, retain=retain)
+                if info.rc != mqtt.MQTT_ERR_QUEUE_SIZE:
+                    if info.rc == mqtt.MQTT_ERR_NO_CONN and qos > 0:
+                        # it is queued all the same, and could not be asked about otherwise
+                        info.rc = mqtt.MQTT_ERR_SUCCESS
+                    break
+                if time.monotonic() > until:
+                    raise LinkError(
+                        f"{self.address}: the broker acknowledged nothing for "
+                        f"{self._patience:.0f} s; {topic} was not sent"
+                    )
+                self._acknowledged.wait(0.05)
+                self._check()
+            self.sent_bytes += len(topic) + len(data)
+            if qos > 0:
+                self._flying = [flight for flight in self._flying if not flight[0].is_published()]
+                self._flying.append((info, topic, len(data)))
 
+    def subscribe(self, pattern: str) -> None:
+        self._check()
+        again = pattern in self._patterns and self.protocol != mqtt.MQTTv5
+        with self._lock:
+            if again:
+                # rumqttd repeats what is retained only for a new subscription
+                self._client.unsubscribe(pattern)
+            self._patterns[pattern] = None
+            mid = self._ask(pattern, SubscribeOptions.RETAIN_SEND_ON_SUBSCRIBE)
+        until = time.monotonic() + ANSWER
+        while (
+            again
+            and mid in self._asked
+            and self._client.is_connected()
+            and time.monotonic() < until
+        ):
+            # it reads what is retained only afterwards: what this link publishes next must not take
+            # its place
+            time.sleep(0.002)
 
-class _ProtocolError(Exception):
-    """The broker does not take this version of the protocol, or shows no sign that it knows it."""
+    def unsubscribe(self, pattern: str) -> None:
+        with self._lock:
+            if self._patterns.pop(pattern, "") is None:
+                self._client.unsubscribe(pattern)
 
+    @property
+    def backlog(self) -> int:
+        return len(self._inbox)
 
-def _try(
-    address: Address,
-    client_id: str,
-    will: tuple[str, bytes] | None,
-    handlers: Handlers,
-    protocol: int,
-    until: float,
-    *,
-    hurry: bool,
-) -> Greeting:
-    """`hurry`: there is another protocol to try; a broker that knows only that one may wait for the
-    rest of what it cannot read.
-    """
-    door = _Door()
-    client = _client(address, client_id, will, protocol, handlers, door)
-    timeout = client.connect_timeout = max(0.1, until - time.monotonic())
-    try:
-        if protocol == mqtt.MQTTv5:
-            # Clean at first: what a broker queued for an earlier process of this name means nothing
-            # to this one.
-            expiry = _expiry(PacketTypes.CONNECT, EXPIRY)
-            client.connect(
-                address.host,
-                address.port,
-                KEEPALIVE,
-                clean_start=mqtt.MQTT_CLEAN_START_FIRST_ONLY,
-                properties=expiry,
+    def receive(self, timeout: float) -> Delivery | None:
+        delivery = self._inbox.get(timeout)
+        if delivery is None:
+            self._check()
+        return delivery
+
+    def flush(self, timeout: float) -> bool:
+        until = time.monotonic() + timeout
+        with contextlib.suppress(LinkError):  # beyond mending: nothing more will be acknowledged
+            while self._under_way() and time.monotonic() < until:
+                self._check()
+                self._acknowledged.clear()
+                self._acknowledged.wait(0.02)
+        return not self._under_way()
+
+    def probe(self, topic: str, sizes: tuple[int, ...] = PROBES) -> Probe:
+        """Also lowers `max_payload` and `max_chunk` to what passed, where more did not."""
+        own = tls.private_name(self.address, f"{self.client_id}-probe")
+        passed, rate = measure(
+            self.address,
+            own,
+            topic,
+            sizes,
+            limit=self.max_payload,
+            version=self.protocol,
+            timeout=30.0,
+        )
+        if passed < max(sizes):
+            self._limit(passed)
+        return passed, rate
+
+    def close(self) -> None:
+        """Wait up to FAREWELL seconds for acknowledgements, unless the link is down; log by kind
+        what the broker has not acknowledged by then.
+        """
+        if self._closed:
+            return
+        if self._client.is_connected():
+            self.flush(FAREWELL)
+        self._closed = True
+        if lost := self._under_way():
+            log.warning(
+                "%s: the link of '%s' closed before the broker acknowledged %s",
+                self.address,
+                self.client_id,
+                _counted(lost),
+            )
+        if self.protocol != mqtt.MQTTv5 and self._patterns and self._client.is_connected():
+            # a session of 3.1.1 outlives us: let it queue nothing
+            self._client.unsubscribe(list(self._patterns))
+        part(self._client, self.protocol)
+        self._inbox.close()
+
+    def _limit(self, payload: int) -> None:
+        self.max_payload, self.max_chunk = payload, chunk_within(payload, self._chunk)
+
+    def _under_way(self) -> list[tuple[str, int]]:
+        return [
+            (topic, size) for info, topic, size in list(self._flying) if not info.is_published()
+        ]
+
+    def _check(self) -> None:
+        """Raises LinkError where the link is beyond mending; revives a network thread that died."""
+        if self._closed:
+            raise LinkError(f"the link of '{self.client_id}' is closed")
+        if self._shut >= SHUT and self.address.tls:
+            self._inquire()
+        if self._fatal:
+            raise LinkError(self._fatal)
+        if self._client._thread is None:
+            self._revive()
+
+    def _inquire(self) -> None:
+        """Asks a broker's TLS why it does not let this client in again. Who was revoked need not
+        come back; whatever else it is may pass.
+        """
+        self._shut = 0
+        why = tls.refusal(self.address)
+        if why == tls.REVOKED:
+            self._end(f"{self.address}: {why}")
+        elif why:
+            log.warning("%s: no way back to the broker so far: %s", self.address, why)
+
+    def _revive(self) -> None:
+        """Starts the network's thread again. It ends by itself only where something in it raised,
+        and then says nothing.
+        """
+        with self._revival:
+            if self._client._thread is not None or self._closed:
+                return
+            log.error("the network thread of '%s' died; starting another", self.client_id)
+            try:
+                self._client._reset_sockets(sockpair_only=True)
+                self._client.reconnect()
+            except OSError as error:
+                log.warning("%s: %s; trying again", self.address, error)
+                time.sleep(1.0)
+            else:
+                self._client.loop_start()
+
+    def _ask(self, pattern: str, retained: int) -> int | None:
+        """Send a subscription; its message id."""
+        if self.protocol == mqtt.MQTTv5:
+            _, mid = self._client.subscribe(
+                pattern, options=SubscribeOptions(qos=1, retainHandling=retained)
             )
         else:
-            client.connect(address.host, address.port, KEEPALIVE)
-    except (OSError, ValueError) as error:
-        raise LinkError(_explain(address, error, timeout)) from error
-    client.loop_start()
-    door.answered.wait(min(HURRY if hurry else timeout, max(0.1, until - time.monotonic())))
-    if door.reason is not None and not door.reason.is_failure:
-        return Greeting(client, protocol, door.max_packet)
-    part(client, protocol)
-    where = f"no link to the broker at {address}{_resolved(address)}"
-    if door.reason is None and address.tls and (why := tls.refusal(address)):
-        raise LinkError(f"{where}: {why}")
-    if door.reason is None:
-        raise _ProtocolError(
-            f"{where}: something listens there, but does not answer as an MQTT broker: "
-            "try another port, or mqtts://"
-        )
-    name = door.reason.getName()
-    if name == "Unsupported protocol version":
-        raise _ProtocolError(f"{where}: it speaks neither MQTT 5 nor 3.1.1")
-    hint = (
-        ": give user and password as mqtt://user:password@host, or ask who runs it"
-        if name in UNKNOWN_USER
-        else ""
-    )
-    raise LinkError(f"{where}: it refuses this client: {name.lower()}{hint}")
+            _, mid = self._client.subscribe(pattern, qos=1)
+        if mid is not None:
+            self._asked[mid] = pattern
+        return mid
 
+    # ---- in the network's thread -----------------------------------------------------------------
 
-def _client(
-    address: Address,
-    client_id: str,
-    will: tuple[str, bytes] | None,
-    protocol: int,
-    handlers: Handlers,
-    door: _Door,
-) -> mqtt.Client:
-    """A client with everything set, which must be so before it connects."""
-    options: dict[str, Any] = {} if protocol == mqtt.MQTTv5 else {"clean_session": False}
-    client = mqtt.Client(
-        CallbackAPIVersion.VERSION2,
-        client_id=client_id,
-        protocol=MQTTProtocolVersion(protocol),
-        **options,
-    )
-    client.max_inflight_messages_set(INFLIGHT)
-    client.max_queued_messages_set(QUEUED)
-    if address.user is not None:
-        client.username_pw_set(address.user, address.password)
-    if will is not None:
-        client.will_set(will[0], will[1], qos=1, retain=True)
-    if address.tls:
-        made = tls.context(address)
-        client.tls_set_context(made)
-        client.on_pre_connect = lambda c, _: _show_newest(made, address)
-    _jitter(client)
+    def _on_connected(self, client: mqtt.Client, resumed: bool) -> None:
+        self._acks, self._since, self._shut, self._up = 0, time.monotonic(), 0, True
+        if not self._greeted:
+            self._greeted = True
+            return
+        for pattern in list(self._patterns):
+            self._ask(pattern, SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
+        # then: rumqttd ignores a client that unsubscribes first
+        self._inbox.put(Delivery(LINK_UP, b"resumed" if resumed else b""), force=True)
 
-    def on_connect(
-        c: mqtt.Client,
-        _: Any,
-        flags: mqtt.ConnectFlags,
-        reason: ReasonCode,
-        properties: Properties | None,
-    ) -> None:
-        if not reason.is_failure:
-            handlers.connected(c, flags.session_present)
-        door.answer(reason, properties)
-
-    def on_disconnect(
-        c: mqtt.Client,
-        _: Any,
-        flags: mqtt.DisconnectFlags,
-        reason: ReasonCode,
-        properties: Properties | None,
-    ) -> None:
-        _jitter(c)
-        door.answer(None, properties)
-        handlers.disconnected(c, reason)
-
-    client.on_connect = on_connect
-    client.on_disconnect = on_disconnect
-    client.on_message = lambda c, _, message: handlers.message(message)
-    client.on_publish = lambda c, _, mid, reason, properties: handlers.published(reason)
-    client.on_subscribe = lambda c, _, mid, reasons, properties: handlers.subscribed(mid, reasons)
-    client.on_socket_open = _send_at_once
-    return client
-
-
-def _show_newest(made: ssl.SSLContext, address: Address) -> None:
-    """A certificate that was renewed since the last connection is the one to show."""
-    try:
-        tls.reload(made, address)
-    except OSError as error:
-        log.warning("%s: going on with the certificate of before: %s", address, error)
-
-
-def _send_at_once(client: mqtt.Client, _: Any, sock: Any) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def part(client: mqtt.Client, protocol: int) -> None:
-    """Signs off, so that the broker forgets the session (MQTT 5) and drops the will, and ends the
-    network thread.
-    """
-    if protocol == mqtt.MQTTv5:
-        client.disconnect(properties=_expiry(PacketTypes.DISCONNECT, 0))
-    else:
-        client.disconnect()
-    client.loop_stop()
-
-
-def measure(
-    address: Address,
-    client_id: str,
-    topic: str,
-    sizes: tuple[int, ...],
-    *,
-    limit: int,
-    version: int,
-    timeout: float,
-) -> tuple[int, float]:
-    """The largest of `sizes` (bytes) that the broker acknowledges, and bytes per second on the way
-    to it, over clients of their own.
-
-    A broker cuts whoever sends too much, and the library would send it again for ever: so each
-    attempt has a client that is thrown away.
-    """
-    for size in sorted(sizes, reverse=True):
-        rate = (
-            _acknowledged(address, client_id, topic, size, version, timeout)
-            if size <= limit
-            else None
-        )
-        if rate is not None:
-            return size, rate
-        log.info("a payload of %d bytes does not pass the broker", size)
-    raise LinkError(
-        f"{address}: the broker takes no payload of {min(sizes)} bytes within "
-        f"{timeout:.0f} s: raise its packet limit (mosquitto: max_packet_size)"
-    )
-
-
-def _acknowledged(
-    address: Address, client_id: str, topic: str, size: int, version: int, timeout: float
-) -> float | None:
-    """Bytes per second until the acknowledgement, over up to four messages in a second; None where
-    it does not come.
-    """
-    cut = threading.Event()
-    handlers = Handlers(
-        NOTHING.connected,
-        lambda c, r: cut.set(),
-        NOTHING.message,
-        NOTHING.published,
-        NOTHING.subscribed,
-    )
-    client = connect(address, client_id, None, handlers, timeout=timeout, version=version).client
-    try:
-        sent, start = 0, time.perf_counter()
-        while sent == 0 or (sent < 4 and time.perf_counter() - start < 0.3):
-            info = client.publish(topic, bytes(size), qos=1)
-            while not info.is_published():
-                if cut.wait(0.002) or time.perf_counter() - start > timeout:
-                    return None
-            sent += 1
-        return sent * size / (time.perf_counter() - start)
-    finally:
-        part(client, version)
-
-
-def _jitter(client: mqtt.Client) -> None:
-    """A fleet that lost its broker does not come back all at once: each waits from 1 to 2 s at
-    first, up to a minute later on.
-    """
-
-    first = 1.0 + random.random()  # noqa: S311  # any number will do
-    client.reconnect_delay_set(first, 60.0)  # type: ignore[arg-type]
-
-
-def _expiry(packet: int, seconds: int) -> Properties:
-    properties = Properties(packet)  # type: ignore[no-untyped-call]
-    properties.SessionExpiryInterval = seconds
-    return properties
-
-
-def _explain(address: Address, error: Exception, timeout: float) -> str:
-    """What a failure to connect means, and what to do about it."""
-    match error:
-        case socket.gaierror():
-            why = f"the name '{address.host}' does not resolve: check it, or give an IP address"
-        case ConnectionRefusedError():
-            why = (
-                "refused, nothing listens there: start a broker (mosquitto, or coordinator "
-                "start), or check host and port"
+    def _on_disconnected(self, client: mqtt.Client, reason: ReasonCode) -> None:
+        if self._closed or not self._greeted:
+            return
+        self._inbox.put(Delivery(LINK_DOWN, str(reason).encode()), force=True)
+        self._shut += 1
+        # an attempt that came to nothing says nothing of the broker's limits, nor of others of this
+        # name
+        if not self._up:
+            return
+        self._up = False
+        self._shorts = self._shorts + 1 if time.monotonic() - self._since < SHORT else 0
+        if reason.getName() == "Session taken over":
+            self._end(
+                f"{self.address}: another client connected as '{self.client_id}' and "
+                "took its place: each needs a name of its own (--name)"
             )
-        case ssl.SSLError():
-            why = tls.explain(address, error)
-        case TimeoutError():
-            why = f"no answer within {timeout:.0f} s: wrong address, or a firewall between"
-        case OSError(errno=errno.ENETUNREACH | errno.EHOSTUNREACH):
-            why = "no route to it: is the network up, and the address right?"
-        case OSError(errno=errno.ECONNRESET | errno.EPIPE):
-            why = "it hung up: not an MQTT broker, or one that wants TLS (mqtts://)"
-        case _:
-            why = f"{type(error).__name__}: {error}"
-    return f"no link to the broker at {address}{_resolved(address)}: {why}"
+        elif self._shorts >= SHORTS:
+            who = (
+                f"is another client connected as '{self.client_id}'? Each needs a name of its own "
+                "(--name)"
+            )
+            self._end(f"{self.address}: the broker keeps hanging up; {who}")
+        flights = self._under_way()
+        self._strikes = self._strikes + 1 if flights and not self._acks else 0
+        if self._strikes >= STRIKES:
+            topic, size = max(flights, key=lambda flight: flight[1])
+            self._end(
+                f"{self.address}: the broker hung up {STRIKES} times over a packet of "
+                f"{size} bytes ({topic}): it may take no packets of that size; "
+                "lower wire.chunk, or raise the broker's limit (mosquitto: max_packet_size)"
+            )
 
+    def _end(self, why: str) -> None:
+        self._fatal = why
+        self._client.disconnect()
+        # else the library would connect once more, and throw out who took over
+        self._client.loop_stop()
 
-def _resolved(address: Address) -> str:
-    """The IP addresses of a name, in words."""
-    try:
-        found = sorted(
-            {
-                str(info[4][0])
-                for info in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            }
+    def _on_message(self, message: mqtt.MQTTMessage) -> None:
+        topic = message.topic  # decoded at each access
+        self.received_bytes += len(topic) + len(message.payload)
+        if not self._subscribed(topic):
+            return
+        if not self._inbox.put(Delivery(topic, bytes(message.payload), message.retain), HOLD):
+            log.warning(
+                "dropped a delivery of %d bytes on %s: nobody took it for %.0f s",
+                len(message.payload),
+                topic,
+                HOLD,
+            )
+
+    def _subscribed(self, topic: str) -> bool:
+        """Whether a subscription covers a topic. A broker may deliver others: of an earlier
+        session, just unsubscribed, or (amqtt 0.12) anybody's.
+        """
+        return topic in self._patterns or any(
+            topics.matches(pattern, topic) for pattern in list(self._patterns)
         )
-    except OSError:
-        return ""
-    return "" if found == [address.host] else f" ({', '.join(found)})"
+
+    def _on_published(self, reason: ReasonCode) -> None:
+        self._acks += 1
+        self._strikes = 0
+        if reason.is_failure:
+            self._shut = SHUT  # it may have been revoked meanwhile: the next call asks
+            self._fatal = (
+                f"{self.address}: the broker refuses to take a message: {reason}; check what this "
+                "user may publish (its own topics?)"
+            )
+        self._acknowledged.set()
+
+    def _on_subscribed(self, mid: int, reasons: list[ReasonCode]) -> None:
+        pattern = self._asked.pop(mid, "")
+        if any(reason.is_failure for reason in reasons):
+            self._fatal = (
+                f"{self.address}: the broker refuses a subscription to '{pattern}': {reasons[0]}; "
+                "check what this user may hear"
+            )
+
+
+def _counted(flights: list[tuple[str, int]]) -> str:
+    """How many messages, and to which kinds of topic: '3 messages (2 chunk, 1 status)'."""
+    places = [topics.parse(topic) for topic, _ in flights]
+    kinds = Counter("other" if place is None else place.kind for place in places)
+    listed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    return f"{len(flights)} message{'s' * (len(flights) != 1)} ({listed})"

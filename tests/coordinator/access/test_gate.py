@@ -32,7 +32,8 @@ from edge_agent.access.enrol import request, text_of
 from federated.errors import ConfigError, LinkError, StoreError
 from federated.wire import envelope, messages, topics
 from federated.wire.address import parse_address
-from federated.wire.link import LINK_UP, MqttLink
+from federated.wire.delivery_queue import LINK_UP
+from federated.wire.links.mqtt import MqttLink
 from tests.support.authority import member, shipped
 from tests.support.brokers import needs_mosquitto
 from tests.support.links import connected

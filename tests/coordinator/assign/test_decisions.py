@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from tests.coordinator.test_assignment import CARD, MENU
 
 from coordinator.assign.decisions import (
     Candidate,
@@ -22,6 +21,7 @@ from coordinator.settings.tables import Assign
 from federated.task import Profile, Recipe, Timing
 from models.cost import cost
 from models.submodel import Submodel
+from tests.coordinator.assign.test_offers import CARD, MENU
 
 RECIPE = Recipe(batch=32, steps=10, epochs=10)
 NAMES = [submodel.name for submodel in MENU]

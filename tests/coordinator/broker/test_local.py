@@ -15,7 +15,7 @@ import pytest
 
 from coordinator.broker import local as brokers
 from federated.errors import ConfigError, LinkError
-from federated.wire.link import MqttLink
+from federated.wire.links.mqtt import MqttLink
 from tests.support.brokers import BOTH, listens, needs_mosquitto
 from tests.support.waiting import eventually
 

@@ -11,7 +11,7 @@ from coordinator.broker import local as brokers
 from coordinator.broker.mosquitto import COORDINATOR, rights
 from federated.errors import LinkError
 from federated.wire import topics
-from federated.wire.link import MqttLink
+from federated.wire.links.mqtt import MqttLink
 from tests.support.brokers import needs_mosquitto
 
 VERSION = "0123456789ab"

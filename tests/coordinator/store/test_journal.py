@@ -29,9 +29,8 @@ from coordinator.round.step import step
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal, pack
 from coordinator.store.store import Store
-from federated.engine.aggregate import Total, fold
+from federated.engine.aggregate import Part, Total, fold
 from federated.errors import StoreError
-from federated.method import Part
 from federated.task import Recipe, Task
 from models.families.catalogue import menu, network
 from tests.support.federation import RUN, Member, digits, federate

@@ -11,10 +11,9 @@ from coordinator.store.store import Store
 from coordinator.trust import norm_tables
 from coordinator.trust.bounds import Measured
 from coordinator.trust.defences import Defences
-from federated.engine.aggregate import Total, fold
+from federated.engine.aggregate import Part, Total, fold
 from federated.engine.kept_parts import Kept
 from federated.errors import Refused, StoreError
-from federated.method import Part
 from tests.support.defences import MENU, PLAIN, STATE, checked, config, database, defences, update
 
 

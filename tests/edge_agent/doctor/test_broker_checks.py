@@ -12,7 +12,8 @@ from coordinator.broker import local as brokers
 from edge_agent.doctor.checks import text
 from federated.wire import envelope, messages
 from federated.wire.address import url
-from federated.wire.link import CHUNK, OVERHEAD, MqttLink
+from federated.wire.link import CHUNK, OVERHEAD
+from federated.wire.links.mqtt import MqttLink
 from tests.support.authority import member, shipped
 from tests.support.brokers import needs_mosquitto
 from tests.support.certificates import certificate

@@ -19,8 +19,10 @@ from export.verify import load, sha256
 from federated.errors import ExportError, FleetError, LinkError, StoreError
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import slices
-from federated.wire.link import Delivery, Link, MqttLink
+from federated.wire.delivery_queue import Delivery
+from federated.wire.link import Link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
+from federated.wire.links.mqtt import MqttLink
 from federated.wire.partial import HAVE, PART
 from federated.wire.release_files import Release, Version
 from tests.support.release import Clock, toy

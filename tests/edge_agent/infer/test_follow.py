@@ -15,7 +15,7 @@ from export import bundle
 from export.publish import announce, publish, version_of, withdraw
 from federated.errors import FleetError
 from federated.wire import envelope, messages, topics
-from federated.wire.link import Delivery
+from federated.wire.delivery_queue import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.release_files import Release, Serving, Version
 from tests.support.release import Clock, toy

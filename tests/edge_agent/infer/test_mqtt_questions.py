@@ -18,7 +18,7 @@ from edge_agent.infer import mqtt_questions as asked
 from edge_agent.infer.engine import Answered, Engine
 from edge_agent.infer.mqtt_questions import Questions
 from federated.wire import topics
-from federated.wire.link import Delivery
+from federated.wire.delivery_queue import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from tests.support.variants import NAME, several
 

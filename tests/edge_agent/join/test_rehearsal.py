@@ -18,7 +18,7 @@ from federated.data import catalogue
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.wire import envelope, messages, topics
-from federated.wire.link import MqttLink
+from federated.wire.links.mqtt import MqttLink
 from models.families.catalogue import network
 
 pytestmark = [pytest.mark.broker, pytest.mark.processes]

@@ -84,7 +84,7 @@ def test_a_gpu_without_memory_is_told_as_briefly_as_a_device_without(
     def exhausted(*given: object, **named: object) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory. Process 684 has 78.06 GiB memory in use.")
 
-    monkeypatch.setattr("federated.training.tasks.errand", exhausted)
+    monkeypatch.setattr("federated.device.torch_tasks.errand", exhausted)
     ours, theirs = (Channel(end) for end in Pipe())
     serving = Thread(target=serve, args=(theirs,))
     serving.start()

@@ -18,8 +18,8 @@ from federated.device.namesake import ANSWERS, Verdict, hear
 from federated.device.namesake import Namesake as Known
 from federated.device.participant import Equipment, Participant
 from federated.wire import envelope, topics
-from federated.wire.link import MqttLink
 from federated.wire.links.memory import MemoryBroker, MemoryLink
+from federated.wire.links.mqtt import MqttLink
 from federated.wire.messages import Status
 from tests.support.brokers import BOTH, port_of
 from tests.support.clerk import AGENT, CARD, RUN, Hand, lasting, profile

@@ -15,8 +15,8 @@ from coordinator.store.store import Store
 from federated.device.uploads import Uploads
 from federated.task import Profile, Task, Timing, Update
 from federated.wire import envelope, messages, topics
+from federated.wire.delivery_queue import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from federated.wire.links.queue import Delivery
 from tests.support.clerk import AGENT, CARD, Agent, Clerk, lasting, task
 from tests.support.clerk import RUN as HAND_RUN
 from tests.support.federation import RUN, Member, digits, federate

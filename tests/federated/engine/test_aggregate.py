@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from federated.engine.aggregate import Total, bands, dump, extra, fold, load, mean, merge
-from federated.method import Part
+from federated.engine.aggregate import Part, Total, bands, dump, extra, fold, load, mean, merge
 
 
 def part(value, where=None, shape=None, weight=1.0, home="w", **rest):

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from federated.engine.aggregate import Total, fold
+from federated.engine.aggregate import Part, Total, fold
 from federated.engine.buffered import Base, Touched, ages, buffered, discount, rebased, touched
 from federated.errors import ConfigError
-from federated.method import Method, Part, State, configure
+from federated.method import Method, State, configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Update
 from models.families.catalogue import initial, network

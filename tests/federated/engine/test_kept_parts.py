@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from federated.engine.aggregate import Part
 from federated.engine.kept_parts import Kept
-from federated.method import Part
 
 
 def part(value, where=None, shape=None, weight=1.0, home="w", **rest):

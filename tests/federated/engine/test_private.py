@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from federated.engine.aggregate import Total, fold
+from federated.engine.aggregate import Part, Total, fold
 from federated.engine.private import gaussian, noised, private
 from federated.engine.update_norms import length
 from federated.errors import ConfigError
-from federated.method import Part, configure
+from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Update
 from models.families.catalogue import initial, network

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from federated.engine.aggregate import Sum
+from federated.engine.aggregate import Part, Sum
 from federated.engine.update_norms import clipped, counted, grounded, length, moved
-from federated.method import Part, State
+from federated.method import State
 
 OLD = {"w": torch.tensor([1.0, 1.0]), "b": torch.tensor([0.0])}
 

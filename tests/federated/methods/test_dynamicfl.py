@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from coordinator.assign.offers import offers
+from federated.device.torch_tasks import perform
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.dynamicfl import SCORES, allotted
 from federated.task import Card, Profile, Task, Timing
 from federated.training.loop import descend, open_session
-from federated.training.tasks import perform
 from models.branching import Layer, layers
 from models.cost import cost
 from models.families.catalogue import build, full, initial, network, probes, shapes, statistics

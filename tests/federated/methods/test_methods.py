@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from federated.engine.aggregate import Part
 from federated.errors import ConfigError, Unknown
-from federated.method import Part, configure
+from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.methods.fedavg import assign, proposal
 from federated.methods.heterofl import own_rows

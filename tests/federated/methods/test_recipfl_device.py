@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from federated.device.torch_tasks import perform
 from federated.errors import Refused
 from federated.methods.common.student import histogram, student_loss, teach
 from federated.task import Task
 from federated.training.hooks import Survey
 from federated.training.loop import Stopped, open_session
-from federated.training.tasks import perform
 from models.families.catalogue import build, network, shapes
 from tests.support.recipfl import METHOD, begun, examples, sent, trained
 

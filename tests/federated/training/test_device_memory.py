@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from federated.device.torch_tasks import errand, perform
 from federated.errors import Refused
 from federated.task import Recipe, Task
 from federated.training import device_memory
-from federated.training.tasks import errand, perform
 from federated.wire import tensors
 from models.families.catalogue import initial, menu, network, shapes, statistics
 from models.slicing import corners, extract

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from federated.device.torch_tasks import perform
 from federated.errors import DataError
 from federated.training.loop import Diverged, Stopped, train
 from federated.training.objective import masked
-from federated.training.tasks import perform
 from models.families.catalogue import build
 from tests.support.tasks import BARE, ONE, PLAIN, SMALL, examples, linear, parameters, task
 

@@ -16,8 +16,9 @@ from coordinator.broker import local as brokers
 from coordinator.broker.local import Broker
 from coordinator.fleet.fleet import Fleet
 from federated.wire import envelope, messages, topics
-from federated.wire import link as links
-from federated.wire.link import LINK_DOWN, MqttLink
+from federated.wire.delivery_queue import LINK_DOWN
+from federated.wire.links import mqtt as links
+from federated.wire.links.mqtt import MqttLink
 from tests.support.brokers import port_of
 from tests.support.clerk import CARD
 from tests.support.links import hear

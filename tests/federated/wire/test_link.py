@@ -19,8 +19,8 @@ from coordinator.broker.local import Broker
 from federated.errors import LinkError
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import Receiver, Sender, split
-from federated.wire.link import MqttLink
-from federated.wire.links.queue import Delivery
+from federated.wire.delivery_queue import Delivery
+from federated.wire.links.mqtt import MqttLink
 from federated.wire.transfer import Download, publish
 from tests.support.links import hear, linked, listen
 

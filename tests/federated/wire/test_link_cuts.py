@@ -9,8 +9,8 @@ import pytest
 
 from coordinator.broker import local as brokers
 from coordinator.broker.local import Broker
-from federated.wire.link import STRIKES
-from federated.wire.links.queue import LINK_DOWN, LINK_UP
+from federated.wire.delivery_queue import LINK_DOWN, LINK_UP
+from federated.wire.links.mqtt import STRIKES
 from tests.support.brokers import port_of
 from tests.support.links import hear, linked, listen
 from tests.support.proxy import Proxy

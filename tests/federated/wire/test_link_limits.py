@@ -14,8 +14,8 @@ import pytest
 from coordinator.broker import local as brokers
 from coordinator.broker.local import Broker
 from federated.errors import LinkError
-from federated.wire.link import MqttLink
-from federated.wire.links.mqtt import QUEUED
+from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.paho_client import QUEUED
 from tests.support.links import hear, linked
 
 pytestmark = pytest.mark.broker

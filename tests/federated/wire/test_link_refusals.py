@@ -20,10 +20,10 @@ from coordinator.broker import local as brokers
 from coordinator.broker.addresses import free_port
 from coordinator.broker.local import Broker
 from federated.errors import ConfigError, LinkError
-from federated.wire import link as links
 from federated.wire import topics
-from federated.wire.link import MqttLink
-from federated.wire.links.queue import LINK_DOWN
+from federated.wire.delivery_queue import LINK_DOWN
+from federated.wire.links import mqtt as links
+from federated.wire.links.mqtt import MqttLink
 from tests.support.brokers import listens, needs_mosquitto
 from tests.support.links import hear, linked
 from tests.support.waiting import eventually

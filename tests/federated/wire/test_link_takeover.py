@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from federated.errors import LinkError
-from federated.wire.link import MqttLink
+from federated.wire.links.mqtt import MqttLink
 
 # CONNACK of MQTT 5 (section 3.2): no session, success, no properties
 GREETING = bytes([0x20, 3, 0, 0, 0])

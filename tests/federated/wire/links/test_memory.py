@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from federated.errors import LinkError
+from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from federated.wire.links.queue import LINK_DOWN, LINK_UP, Delivery
 
 
 def drain(link: MemoryLink) -> list[tuple[str, bytes, bool]]:

@@ -15,8 +15,8 @@ from coordinator.release.rollout import Rollout, Wish
 from export import bundle
 from export.publish import published
 from federated.errors import LinkError
-from federated.wire.link import MqttLink
 from federated.wire.links.memory import MemoryBroker, MemoryLink
+from federated.wire.links.mqtt import MqttLink
 from tests.support.release import toy
 
 
@@ -28,7 +28,7 @@ def test_a_release_to_a_broker_that_stands_still_is_there_when_the_command_ends(
     """It stops longer than a link waits when it is closed, as brokers do over a slow disk; packets
     beyond the window were never sent.
     """
-    monkeypatch.setattr("federated.wire.link.FAREWELL", 0.2)
+    monkeypatch.setattr("federated.wire.links.mqtt.FAREWELL", 0.2)
     (tmp_path / "runs" / "spring").mkdir(parents=True)
     with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as broker:
         link = MqttLink(broker.address, "coordinator", chunk=1000)

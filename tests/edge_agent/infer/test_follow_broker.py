@@ -9,7 +9,7 @@ import pytest
 from edge_agent.infer.follow import Follower, link_of
 from export.publish import announce, publish, version_of
 from federated.wire import topics
-from federated.wire.link import MqttLink
+from federated.wire.links.mqtt import MqttLink
 from federated.wire.release_files import Release, Serving
 from tests.support.release import toy
 

@@ -15,10 +15,10 @@ import pytest
 from coordinator.fleet.fleet import Fleet
 from coordinator.trust.acceptance import check_profile
 from federated.data.dataset import Dataset
+from federated.device.torch_tasks import surveyed
 from federated.errors import Refused
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
-from federated.training.tasks import surveyed
 from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker
 from models.families.catalogue import network

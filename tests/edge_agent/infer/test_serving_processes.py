@@ -22,7 +22,7 @@ from coordinator.broker import local as brokers
 from export import bundle
 from export.publish import announce, publish, version_of
 from federated.wire import topics
-from federated.wire.link import MqttLink
+from federated.wire.links.mqtt import MqttLink
 from federated.wire.release_files import Release
 from tests.support.processes import WITHOUT_TORCH, Start, listening
 from tests.support.variants import NAME, several

@@ -19,9 +19,9 @@ from coordinator.access.gate import TEND, Gate, Keeper, open_gate
 from coordinator.broker.local import find_mosquitto
 from coordinator.settings.tables import Broker
 from federated.errors import LinkError
+from federated.wire import tls
 from federated.wire.address import parse_address
-from federated.wire.link import MqttLink
-from federated.wire.links import tls
+from federated.wire.links.mqtt import MqttLink
 
 DAY = 86400.0
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")

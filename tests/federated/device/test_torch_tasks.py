@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from federated.device.torch_tasks import calibrate, evaluate, perform
 from federated.errors import Refused
 from federated.training.loop import Stopped
-from federated.training.tasks import calibrate, evaluate, perform
 from models.families.catalogue import build, full, network, shapes, statistics
 from models.layers.batch_norm import load_stats
 from tests.support.tasks import NET, PLAIN, SMALL, done, examples, parameters, task, weights

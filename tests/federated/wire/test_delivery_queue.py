@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from federated.wire.links.queue import LINK_UP, Delivery, Inbox
+from federated.wire.delivery_queue import LINK_UP, Delivery, Inbox
 
 
 def test_deliveries_come_out_in_order_and_then_nothing() -> None:

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import hashes
 from coordinator.access.authority import Authority
 from coordinator.access.certificates import Pair, common, general, read, write
 from federated.errors import ConfigError
+from federated.wire import tls
 from federated.wire.address import Address
-from federated.wire.links import tls
 from tests.support.authority import member
 
 

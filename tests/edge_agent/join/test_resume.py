@@ -23,7 +23,7 @@ from coordinator.phases.patience import ENDLESS
 from coordinator.store.store import Store
 from federated.task import Update
 from federated.wire import envelope, messages, topics
-from federated.wire.link import MqttLink
+from federated.wire.links.mqtt import MqttLink
 from tests.support.brokers import listens, needs_mosquitto, port_of
 from tests.support.federation import RUN, Federation, Member, digits, federate
 from tests.support.proxy import Proxy
