@@ -93,6 +93,7 @@ TORCH_FREE = (
     "federated.device.participant",
     "federated.device.profile_file",
     "federated.device.spool",
+    "federated.runtime.plugins",
     "federated.task",
     "federated.wire",
     "federated.wire.link",

@@ -22,7 +22,7 @@ import numpy as np
 
 from federated.data.dataset import Array, Dataset, Labels, Values
 from federated.errors import DataError
-from models.function import imported
+from models.extensions import imported
 
 __all__ = ["UNREADABLE", "dataset", "read_function", "read_npz"]
 

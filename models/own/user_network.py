@@ -42,8 +42,8 @@ import torch
 from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from models.extensions import imported
 from models.family import Address, Family, check_mask, sectioned
-from models.function import imported
 from models.layers.basic import Standardise
 from models.own.structure import Structure, cut, first_line, structure, with_scalers
 from models.submodel import Network, Submodel
@@ -86,9 +86,10 @@ def own(made: Network) -> Family:
 
 def function_of(made: Network) -> Callable[..., Any]:
     try:
-        return imported(made.family)
+        function: Callable[..., Any] = imported(made.family)
     except ValueError as error:
         raise ValueError(f"model {error}") from error
+    return function
 
 
 def called(submodel: Submodel) -> nn.Module:

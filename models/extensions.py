@@ -1,0 +1,113 @@
+"""Extensions by name: built in, "module:attribute", or the entry point of an installed package.
+
+A name that the owner of this machine wrote may import code. A name from a message of another
+machine must not: look it up in a dict of what is loaded already, never here.
+
+`models` knows nothing of the project's errors: an unknown name raises `LookupError(name, known
+names)`, and what cannot be imported ValueError. `federated.runtime.plugins.find` turns both into
+the project's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+__all__ = ["Kind", "imported", "known_names", "lookup"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One extension point.
+
+    noun: what messages call a member, such as "robust rule".
+    group: the entry points that other packages add members by, such as "espalier.rules".
+    member: the type that each member is an instance of; None: each is a function.
+    """
+
+    noun: str
+    group: str
+    member: type | None = None
+
+
+def lookup(kind: Kind, name: str, known: Mapping[str, T]) -> T:
+    """The member of a name: a built-in one, else "module:attribute", else that of an installed
+    package.
+
+    LookupError(name, known names): there is none. ValueError: it cannot be imported, or is no
+    member.
+    """
+    if name in known:
+        return known[name]
+    found: T
+    if ":" in name:
+        try:
+            found = imported(name, kind.member)
+        except ValueError as error:
+            raise ValueError(f"{kind.noun} {error}") from error
+        return found
+    points = [point for point in entry_points(group=kind.group) if point.name == name]
+    if not points:
+        raise LookupError(name, known_names(kind, known))
+    if len(points) > 1:
+        raise ValueError(
+            f"{kind.noun} '{name}' is in {len(points)} packages: "
+            f"{', '.join(sorted(map(package, points)))}: uninstall all but one, or name it as "
+            f"module:attribute, such as {points[0].value}"
+        )
+    try:
+        found = checked(points[0].load(), kind.member)
+    except Exception as error:  # whatever a foreign module raises
+        raise ValueError(
+            f"{kind.noun} '{name}' of the package {package(points[0])} cannot be loaded: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return found
+
+
+def known_names(kind: Kind, known: Mapping[str, object]) -> tuple[str, ...]:
+    """The names of the built-in members, then of those in installed packages, each once. Nothing is
+    imported.
+    """
+    added = sorted(point.name for point in entry_points(group=kind.group))
+    return tuple(dict.fromkeys((*known, *added)))
+
+
+def imported(name: str, member: type | None = None) -> Any:
+    """What "module:attribute" names; the module may be in the current folder.
+
+    member: the type to expect; None: a function. ValueError: it cannot be imported, or is something
+    else.
+    """
+    module, _, attribute = name.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        # a command that pip installed does not look in the current folder
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever a foreign module raises
+        raise ValueError(f"'{name}' cannot be imported: {type(error).__name__}: {error}") from error
+    try:
+        return checked(found, member)
+    except TypeError as error:
+        raise ValueError(f"'{name}' is {error}") from error
+
+
+def checked(found: Any, member: type | None) -> Any:
+    """What was found, if it is a member. TypeError: it is not."""
+    if callable(found) if member is None else isinstance(found, member):
+        return found
+    expected = "function" if member is None else member.__name__
+    raise TypeError(f"a {type(found).__name__}; expected a {expected}")
+
+
+def package(point: EntryPoint) -> str:
+    """The name of the package that an entry point is from."""
+    return point.dist.name if point.dist else "(unnamed)"
