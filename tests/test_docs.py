@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from federated.engine.robust.catalogue import RULES
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 
@@ -58,3 +59,18 @@ def test_the_readme_tells_of_every_method_and_of_no_other() -> None:
         for name in re.findall(r"`([\w-]+)`", line.split("|")[1])
     }
     assert told - {"--method"} == set(METHODS)
+
+
+def rule_rows() -> list[str]:
+    """The rows of the table of robust rules in SECURITY.md, as the catalogue has them."""
+    return [
+        f"| `{name}` | {one.help} | {one.compares} | "
+        f"{', '.join(str(one.needed(f)) for f in (1, 2, 3))} | "
+        f"{'the first round' if one.clips else 'every round'} |"
+        for name, one in sorted(RULES.items())
+    ]
+
+
+def test_the_table_of_robust_rules_is_the_catalogue() -> None:
+    table = (ROOT / "SECURITY.md").read_text().split("\n| `robust.rule` |")[1].split("\n\n")[0]
+    assert table.splitlines()[2:] == rule_rows()

@@ -2,7 +2,7 @@
 to the hooks of a round.
 
 robust.bound   coordinator.trust.bounds    refuses an update before it is folded
-robust.rule    federated.engine.robust      folds in another way than by the mean
+robust.rule    federated.engine.robust      combines updates in another way than by the mean
 private.noise  federated.engine.private     bounds what each device adds, and covers the sum
 """
 
@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
@@ -24,7 +25,8 @@ from coordinator.trust.norm_tables import Evidence
 from federated.engine.aggregate import Key, Part, Total, fold
 from federated.engine.kept_parts import Kept
 from federated.engine.private import private
-from federated.engine.robust import combine, needed, robust
+from federated.engine.robust.catalogue import rule
+from federated.engine.robust.rule import Rule, combine, robust
 from federated.engine.update_norms import clipped
 from federated.errors import ConfigError, StoreError
 from federated.method import Method, State
@@ -37,16 +39,15 @@ __all__ = ["Defences", "check_covered", "check_enough", "defended"]
 
 log = logging.getLogger(__name__)
 
-# rules that look at all updates of a round together
-RULES_OF_ALL = ("trimmed", "median", "krum", "multikrum")
-
 
 def defended(method: Method, config: Config) -> Method:
-    """The method as the configuration wants it. Raises ConfigError for what does not go together,
-    MissingExtra without the accountant.
+    """The method with the defences that the configuration asks for.
+
+    Raises Unknown for a rule that does not exist, ConfigError for settings that exclude each other,
+    MissingExtra without the accountant of private runs.
     """
-    wanted, guard = config.robust, config.private
-    for mode, asked in (("robust", wanted.rule != "none"), ("private", bool(guard.noise))):
+    wanted, guard, chosen = config.robust, config.private, rule(config.robust.rule)
+    for mode, asked in (("robust", chosen is not None), ("private", bool(guard.noise))):
         if asked and mode in method.forbids:
             able = ", ".join(
                 sorted(name for name, made in METHODS.items() if mode in made().allows)
@@ -60,10 +61,10 @@ def defended(method: Method, config: Config) -> Method:
                 f"{key}: not with method {method.name}: {method.forbids[mode]}; methods "
                 f"that stand it: {able}"
             )
-    if wanted.clip and wanted.rule != "clip":
+    if wanted.clip and not (chosen and chosen.clips):
         raise ConfigError(
-            f"robust.clip = {wanted.clip:g} is of the rule clip: expected robust.rule = "
-            f"'clip', found '{wanted.rule}'"
+            f"robust.clip = {wanted.clip:g} has no effect with robust.rule = '{wanted.rule}': "
+            "expected a rule that clips, such as 'clip'"
         )
     if config.fleet.mode == "buffered" and config.fleet.buffer:
         check_enough(config, config.fleet.buffer, "fleet.buffer")
@@ -73,13 +74,13 @@ def defended(method: Method, config: Config) -> Method:
                 "private: expected private.noise above 0, without which nothing is "
                 "private; robust.rule = 'clip' shortens alone"
             )
-        return robust(method) if wanted.rule != "none" else method
+        return robust(method) if chosen else method
     if not guard.clip:
         raise ConfigError(
             "private.noise is told in multiples of private.clip, the longest change of "
             "one update: expected that above 0, found 0"
         )
-    if wanted.rule != "none":
+    if chosen:
         raise ConfigError(
             f"robust.rule = '{wanted.rule}' and private.noise: expected one of them; a "
             "private run shortens every change, and its noise is for a mean"
@@ -94,14 +95,14 @@ def defended(method: Method, config: Config) -> Method:
 
 
 def check_enough(config: Config, most: int, what: str) -> None:
-    """ConfigError where the rule would never have the updates that it needs, and nothing would be
+    """ConfigError if a round never has the updates that the rule needs, so that nothing would be
     learned. most: updates of a round.
     """
-    wanted, least = config.robust, needed(config.robust.rule, config.robust.byzantine)
-    if most < least:
+    wanted, chosen = config.robust, rule(config.robust.rule)
+    if chosen and most < (least := chosen.needed(wanted.byzantine)):
         raise ConfigError(
-            f"robust.rule = '{wanted.rule}' needs {least} updates at once to outlive "
-            f"robust.byzantine = {wanted.byzantine}: "
+            f"robust.rule = '{wanted.rule}' needs {least} updates of each {chosen.compares} to "
+            f"withstand robust.byzantine = {wanted.byzantine}: "
             f"expected {what} of at least {least}, found {most}"
         )
 
@@ -199,21 +200,23 @@ class Defences:
 
     # ---- the fold --------------------------------------------------------------------------------
 
-    def begin(self, round: int, submodels: Iterable[Submodel]) -> Kept | None:
-        """A round's updates are kept in what this gives, where a rule looks at all of them
-        together; None where they are added up as they come.
+    @cached_property
+    def rule(self) -> Rule | None:
+        return rule(self.config.robust.rule)
 
-        The rule clip does so where nothing is known yet of how far a submodel moves.
+    def begin(self, round: int, submodels: Iterable[Submodel]) -> Kept | None:
+        """Where to keep a round's updates, if the rule needs all of them together; None if they are
+        added up as they come.
+
+        A rule that clips needs all of them while no norm of a submodel is known yet.
         """
-        self.round, wanted = round, self.config.robust
-        if wanted.rule in RULES_OF_ALL or (
-            wanted.rule == "clip" and not all(map(self.limit, set(submodels)))
-        ):
-            return Kept(self.folder)
-        return None
+        self.round = round
+        if self.rule is None or (self.rule.clips and all(map(self.limit, set(submodels)))):
+            return None
+        return Kept(self.folder)
 
     def limit(self, submodel: Submodel) -> float:
-        """The norm to which the rule clip shortens a change: of all kinds together; 0 where nothing
+        """The norm to which a rule that clips shortens a change, of all kinds together; 0 if none
         is known yet.
         """
         medians = [
@@ -234,20 +237,19 @@ class Defences:
                 raise StoreError(
                     f"the update of {key[0]} could not be kept in {self.folder}: {error.strerror}"
                 ) from error
-        if self.config.robust.rule == "clip" and (limit := self.limit(submodel)):
+        if self.rule and self.rule.clips and (limit := self.limit(submodel)):
             parts = clipped(parts, state.tensors, limit)
         return fold(total, parts, key)
 
     def settled(self, total: Total | Kept, state: State) -> Total:
-        """What a round collected, as a total of which the mean is what the rule makes of it. Raises
+        """What a round collected, as a total of which the mean is the rule's result. Raises
         StoreError.
         """
         if not isinstance(total, Kept):
             return total
+        assert self.rule is not None  # `begin` keeps updates only for a rule
         try:
-            found = combine(
-                total, state.tensors, self.config.robust.rule, self.config.robust.byzantine
-            )
+            found = combine(self.rule, total, state.tensors, self.config.robust.byzantine)
             total.clear()
         except OSError as error:
             raise StoreError(

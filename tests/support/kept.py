@@ -6,7 +6,8 @@ import torch
 
 from federated.engine.aggregate import Part, mean
 from federated.engine.kept_parts import Kept
-from federated.engine.robust import combine
+from federated.engine.robust.catalogue import RULES
+from federated.engine.robust.rule import combine
 
 __all__ = ["OLD", "corner", "kept_of", "part", "result", "whole"]
 
@@ -32,7 +33,7 @@ def kept_of(folder, *updates):
 
 
 def result(kept, tensors, rule, f, home="w"):
-    total = combine(kept, tensors, rule, f)
+    total = combine(RULES[rule], kept, tensors, f)
     return mean(total.sums[home], tensors[home])
 
 

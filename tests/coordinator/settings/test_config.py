@@ -85,9 +85,8 @@ def test_a_record_survives_json(file: Path) -> None:
     [
         ("flet.min_agents=1", "unknown key 'flet'; known: fleet"),
         (
-            "robust.rule=kurm",
-            r"robust.rule: expected one of none, clip, trimmed, median, krum, "
-            r"multikrum, found 'kurm'",
+            "fleet.late=tak",
+            r"fleet.late: expected one of drop, take, found 'tak'",
         ),
         ("fleet.min_agent=1", r"fleet: unknown key 'min_agent'; known: min_agents"),
         ("rounds=0", r"rounds: expected int >= 1, found 0"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -394,6 +395,7 @@ def mistakes(folder: Path) -> list[tuple[tuple[str, ...], type[Exception], str]]
             ConfigError,
             "simulate.agents of at least 7, found 3",
         ),
+        (("robust.rule=kurm",), Unknown, "unknown robust rule 'kurm'; known: krum, "),
         (("simulate.agent=3",), ConfigError, r"simulate: .*agent"),
         (("model.name=vit-s",), ConfigError, "8 x 8 pixels"),
         (("model.name=transformer",), ConfigError, "transformer"),
@@ -420,7 +422,7 @@ def mistakes(folder: Path) -> list[tuple[tuple[str, ...], type[Exception], str]]
     ]
 
 
-@pytest.mark.parametrize("index", range(15))
+@pytest.mark.parametrize("index", range(17))
 def test_mistakes_are_named_before_the_first_round(index: int, tmp_path: Path):
     settings, error, words = mistakes(tmp_path)[index]
     if settings == ("simulate.device=cuda",) and torch.cuda.is_available():
@@ -428,6 +430,38 @@ def test_mistakes_are_named_before_the_first_round(index: int, tmp_path: Path):
     with pytest.raises(error, match=words):
         run(tmp_path, *settings)
     assert run_names(tmp_path / "runs") == [], "what never ran leaves nothing behind"
+
+
+RULE = """
+from federated.engine.aggregate import Total, fold
+from federated.engine.robust.rule import Rule
+
+SEEN = []
+
+def first(kept, tensors, f):
+    "The update of the agent whose name comes first."
+    SEEN.append(sorted(key[0] for key in kept.counting))
+    total, chosen = Total(), min(kept.counting)
+    fold(total, kept.parts(chosen), chosen)
+    return total
+
+FIRST = Rule("first", "the update of the first agent", "submodel", lambda f: 1, False, first)
+"""
+
+
+def test_a_rule_in_one_file_of_the_users_combines_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It sees three devices in both rounds and takes d0, which has a quarter of 16 channels: the
+    other 12 stay as they are, though d1 and d2 train 8.
+    """
+    (tmp_path / "toy_first.py").write_text(RULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run(tmp_path, "method.name=fedavg", "robust.rule=toy_first:FIRST", "evaluate.devices=false")
+    assert sys.modules["toy_first"].SEEN == [["d0", "d1", "d2"]] * 2
+    one, two = (weights(tmp_path, rounds=round) for round in (1, 2))
+    changed = (one["stem.weight"] != two["stem.weight"]).flatten(1).any(1)
+    assert changed.tolist() == [True] * 4 + [False] * 12
 
 
 def test_a_device_that_cannot_train_does_not_stall_the_others(tmp_path: Path):

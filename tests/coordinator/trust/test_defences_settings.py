@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.run.launch import check_same
 from coordinator.trust.defences import check_covered, defended
-from federated.errors import ConfigError
+from federated.errors import ConfigError, Unknown
 from federated.method import configure
 from federated.methods.catalogue import method
 from models.families.catalogue import network
@@ -41,7 +41,15 @@ from tests.support.defences import config
         ({"method__name": "fedavg", "private__epsilon": 1.0}, "expected private.noise above 0"),
         (
             {"method__name": "fedavg", "robust__clip": 1.0},
-            "expected robust.rule = 'clip', found 'none'",
+            "robust.clip = 1 has no effect with robust.rule = 'none'",
+        ),
+        (
+            {"method__name": "fedavg", "robust__rule": "krum", "robust__clip": 1.0},
+            "robust.clip = 1 has no effect with robust.rule = 'krum'",
+        ),
+        (
+            {"method__name": "fedavg", "robust__rule": "no_such_module:RULE"},
+            "robust rule 'no_such_module:RULE' cannot be imported",
         ),
         (
             {
@@ -76,6 +84,11 @@ def test_what_does_not_go_together_is_said_before_a_run(given, words):
     asked = config(**given)
     with pytest.raises(ConfigError, match=words):
         defended(method(asked.method_name), asked)
+
+
+def test_an_unknown_rule_is_said_before_a_run():
+    with pytest.raises(Unknown, match="unknown robust rule 'kurm'; known: krum"):
+        defended(method("fedavg"), config(robust__rule="kurm"))
 
 
 @pytest.mark.parametrize(

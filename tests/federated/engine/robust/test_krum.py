@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from federated.engine.kept_parts import Kept
-from federated.engine.robust import combine, nearest
+from federated.engine.robust.arithmetic import nearest
+from federated.engine.robust.catalogue import RULES
+from federated.engine.robust.rule import combine
 from tests.support.kept import OLD, corner, kept_of, part, result, whole
 
 
@@ -42,7 +44,7 @@ def test_krum_compares_equal_submodels_alone_and_leaves_small_groups_out(tmp_pat
     )
     old = {"w": torch.full((2, 2), 0.5)}
     assert result(kept, old, "krum", 1).tolist() == [[2.0, 0.5], [0.5, 0.5]]
-    assert len(combine(kept, old, "krum", 1).seen) == 7
+    assert len(combine(RULES["krum"], kept, old, 1).seen) == 7
 
 
 def test_what_two_groups_choose_is_averaged_by_their_devices_where_they_overlap(tmp_path):

@@ -1,0 +1,33 @@
+"""The robust rules by name."""
+
+from __future__ import annotations
+
+from federated.engine.robust.clip import CLIP
+from federated.engine.robust.krum import KRUM
+from federated.engine.robust.median import MEDIAN
+from federated.engine.robust.multikrum import MULTIKRUM
+from federated.engine.robust.rule import Rule
+from federated.engine.robust.trimmed import TRIMMED
+from federated.runtime.plugins import find
+from models.extensions import Kind
+
+__all__ = ["RULES", "rule"]
+
+KIND = Kind("robust rule", "espalier.rules", Rule)
+
+RULES: dict[str, Rule] = {
+    "clip": CLIP,
+    "krum": KRUM,
+    "median": MEDIAN,
+    "multikrum": MULTIKRUM,
+    "trimmed": TRIMMED,
+}
+
+
+def rule(name: str) -> Rule | None:
+    """The rule that a setting names: built in, of an installed package (`espalier.rules`), or
+    `module:attribute`; None for "none", with which updates combine as the method states.
+
+    Raises Unknown, nearest names first; ConfigError for one that cannot be imported.
+    """
+    return find(KIND, name, {"none": None, **RULES})

@@ -1,0 +1,37 @@
+"""Trimmed mean: of the devices that hold a coordinate, the mean without the f largest and the f
+smallest values (Yin et al., arXiv 1803.01498, Definition 2).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federated.engine.robust.arithmetic import Array, majority, per_coordinate
+from federated.engine.robust.rule import Rule
+
+__all__ = ["TRIMMED", "trimmed"]
+
+
+def trimmed(ordered: Array, counts: NDArray[np.int64], f: int) -> NDArray[np.float64]:
+    """The mean of each row without f values at either end.
+
+    ordered: [coordinates, devices], rising. counts: how many values of each row are there, at its
+    start.
+    """
+    places = np.arange(ordered.shape[1])
+    middle = (places >= f) & (places < (counts - f)[:, None])
+    found: NDArray[np.float64] = ordered.sum(axis=1, where=middle, dtype=np.float64) / np.maximum(
+        counts - 2 * f, 1
+    )
+    return found
+
+
+TRIMMED = Rule(
+    name="trimmed",
+    help="of each coordinate, the mean without the f largest and the f smallest values",
+    compares="coordinate",
+    needed=majority,
+    clips=False,
+    combine=lambda kept, tensors, f: per_coordinate(kept, tensors, f, trimmed),
+)
