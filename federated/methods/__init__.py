@@ -1,1 +1,3 @@
-"""Federated methods, one file each: the paper on top, then only its difference."""
+"""Federated methods: one file per method, with its presets; the paper on top, then the difference
+from what it builds on.
+"""

@@ -11,9 +11,7 @@ from federated.methods.depthfl import depthfl
 from federated.methods.dynamicfl import dynamicfl
 from federated.methods.exclusivefl import exclusivefl
 from federated.methods.fedavg import fedavg
-from federated.methods.fedfa import fedfa
-from federated.methods.fedfa_d import fedfa_d
-from federated.methods.fedfa_w import fedfa_w
+from federated.methods.fedfa import fedfa, fedfa_d, fedfa_w
 from federated.methods.fednova import fednova
 from federated.methods.fedprox import fedprox
 from federated.methods.fedrolex import fedrolex
@@ -21,16 +19,9 @@ from federated.methods.fjord import fjord
 from federated.methods.flexifed import flexifed
 from federated.methods.heterofl import heterofl
 from federated.methods.inclusivefl import inclusivefl
-from federated.methods.inco_avg import inco_avg
-from federated.methods.inco_moon import inco_moon
-from federated.methods.inco_nova import inco_nova
-from federated.methods.inco_prox import inco_prox
-from federated.methods.inco_scaffold import inco_scaffold
+from federated.methods.inco import inco_avg, inco_moon, inco_nova, inco_prox, inco_scaffold
 from federated.methods.moon import moon
-from federated.methods.nefl_d import nefl_d
-from federated.methods.nefl_do import nefl_do
-from federated.methods.nefl_w import nefl_w
-from federated.methods.nefl_wd import nefl_wd
+from federated.methods.nefl import nefl_d, nefl_do, nefl_w, nefl_wd
 from federated.methods.recipfl import recipfl
 from federated.methods.scaffold import scaffold
 from federated.methods.scalefl import scalefl

@@ -53,6 +53,14 @@ __all__ = ["consistency", "depthfl", "distilled_loss"]
 FEATURES = ("exits",)
 EXITS = {"attention": "exits", "adapter": "exits-adapter"}  # as features of the network
 STATISTICS = ("running_mean", "running_var")
+TRAINING = {  # the authors', for CIFAR-100
+    "epochs": 5,
+    "batch": 50,
+    "lr": 0.1,
+    "lr_decay": 0.998,
+    "momentum": 0.0,
+    "decay": 1e-3,
+}
 MEMORY = "FedDyn's h remembers for ever what was late, noise or a lie"
 
 
@@ -173,18 +181,9 @@ def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
     yield from one_size(menu, settings)
 
 
-def depthfl() -> Method:
-    fedavg = base.fedavg()
-    # the authors', for CIFAR-100
-    training = {
-        "epochs": 5,
-        "batch": 50,
-        "lr": 0.1,
-        "lr_decay": 0.998,
-        "momentum": 0.0,
-        "decay": 1e-3,
-    }
-    choices = {
+def choices() -> dict[str, Setting]:
+    """The settings that FedAvg does not have, or has otherwise."""
+    return {
         "depths": Setting(
             (),
             "sections that a submodel keeps, with an exit after each; none: a submodel "
@@ -211,13 +210,19 @@ def depthfl() -> Method:
             schedule=True,
         ),
     }
+
+
+def depthfl() -> Method:
+    fedavg = base.fedavg()
     return replace(
         fedavg,
         name="depthfl",
         summary="shallower copies with an exit after each section; the exits teach each other",
         paper="Kim, Yu, Kim and Moon, DepthFL, ICLR 2023 (not on arXiv); Acar et al., FedDyn "
         "(arXiv 2111.04263)",
-        settings=varied(fedavg.settings, weighting="uniform", sharing=None, **training, **choices),
+        settings=varied(
+            fedavg.settings, weighting="uniform", sharing=None, **TRAINING, **choices()
+        ),
         features=FEATURES,
         forbids=dict.fromkeys(MODES, MEMORY),
         menu=propose,

@@ -51,7 +51,7 @@ from models.families.catalogue import full, labelled, normalising
 from models.slicing import Plan, graft
 from models.submodel import Network, Submodel
 
-__all__ = ["BREAKS", "fedfa", "scaled", "unscaled"]
+__all__ = ["fedfa", "fedfa_d", "fedfa_w", "scaled"]
 
 # a smaller norm is zero: 1/n times the most examples of a device (2**40) must stay a float32
 TINY = 1e-25
@@ -203,4 +203,31 @@ def fedfa() -> Method:
         inactive=inactive,
         breaks=BREAKS
         | {"uncovered": "a device's last block stands in for the deeper ones that it lacks"},
+    )
+
+
+def fedfa_d() -> Method:
+    """Sizes in depth: every layer has all its channels."""
+    base = fedfa()
+    return replace(
+        base,
+        name="fedfa-d",
+        summary="FedFA with shallower copies only",
+        settings=varied(base.settings, widths=(1.0,)),
+    )
+
+
+def fedfa_w() -> Method:
+    """Sizes in width: every block is there, so nothing is grafted, and a channel that no device
+    holds keeps its weights.
+    """
+    base, plain = fedfa(), fedavg()
+    return replace(
+        base,
+        name="fedfa-w",
+        summary="FedFA with narrower copies only",
+        settings=varied(base.settings, depths=plain.settings["depths"]),
+        menu=plain.menu,
+        inactive=unscaled,
+        breaks=BREAKS,
     )

@@ -1,3 +1,3 @@
-"""What several methods build on, or one whose file it would fill: arithmetic, sizes and wrappers.
-No method of the catalogue is here.
+"""What several methods build on, and parts that would make a method's own file too long: arithmetic
+and sizes. No method of the catalogue is here.
 """

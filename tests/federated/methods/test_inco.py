@@ -14,7 +14,7 @@ from federated.engine.aggregate import Total, fold
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.methods.common.crosslayer import crossed, references
+from federated.methods.inco import crossed, references
 from federated.task import Update
 from models.families.catalogue import initial, network
 from tests.support.federation import Member, digits, federate

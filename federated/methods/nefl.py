@@ -1,28 +1,22 @@
 """NeFL: Kang, Cha, Shin, Lee and Kang, NeFL: Nested Model Scaling for Federated Learning with
 System Heterogeneous Clients (arXiv 2308.07761).
 
-Submodels are narrower (nefl-w), lack blocks (nefl-d) or both (nefl-wd); see `nested_sizes`. Against
-FedAvg: each residual function has a learnable step, y = shortcut(x) + s F(x) (section III), and
-parameters are of two kinds. The *inconsistent* ones, the steps and all that batch norm learns or
-measures, belong to their submodel and are averaged among the devices that trained it in a round;
-the others are averaged per coordinate over all that hold it (NeFedAvg). Every device counts the
-same. A block that nobody holds keeps its value; the authors' code makes it 0.
+Submodels are narrower (nefl-w), lack blocks (nefl-d, nefl-do) or both (nefl-wd); see
+`common.nested_sizes`. Which of them a device trains in a round: see `common.nested_tiers`.
 
-A step is 1 at first; under nefl-do 1 + n, n the number of blocks left out right after it, as in the
-tables of NeFL-D_O: the block does the work of those that it stands for. With layer norm (vision
-transformer) the paper found shared norms better, so there `inconsistent = "auto"` means the steps.
+Against FedAvg, each residual function has a learnable step, y = shortcut(x) + s F(x) (section III),
+and parameters are of two kinds. The *inconsistent* ones, which are the steps and all that batch
+norm learns or measures, belong to their submodel and are averaged among the devices that trained it
+in a round. The others are averaged per coordinate over all that hold it (NeFedAvg). Every device
+counts the same. A block that nobody holds keeps its value; the authors' code makes it 0.
 
-A device gets a submodel anew each round. In the paper (`tiers = "index"`), device i of N has tier t
-= min(i // (N / N_s), N_s - 1) of the N_s submodels and draws from [t - 2, t + 2]. By default
-(`tiers = "measured"`) t is the largest submodel that the device can afford, and the device goes
-through a shuffled cycle of rounds: it trains each of [t - 2, t] equally often, and all smaller ones
-together as often as one of these. Drawn from [t - 2, t] alone, the smallest submodels would never
-be trained by a fleet whose devices can all afford large ones. Devices start at different places of
-the cycle, so that two equal devices train all of five submodels within four rounds.
+A step is 1 at first; under nefl-do it is 1 + n, n the number of blocks left out right after it, as
+in the tables of NeFL-D_O: the block does the work of those that it stands for. For layer norm
+(vision transformer) the paper found shared norms better, so there `inconsistent = "auto"` means the
+steps only.
 
 The projection of a section's skipped first block is still executed, so its convolution is averaged
-over all who train it; the authors' code throws away all of that but the norm (`projection_owner =
-"mask"`).
+over all who train it. The authors' code drops all of it but the norm (`projection_owner = "mask"`).
 """
 
 from __future__ import annotations
@@ -41,12 +35,13 @@ from federated.method import Method, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
 from federated.methods.common.inactive import one_size
 from federated.methods.common.nested_sizes import FEATURES, GAMMAS, is_step, sizes
+from federated.methods.common.nested_tiers import by_cycle, by_index
 from federated.task import Profile, Recipe, Update
-from models.families.catalogue import address, normalising, parameters, shapes, statistics
+from models.families.catalogue import address, normalising, shapes, statistics
 from models.slicing import Plan, extract
 from models.submodel import Network, Submodel
 
-__all__ = ["nefl"]
+__all__ = ["nefl_d", "nefl_do", "nefl_w", "nefl_wd"]
 
 SETTINGS: Mapping[str, Setting] = {
     "gammas": Setting(GAMMAS, "share of the parameters that each submodel keeps", above=0, most=1),
@@ -161,40 +156,12 @@ def assign(
     *,
     scaling: str,
 ) -> Submodel:
-    """A submodel of the device's tier or near it; where the device can afford none of these, the
-    largest that it can.
-    """
-    flex, names = state.settings["flex"], sorted(state.agents)
+    names = sorted(state.agents)
     place = names.index(profile.agent) if profile is not None and profile.agent in names else None
     if state.settings["tiers"] == "measured" or place is None:
-        return in_turn(state, place, sorted(affordable, key=lambda s: (parameters(s), s.name)), rng)
+        return by_cycle(state, place, affordable, rng)
     menu = propose(affordable[0].network, state.settings, scaling=scaling)
-    tier = min(place * len(menu) // len(names), len(menu) - 1)
-    near = menu[max(0, tier - flex) : tier + flex + 1]
-    able = [submodel for submodel in affordable if submodel in near] or [
-        max(affordable, key=parameters)
-    ]
-    return able[int(rng.integers(len(able)))]
-
-
-def in_turn(
-    state: State, place: int | None, able: Sequence[Submodel], rng: np.random.Generator
-) -> Submodel:
-    """What a device trains in this round of a cycle that holds every submodel that it can afford.
-
-    place: of the device among the names of those present; a device without one draws a round of the
-    cycle. able: smallest first.
-    """
-    flex: int = state.settings["flex"]
-    smaller, near = able[: -1 - flex], able[-1 - flex :]
-    cycle = [*smaller, *(list(near) * max(1, len(smaller)))]
-    if place is None:
-        return cycle[int(rng.integers(len(cycle)))]
-    number, step = divmod(state.round, len(cycle))
-    order = np.random.default_rng([state.settings["seed"] & 0xFFFFFFFF, number]).permutation(
-        len(cycle)
-    )
-    return cycle[int(order[(step + place * len(cycle) // len(state.agents)) % len(cycle)])]
+    return by_index(state, place, menu, affordable, rng)
 
 
 def recipe(state: State, submodel: Submodel) -> Recipe:
@@ -256,4 +223,47 @@ def nefl(name: str, summary: str, scaling: str) -> Method:
         recipe=recipe,
         parts=parts,
         inactive=inactive,
+    )
+
+
+def nefl_w() -> Method:
+    """Every block, and sqrt(gamma) of the channels of each layer: about a share gamma of the
+    parameters (section III).
+    """
+    return nefl("nefl-w", "narrower copies, each with norms and learnable steps of its own", "w")
+
+
+def nefl_d() -> Method:
+    """Every channel, and fewer blocks."""
+    return nefl(
+        "nefl-d", "copies with fewer blocks, each with norms and learnable steps of its own", "d"
+    )
+
+
+def nefl_wd() -> Method:
+    """Fewer channels and fewer blocks."""
+    return nefl(
+        "nefl-wd",
+        "narrower copies with fewer blocks, each with norms and learnable steps of its own",
+        "wd",
+    )
+
+
+def inactive_first_step(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
+    if settings["first_step"] == "one":
+        yield (
+            "first_step = 'one' starts every step as nefl-d does: set method.first_step = 'skipped'"
+        )
+    yield from inactive(menu, settings)
+
+
+def nefl_do() -> Method:
+    """nefl-d whose steps begin at 1 + n, as in the paper's tables of NeFL-D_O."""
+    base = nefl_d()
+    return replace(
+        base,
+        name="nefl-do",
+        summary="nefl-d whose steps begin as large as the blocks left out after them",
+        settings=varied(base.settings, first_step="skipped"),
+        inactive=inactive_first_step,
     )
