@@ -27,6 +27,7 @@ __all__ = [
     "embed",
     "extract",
     "graft",
+    "is_statistic",
     "present",
 ]
 
@@ -153,6 +154,11 @@ def present(tensors: Mapping[str, Tensor], home: str, shape: Sequence[int]) -> T
     """
     source = tensors.get(home)
     return tensors[home.partition("@")[0]][at(corner(shape))] if source is None else source
+
+
+def is_statistic(home: str) -> bool:
+    """Whether a home, of all or of a group, holds running statistics of batch norm."""
+    return home.partition("@")[0].endswith(("running_mean", "running_var"))
 
 
 def embed(

@@ -13,6 +13,7 @@ from federated.methods.exclusivefl import exclusivefl
 from federated.methods.fedavg import fedavg
 from federated.methods.fedfa import fedfa, fedfa_d, fedfa_w
 from federated.methods.fednova import fednova
+from federated.methods.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from federated.methods.fedprox import fedprox
 from federated.methods.fedrolex import fedrolex
 from federated.methods.fjord import fjord
@@ -33,13 +34,17 @@ METHODS: dict[str, Callable[[], Method]] = {
     "depthfl": depthfl,
     "dynamicfl": dynamicfl,
     "exclusivefl": exclusivefl,
+    "fedadagrad": fedadagrad,
+    "fedadam": fedadam,
     "fedavg": fedavg,
+    "fedavgm": fedavgm,
     "fedfa": fedfa,
     "fedfa-d": fedfa_d,
     "fedfa-w": fedfa_w,
     "fednova": fednova,
     "fedprox": fedprox,
     "fedrolex": fedrolex,
+    "fedyogi": fedyogi,
     "fjord": fjord,
     "flexifed": flexifed,
     "heterofl": heterofl,

@@ -45,14 +45,13 @@ from federated.task import Recipe, Update
 from federated.training import objective
 from federated.training.hooks import Hooks, Session
 from models.families.catalogue import initial
-from models.slicing import Plan, at, present
+from models.slicing import Plan, at, is_statistic, present
 from models.submodel import Network, Submodel
 
 __all__ = ["consistency", "depthfl", "distilled_loss"]
 
 FEATURES = ("exits",)
 EXITS = {"attention": "exits", "adapter": "exits-adapter"}  # as features of the network
-STATISTICS = ("running_mean", "running_var")
 TRAINING = {  # the authors', for CIFAR-100
     "epochs": 5,
     "batch": 50,
@@ -151,7 +150,7 @@ def dynamic_finish(state: State, total: Total, rng: np.random.Generator) -> Stat
         dict[str, Tensor](),
     )
     for home, one in total.sums.items():
-        if home.endswith(STATISTICS):
+        if is_statistic(home):
             continue
         w, old = after.tensors[home].clone(), present(state.tensors, home, one.value.shape)
         h = state.tensors.get("h/" + home, torch.zeros_like(old)).clone()

@@ -48,7 +48,7 @@ from federated.task import Recipe, Update
 from federated.training.hooks import Hooks
 from federated.training.zico import survey
 from models.families.catalogue import full, labelled, normalising
-from models.slicing import Plan, graft
+from models.slicing import Plan, graft, is_statistic
 from models.submodel import Network, Submodel
 
 __all__ = ["fedfa", "fedfa_d", "fedfa_w", "scaled"]
@@ -99,7 +99,7 @@ def scaled(state: State, submodel: Submodel, name: str, tensor: Tensor) -> bool:
     """Whether a tensor is a layer to be scaled; biases and norms, of however many axes, are with
     `scale_1d` alone, running statistics never.
     """
-    if state.settings["scaling"] == "none" or name.endswith(("running_mean", "running_var")):
+    if state.settings["scaling"] == "none" or is_statistic(name):
         return False
     weights = tensor.ndim > 1 and not name.endswith("bias") and name not in normalising(submodel)
     return weights or bool(state.settings["scale_1d"])

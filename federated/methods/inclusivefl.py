@@ -35,16 +35,17 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from federated.engine.aggregate import Part, Total, fold, mean
+from federated.engine.server_optimizer import adamw, step
 from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, varied
 from federated.methods import fedavg as base
 from federated.methods.common.inactive import same_blocks
 from federated.task import Update
 from models.families.catalogue import address, full, shapes, statistics
-from models.slicing import Plan, at, corner, extract, present
+from models.slicing import Plan, at, corner, extract, is_statistic, present
 from models.submodel import Network, Submodel, kept
 
 __all__ = ["inclusivefl", "size_local"]
@@ -52,7 +53,6 @@ __all__ = ["inclusivefl", "size_local"]
 THIRDS = (1 / 3, 2 / 3, 1.0)  # of the blocks, as BERT's 4, 8 and 12 of 12
 MOMENTUM = "m/"
 SUMS = "parts go to sums of sizes, and what is in those is no mean of any weight"
-ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
 def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
@@ -169,7 +169,9 @@ def pupils(state: State, submodel: Submodel, section: int) -> list[Submodel]:
 
 def finish(state: State, total: Total, rng: np.random.Generator) -> State:
     """Each size's step, then the mean over sizes."""
-    shared, memory = Total(), dict[str, Tensor]()
+    shared, memory, settings = Total(), dict[str, Tensor](), state.settings
+    adam = settings["server"] == "adamw"
+    optimizer = adamw(settings["server_lr"], settings["server_decay"]) if adam else None
     for key, one in total.sums.items():
         if key.startswith(MOMENTUM):
             continue
@@ -180,19 +182,11 @@ def finish(state: State, total: Total, rng: np.random.Generator) -> State:
         )
         new = mean(one, old)
         if momentum is not None:
-            beta = state.settings["beta"]
+            beta = settings["beta"]
             new = old - beta * mean(momentum) - (1 - beta) * (old - new)
-        if state.settings["server"] == "adamw" and not home.partition("@")[0].endswith(
-            ("running_mean", "running_var")
-        ):
-            known = {name: f"adam/{name}/{key}" for name in ADAM}
-            new, moments = stepped(
-                old,
-                old - new,
-                {name: state.tensors[own] for name, own in known.items() if own in state.tensors},
-                state.settings,
-            )
-            memory |= {known[name]: value for name, value in moments.items()}
+        if optimizer is not None and not is_statistic(home):
+            new, moments = step(optimizer, state.tensors, key, old, new - old)
+            memory |= moments
         for where, (weight, *_) in one.cover.items():
             fold(
                 shared,
@@ -201,23 +195,6 @@ def finish(state: State, total: Total, rng: np.random.Generator) -> State:
             )
     after = base.finish(state, shared, rng)
     return replace(after, tensors={**after.tensors, **memory})
-
-
-def stepped(
-    old: Tensor, gradient: Tensor, known: dict[str, Tensor], settings: Settings
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """One step of AdamW with what is known of its state, nothing at first; the new weights and the
-    new state.
-    """
-    weights = nn.Parameter(old.clone())
-    weights.grad = gradient
-    optimiser = torch.optim.AdamW(
-        [weights], lr=settings["server_lr"], weight_decay=settings["server_decay"]
-    )
-    if known:
-        optimiser.state[weights] = {name: value.clone() for name, value in known.items()}
-    optimiser.step()
-    return weights.detach(), {name: optimiser.state[weights][name] for name in ADAM}
 
 
 def inactive(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:

@@ -1,11 +1,11 @@
 """RecipFL: Zhang et al., How Few Davids Improve One Goliath: Federated Learning in Resource-Skewed
 Edge Computing Environments (WWW 2024).
 
-Against FedAvg: the coordinator holds no weights but a graph hypernetwork phi
-(`federated.methods.hypernetwork`, after GHN-2, arXiv 2110.13100). It makes the weights of each submodel for
-each device from the submodel's graph and the device's classes, so submodels need have nothing in
-common. From the weights theta_m that it made and the weights theta_m' that came back after
-training,
+Against FedAvg, the coordinator holds no weights but a graph hypernetwork phi
+(`federated.methods.hypernetwork`, after GHN-2, arXiv 2110.13100). It makes the weights of each
+submodel for each device from the submodel's graph and the device's classes, so submodels need have
+nothing in common. From the weights theta_m that it made and the weights theta_m' that came back
+after training,
 
     phi <- phi - eta_s sum_m (d theta_m / d phi)^T (theta_m - theta_m')
 
@@ -44,11 +44,11 @@ import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Part, Total, mean
+from federated.engine.server_optimizer import ServerOptimizer, adamw, step
 from federated.method import MODES, Method, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
 from federated.methods.common.student import HOOKS, PREFIX, passes, with_student
 from federated.methods.hypernetwork import network as hyper
-from federated.methods.hypernetwork.moments import adam
 from federated.methods.hypernetwork.sizes import inactive, propose
 from federated.task import Profile, Recipe, Update
 from models.families.catalogue import shapes
@@ -57,7 +57,7 @@ from models.submodel import Submodel
 
 __all__ = ["Generate", "recipfl", "recipfl_with"]
 
-PHI, THETA, ADAM = "phi/", "theta/", "adam/"
+PHI, THETA = "phi/", "theta/"
 
 Generate = Callable[[Tensors, State, Submodel], dict[str, Tensor]]
 """From phi by name, a state and a submodel to its tensors by name, differentiable in phi and the
@@ -248,11 +248,12 @@ def own_finish(state: State, total: Total, rng: np.random.Generator) -> State:
         gradient = {
             home: value * (settings["server_clip"] / norm) for home, value in gradient.items()
         }
-    step = adam(known, gradient, ADAM) if settings["server"] == "adam" and gradient else gradient
-    new = {
-        home: known[home] - settings["server_lr"] * value if home in gradient else value
-        for home, value in step.items()
-    }
+    lr, new = settings["server_lr"], dict[str, Tensor]()
+    sgd = ServerOptimizer("sgd", lr, beta1=0.0)
+    optimizer = adamw(lr) if settings["server"] == "adam" else sgd
+    for home, value in gradient.items():
+        new[home], moments = step(optimizer, known, home, known[home], -value)
+        new |= moments
     return replace(state, round=state.round + 1, tensors={**known, **came, **new})
 
 

@@ -39,6 +39,12 @@ CASES = [
         "same submodel, w1-d4.4.4-exits: set method.widths or method.depths",
     ),
     ("dynamicfl", {"branches": 1}, 20, "branches = 1 .*: set method.branches"),
+    *(
+        (name, {"tau": 1.0}, 20, "tau = 1 is far above .*: set method.tau below 0.1")
+        for name in ("fedadagrad", "fedadam", "fedyogi")
+    ),
+    ("fedavgm", {"server_momentum": 0}, 20, "server_momentum = 0 .*: set method.server_momentum"),
+    ("fedavgm", {}, 1, "no momentum has built up .*: set rounds to at least 2"),
     ("exclusivefl", ONE, 20, "same submodel, w1-d4.4.4: set method.widths"),
     *(
         (name, {"widths": [1.0], "depths": [4]}, 20, "same submodel.*: set method.widths")
@@ -189,6 +195,8 @@ def test_an_unknown_number_of_rounds_is_no_reason(name):
         ("fednova", {}, 2, "fedavg", {}),  # one local step
         ("scaffold", {"momentum": 0.5}, 1, "fedavg", {"momentum": 0.5}),
         ("moon", {"mu": 5.0}, 1, "moon", {"mu": 0}),
+        ("fedavgm", {"server_momentum": 0}, 2, "fedavg", {}),
+        ("fedavgm", {}, 1, "fedavg", {}),
         ("fjord", {"widths": [1.0]}, 2, "fjord", {"widths": [1.0], "kd": False}),
         ("nefl-do", {"first_step": "one"}, 2, "nefl-d", {}),
     ],

@@ -292,12 +292,12 @@ def test_adamw_steps_each_size_by_its_own_state(stacks):
         weights[small].item(), abs=1e-5
     )
     assert received(chosen, second, middle)["linear"] == 0.1
-    assert second.tensors["adam/step/linear.weight@w1-d1.1/w1-d1.1"].item() == 2
-    assert second.tensors["adam/step/linear.weight@w1-d2.2/w1-d2.2"].item() == 1
+    assert second.tensors["server/t/linear.weight@w1-d1.1/w1-d1.1"].item() == 2
+    assert second.tensors["server/t/linear.weight@w1-d2.2/w1-d2.2"].item() == 1
     assert {
         name
         for home in second.tensors
-        if home.startswith("adam/exp_avg/stem")
+        if home.startswith("server/m/stem")
         for name in [home.rpartition("/")[2]]
     } == {"w1-d1.1", "w1-d2.2"}
 
@@ -309,7 +309,7 @@ def test_adamw_leaves_running_statistics_to_the_mean():
     after = one_round(chosen, state, (sizes[-1], 2.0, 1))
     assert torch.equal(after.tensors["norm.running_mean"], torch.full((16,), 2.0))
     torch.testing.assert_close(after.tensors["norm.weight"], torch.full((16,), 1.001))
-    assert not [home for home in after.tensors if home.startswith("adam/") and "running_" in home]
+    assert not [home for home in after.tensors if home.startswith("server/") and "running_" in home]
 
 
 # ---- runs ----------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def test_two_rounds_of_unequal_sizes_end_with_finite_scores(tmp_path, model, ser
     )
     assert {s.submodel for s in done.result.scores} == set(names)
     assert all(np.isfinite(s.loss) for s in done.result.scores)
-    assert any(home.startswith("adam/") for home in done.result.state.tensors) == (
+    assert any(home.startswith("server/") for home in done.result.state.tensors) == (
         server == "adamw"
     )
 

@@ -1,0 +1,126 @@
+"""One step of the coordinator's optimiser on one tensor: SGD with momentum, Adam, Yogi or Adagrad.
+
+Reddi et al., Adaptive Federated Optimization (arXiv 2003.00295, Algorithm 2): the change D of a
+tensor in a round, mean - w, takes the place of a negative gradient. With v_0 = tau^2 and m_0 = 0,
+
+    m <- beta1 m + (1 - beta1) D
+    adagrad     v <- v + D^2
+    yogi        v <- v - (1 - beta2) D^2 sign(v - D^2)
+    adam        v <- beta2 v + (1 - beta2) D^2
+    w <- w + lr m / (sqrt(v) + tau)
+
+`sgd` is FedAvgM of Hsu et al. (arXiv 1909.06335, section 4.3): m <- beta1 m + D, w <- w + lr m.
+`adamw` is Adam as Kingma and Ba have it (arXiv 1412.6980, Algorithm 1), which begins with v_0 = 0
+and divides m by 1 - beta1^t and v by 1 - beta2^t in step t, with the decoupled weight decay of
+Loshchilov and Hutter (arXiv 1711.05101). It counts the steps of a whole tensor, so it fits tensors
+that every round covers in the same place.
+
+Coordinates that no device held in a round keep their value and their moments. Moments live in the
+coordinator's flat dict of tensors as `server/m/KEY`, `server/v/KEY` and `server/t/KEY`. No device
+receives them, and checkpoints keep them bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from federated.engine.aggregate import Sum
+from models.slicing import at
+
+__all__ = ["ServerOptimizer", "adamw", "covered", "step"]
+
+
+@dataclass(frozen=True)
+class ServerOptimizer:
+    """How the coordinator moves its weights by the devices' mean change.
+
+    rule: see the formulas of the module.
+    lr: learning rate.
+    beta1: how much of the momentum m stays in each step; 0: no momentum, and none is kept.
+    beta2: how much of the mean square v stays in each step, for adam and yogi.
+    tau: added to the root of v.
+    decay: decoupled weight decay.
+    corrected: whether m and v begin at 0 and are divided by 1 - beta^t.
+    """
+
+    rule: Literal["adagrad", "adam", "sgd", "yogi"]
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+    decay: float = 0.0
+    corrected: bool = False
+
+
+def adamw(lr: float, decay: float = 0.0) -> ServerOptimizer:
+    """Adam with PyTorch's defaults."""
+    return ServerOptimizer("adam", lr, 0.9, 0.999, 1e-8, decay, corrected=True)
+
+
+def step(
+    optimizer: ServerOptimizer,
+    known: Mapping[str, Tensor],
+    key: str,
+    old: Tensor,
+    change: Tensor,
+    held: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The tensor after one step, and its moments by home.
+
+    known: the state's tensors, with the moments of earlier steps. key: names the moments. old,
+    change: the tensor before the round, and what the round adds to it. held: bool of the same
+    shape, the coordinates that a device held; None: all.
+    """
+    rule, beta1, beta2 = optimizer.rule, optimizer.beta1, optimizer.beta2
+    homes = {name: f"server/{name}/{key}" for name in "mvt"}
+    start = {"m": 0.0, "v": 0.0 if optimizer.corrected else optimizer.tau**2}
+    before = {name: known.get(homes[name], torch.full_like(old, x)) for name, x in start.items()}
+    after: dict[str, Tensor] = {}
+    count = known.get(homes["t"], torch.zeros(1)) + 1
+    ahead = change
+    if beta1:
+        ahead = beta1 * before["m"] + (1.0 if rule == "sgd" else 1 - beta1) * change
+        after["m"] = ahead
+    if rule != "sgd":
+        square = mean_square(optimizer, before["v"], change.square())
+        after["v"] = square
+        if optimizer.corrected:
+            ahead = ahead / (1 - beta1 ** float(count))
+            square = square / (1 - beta2 ** float(count))
+        ahead = ahead / (square.sqrt() + optimizer.tau)
+    new = old * (1 - optimizer.lr * optimizer.decay) + optimizer.lr * ahead
+    if held is not None:
+        new = torch.where(held, new, old)
+        after = {name: torch.where(held, value, before[name]) for name, value in after.items()}
+    if optimizer.corrected:
+        after["t"] = count
+    return new, {homes[name]: value for name, value in after.items()}
+
+
+def mean_square(optimizer: ServerOptimizer, v: Tensor, square: Tensor) -> Tensor:
+    """v after a change of this square."""
+    fresh = (1 - optimizer.beta2) * square
+    match optimizer.rule:
+        case "adagrad":
+            return v + square
+        case "yogi":
+            return v - fresh * torch.sign(v - square)
+        case _:
+            return optimizer.beta2 * v + fresh
+
+
+def covered(one: Sum) -> Tensor:
+    """Which coordinates of a home the round's devices held, as bool of the home's shape."""
+    held = torch.zeros(one.value.shape, dtype=torch.bool)
+    for where, (weight, *_) in one.cover.items():
+        there = held[at(where)]
+        if isinstance(weight, Tensor):
+            there |= (weight > 0).reshape(-1, *[1] * (held.dim() - 1))
+        elif weight > 0:
+            there.fill_(True)
+    return held
