@@ -20,8 +20,9 @@ from coordinator.fleet.shipment import SLOTS
 from coordinator.fleet.weight_slots import Shelf
 from federated.runtime.console import FORMAT, speaker, speaking_plainly
 from federated.wire import envelope, messages, topics
-from federated.wire.links.mqtt import MqttLink
-from federated.wire.transfer import Download
+from federated.wire.link import Link
+from federated.wire.links.catalogue import open_link
+from federated.wire.transfer import Download, RetainedBlob
 
 __all__ = ["command"]
 
@@ -64,9 +65,9 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
     ):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-broker-")))
         broker = stack.enter_context(brokers.start(port=0, kind=kind, directory=folder / "broker"))
-        coordinator = stack.enter_context(closing(MqttLink(broker.address, "coordinator")))
+        coordinator = stack.enter_context(closing(open_link(broker.address, "coordinator")))
         links = [
-            stack.enter_context(closing(MqttLink(broker.address, f"a{index}")))
+            stack.enter_context(closing(open_link(broker.address, f"a{index}")))
             for index in range(agents)
         ]
         shelf = Shelf(coordinator, RUN, folder / "shelf")
@@ -76,7 +77,8 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
             slot, digest, length = shelf.put(f"r{version}", SUBMODEL, data, f"r{version % SLOTS}")
             coordinator.flush(60)
             start = time.perf_counter()
-            download(links, topics.model(RUN, slot, SUBMODEL), digest, length, folder)
+            blob = RetainedBlob(topics.model(RUN, slot, SUBMODEL), digest, length)
+            download(links, blob, folder)
             seconds.append(time.perf_counter() - start)
             shelf.clear()
             coordinator.flush(60)
@@ -122,12 +124,11 @@ def resident(broker: brokers.Broker) -> int:
     )
 
 
-def download(links: list[MqttLink], base: str, digest: str, size: int, folder: Path) -> None:
+def download(links: list[Link], blob: RetainedBlob, folder: Path) -> None:
     """Download the same weights by all links in turns, one thread for all."""
-    paths = [folder / f"{link.client_id}.weights" for link in links]
     coming = {
-        link: Download(link, base, digest, size, path, time.monotonic(), sync=False)
-        for link, path in zip(links, paths, strict=True)
+        link: Download(link, blob, folder / f"{index}.weights", time.monotonic(), sync=False)
+        for index, link in enumerate(links)
     }
     while coming:
         for link, one in list(coming.items()):

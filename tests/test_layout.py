@@ -96,6 +96,7 @@ TORCH_FREE = (
     "federated.task",
     "federated.wire",
     "federated.wire.link",
+    "federated.wire.links.catalogue",
     "federated.wire.links.mqtt",
     "models.submodel",
 )
@@ -207,6 +208,9 @@ def test_only_one_file_speaks_mqtt_topics_and_checkpoints() -> None:
         "federated.wire.links.paho_client",
         "coordinator.broker.local",
     }
+    assert [name_of(p) for p in FILES if "federated.wire.links.mqtt" in imports(p)] == [
+        "federated.wire.links.catalogue"
+    ]
     assert {
         name_of(p) for p in FILES if any(name.startswith("safetensors") for name in imports(p))
     } == {

@@ -25,7 +25,7 @@ from coordinator.broker.mosquitto import COORDINATOR
 from coordinator.settings.tables import Broker as Wanted
 from federated.errors import ConfigError, EspalierError, MissingExtra
 from federated.runtime.console import Say
-from federated.wire.address import identified, parse_address, url
+from federated.wire.address import PORTS, identified, parse_address, scheme_of, url
 
 if TYPE_CHECKING:
     from coordinator.access.authority import Authority
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 
 LOOK = 1.0  # seconds between two looks at the authority's folder
 TEND = 3600.0  # seconds between two looks at what is soon over
-PORTS = {False: 1883, True: 8883}
 HAND_OVER = (
     "the broker's certificate or the list of revoked ones is new, and the broker is not "
     "ours: give it both before the old ones end, or it lets "
@@ -163,10 +162,10 @@ def shown(broker: str) -> str:
     """A broker's address with the coordinator's certificate, where one is asked for and the
     authority is this user's (or ESPALIER_BROKER__PKI).
     """
-    address, folder = (
-        parse_address(broker),
-        Path(os.environ.get("ESPALIER_BROKER__PKI") or default_folder()),
-    )
+    if scheme_of(broker) not in PORTS:
+        return broker  # only MQTT brokers ask for certificates
+    address = parse_address(broker)
+    folder = Path(os.environ.get("ESPALIER_BROKER__PKI") or default_folder())
     pem = folder / "coordinator.pem"
     if not address.tls or address.cert is not None or address.user is not None or not pem.is_file():
         return broker
@@ -195,7 +194,7 @@ def open_gate(wanted: Wanted, folder: Path, say: Say) -> Iterator[Gate]:
         yield Gate(wanted.url)
         return
     passwords = Path(wanted.passwords) if wanted.passwords else None
-    port = PORTS[False] if wanted.port is None else wanted.port
+    port = PORTS["mqtt"] if wanted.port is None else wanted.port
     with ExitStack() as stack:
         broker = stack.enter_context(
             brokers.start(wanted.listen, port, wanted.kind, folder / "broker", passwords=passwords)
@@ -232,7 +231,7 @@ def _secured(wanted: Wanted, folder: Path, say: Say) -> Iterator[Gate]:
         else:
             # compared, not bound
             authority.add_hosts([wanted.listen] if wanted.listen not in ("0.0.0.0", "::") else [])  # noqa: S104
-            port = PORTS[True] if wanted.port is None else wanted.port
+            port = PORTS["mqtts"] if wanted.port is None else wanted.port
             files, own = authority.secured, authority.coordinator
             broker = stack.enter_context(
                 brokers.start(

@@ -26,8 +26,8 @@ from coordinator.broker.addresses import check_exposure, free_port, reachable
 from coordinator.broker.mosquitto import COORDINATOR, MAX_PACKET, Secured, find_mosquitto
 from federated.errors import ConfigError, LinkError
 from federated.runtime import files
-from federated.wire.address import Address, url
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.address import Address, parse_address, url
+from federated.wire.links.paho_client import ClientSetup, connect, part
 
 __all__ = ["Broker", "find_mosquitto", "start"]
 
@@ -144,17 +144,18 @@ class Broker:
         where none can.
         """
         version = MQTT_3_1_1 if self.kind == "embedded" else None
+        setup = ClientSetup(parse_address(self.url), f"waiting-{secrets.token_hex(4)}")
         until = time.monotonic() + STARTING
         why = ""
         while time.monotonic() < until and self._process.poll() is None:
             try:
-                MqttLink(
-                    self.url, f"waiting-{secrets.token_hex(4)}", timeout=5.0, version=version
-                ).close()
-                return
+                greeting = connect(setup, timeout=5.0, version=version)
             except LinkError as error:
                 why = str(error)
                 time.sleep(0.05)
+            else:
+                part(greeting.client, greeting.protocol)
+                return
         ended = self._process.poll()
         how = (
             f"ended with status {ended}"

@@ -29,7 +29,7 @@ from export.publish import Published, announce, confirm, publish, published, ver
 from federated.errors import ExportError, StoreError, UsageError
 from federated.runtime.console import Say
 from federated.wire.link import Link
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.catalogue import open_link
 
 __all__ = ["CANARY_WAIT", "Rollout", "Wish", "release_run"]
 
@@ -66,7 +66,7 @@ def release_run(wish: Wish, runs: Path, say: Say) -> dict[str, Any]:
     archive.read()  # a damaged one is said before anything happens
     if wish.broker is None:
         return told(archive.read(), Published(servings=releases.latest(archive.read())), say)
-    link = MqttLink(shown(wish.broker), f"release-{wish.run}-{secrets.token_hex(3)}")
+    link = open_link(shown(wish.broker), f"release-{wish.run}-{secrets.token_hex(3)}")
     try:
         return Rollout(link, archive, runs, trained, rounds, say).follow(wish)
     finally:

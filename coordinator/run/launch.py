@@ -37,7 +37,7 @@ from federated.runtime.console import Say
 from federated.runtime.service_manager import Manager
 from federated.wire import topics
 from federated.wire.link import Link
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.catalogue import open_link
 from models.cost import cost
 
 __all__ = ["check_same", "report", "start_run"]
@@ -193,7 +193,7 @@ def linked(config: Config, address: str) -> Iterator[Link]:
     """The coordinator's link. Its will takes the run's card away: a run whose coordinator is gone
     is not to be joined.
     """
-    link = MqttLink(address, f"coordinator-{config.name}", (topics.run(config.name), b""))
+    link = open_link(address, f"coordinator-{config.name}", (topics.run(config.name), b""))
     try:
         yield link
     finally:

@@ -33,7 +33,7 @@ import msgspec
 from edge_agent.device import state_folder
 from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError
 from federated.wire import topics
-from federated.wire.address import Address, identified, parse_address, url
+from federated.wire.address import PORTS, Address, identified, parse_address, scheme_of, url
 from federated.wire.enrolment_token import Token, parse_token
 
 __all__ = [
@@ -157,8 +157,8 @@ def admitted(
         name = found.name
         if broker is None:
             broker = url(found.door)
-    if broker is None:
-        return None, name
+    if broker is None or scheme_of(broker) not in PORTS:
+        return broker, name  # only MQTT brokers ask for certificates
     address = parse_address(broker)
     if address.tls and address.cert is None and address.user is None:
         found = found or known(address, name)

@@ -66,7 +66,8 @@ class Client:
             ),
         )
         self.start = time.perf_counter()
-        greeting = mqtt.connect(address, client_id, None, handlers, timeout=2 * PATIENCE)
+        setup = mqtt.ClientSetup(address, client_id, handlers=handlers)
+        greeting = mqtt.connect(setup, timeout=2 * PATIENCE)
         self.took = time.perf_counter() - self.start
         self._client, self.protocol, self.max_packet = (
             greeting.client,
@@ -225,8 +226,7 @@ def packets(client: Client, address: Address, run: str, name: str) -> Check:
     )
     try:
         passed, rate = mqtt.measure(
-            address,
-            f"doctor-{name[:40]}-{secrets.token_hex(4)}",
+            mqtt.ClientSetup(address, f"doctor-{name[:40]}-{secrets.token_hex(4)}"),
             topics.probe(run, name),
             PROBES,
             limit=limit,

@@ -17,7 +17,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery
 from federated.wire.link import Link
 from federated.wire.release_files import Release, Version
-from federated.wire.transfer import Download
+from federated.wire.transfer import Download, RetainedBlob
 
 __all__ = ["LARGEST", "Arriving", "folder_of", "target", "within"]
 
@@ -147,9 +147,8 @@ class Arriving:
                 f"bytes, found {file.size}"
             )
         base = topics.release(self._run, self.version.name, file.name)
-        self._download = Download(
-            self._link, base, file.sha256, file.size, self.folder / file.name, now
-        )
+        blob = RetainedBlob(base, file.sha256, file.size)
+        self._download = Download(self._link, blob, self.folder / file.name, now)
 
     def _here(self, file: File) -> bool:
         path = self.folder / file.name

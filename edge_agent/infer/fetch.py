@@ -16,7 +16,7 @@ from federated.errors import FleetError, WireError
 from federated.wire import envelope, topics
 from federated.wire.delivery_queue import Delivery
 from federated.wire.link import Link
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.catalogue import open_link
 from federated.wire.release_files import Release, Version, marked
 
 __all__ = ["card_of", "choose", "fetch", "fetch_from"]
@@ -32,7 +32,7 @@ def fetch_from(
     """`fetch` over a link of its own; the folder, and the submodel that was wanted. Raises
     LinkError, and what `fetch` raises.
     """
-    link = MqttLink(broker, f"infer-{secrets.token_hex(6)}", None)
+    link = open_link(broker, f"infer-{secrets.token_hex(6)}")
     try:
         return _fetched(link, run, wanted, directory, timeout, time.monotonic)
     finally:

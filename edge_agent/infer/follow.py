@@ -20,7 +20,7 @@ from federated.errors import ExportError, StoreError, brief
 from federated.wire import envelope, topics
 from federated.wire.delivery_queue import LINK_UP, Delivery
 from federated.wire.link import Link, Will
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.catalogue import open_link
 from federated.wire.release_files import Release, Serving, Version
 
 __all__ = ["Arrival", "Follower", "link_of", "will"]
@@ -49,11 +49,12 @@ def will(run: str, name: str) -> Will:
     return topics.serving(run, name), b""
 
 
-def link_of(broker: str, run: str | None, name: str) -> MqttLink:
-    """A link for a Follower: of this agent's name, so that no second one answers in it. Raises
-    LinkError, UsageError.
+def link_of(broker: str, run: str | None, name: str) -> Link:
+    """Open a Follower's link under this agent's name, so that only one process answers for it.
+
+    Raises LinkError, UsageError.
     """
-    return MqttLink(broker, f"infer-{name}", will(run, name) if run else None)
+    return open_link(broker, f"infer-{name}", will(run, name) if run else None)
 
 
 class Follower:

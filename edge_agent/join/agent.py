@@ -41,7 +41,7 @@ from federated.runtime.service_manager import Manager
 from federated.task import Card, Profile
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Link
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.catalogue import open_link
 
 __all__ = ["Joined", "find_run", "join", "say_nothing", "take_part"]
 
@@ -173,7 +173,7 @@ def _find(
     broker: str, client: str, name: str | None, wait: float, say: Say, manager: Manager
 ) -> messages.Run:
     """`find_run` over a link of its own: what the will of the other says needs the run."""
-    scout = MqttLink(broker, client, None)
+    scout = open_link(broker, client)
     try:
         return find_run(scout, name, wait, say, lambda: manager.alive(lambda: "looking for a run"))
     finally:
@@ -220,7 +220,7 @@ def _join(
         topics.status(run.run, job.name),
         envelope.encode(messages.Status(job.name, session, False)),
     )
-    link = MqttLink(broker, f"{run.run}-{job.name}", will)
+    link = open_link(broker, f"{run.run}-{job.name}", will)
     try:
         equipment = Equipment(
             lambda card: measure(worker, card, link, job.name, say, fresh=fresh),

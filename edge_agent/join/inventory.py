@@ -28,7 +28,7 @@ from federated.errors import ConfigError, EspalierError, MissingExtra, Unknown
 from federated.runtime.console import Say, terminable
 from federated.task import Board, Card, Profile
 from federated.wire import topics
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.catalogue import open_link
 
 __all__ = ["FAMILIES", "Wanted", "as_json", "command", "take"]
 
@@ -149,7 +149,7 @@ def _uplink(job: Job, broker: str, say: Say) -> tuple[int, float]:
     if not broker:
         say("uplink     not measured: name a --broker")
         return 0, 0.0
-    link = MqttLink(broker, f"profile-{job.name[:40]}-{secrets.token_hex(3)}")
+    link = open_link(broker, f"profile-{job.name[:40]}-{secrets.token_hex(3)}")
     try:
         chunk, uplink = link.probe(topics.probe(OFFLINE, job.name))
     finally:

@@ -18,7 +18,7 @@ from edge_agent.join.agent import find_run
 from edge_agent.join.worker import Job, Worker
 from federated.task import Card, Profile, Task, Work
 from federated.wire import messages, tensors
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.catalogue import open_link
 
 __all__ = ["rehearse"]
 
@@ -71,7 +71,7 @@ def rehearse(job: Job, broker: str | None, run: str | None, *, as_json: bool) ->
 
 def _run(broker: str | None, name: str | None, card: Card, job: Job) -> messages.Run:
     if broker is not None:
-        link = MqttLink(broker, f"dry-{job.name[:40]}-{secrets.token_hex(3)}")
+        link = open_link(broker, f"dry-{job.name[:40]}-{secrets.token_hex(3)}")
         try:
             found = find_run(link, name, WAIT)
         finally:

@@ -12,7 +12,7 @@ from federated.device.spool import Spool
 from federated.task import Task
 from federated.wire import messages, topics
 from federated.wire.link import Link
-from federated.wire.transfer import Download
+from federated.wire.transfer import Download, RetainedBlob
 
 __all__ = ["CACHED", "Downloads"]
 
@@ -51,20 +51,16 @@ class Downloads:
         if self._find(task.digest):
             return True
         self.spool.only(task.digest)
-        base, path = (
-            topics.model(task.run, task.slot, task.submodel.name),
-            self.spool.weights(task.digest),
-        )
-        self._coming = Download(
-            self.link, base, task.digest, task.size, path, now, sync=self.spool.lasting
-        )
+        base = topics.model(task.run, task.slot, task.submodel.name)
+        blob, path = RetainedBlob(base, task.digest, task.size), self.spool.weights(task.digest)
+        self._coming = Download(self.link, blob, path, now, sync=self.spool.lasting)
         return False
 
     def hear(self, topic: str, message: messages.Manifest | messages.Chunk, now: float) -> bool:
         """Takes a message; True once the weights that were fetched are here. Raises Refused, and
         OSError where there is no room for them.
         """
-        if self._coming is None or not topic.startswith(self._coming.base + "/"):
+        if self._coming is None or not topic.startswith(self._coming.blob.base + "/"):
             return False
         try:
             if not self._coming.hear(message, now):
@@ -74,13 +70,13 @@ class Downloads:
             self._coming = None
             raise
         done, self._coming = self._coming, None
-        self._take_in(done.sha256, done.path)
+        self._take_in(done.blob.sha256, done.path)
         return True
 
     @property
     def coming(self) -> str:
         """The digest of what is on its way; empty where nothing is."""
-        return self._coming.sha256 if self._coming is not None else ""
+        return self._coming.blob.sha256 if self._coming is not None else ""
 
     @property
     def got(self) -> int:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 from federated.errors import UsageError
 from federated.runtime.logs import conceal
 
-__all__ = ["PORTS", "Address", "identified", "parse_address", "url"]
+__all__ = ["PORTS", "Address", "identified", "parse_address", "scheme_of", "url"]
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 FILES = ("ca", "cert", "key")
@@ -46,8 +46,14 @@ class Address:
         return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}"
 
 
+def scheme_of(text: str) -> str:
+    """The scheme of a broker's address; `mqtt` where the address names none."""
+    scheme, separator, _ = text.partition("://")
+    return scheme if separator else "mqtt"
+
+
 def parse_address(text: str) -> Address:
-    """Raises UsageError, saying what is wrong."""
+    """Read the address of an MQTT broker. Raises UsageError, saying what is wrong."""
     if "://" not in text:
         text = f"mqtt://{text}"
     scheme, rest = text.split("://", 1)

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 
 from federated.errors import Refused
@@ -23,7 +24,7 @@ from federated.wire.chunks import slices
 from federated.wire.link import Link
 from federated.wire.partial import PART, Partial
 
-__all__ = ["Download", "publish", "withdraw"]
+__all__ = ["Download", "RetainedBlob", "publish", "withdraw"]
 
 PATIENCE = 5.0  # seconds without a new chunk before the missing ones are asked for again
 WINDOW = 16  # chunks asked for at a time
@@ -44,33 +45,38 @@ def withdraw(link: Link, base: str, manifest: messages.Manifest) -> None:
         link.publish(topic, b"", retain=True)
 
 
+@dataclass(frozen=True)
+class RetainedBlob:
+    """What to fetch, as somebody trusted described it.
+
+    base: the topic that its manifest and chunks are published under.
+    sha256: the digest of its bytes.
+    size: bytes.
+    """
+
+    base: str
+    sha256: str
+    size: int
+
+
 class Download:
-    """A transfer on its way into `path`, expected to have this sha256 and size (bytes); goes on
-    with what an earlier process left of it.
+    """A transfer of `blob` into the file `path`, which continues what an earlier process began.
 
     Two processes that fetch the same into one folder never write one file: the first holds a lock
     on it, the other writes one of its own.
     """
 
     def __init__(
-        self,
-        link: Link,
-        base: str,
-        sha256: str,
-        size: int,
-        path: Path,
-        now: float,
-        *,
-        sync: bool = True,
+        self, link: Link, blob: RetainedBlob, path: Path, now: float, *, sync: bool = True
     ) -> None:
-        """sync: whether the disk is to have the whole before it gets its name."""
-        self.link, self.base, self.sha256, self.size, self.path = link, base, sha256, size, path
+        """sync: whether the whole is on the disk before the file gets its final name."""
+        self.link, self.blob, self.path = link, blob, path
         self.progressed = now
         self.spoilt = 0  # times that it was whole, and not what was promised
         self._sync = sync
         self._partial: Partial | None = None
         self._lock = -1  # on the partial file, where that is the one that others go on with
-        self._manifest = topics.manifest(base)
+        self._manifest = topics.manifest(blob.base)
         self._asked = dict[int, str]()  # chunks that are subscribed to: their topics by index
         link.subscribe(self._manifest)
 
@@ -138,9 +144,10 @@ class Download:
         self._asked.clear()
 
     def _check(self, manifest: messages.Manifest) -> None:
-        if (manifest.sha256, manifest.size) != (self.sha256, self.size):
+        blob = self.blob
+        if (manifest.sha256, manifest.size) != (blob.sha256, blob.size):
             raise Refused(
-                f"{self.base}: expected {self.size} bytes of sha256 {self.sha256[:12]}, "
+                f"{blob.base}: expected {blob.size} bytes of sha256 {blob.sha256[:12]}, "
                 f"found {manifest.size} of {manifest.sha256[:12]}"
             )
 
@@ -159,7 +166,7 @@ class Download:
             else self.path.with_name(f"{self.path.name}.{os.getpid()}-{secrets.token_hex(3)}")
         )
         try:
-            self._partial = Partial(manifest, path, limit=self.size)
+            self._partial = Partial(manifest, path, limit=self.blob.size)
         except OSError:
             self._let_go(None)  # no room: nothing stays, the lock's file neither
             raise
@@ -167,7 +174,7 @@ class Download:
     def _ask(self, wanted: list[int]) -> None:
         for index in wanted:
             if index not in self._asked:
-                self._asked[index] = topics.chunk(self.base, index)
+                self._asked[index] = topics.chunk(self.blob.base, index)
                 self.link.subscribe(self._asked[index])
 
     def _advance(self, index: int) -> None:

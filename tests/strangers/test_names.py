@@ -9,7 +9,7 @@ import pytest
 from coordinator.broker.local import start
 from federated.wire.address import parse_address
 from federated.wire.links.mqtt import MqttLink
-from federated.wire.links.paho_client import connect
+from federated.wire.links.paho_client import ClientSetup, connect
 from tests.support.authority import Door, member
 from tests.support.brokers import needs_mosquitto
 from tests.support.strangers import heard
@@ -32,8 +32,7 @@ def test_with_passwords_too_nobody_is_thrown_out_by_another_user(tmp_path: Path)
         there = MqttLink(f"mqtt://a:first-secret@{broker.address}", "r-a")
         for guess in ("r-a", there.client_id):
             MqttLink(f"mqtt://b:other-secret@{broker.address}", guess).close()
-            connect(
-                parse_address(f"mqtt://b:other-secret@{broker.address}"), guess
-            ).client.disconnect()
+            other = parse_address(f"mqtt://b:other-secret@{broker.address}")
+            connect(ClientSetup(other, guess)).client.disconnect()
         assert heard(there, 1.0) == []  # no word of a link that was down
         there.close()

@@ -12,7 +12,7 @@ import pytest
 from coordinator.broker.mosquitto import COORDINATOR, rights
 from federated.wire import topics
 from federated.wire.links.mqtt import MqttLink
-from federated.wire.links.paho_client import connect, part
+from federated.wire.links.paho_client import ClientSetup, connect, part
 from tests.support.authority import SHIPPED, Door, member
 from tests.support.brokers import needs_mosquitto
 from tests.support.strangers import failing, heard
@@ -91,7 +91,7 @@ def test_what_is_retained_is_replaced_or_taken_away_by_nobody_else(
         hearing.publish(topic, b"kept", retain=True)
     assert {topic for topic, _ in heard(hearing, 0.5)} == set(wanted.values())
     for topic in wanted.values():
-        link = connect(door.address(pem), f"r-{name}", version=version).client
+        link = connect(ClientSetup(door.address(pem), f"r-{name}"), version=version).client
         link.publish(topic, b"", qos=1, retain=True)
         link.publish(topic, b"mine", qos=0, retain=True)
         time.sleep(0.05)
@@ -114,7 +114,7 @@ def test_no_last_will_is_published_for_another(
         member(door.authority, name, tmp_path),
     )
     for topic in wanted.values():
-        client = connect(door.address(pem), f"r-{name}", (topic, b"will")).client
+        client = connect(ClientSetup(door.address(pem), f"r-{name}", (topic, b"will"))).client
         client.loop_stop()
         there = client.socket()
         assert there is not None

@@ -34,8 +34,8 @@ from federated.device.trainer import Outcome
 from federated.task import Profile, Task, Timing, Update
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.link import Link
+from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from federated.wire.links.mqtt import MqttLink
 
 Made = TypeVar("Made")
 
@@ -152,7 +152,7 @@ def link_of(broker: MemoryBroker | str, member: Member) -> Link:
         envelope.encode(messages.Status(member.name, "s1", False)),
     )
     return (
-        MqttLink(broker, member.name, will)
+        open_link(broker, member.name, will)
         if isinstance(broker, str)
         else MemoryLink(broker, member.name, will)
     )
@@ -236,7 +236,7 @@ def federate(
     fleets: list[Fleet] = []
     prepared = prepare(configured(settings or {}, len(members)), folder / "runs", resume=resume)
     link = (
-        MqttLink(broker, "coordinator")
+        open_link(broker, "coordinator")
         if isinstance(broker, str)
         else MemoryLink(broker, "coordinator")
     )

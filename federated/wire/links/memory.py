@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 
-from federated.errors import LinkError
+from federated.errors import LinkError, UsageError
 from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery, Inbox
 from federated.wire.link import CHUNK, Payload, Probe, Will, chunk_within
 from federated.wire.topics import matches
 
-__all__ = ["MemoryBroker", "MemoryLink"]
+__all__ = ["MemoryBroker", "MemoryLink", "open_memory_link"]
+
+SCHEME = "memory://"
 
 Tamper = Callable[[Delivery], Iterable[Delivery]]
 
@@ -238,3 +241,20 @@ class MemoryLink:
     def _check_open(self) -> None:
         if self._closed:
             raise LinkError(f"the link of '{self.client_id}' is closed")
+
+
+# the brokers that `open_memory_link` made, by address; each lives as long as a link to it does
+BROKERS: weakref.WeakValueDictionary[str, MemoryBroker] = weakref.WeakValueDictionary()
+OPENING = threading.Lock()
+
+
+def open_memory_link(address: str, client_id: str, will: Will | None = None) -> MemoryLink:
+    """Open a link to the broker `memory://NAME` of this process; the first link makes the broker.
+
+    Raises UsageError for an address without a name.
+    """
+    if not address.removeprefix(SCHEME):
+        raise UsageError(f"broker address '{address}': expected a name, as in memory://NAME")
+    with OPENING:
+        broker = BROKERS.setdefault(address, MemoryBroker())
+        return MemoryLink(broker, client_id, will)

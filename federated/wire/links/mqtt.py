@@ -16,8 +16,15 @@ from federated.errors import LinkError
 from federated.wire import tls, topics
 from federated.wire.address import Address, parse_address
 from federated.wire.delivery_queue import LINK_DOWN, LINK_UP, Delivery, Inbox
-from federated.wire.link import CHUNK, OVERHEAD, PROBES, Payload, Probe, Will, chunk_within
-from federated.wire.links.paho_client import MAX_PACKET, Handlers, connect, measure, part
+from federated.wire.link import OVERHEAD, PROBES, Payload, Probe, Will, chunk_within
+from federated.wire.links.paho_client import (
+    MAX_PACKET,
+    ClientSetup,
+    Handlers,
+    connect,
+    measure,
+    part,
+)
 
 __all__ = ["MqttLink"]
 
@@ -31,6 +38,7 @@ SHUT = 3
 # seconds that a full inbox holds the network up (less than half the keep-alive) before a delivery
 # is dropped
 HOLD = 20.0
+PATIENCE = 120.0  # seconds that `publish` waits for room in a full queue
 ANSWER = 2.0  # seconds that a repeated subscription waits for the broker's answer
 FAREWELL = 5.0  # seconds that closing waits for what is still to be sent
 
@@ -49,20 +57,17 @@ class MqttLink:
         will: Will | None = None,
         *,
         timeout: float = 10.0,
-        patience: float = 120.0,
-        chunk: int = CHUNK,
         version: int | None = None,
     ) -> None:
-        """Connects. timeout: seconds for that; patience: seconds that `publish` waits for room;
-        version: an MQTT protocol number, else the best.
+        """Connect to a broker.
 
-        will: topic and payload, which the broker publishes retained should this link vanish.
-        Raises UsageError for an address that is none, ConfigError for an unusable CA file,
-        LinkError.
+        will: topic and payload that the broker publishes, retained, when this link vanishes.
+        timeout: seconds to connect. version: an MQTT protocol number; None: the newest that
+        the broker takes.
+        Raises UsageError for an invalid address, ConfigError for an unusable CA file, LinkError.
         """
         self.address = parse_address(address) if isinstance(address, str) else address
         self.client_id, self.sent_bytes, self.received_bytes = client_id, 0, 0
-        self._patience, self._chunk = patience, chunk
         self._inbox = Inbox()
         self._patterns: dict[str, None] = {}
         self._asked: dict[int, str] = {}  # subscriptions by message id, until the broker answers
@@ -82,14 +87,9 @@ class MqttLink:
             self._on_published,
             self._on_subscribed,
         )
-        greeting = connect(
-            self.address,
-            tls.private_name(self.address, client_id),
-            will,
-            handlers,
-            timeout=timeout,
-            version=version,
-        )
+        own = tls.private_name(self.address, client_id)
+        setup = ClientSetup(self.address, own, will, handlers)
+        greeting = connect(setup, timeout=timeout, version=version)
         self._client, self.protocol = greeting.client, greeting.protocol
         self._limit(min(MAX_PACKET, greeting.max_packet) - OVERHEAD)
 
@@ -101,7 +101,7 @@ class MqttLink:
                 f"of {self.max_payload}: lower wire.chunk"
             )
         data = payload if isinstance(payload, bytes) else bytes(payload)
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + PATIENCE
         with self._lock:
             while True:
                 self._acknowledged.clear()
@@ -114,7 +114,7 @@ class MqttLink:
                 if time.monotonic() > until:
                     raise LinkError(
                         f"{self.address}: the broker acknowledged nothing for "
-                        f"{self._patience:.0f} s; {topic} was not sent"
+                        f"{PATIENCE:.0f} s; {topic} was not sent"
                     )
                 self._acknowledged.wait(0.05)
                 self._check()
@@ -170,14 +170,9 @@ class MqttLink:
     def probe(self, topic: str, sizes: tuple[int, ...] = PROBES) -> Probe:
         """Also lowers `max_payload` and `max_chunk` to what passed, where more did not."""
         own = tls.private_name(self.address, f"{self.client_id}-probe")
+        setup = ClientSetup(self.address, own)
         passed, rate = measure(
-            self.address,
-            own,
-            topic,
-            sizes,
-            limit=self.max_payload,
-            version=self.protocol,
-            timeout=30.0,
+            setup, topic, sizes, limit=self.max_payload, version=self.protocol, timeout=30.0
         )
         if passed < max(sizes):
             self._limit(passed)
@@ -206,7 +201,7 @@ class MqttLink:
         self._inbox.close()
 
     def _limit(self, payload: int) -> None:
-        self.max_payload, self.max_chunk = payload, chunk_within(payload, self._chunk)
+        self.max_payload, self.max_chunk = payload, chunk_within(payload)
 
     def _under_way(self) -> list[tuple[str, int]]:
         return [

@@ -15,7 +15,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import paho.mqtt.client as mqtt
@@ -27,8 +27,9 @@ from paho.mqtt.reasoncodes import ReasonCode
 from federated.errors import LinkError
 from federated.wire import tls
 from federated.wire.address import Address
+from federated.wire.link import Probe, Will
 
-__all__ = ["MAX_PACKET", "Greeting", "Handlers", "connect", "measure", "part"]
+__all__ = ["MAX_PACKET", "ClientSetup", "Greeting", "Handlers", "connect", "measure", "part"]
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,22 @@ NOTHING = Handlers(
 )
 
 
+@dataclass(frozen=True)
+class ClientSetup:
+    """What a client needs before it connects.
+
+    address: of the broker.
+    client_id: its name at the broker.
+    will: topic and payload that the broker publishes, retained, when the client vanishes.
+    handlers: what the network thread calls.
+    """
+
+    address: Address
+    client_id: str
+    will: Will | None = None
+    handlers: Handlers = NOTHING
+
+
 @dataclass
 class Greeting:
     """How a broker received a client. max_packet: bytes, where it said so."""
@@ -85,32 +102,22 @@ class _Door:
             self.answered.set()
 
 
-def connect(
-    address: Address,
-    client_id: str,
-    will: tuple[str, bytes] | None = None,
-    handlers: Handlers = NOTHING,
-    *,
-    timeout: float = 10.0,
-    version: int | None = None,
-) -> Greeting:
-    """A connected client whose network thread runs and which reconnects by itself.
+def connect(setup: ClientSetup, *, timeout: float = 10.0, version: int | None = None) -> Greeting:
+    """Connect a client, start its network thread, and let it reconnect by itself.
 
-    will: topic and payload, published retained by the broker when the client vanishes. version: an
-    MQTT protocol number, else the best. Raises LinkError within `timeout` seconds, saying what was
-    tried and what to do; ConfigError for an unusable CA file.
+    version: an MQTT protocol number; None: the newest that the broker takes. Raises LinkError
+    within `timeout` seconds, saying what was tried and what to do; ConfigError for an unusable CA
+    file.
     """
     until = time.monotonic() + timeout
-    place = address.host, address.port
+    place = setup.address.host, setup.address.port
     protocols = (
         [version] if version is not None else [p for p in PROTOCOLS if p <= SPOKEN.get(place, p)]
     )
     while True:
         protocol = protocols.pop(0)
         try:
-            greeting = _try(
-                address, client_id, will, handlers, protocol, until, hurry=bool(protocols)
-            )
+            greeting = _try(setup, protocol, until, hurry=bool(protocols))
         except _ProtocolError as error:
             if not protocols:
                 raise LinkError(str(error)) from None
@@ -123,75 +130,70 @@ class _ProtocolError(Exception):
     """The broker does not take this version of the protocol, or shows no sign that it knows it."""
 
 
-def _try(
-    address: Address,
-    client_id: str,
-    will: tuple[str, bytes] | None,
-    handlers: Handlers,
-    protocol: int,
-    until: float,
-    *,
-    hurry: bool,
-) -> Greeting:
-    """`hurry`: there is another protocol to try; a broker that knows only that one may wait for the
-    rest of what it cannot read.
+def _try(setup: ClientSetup, protocol: int, until: float, *, hurry: bool) -> Greeting:
+    """Connect by one version of the protocol.
+
+    until: when to give up, in monotonic seconds. hurry: whether another version is left to try: a
+    broker that knows only that one may wait for the rest of what it cannot read.
     """
     door = _Door()
-    client = _client(address, client_id, will, protocol, handlers, door)
+    client = _client(setup, protocol, door)
     timeout = client.connect_timeout = max(0.1, until - time.monotonic())
     try:
-        if protocol == mqtt.MQTTv5:
-            # Clean at first: what a broker queued for an earlier process of this name means nothing
-            # to this one.
-            expiry = _expiry(PacketTypes.CONNECT, EXPIRY)
-            client.connect(
-                address.host,
-                address.port,
-                KEEPALIVE,
-                clean_start=mqtt.MQTT_CLEAN_START_FIRST_ONLY,
-                properties=expiry,
-            )
-        else:
-            client.connect(address.host, address.port, KEEPALIVE)
+        _dial(client, setup.address, protocol)
     except (OSError, ValueError) as error:
-        raise LinkError(_explain(address, error, timeout)) from error
+        raise LinkError(_explain(setup.address, error, timeout)) from error
     client.loop_start()
     door.answered.wait(min(HURRY if hurry else timeout, max(0.1, until - time.monotonic())))
     if door.reason is not None and not door.reason.is_failure:
         return Greeting(client, protocol, door.max_packet)
     part(client, protocol)
+    raise _refused(setup.address, door.reason)
+
+
+def _dial(client: mqtt.Client, address: Address, protocol: int) -> None:
+    """Open the connection and send the first packet. Raises OSError, ValueError."""
+    if protocol != mqtt.MQTTv5:
+        client.connect(address.host, address.port, KEEPALIVE)
+        return
+    client.connect(
+        address.host,
+        address.port,
+        KEEPALIVE,
+        # The first connection drops what the broker queued for an earlier process of this name.
+        clean_start=mqtt.MQTT_CLEAN_START_FIRST_ONLY,
+        properties=_expiry(PacketTypes.CONNECT, EXPIRY),
+    )
+
+
+def _refused(address: Address, reason: ReasonCode | None) -> LinkError | _ProtocolError:
+    """Why a broker did not let a client in. reason: its answer; None: it gave none."""
     where = f"no link to the broker at {address}{_resolved(address)}"
-    if door.reason is None and address.tls and (why := tls.refusal(address)):
-        raise LinkError(f"{where}: {why}")
-    if door.reason is None:
-        raise _ProtocolError(
+    if reason is None:
+        if address.tls and (why := tls.refusal(address)):
+            return LinkError(f"{where}: {why}")
+        return _ProtocolError(
             f"{where}: something listens there, but does not answer as an MQTT broker: "
             "try another port, or mqtts://"
         )
-    name = door.reason.getName()
+    name = reason.getName()
     if name == "Unsupported protocol version":
-        raise _ProtocolError(f"{where}: it speaks neither MQTT 5 nor 3.1.1")
+        return _ProtocolError(f"{where}: it speaks neither MQTT 5 nor 3.1.1")
     hint = (
         ": give user and password as mqtt://user:password@host, or ask who runs it"
         if name in UNKNOWN_USER
         else ""
     )
-    raise LinkError(f"{where}: it refuses this client: {name.lower()}{hint}")
+    return LinkError(f"{where}: it refuses this client: {name.lower()}{hint}")
 
 
-def _client(
-    address: Address,
-    client_id: str,
-    will: tuple[str, bytes] | None,
-    protocol: int,
-    handlers: Handlers,
-    door: _Door,
-) -> mqtt.Client:
-    """A client with everything set, which must be so before it connects."""
+def _client(setup: ClientSetup, protocol: int, door: _Door) -> mqtt.Client:
+    """Make a client with every option set, as paho wants it before it connects."""
+    address, handlers = setup.address, setup.handlers
     options: dict[str, Any] = {} if protocol == mqtt.MQTTv5 else {"clean_session": False}
     client = mqtt.Client(
         CallbackAPIVersion.VERSION2,
-        client_id=client_id,
+        client_id=setup.client_id,
         protocol=MQTTProtocolVersion(protocol),
         **options,
     )
@@ -199,8 +201,8 @@ def _client(
     client.max_queued_messages_set(QUEUED)
     if address.user is not None:
         client.username_pw_set(address.user, address.password)
-    if will is not None:
-        client.will_set(will[0], will[1], qos=1, retain=True)
+    if setup.will is not None:
+        client.will_set(*setup.will, qos=1, retain=True)
     if address.tls:
         made = tls.context(address)
         client.tls_set_context(made)
@@ -262,42 +264,34 @@ def part(client: mqtt.Client, protocol: int) -> None:
 
 
 def measure(
-    address: Address,
-    client_id: str,
+    setup: ClientSetup,
     topic: str,
     sizes: tuple[int, ...],
     *,
     limit: int,
     version: int,
     timeout: float,
-) -> tuple[int, float]:
-    """The largest of `sizes` (bytes) that the broker acknowledges, and bytes per second on the way
-    to it, over clients of their own.
+) -> Probe:
+    """Find the largest of `sizes` (bytes) that the broker acknowledges, and its bytes per second.
 
-    A broker cuts whoever sends too much, and the library would send it again for ever: so each
-    attempt has a client that is thrown away.
+    limit: bytes that the broker announced. A broker disconnects a client that sends too much, and
+    paho would send the same message again for ever, so each attempt uses a client of its own.
     """
     for size in sorted(sizes, reverse=True):
-        rate = (
-            _acknowledged(address, client_id, topic, size, version, timeout)
-            if size <= limit
-            else None
-        )
+        rate = _acknowledged(setup, topic, size, version, timeout) if size <= limit else None
         if rate is not None:
             return size, rate
         log.info("a payload of %d bytes does not pass the broker", size)
     raise LinkError(
-        f"{address}: the broker takes no payload of {min(sizes)} bytes within "
+        f"{setup.address}: the broker takes no payload of {min(sizes)} bytes within "
         f"{timeout:.0f} s: raise its packet limit (mosquitto: max_packet_size)"
     )
 
 
 def _acknowledged(
-    address: Address, client_id: str, topic: str, size: int, version: int, timeout: float
+    setup: ClientSetup, topic: str, size: int, version: int, timeout: float
 ) -> float | None:
-    """Bytes per second until the acknowledgement, over up to four messages in a second; None where
-    it does not come.
-    """
+    """Measure bytes per second over up to four messages; None where no acknowledgement comes."""
     cut = threading.Event()
     handlers = Handlers(
         NOTHING.connected,
@@ -306,7 +300,8 @@ def _acknowledged(
         NOTHING.published,
         NOTHING.subscribed,
     )
-    client = connect(address, client_id, None, handlers, timeout=timeout, version=version).client
+    own = replace(setup, handlers=handlers)
+    client = connect(own, timeout=timeout, version=version).client
     try:
         sent, start = 0, time.perf_counter()
         while sent == 0 or (sent < 4 and time.perf_counter() - start < 0.3):

@@ -33,6 +33,7 @@ from federated.errors import ConfigError, LinkError, StoreError
 from federated.wire import envelope, messages, topics
 from federated.wire.address import parse_address
 from federated.wire.delivery_queue import LINK_UP
+from federated.wire.links.catalogue import open_link
 from federated.wire.links.mqtt import MqttLink
 from tests.support.authority import member, shipped
 from tests.support.brokers import needs_mosquitto
@@ -65,14 +66,14 @@ def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_co
     tmp_path: Path,
 ) -> None:
     with opened(tmp_path) as (gate, _):
-        link = MqttLink(gate.address, "coordinator-r")
+        link = open_link(gate.address, "coordinator-r")
         fleet = Fleet(
             link, messages.Run("r", "fedavg", "mlp", None, (), 1, "s"), tmp_path / "spool"
         )
         fleet.obey(gate=gate)
         fleet.endpoint.announce()
         links = {
-            name: MqttLink(str(admitted(None, None, token_for(tmp_path, name))[0]), f"r-{name}")
+            name: open_link(str(admitted(None, None, token_for(tmp_path, name))[0]), f"r-{name}")
             for name in ("good", "lost")
         }
         for name, one in links.items():
@@ -120,7 +121,7 @@ def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_co
 @pytest.mark.parametrize("tls", [False, True])
 def test_a_broker_that_was_killed_is_started_again(tmp_path: Path, tls: bool) -> None:
     with opened(tmp_path, tls=tls) as (gate, _):
-        link = MqttLink(gate.address, "coordinator-r")
+        link = open_link(gate.address, "coordinator-r")
         (program,) = [
             p for p in psutil.Process().children(recursive=True) if p.name() == "mosquitto"
         ]
@@ -198,7 +199,7 @@ def test_all_that_a_person_types_is_tls_and_a_token(tmp_path: Path) -> None:
         assert "devices enrol at port" in said[0]
         broker, name = admitted(None, None, token_for(tmp_path, "pi-kitchen"))
         assert name == "pi-kitchen"
-        MqttLink(str(broker), "r-pi-kitchen").close()
+        open_link(str(broker), "r-pi-kitchen").close()
         assert not renew_when_due(stored()[0])
         assert parse_address(gate.address).cert == str(tmp_path / "pki" / "coordinator.pem")
         shown = json.loads(run(tmp_path, "authority", "--format", "json"))
@@ -240,7 +241,7 @@ def test_with_a_broker_of_ones_own_the_coordinator_shows_its_certificate_and_enr
         assert "using the broker at mqtts://localhost" in said[0]
         eventually(lambda: lets_in(gate.address))
         broker, _ = admitted(None, None, token_for(tmp_path, "a"))
-        MqttLink(str(broker), "r-a").close()
+        open_link(str(broker), "r-a").close()
     authority.close()
 
 

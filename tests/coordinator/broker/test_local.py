@@ -15,7 +15,7 @@ import pytest
 
 from coordinator.broker import local as brokers
 from federated.errors import ConfigError, LinkError
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.catalogue import open_link
 from tests.support.brokers import BOTH, listens, needs_mosquitto
 from tests.support.waiting import eventually
 
@@ -44,7 +44,7 @@ def test_a_started_broker_answers_on_loopback_only_and_stops(kind: str, tmp_path
     assert broker.kind == kind
     assert re.search(r"\d+\.\d+", broker.name)
     assert broker.address.startswith("127.0.0.1:")
-    MqttLink(broker.address, "a").close()
+    open_link(broker.address, "a").close()
     broker.stop()
     broker.stop()
     assert not listens(broker.address)
@@ -121,7 +121,7 @@ def test_with_passwords_the_coordinator_has_one_of_its_own_and_none_is_kept_plai
 ) -> None:
     (tmp_path / "users").write_text("me:correct-horse\n")
     with brokers.start(port=0, directory=tmp_path / "b", passwords=tmp_path / "users") as broker:
-        MqttLink(broker.url, "coordinator").close()
+        open_link(broker.url, "coordinator").close()
         kept = b"".join(path.read_bytes() for path in (tmp_path / "b").iterdir())
         assert b"correct-horse" not in kept
         assert broker.url.split(":")[2].split("@")[0].encode() not in kept
@@ -152,11 +152,11 @@ def test_a_broker_that_does_not_start_is_quoted(tmp_path: Path) -> None:
 def test_mosquitto_keeps_what_is_retained_across_a_restart_in_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     with brokers.start(port=0, kind="mosquitto", directory=folder) as broker:
-        link = MqttLink(broker.address, "a")
+        link = open_link(broker.address, "a")
         link.publish("x", b"kept", retain=True)
         link.close()
     with brokers.start(port=0, kind="mosquitto", directory=folder) as broker:
-        link = MqttLink(broker.address, "a")
+        link = open_link(broker.address, "a")
         link.subscribe("x")
         delivery = link.receive(5)
         link.close()

@@ -11,7 +11,7 @@ from coordinator.broker import local as brokers
 from coordinator.broker.mosquitto import COORDINATOR, rights
 from federated.errors import LinkError
 from federated.wire import topics
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.catalogue import open_link
 from tests.support.brokers import needs_mosquitto
 
 VERSION = "0123456789ab"
@@ -109,9 +109,9 @@ def test_who_is_barred_is_denied_everything_by_name() -> None:
 def test_with_passwords_too_a_user_speaks_for_the_agent_of_its_name_alone(tmp_path: Path) -> None:
     (tmp_path / "users").write_text("a:x\nb:y\n")
     with brokers.start(port=0, directory=tmp_path / "b", passwords=tmp_path / "users") as broker:
-        coordinator = MqttLink(broker.url, "c")
+        coordinator = open_link(broker.url, "c")
         coordinator.subscribe(topics.all_topics())
-        a, b = (MqttLink(f"mqtt://{user}@{broker.address}", user[0]) for user in ("a:x", "b:y"))
+        a, b = (open_link(f"mqtt://{user}@{broker.address}", user[0]) for user in ("a:x", "b:y"))
         b.publish(topics.say("r", "a"), b"not mine")
         a.publish(topics.say("r", "a"), b"mine")
         a.subscribe(topics.command("r", "a"))
@@ -135,7 +135,7 @@ def test_a_reloaded_broker_denies_who_was_barred_and_a_restarted_one_keeps_what_
     with brokers.start(
         port=0, kind="mosquitto", directory=tmp_path / "b", passwords=tmp_path / "users"
     ) as broker:
-        a = MqttLink(f"mqtt://a:x@{broker.address}", "a")
+        a = open_link(f"mqtt://a:x@{broker.address}", "a")
         a.publish(topics.status("r", "a"), b"kept", retain=True)
         broker.reload(["a"])
         time.sleep(0.3)
@@ -144,7 +144,7 @@ def test_a_reloaded_broker_denies_who_was_barred_and_a_restarted_one_keeps_what_
             list(iter(lambda: a.receive(2) or a.receive(2), None))
         a.close()
         broker.restart()
-        coordinator = MqttLink(broker.url, "c")
+        coordinator = open_link(broker.url, "c")
         coordinator.subscribe(topics.all_topics())
         delivery = coordinator.receive(3)
         coordinator.close()

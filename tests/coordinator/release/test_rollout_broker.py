@@ -15,8 +15,8 @@ from coordinator.release.rollout import Rollout, Wish
 from export import bundle
 from export.publish import published
 from federated.errors import LinkError
+from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from federated.wire.links.mqtt import MqttLink
 from tests.support.release import toy
 
 
@@ -31,7 +31,8 @@ def test_a_release_to_a_broker_that_stands_still_is_there_when_the_command_ends(
     monkeypatch.setattr("federated.wire.links.mqtt.FAREWELL", 0.2)
     (tmp_path / "runs" / "spring").mkdir(parents=True)
     with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as broker:
-        link = MqttLink(broker.address, "coordinator", chunk=1000)
+        link = open_link(broker.address, "coordinator")
+        link.max_chunk = 1 << 10
         rollout = Rollout(
             link, Archive(tmp_path / "runs", "spring"), tmp_path / "runs", {}, 7, print
         )
@@ -40,7 +41,7 @@ def test_a_release_to_a_broker_that_stands_still_is_there_when_the_command_ends(
         folder = toy(tmp_path / "made", bytes(20_000))
         rollout.follow(Wish("spring", "h", bundle=folder))
         link.close()
-        other = MqttLink(broker.address, "other")
+        other = open_link(broker.address, "other")
         seen = published(other, "spring", rollout._clock)
         other.close()
     name, files = (

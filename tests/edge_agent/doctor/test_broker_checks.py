@@ -13,7 +13,7 @@ from edge_agent.doctor.checks import text
 from federated.wire import envelope, messages
 from federated.wire.address import url
 from federated.wire.link import CHUNK, OVERHEAD
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.catalogue import open_link
 from tests.support.authority import member, shipped
 from tests.support.brokers import needs_mosquitto
 from tests.support.certificates import certificate
@@ -106,7 +106,7 @@ def test_a_coordinator_that_does_not_answer_and_runs_to_choose_from_are_said(
     tmp_path: Path,
 ) -> None:
     with brokers.start(port=0, kind="mosquitto", directory=tmp_path) as broker:
-        link = MqttLink(broker.address, "a coordinator that hangs")
+        link = open_link(broker.address, "a coordinator that hangs")
         link.publish("fl/v1/r/run", envelope.encode(CARD), retain=True)
         alone = tried(broker.address)
         link.publish(

@@ -21,8 +21,8 @@ from federated.wire import envelope, messages, topics
 from federated.wire.chunks import slices
 from federated.wire.delivery_queue import Delivery
 from federated.wire.link import Link
+from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from federated.wire.links.mqtt import MqttLink
 from federated.wire.partial import HAVE, PART
 from federated.wire.release_files import Release, Version
 from tests.support.release import Clock, toy
@@ -367,7 +367,7 @@ def test_a_real_broker_keeps_a_release_for_devices_that_come_later(
 ) -> None:
     # 13 chunks of 256 KiB
     folder = toy(tmp_path / "release", random.Random(0).randbytes(3 * 2**20))
-    link = MqttLink(address, "coordinator")
+    link = open_link(address, "coordinator")
     put(link, folder, {"pi": "w1-d1"})
     link.close()
     there, submodel = fetch_from(address, None, "pi", tmp_path / "store", 30)

@@ -9,7 +9,7 @@ import pytest
 from edge_agent.infer.follow import Follower, link_of
 from export.publish import announce, publish, version_of
 from federated.wire import topics
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.catalogue import open_link
 from federated.wire.release_files import Release, Serving
 from tests.support.release import toy
 
@@ -18,7 +18,7 @@ from tests.support.release import toy
 @pytest.mark.beside
 def test_an_agent_that_vanishes_takes_its_report_with_it(broker: str, tmp_path: Path) -> None:
     folder = toy(tmp_path / "release")
-    coordinator = MqttLink(broker, "coordinator")
+    coordinator = open_link(broker, "coordinator")
     publish(coordinator, "spring", folder, {})
     announce(coordinator, Release("spring", version_of(folder, "spring", {"pi": "w1-d1"})))
     coordinator.subscribe(topics.serving("spring", "pi"))

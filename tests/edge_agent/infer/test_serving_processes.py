@@ -22,7 +22,7 @@ from coordinator.broker import local as brokers
 from export import bundle
 from export.publish import announce, publish, version_of
 from federated.wire import topics
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.catalogue import open_link
 from federated.wire.release_files import Release
 from tests.support.processes import WITHOUT_TORCH, Start, listening
 from tests.support.variants import NAME, several
@@ -88,7 +88,7 @@ class Hammer:
 
 
 def release(broker: str, stable: Path, canary: Path | None = None) -> None:
-    link = MqttLink(broker, "coordinator")
+    link = open_link(broker, "coordinator")
     versions = [
         None if folder is None else version_of(folder, "spring", {"pi": NAME})
         for folder in (stable, canary)
@@ -184,7 +184,7 @@ def test_a_folder_is_served_without_a_broker(tmp_path: Path, start: Start) -> No
 def test_questions_are_answered_at_a_real_broker(tmp_path: Path, broker: str, start: Start) -> None:
     release(broker, version(tmp_path, 1))
     serve(start, "--broker", broker, "--mqtt")
-    link = MqttLink(broker, "asker")
+    link = open_link(broker, "asker")
     try:
         link.subscribe(topics.answer("spring", "pi", "+"))
         log = tmp_path / "0.err"

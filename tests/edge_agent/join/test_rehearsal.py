@@ -18,7 +18,7 @@ from federated.data import catalogue
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.wire import envelope, messages, topics
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.catalogue import open_link
 from models.families.catalogue import network
 
 pytestmark = [pytest.mark.broker, pytest.mark.processes]
@@ -40,7 +40,7 @@ def shown(broker: str, name: str, **given: Any) -> dict[str, Any]:
         chosen,
         settings,
     )
-    link = MqttLink(broker, "coordinator")
+    link = open_link(broker, "coordinator")
     try:
         link.publish(topics.run("r"), envelope.encode(run), retain=True)
         found: dict[str, Any] = json.loads(

@@ -23,7 +23,7 @@ from coordinator.phases.patience import ENDLESS
 from coordinator.store.store import Store
 from federated.task import Update
 from federated.wire import envelope, messages, topics
-from federated.wire.links.mqtt import MqttLink
+from federated.wire.links.catalogue import open_link
 from tests.support.brokers import listens, needs_mosquitto, port_of
 from tests.support.federation import RUN, Federation, Member, digits, federate
 from tests.support.proxy import Proxy
@@ -73,7 +73,7 @@ class Spy:
 
     def __init__(self, address: str) -> None:
         self.bytes, self.seen = 0, set[tuple[str, int]]()
-        self.link = MqttLink(address, "spy")
+        self.link = open_link(address, "spy")
         self.link.subscribe(f"{topics.ROOT}/{RUN}/agent/a0/up/+/c/+")
         self._going = True
         self._thread = threading.Thread(target=self._count, daemon=True)

@@ -18,8 +18,9 @@ from federated.device.namesake import ANSWERS, Verdict, hear
 from federated.device.namesake import Namesake as Known
 from federated.device.participant import Equipment, Participant
 from federated.wire import envelope, topics
+from federated.wire.link import Link
+from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
-from federated.wire.links.mqtt import MqttLink
 from federated.wire.messages import Status
 from tests.support.brokers import BOTH, port_of
 from tests.support.clerk import AGENT, CARD, RUN, Hand, lasting, profile
@@ -142,7 +143,7 @@ def test_two_that_both_think_themselves_newer_do_not_argue_for_ever() -> None:
     assert verdicts == {"a": ["stay"] * ANSWERS + ["leave"] * (9 - ANSWERS), "b": ["stay"] * 9}
 
 
-def joined(link: MqttLink | MemoryLink, folder: Path, session: str) -> Participant:
+def joined(link: Link, folder: Path, session: str) -> Participant:
     participant = Participant(
         link, CARD, AGENT, session, Equipment(profile, Hand(), lasting(folder / session))
     )
@@ -193,8 +194,8 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
         yield started
 
 
-def linked(address: str, session: str) -> MqttLink:
-    return MqttLink(
+def linked(address: str, session: str) -> Link:
+    return open_link(
         address, f"{RUN}-{AGENT}", (topics.status(RUN, AGENT), envelope.encode(gone(session)))
     )
 

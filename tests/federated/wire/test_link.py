@@ -21,7 +21,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.chunks import Receiver, Sender, split
 from federated.wire.delivery_queue import Delivery
 from federated.wire.links.mqtt import MqttLink
-from federated.wire.transfer import Download, publish
+from federated.wire.transfer import Download, RetainedBlob, publish
 from tests.support.links import hear, linked, listen
 
 pytestmark = pytest.mark.broker
@@ -55,7 +55,7 @@ def test_the_best_protocol_of_the_broker_is_spoken(broker: Broker) -> None:
 
 def test_a_will_is_published_after_kill_9(broker: Broker) -> None:
     code = (
-        "import sys, time; from federated.wire.link import MqttLink\n"
+        "import sys, time; from federated.wire.links.mqtt import MqttLink\n"
         "link = MqttLink(sys.argv[1], 'victim', ('will/victim', b'gone')); print('up', "
         "flush=True); time.sleep(60)"
     )
@@ -176,9 +176,8 @@ def test_a_download_of_many_chunks_comes_without_asking_twice(
     with linked(broker.address, "a", "c") as (agent, coordinator):
         publish(coordinator, base, manifest, memoryview(data))
         assert coordinator.flush(10)
-        download = Download(
-            agent, base, manifest.sha256, len(data), tmp_path / "w1", 0.0, sync=False
-        )
+        blob = RetainedBlob(base, manifest.sha256, len(data))
+        download = Download(agent, blob, tmp_path / "w1", 0.0, sync=False)
         until, done = time.monotonic() + 30, False
         while not done and time.monotonic() < until:  # and never `tick`, which asks again
             delivery = agent.receive(0.1)

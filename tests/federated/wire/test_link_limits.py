@@ -72,8 +72,11 @@ def test_a_packet_that_a_broker_hangs_up_over_ends_the_link_with_its_size(
         link.close()
 
 
-def test_publishing_waits_for_a_stuck_broker_and_then_says_so(mosquitto: Broker) -> None:
-    link = MqttLink(mosquitto.address, "a", patience=0.5)
+def test_publishing_waits_for_a_stuck_broker_and_then_says_so(
+    mosquitto: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("federated.wire.links.mqtt.PATIENCE", 0.5)
+    link = MqttLink(mosquitto.address, "a")
     group = mosquitto._process.pid
     os.killpg(group, signal.SIGSTOP)
     try:

@@ -13,7 +13,7 @@ from federated.wire.chunks import slices, split
 from federated.wire.delivery_queue import LINK_DOWN, LINK_UP
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.partial import HAVE, PART
-from federated.wire.transfer import PATIENCE, Download, publish
+from federated.wire.transfer import PATIENCE, Download, RetainedBlob, publish
 
 KIB = 1024
 DATA = bytes(range(256)) * 160  # 40 chunks of 1 KiB
@@ -29,9 +29,8 @@ class Fetcher:
     def __init__(self, broker: MemoryBroker, path: Path, name: str = "a") -> None:
         self.link, self.now = MemoryLink(broker, name), 0.0
         self.came: list[int] = []
-        self.download = Download(
-            self.link, BASE, MANIFEST.sha256, len(DATA), path, self.now, sync=False
-        )
+        blob = RetainedBlob(BASE, MANIFEST.sha256, len(DATA))
+        self.download = Download(self.link, blob, path, self.now, sync=False)
 
     def take(self, most: int = 1000) -> bool:
         """Takes up to so many new chunks; True once all is there."""

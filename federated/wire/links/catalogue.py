@@ -1,0 +1,44 @@
+"""Opens a link from an address: the scheme of the address selects the kind of link."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from federated.errors import Unknown
+from federated.wire.address import scheme_of
+from federated.wire.link import Link, Will
+from federated.wire.links.memory import open_memory_link
+from federated.wire.links.mqtt import MqttLink
+
+__all__ = ["LINKS", "LinkOpener", "open_link"]
+
+
+class LinkOpener(Protocol):
+    """Connects to the broker at an address.
+
+    Raises UsageError for an address that it cannot read, LinkError where it cannot connect.
+    """
+
+    def __call__(self, address: str, client_id: str, will: Will | None = None, /) -> Link: ...
+
+
+LINKS: Mapping[str, LinkOpener] = {
+    "memory": open_memory_link,
+    "mqtt": MqttLink,
+    "mqtts": MqttLink,
+}
+
+
+def open_link(address: str, client_id: str, will: Will | None = None) -> Link:
+    """Open a link to the broker at an address such as `HOST`, `mqtts://HOST` or `memory://NAME`.
+
+    client_id: the name of this client at the broker, where it is unique. will: topic and payload
+    that the broker publishes, retained, when this link ends without `close`.
+    Raises UsageError for an unknown scheme or an invalid address, LinkError where the link cannot
+    be opened.
+    """
+    scheme = scheme_of(address)
+    if scheme not in LINKS:
+        raise Unknown("scheme of a broker's address", scheme, LINKS)
+    return LINKS[scheme](address, client_id, will)

@@ -1,0 +1,89 @@
+"""The scheme of an address selects the link, and other packages can add schemes."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from federated.errors import LinkError, Unknown, UsageError
+from federated.wire.delivery_queue import Delivery
+from federated.wire.link import Link
+from federated.wire.links.catalogue import LINKS, open_link
+from federated.wire.links.mqtt import MqttLink
+from tests.support.federation import Member, digits, federate
+from tests.support.tcp_link import TcpHub, open_tcp_link
+
+TINY = {
+    "method.widths": [0.5],
+    "method.depths": [1],
+    "train.epochs": 1,
+    "train.steps": 20,
+}
+
+
+def members() -> list[Member]:
+    return [Member(f"a{i}", digits(i, 2)) for i in range(2)]
+
+
+def received(link: Link) -> Delivery:
+    delivery = link.receive(5)
+    assert delivery is not None
+    return delivery
+
+
+@pytest.mark.parametrize("address", ["localhost:1", "mqtt://localhost:1", "mqtts://localhost:1"])
+def test_mqtt_is_spoken_where_no_other_scheme_is_named(address: str) -> None:
+    with pytest.raises(LinkError, match="no link to the broker at mqtts?://localhost:1 .*refused"):
+        open_link(address, "a")
+    assert LINKS["mqtt"] is LINKS["mqtts"] is MqttLink
+
+
+def test_links_of_one_memory_address_hear_each_other_and_no_others() -> None:
+    with (
+        closing(open_link("memory://one", "a", ("left", b"a"))) as a,
+        closing(open_link("memory://one", "b")) as b,
+        closing(open_link("memory://other", "c")) as c,
+    ):
+        b.subscribe("#")
+        c.subscribe("#")
+        a.publish("x", b"1", retain=True)
+        assert received(b) == Delivery("x", b"1")
+        open_link("memory://one", "a").close()  # takes the place of the first, whose will is told
+        assert received(b) == Delivery("left", b"a")
+        assert c.backlog == 0
+
+
+def test_a_memory_broker_without_links_is_forgotten() -> None:
+    with closing(open_link("memory://brief", "a")) as link:
+        link.publish("x", b"1", retain=True)
+    del link
+    with closing(open_link("memory://brief", "b")) as link:
+        link.subscribe("x")
+        assert link.receive(0) is None
+
+
+def test_a_memory_address_needs_a_name() -> None:
+    with pytest.raises(UsageError, match="expected a name, as in memory"):
+        open_link("memory://", "a")
+
+
+def test_an_unknown_scheme_is_an_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(Unknown, match=r"'mqqt'; known: mqtt, mqtts, memory$"):
+        open_link("mqqt://localhost", "a")
+
+
+def test_a_run_learns_the_same_over_the_link_of_another_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LINKS, "toytcp", open_tcp_link)
+    with closing(TcpHub()) as hub:
+        over_tcp = federate(tmp_path / "tcp", members(), TINY, broker=hub.address)
+    in_memory = federate(tmp_path / "memory", members(), TINY, broker="memory://toy")
+    assert sorted(hub.clients) == ["a0", "a1", "coordinator"]
+    assert over_tcp.result.scores[-1].accuracy > 0.2  # a guess is right one time in ten
+    learned, expected = over_tcp.result.state.tensors, in_memory.result.state.tensors
+    assert learned.keys() == expected.keys()
+    assert all(torch.equal(learned[home], expected[home]) for home in expected)
