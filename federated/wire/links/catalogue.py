@@ -1,17 +1,23 @@
-"""Opens a link from an address: the scheme of the address selects the kind of link."""
+"""Opens a link from an address: the scheme of the address selects the kind of link.
+
+A scheme is a name in LINKS, or the name of an entry point in the group `espalier.links`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Protocol
 
-from federated.errors import Unknown
+from federated.runtime.plugins import find
 from federated.wire.address import scheme_of
 from federated.wire.link import Link, Will
 from federated.wire.links.memory import open_memory_link
 from federated.wire.links.mqtt import MqttLink
+from models.extensions import Kind
 
 __all__ = ["LINKS", "LinkOpener", "open_link"]
+
+KIND = Kind("link scheme", "espalier.links")
 
 
 class LinkOpener(Protocol):
@@ -35,10 +41,7 @@ def open_link(address: str, client_id: str, will: Will | None = None) -> Link:
 
     client_id: the name of this client at the broker, where it is unique. will: topic and payload
     that the broker publishes, retained, when this link ends without `close`.
-    Raises UsageError for an unknown scheme or an invalid address, LinkError where the link cannot
-    be opened.
+    Raises UsageError for an unknown scheme or an invalid address, ConfigError for a scheme whose
+    package cannot be loaded, LinkError where the link cannot be opened.
     """
-    scheme = scheme_of(address)
-    if scheme not in LINKS:
-        raise Unknown("scheme of a broker's address", scheme, LINKS)
-    return LINKS[scheme](address, client_id, will)
+    return find(KIND, scheme_of(address), LINKS)(address, client_id, will)

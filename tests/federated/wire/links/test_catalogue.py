@@ -14,7 +14,8 @@ from federated.wire.link import Link
 from federated.wire.links.catalogue import LINKS, open_link
 from federated.wire.links.mqtt import MqttLink
 from tests.support.federation import Member, digits, federate
-from tests.support.tcp_link import TcpHub, open_tcp_link
+from tests.support.plugins import install
+from tests.support.tcp_link import TcpHub
 
 TINY = {
     "method.widths": [0.5],
@@ -36,7 +37,7 @@ def received(link: Link) -> Delivery:
 
 @pytest.mark.parametrize("address", ["localhost:1", "mqtt://localhost:1", "mqtts://localhost:1"])
 def test_mqtt_is_spoken_where_no_other_scheme_is_named(address: str) -> None:
-    with pytest.raises(LinkError, match="no link to the broker at mqtts?://localhost:1 .*refused"):
+    with pytest.raises(LinkError, match=r"no link to the broker at mqtts?://localhost:1 .*refused"):
         open_link(address, "a")
     assert LINKS["mqtt"] is LINKS["mqtts"] is MqttLink
 
@@ -71,14 +72,16 @@ def test_a_memory_address_needs_a_name() -> None:
 
 
 def test_an_unknown_scheme_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(Unknown, match=r"'mqqt'; known: mqtt, mqtts, memory$"):
+    with pytest.raises(Unknown, match=r"unknown link scheme 'mqqt'; known: mqtt, mqtts, memory$"):
         open_link("mqqt://localhost", "a")
 
 
 def test_a_run_learns_the_same_over_the_link_of_another_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LINKS, "toytcp", open_tcp_link)
+    points = {"espalier.links": {"toytcp": "tests.support.tcp_link:open_tcp_link"}}
+    install(tmp_path, "toy-links", points)
+    monkeypatch.syspath_prepend(str(tmp_path))
     with closing(TcpHub()) as hub:
         over_tcp = federate(tmp_path / "tcp", members(), TINY, broker=hub.address)
     in_memory = federate(tmp_path / "memory", members(), TINY, broker="memory://toy")
