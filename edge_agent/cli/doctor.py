@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from edge_agent.access.credentials import admitted
+from edge_agent.access.admission import admitted
 from edge_agent.access.identity import machine_name
 from federated.runtime.console import FORMAT, speaking_plainly
 
@@ -45,7 +45,8 @@ def doctor(
     """
     with speaking_plainly("edge-agent doctor", "train", "interrupted"):
         from edge_agent.device import state_folder
-        from edge_agent.doctor.checks import as_json, examine, exit_code, text
+        from edge_agent.doctor.check import as_json, exit_code, text
+        from edge_agent.doctor.examination import examine
 
         broker, name = admitted(broker, name)
         checks = []

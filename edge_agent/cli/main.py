@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from edge_agent.access.credentials import admitted, read_token
+from edge_agent.access.admission import admitted, read_token
 from edge_agent.cli.bench import bench
 from edge_agent.cli.doctor import doctor
 from edge_agent.cli.flags import (

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from types import TracebackType
 
-from edge_agent.doctor.checks import Check
+from edge_agent.doctor.check import Check
 from edge_agent.doctor.clock_check import skewed
 from federated.errors import LinkError, ProtocolMismatch, WireError
 from federated.wire import envelope, messages, topics

@@ -6,7 +6,7 @@ import math
 import time
 from pathlib import Path
 
-from edge_agent.doctor.checks import Check, State
+from edge_agent.doctor.check import Check, State
 
 __all__ = ["clock", "skewed"]
 

@@ -25,7 +25,7 @@ from edge_agent.doctor.broker_checks import (
     packets,
     took,
 )
-from edge_agent.doctor.checks import Check
+from edge_agent.doctor.check import Check
 from edge_agent.doctor.clock_check import clock
 from federated.errors import EspalierError
 from federated.wire import messages, tls, topics

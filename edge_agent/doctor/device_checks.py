@@ -17,7 +17,7 @@ from pathlib import Path
 from edge_agent.device.heat import Heat, read_heat
 from edge_agent.device.limits import Limits, available_cpus, available_memory, memory_limit
 from edge_agent.device.power import read_power
-from edge_agent.doctor.checks import Check
+from edge_agent.doctor.check import Check
 from federated.wire import messages
 
 __all__ = ["device"]

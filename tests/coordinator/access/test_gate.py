@@ -27,7 +27,8 @@ from coordinator.cli.main import main
 from coordinator.fleet.fleet import REVOKED, Fleet
 from coordinator.settings.tables import Broker
 from edge_agent.access import enrol
-from edge_agent.access.credentials import admitted, renew_when_due, stored
+from edge_agent.access.admission import admitted, renew_when_due
+from edge_agent.access.credentials import stored
 from edge_agent.access.enrol import request, text_of
 from federated.errors import ConfigError, LinkError, StoreError
 from federated.wire import envelope, messages, topics

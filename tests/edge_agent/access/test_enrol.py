@@ -16,7 +16,8 @@ from coordinator.access import enrolment_server as offices
 from coordinator.access.authority import Authority
 from coordinator.access.enrolment_server import Enrolment
 from edge_agent.access import enrol
-from edge_agent.access.credentials import admitted, folder_of, stored
+from edge_agent.access.admission import admitted
+from edge_agent.access.credentials import folder_of, stored
 from federated.errors import LinkError, UsageError
 from federated.wire.address import Address
 from federated.wire.enrolment_token import Token
@@ -160,7 +161,7 @@ def test_a_token_that_is_over_or_for_another_name_is_refused_with_the_remedy(
     forged = Token("b", token.host, token.port, token.secret, token.fingerprint)
     with pytest.raises(LinkError, match=f"this token is for '{token.name}', not for 'b'"):
         admitted(None, None, str(forged))
-    with pytest.raises(UsageError, match=f"--name b: the token is for '{token.name}'"):
+    with pytest.raises(UsageError, match=f"--name b: expected the token's name '{token.name}'"):
         admitted(None, "b", str(token))
 
 

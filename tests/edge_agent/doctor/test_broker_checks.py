@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.access.authority import Authority
 from coordinator.broker import local as brokers
-from edge_agent.doctor.checks import text
+from edge_agent.doctor.check import text
 from federated.wire import envelope, messages
 from federated.wire.address import url
 from federated.wire.link import CHUNK, OVERHEAD

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.doctor import connection_checks
-from edge_agent.doctor.checks import Check, text
+from edge_agent.doctor.check import Check, text
 from tests.support.certificates import certificate
 from tests.support.doctor import states, tried
 

@@ -8,7 +8,7 @@ import pytest
 
 from edge_agent.device.heat import Heat
 from edge_agent.doctor import device_checks
-from edge_agent.doctor.checks import Check
+from edge_agent.doctor.check import Check
 from federated.wire import messages
 from models.submodel import Network
 from tests.support.doctor import CARD

@@ -12,15 +12,9 @@ import pytest
 
 from coordinator.access.authority import Authority
 from coordinator.access.enrolment_server import Enrolment
-from edge_agent.access import credentials, enrol
-from edge_agent.access.credentials import (
-    Credentials,
-    admitted,
-    folder_of,
-    read_token,
-    renew_when_due,
-    stored,
-)
+from edge_agent.access import admission, enrol
+from edge_agent.access.admission import admitted, read_token, renew_when_due
+from edge_agent.access.credentials import Credentials, folder_of, stored
 from federated.errors import ConfigError, LinkError, UsageError
 from federated.wire.address import parse_address
 from federated.wire.enrolment_token import Token
@@ -46,7 +40,7 @@ def test_several_enrolments_of_one_device_want_a_choice(
     for name in ("one", "two"):
         admitted(None, None, str(authority.invite(name, "localhost", office.port, 60)))
     with pytest.raises(
-        UsageError, match="enrolled at mqtts://localhost:8883 as one, two: choose by --name"
+        UsageError, match="enrolled at mqtts://localhost:8883 as one, two: choose one with --name"
     ):
         admitted("mqtts://localhost", None)
     assert admitted("mqtts://localhost", "two")[1] == "two"
@@ -127,7 +121,7 @@ def test_a_token_comes_from_a_flag_or_a_file_or_standard_input(
     os.write(write, b"typed\n")
     os.close(write)
     with os.fdopen(read) as typed:
-        monkeypatch.setattr(credentials.sys, "stdin", typed)
+        monkeypatch.setattr(admission.sys, "stdin", typed)
         assert read_token(None, Path("-")) == "typed\n"
     with pytest.raises(UsageError, match="give one of them"):
         read_token("x", Path("-"))

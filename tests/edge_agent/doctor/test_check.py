@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from edge_agent.cli.main import main
-from edge_agent.doctor.checks import Check, as_json, exit_code, text
+from edge_agent.doctor.check import Check, as_json, exit_code, text
 
 
 def test_the_first_failure_gives_the_exit_code() -> None:

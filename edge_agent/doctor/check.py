@@ -1,0 +1,49 @@
+"""The record of one check of `edge-agent doctor`, and how checks are shown. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["Check", "State", "as_json", "exit_code", "text"]
+
+State: TypeAlias = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check.
+
+    name: what was checked, one word.
+    state: ok, warn or fail.
+    found: what the check found.
+    remedy: what the user can do; empty if nothing is wrong.
+    exit: the exit code of the command if this check fails.
+    """
+
+    name: str
+    state: State
+    found: str
+    remedy: str = ""
+    exit: int = 1
+
+
+def exit_code(checks: Sequence[Check]) -> int:
+    """Return the exit code of the first failed check, or 0 if none failed."""
+    return next((check.exit for check in checks if check.state == "fail"), 0)
+
+
+def text(check: Check) -> str:
+    """Format a check as one line. Control characters from other machines become spaces."""
+    said = f"{check.state:<4}  {check.name:<11}  {check.found}" + (
+        f": {check.remedy}" if check.remedy else ""
+    )
+    return "".join(c if c.isprintable() else " " for c in said)
+
+
+def as_json(checks: Sequence[Check]) -> str:
+    """Format all checks as one line of JSON."""
+    rows = [{"check": row.pop("name"), **row} for row in map(asdict, checks)]
+    return json.dumps({"fit": exit_code(checks) == 0, "exit": exit_code(checks), "checks": rows})
