@@ -1,31 +1,25 @@
-"""A release: one folder with each submodel as ONNX graphs and as weights, and a `manifest.json`
-that says what each file is, and its digest.
+"""A release: a folder with each submodel as ONNX graphs and as weights, and a `manifest.json` that
+describes each file and holds its digest. This module reads releases and imports no torch;
+`export.bundle_writer` writes them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from export import verify
 from export.verify import Array
 from federated.errors import ExportError, Malformed, Unknown
-from federated.runtime import files as disk
 from federated.wire import tensors, topics
 from federated.wire.release_files import marked
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from models.submodel import Submodel
 
 __all__ = [
     "CHECK",
@@ -45,7 +39,6 @@ __all__ = [
     "usable",
     "version",
     "weights_of",
-    "write",
 ]
 
 MANIFEST = "manifest.json"
@@ -135,90 +128,6 @@ class Bundle:
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
     format: int = FORMAT
-
-
-def write(
-    folder: Path,
-    run: str,
-    round: int,
-    nets: Mapping[Submodel, nn.Module],
-    examples: Array,
-    truth: Array | None = None,
-    *,
-    calibration: Array | None = None,
-    int8: bool = True,
-    classes: Sequence[str] = (),
-    about: Mapping[str, str] | None = None,
-    trained: Mapping[str, int] | None = None,
-    told: Callable[[Entry], None] | None = None,
-) -> Bundle:
-    """Exports every network, measures each of its graphs beside it on the examples, and writes the
-    model card, and the manifest last.
-
-    nets: by submodel, all for the same examples and answers, batch norm calibrated. examples: raw,
-    [n >= 2, *inputs], as the networks are asked (texts with hidden tokens). truth: what they should
-    be answered, or None. calibration: other raw examples, to find the ranges of int8 on; without
-    them the first of `examples` are kept back for it. int8: whether to try it; what fails is left
-    out, and its entry says why. classes: their names. about: further facts for the card, such as
-    the method. trained: how many updates trained each submodel, by name; none for one whose number
-    is not known. told: hears of each submodel that is done.
-    Raises ExportError, also for a file that disagrees with its network; DataError; MissingExtra.
-    """
-    from export import modelcard, variants  # torch: who reads a release may have none
-
-    asked = {(s.network.inputs, s.network.objective, s.network.outputs) for s in nets}
-    if len(asked) != 1:
-        raise ExportError(
-            f"{folder}: expected submodels for the same inputs, objective and outputs, "
-            f"found {sorted(asked)}"
-        )
-    network = next(iter(nets)).network
-    if calibration is not None or not int8:
-        trial = variants.Examples(
-            examples, truth, examples[:0] if calibration is None else calibration
-        )
-    else:
-        trial = variants.split(examples, truth)
-    (folder / MANIFEST).unlink(missing_ok=True)  # no manifest is better than one of other files
-    entries = []
-    for submodel, net in nets.items():
-        made = variants.entry(
-            folder,
-            submodel,
-            net,
-            {"run": run, "round": round, "submodel": submodel.name},
-            trial,
-            int8=int8,
-        )
-        entries.append(replace(made, trained_updates=(trained or {}).get(submodel.name)))
-        if told is not None:
-            told(entries[-1])
-    entries.sort(key=lambda entry: (entry.parameters, entry.submodel))
-    bundle = Bundle(
-        run,
-        round,
-        network.inputs,
-        examples.dtype.name,
-        network.objective,
-        network.outputs,
-        len(trial.x),
-        tuple(entries),
-        variants.check(
-            folder, network.outputs if network.objective in verify.TOKENS else 0, entries, examples
-        ),
-        tuple(classes),
-        labelled=truth is not None,
-        calibrated=len(trial.calibration),
-        preprocessing=json.loads(
-            verify.load(folder / entries[0].variants[0].file.name).metadata["preprocessing"]
-        ),
-        about=dict(about or {}),
-    )
-    (folder / modelcard.NAME).write_text(modelcard.text(bundle), encoding="utf-8")
-    disk.write(
-        folder / MANIFEST, msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n"
-    )
-    return bundle
 
 
 def read(folder: Path, submodel: str | None = None) -> Bundle:

@@ -5,10 +5,8 @@ holds and of nothing else. No torch here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from export.bundle import Bundle, Entry, Variant
+from export.bundle import Bundle, Entry, Variant, files, usable
 
 __all__ = ["NAME", "text"]
 
@@ -144,8 +142,6 @@ def _measured(bundle: Bundle) -> str:
 
 
 def _use(bundle: Bundle) -> str:
-    from export.bundle import usable
-
     return "\n".join(
         [
             "## Use",
@@ -158,8 +154,6 @@ def _use(bundle: Bundle) -> str:
 
 
 def _files(bundle: Bundle) -> str:
-    from export.bundle import files
-
     rows = [f"{file.sha256}  {file.name}" for file in files(bundle)]
     return "\n".join(["## Files (sha256)", "", "```", *rows, "```"])
 

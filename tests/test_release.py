@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_agent.infer.follow import Follower, link_of
+from edge_agent.infer.follow import Follower, Subscription, link_of
 from export import bundle, verify
 from export.verify import Array
 from federated.data import catalogue
@@ -92,7 +92,7 @@ class Listener(threading.Thread):
         super().__init__(daemon=True)
         self.name, self.versions, self.stop = name, list[str](), threading.Event()
         self._link = link_of(broker, RUN, name)
-        self._follower = Follower(self._link, RUN, name, None, store)
+        self._follower = Follower(self._link, Subscription(RUN, name, None, store))
 
     def run(self) -> None:
         while not self.stop.is_set():

@@ -491,9 +491,10 @@ def export(
     `coordinator release` brings them to the agents.
     """
     with plainly("export"):
-        from coordinator.release.export_run import export_run
+        from coordinator.release.export_run import ExportRequest, export_run
 
-        result = export_run(run, out, wanted, inputs, runs, say=speaker(form), int8=int8)
+        request = ExportRequest(run, runs, out, wanted, inputs, int8)
+        result = export_run(request, speaker(form))
         if form == "json":
             click.echo(json.dumps(result))
 

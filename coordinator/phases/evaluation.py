@@ -13,7 +13,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -30,6 +29,7 @@ from coordinator.round.round import Agent
 from coordinator.round.round_events import PhaseBegan
 from coordinator.round.rules import typical
 from coordinator.round.task_state import Planned
+from federated.data.dataset import Dataset
 from federated.device.torch_tasks import evaluate as evaluate_locally
 from federated.errors import ExportError
 from federated.method import Method, State
@@ -38,9 +38,6 @@ from models.cost import cost
 from models.families.catalogue import build, shapes, statistics
 from models.layers.batch_norm import calibrate
 from models.submodel import Network, Submodel
-
-if TYPE_CHECKING:
-    from federated.data.dataset import Dataset
 
 __all__ = ["Evaluator", "assemble", "without_statistics"]
 

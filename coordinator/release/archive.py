@@ -32,7 +32,7 @@ class Archive:
 
     def __init__(self, runs: Path, run: str) -> None:
         """Raises StoreError where the folder cannot be made."""
-        self.run, self.folder = run, runs / run / "releases"
+        self.runs, self.run, self.folder = runs, run, runs / run / "releases"
         try:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:

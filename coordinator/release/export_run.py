@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from coordinator.phases.evaluation import assemble
 from coordinator.settings.config import Config, load
 from coordinator.store.store import Store
 from coordinator.store.training_counts import answering, of_run
-from export import bundle
+from export import bundle, bundle_writer
+from export.bundle_writer import Contents
 from export.verify import Array
 from federated.data import catalogue as data
 from federated.errors import ConfigError, DataError, ExportError, StoreError, Unknown
@@ -29,25 +31,37 @@ from federated.training.objective import pose
 from models.families.catalogue import initial, statistics
 from models.submodel import Network, Submodel
 
-__all__ = ["export_run", "write_release"]
+__all__ = ["ExportRequest", "export_run", "write_release"]
 
 # raw inputs, some to calibrate int8 on and the others to measure with: half a point is 5 of them
 EXAMPLES = 128 + 1024
 
 
-def export_run(
-    run: str,
-    out: Path,
-    wanted: Sequence[str],
-    inputs: Path | None,
-    runs: Path,
-    say: Say,
-    *,
-    int8: bool = True,
-) -> dict[str, Any]:
-    """What `coordinator export` does; its result as plain values. Raises StoreError, ExportError,
-    Unknown, DataError, MissingExtra.
+@dataclass(frozen=True)
+class ExportRequest:
+    """What to export, and where to.
+
+    run: name of the stored run.
+    runs: folder of all runs.
+    out: folder to write the release into.
+    submodels: names of the submodels to export; empty exports all that are ready.
+    inputs: file of raw examples to measure with, if the run's data are not here.
+    int8: whether to try int8 graphs.
     """
+
+    run: str
+    runs: Path
+    out: Path
+    submodels: Sequence[str] = ()
+    inputs: Path | None = None
+    int8: bool = True
+
+
+def export_run(request: ExportRequest, say: Say) -> dict[str, Any]:
+    """Export a run and report the measurements, as `coordinator export` does; return the manifest
+    as plain values. Raises StoreError, ExportError, Unknown, DataError, MissingExtra.
+    """
+    run, out = request.run, request.out
 
     def told(entry: bundle.Entry) -> None:
         say(f"{entry.label}: {entry.parameters:,} parameters, {entry.macs:,} multiply-adds")
@@ -57,7 +71,7 @@ def export_run(
         ]:
             say(f"  {line}")
 
-    made, _ = write_release(run, out, wanted, inputs, runs, int8=int8, told=told)
+    made, _ = write_release(request, told)
     beside = "" if made.labelled else "; without labels, so that no accuracy is known"
     say(f"measured on {made.examples} real examples that were not used to calibrate{beside}")
     first = bundle.usable(made)[0]
@@ -89,21 +103,13 @@ def _told(entry: bundle.Entry, variant: bundle.Variant) -> str:
 
 
 def write_release(
-    run: str,
-    out: Path,
-    wanted: Sequence[str],
-    inputs: Path | None,
-    runs: Path,
-    *,
-    int8: bool = True,
-    told: Callable[[bundle.Entry], None] | None = None,
+    request: ExportRequest, on_entry: Callable[[bundle.Entry], None] | None = None
 ) -> tuple[bundle.Bundle, dict[str, str]]:
-    """Exports a run's last state into a folder; the bundle, and which submodel each agent is to
-    answer with.
-
-    told: hears of each submodel that is done.
+    """Export a run's last state into a folder; return the bundle, and the submodel that each agent
+    is to answer with. on_entry: called with each finished submodel.
     """
-    store = Store.open(runs, run, read_only=True)
+    run, out = request.run, request.out
+    store = Store.open(request.runs, run, read_only=True)
     try:
         facts, last = store.read_facts(), store.last()
         config = load(None, {}, (), base=facts.config)
@@ -121,28 +127,27 @@ def write_release(
     state = State(last.round, last.tensors, state.settings, last.fleet)
     nets = {
         submodel: assemble(state, method, submodel)
-        for submodel in chosen(run, method, state, facts.menu, wanted)
+        for submodel in chosen(run, method, state, facts.menu, request.submodels)
     }
     first = next(iter(nets))
-    x, truth = examples(config, inputs, first.network, method.recipe(state, first).hide)
+    x, truth = examples(config, request.inputs, first.network, method.recipe(state, first).hide)
     about = {
         "method": method.name,
         "data": "of the agents" if config.data.name == AGENTS else config.data.name,
         "model": config.model.name,
     }
+    contents = Contents(
+        run,
+        last.round,
+        nets,
+        x,
+        truth,
+        int8=request.int8,
+        about=about,
+        trained=known.updates,
+    )
     try:
-        made = bundle.write(
-            out,
-            run,
-            last.round,
-            nets,
-            x,
-            truth,
-            int8=int8,
-            about=about,
-            trained=known.updates,
-            told=told,
-        )
+        made = bundle_writer.write(out, contents, on_entry)
     except OSError as error:
         raise ExportError(f"{out}: cannot be written: {error.strerror or error}") from error
     return made, wants

@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from coordinator.access.gate import shown
 from coordinator.release import canary
 from coordinator.release import history as releases
 from coordinator.release.archive import Archive
-from coordinator.release.export_run import write_release
+from coordinator.release.export_run import ExportRequest, write_release
 from coordinator.release.history import History, Item
 from coordinator.release.reports import told
 from coordinator.store.store import Store
@@ -68,36 +68,24 @@ def release_run(wish: Wish, runs: Path, say: Say) -> dict[str, Any]:
         return told(archive.read(), Published(servings=releases.latest(archive.read())), say)
     link = open_link(shown(wish.broker), f"release-{wish.run}-{secrets.token_hex(3)}")
     try:
-        return Rollout(link, archive, runs, trained, rounds, say).follow(wish)
+        return Rollout(link, archive, trained, rounds, say).follow(wish)
     finally:
         link.close()
 
 
 class Rollout:
-    """One run's releases at one broker. trained: the submodel that each agent is to answer with;
-    rounds: that the run has finished.
-    """
+    """One run's releases at one broker."""
 
     def __init__(
-        self,
-        link: Link,
-        archive: Archive,
-        runs: Path,
-        trained: Mapping[str, str],
-        rounds: int,
-        say: Say,
-        clock: Callable[[], float] = time.monotonic,
+        self, link: Link, archive: Archive, trained: Mapping[str, str], rounds: int, say: Say
     ) -> None:
-        self._link, self._archive, self._runs, self._trained, self._rounds = (
-            link,
-            archive,
-            runs,
-            trained,
-            rounds,
-        )
-        self._say, self._clock = say, clock
+        """trained: the submodel that each agent is to answer with; rounds: how many the run has
+        finished.
+        """
+        self._link, self._archive, self._say = link, archive, say
+        self._trained, self._rounds = trained, rounds
         self.run = archive.run
-        self.seen = published(link, self.run, clock)
+        self.seen = published(link, self.run, time.monotonic)
 
     def follow(self, wish: Wish) -> dict[str, Any]:
         """Does what is asked."""
@@ -273,7 +261,8 @@ class Rollout:
         partial = self._archive.folder / f"export.{secrets.token_hex(3)}.part"
         self._say(f"exporting round {self._rounds} of run '{self.run}', compared with PyTorch")
         try:
-            write_release(self.run, partial, (), wish.inputs, self._runs, told=self._exported)
+            request = ExportRequest(self.run, self._archive.runs, partial, inputs=wish.inputs)
+            write_release(request, self._exported)
             return self._archive.take(partial)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -309,16 +298,16 @@ class Rollout:
         }
         if sent:
             self._say(f"published {sum(one.size for one in sent.values()) / 1e6:.2f} MB")
-        confirm(self._link, self.seen, card, self._clock)
+        confirm(self._link, self.seen, card, time.monotonic)
 
     def _await(self, agents: tuple[str, ...], seconds: float) -> None:
         """Hears agents until all have said something of the newest version, or time is up."""
         history = self._archive.read()
-        name, until = history.canary or history.stable, self._clock() + seconds
+        name, until = history.canary or history.stable, time.monotonic() + seconds
         self._say(f"waiting up to {seconds:g} s for {', '.join(agents) or 'agents'}")
         while (
             len(canary.said(agents, name, self.seen.servings)) < len(agents)
-            and self._clock() < until
+            and time.monotonic() < until
         ):
             delivery = self._link.receive(LOOK)
             if delivery is not None:

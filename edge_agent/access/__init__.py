@@ -1,1 +1,1 @@
-"""The credentials of a device: enrolment, certificates, and the name it goes by."""
+"""The credentials of a device: certificates, its name, and its HTTP address and token."""

@@ -13,16 +13,14 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from export.bundle import Kind
 from federated.errors import ConfigError, ExportError, Unknown, UsageError
 from models.submodel import Network, Submodel
-
-if TYPE_CHECKING:
-    from export.bundle import Kind
 
 __all__ = [
     "INT8",

@@ -17,7 +17,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from edge_agent.finetune.personal_release import check_target, write
+from edge_agent.finetune.personal_release import (
+    check_target,
+    weights_path,
+    write_release,
+    write_weights,
+)
 from edge_agent.infer.session import released
 from export import bundle
 from export.bundle import Bundle, Entry
@@ -140,12 +145,15 @@ def adapt(request: Request, folder: Path, name: str, data: Dataset, say: Say) ->
         importlib.util.find_spec("onnx") is not None
         and importlib.util.find_spec("onnxscript") is not None
     )
-    weights = write(request.out, made, submodel, net, data, recipe.hide, whole=whole)
-    if not whole:
+    if whole:
+        write_release(request.out, made, submodel, net, data, recipe.hide)
+    else:
+        write_weights(request.out, submodel, net)
         say(
-            "only the weights are written: pip install 'espalier[export]' to make of "
-            "them what `edge-agent infer` serves"
+            "only the weights are written: pip install 'espalier[export]' to write graphs that "
+            "`edge-agent infer` serves"
         )
+    weights = weights_path(request.out, submodel)
     return Adapted(*facts, "personal", str(request.out) if whole else "", str(weights))
 
 

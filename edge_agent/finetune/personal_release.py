@@ -5,6 +5,8 @@ nothing else is touched.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -12,8 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from export import bundle, modelcard
+from export import bundle, bundle_writer, modelcard
 from export.bundle import Bundle
+from export.bundle_writer import Contents
 from export.verify import Array
 from federated.data.dataset import Dataset
 from federated.errors import ExportError, StoreError, UsageError
@@ -21,7 +24,7 @@ from federated.training.objective import pose
 from federated.wire import tensors
 from models.submodel import Network, Submodel
 
-__all__ = ["check_target", "write"]
+__all__ = ["check_target", "weights_path", "write_release", "write_weights"]
 
 # of this device's own at most that the adapted graphs are compared on, and as many to calibrate
 # int8
@@ -57,74 +60,67 @@ def _ours(out: Path) -> bool:
     }
 
 
-def write(
-    out: Path,
-    made: Bundle,
-    submodel: Submodel,
-    net: nn.Module,
-    data: Dataset,
-    hide: float,
-    *,
-    whole: bool,
-) -> Path:
-    """Writes a release of this device's own beside `out`, and puts it there when all of it is
-    whole; where its weights lie. Raises StoreError.
+def write_release(
+    out: Path, origin: Bundle, submodel: Submodel, net: nn.Module, data: Dataset, hide: float
+) -> None:
+    """Write a release with the adapted network. origin: the release it was adapted from; hide:
+    share of the tokens to hide. Raises ExportError, StoreError.
+    """
+    x, truth = _asked(submodel.network, data.x_held[:EXAMPLES], data.y_held[:EXAMPLES], hide)
+    if len(x) == 1:  # the exporter needs two
+        x, truth = np.concatenate([x, x]), np.concatenate([truth, truth])
+    contents = Contents(
+        origin.run,
+        origin.round,
+        {submodel: net},
+        x,
+        truth,
+        calibration=_asked(submodel.network, data.x[:EXAMPLES], data.y[:EXAMPLES], hide)[0],
+        classes=origin.classes,
+        about={PERSONAL: "adapted on a device to its own data", "data": data.name},
+    )
+    with _replacing(out) as folder:
+        bundle_writer.write(folder, contents)
+
+
+def write_weights(out: Path, submodel: Submodel, net: nn.Module) -> None:
+    """Write the weights of the adapted network alone, where the exporter is not installed. Raises
+    StoreError.
+    """
+    state = {name: value for name, value in net.state_dict().items() if value.is_floating_point()}
+    with _replacing(out) as folder:
+        weights_path(folder, submodel).write_bytes(
+            tensors.encode(msgspec.to_builtins(submodel), state)
+        )
+
+
+def weights_path(out: Path, submodel: Submodel) -> Path:
+    """The file of a submodel's weights."""
+    return out / f"{submodel.name}.tensors"
+
+
+@contextmanager
+def _replacing(out: Path) -> Iterator[Path]:
+    """Give a new folder beside `out`, and put it in the place of `out` when it is complete. Raises
+    StoreError.
     """
     final = out.resolve()
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{final.name}.", dir=final.parent) as aside:
-            part, old = Path(aside, "new"), Path(aside, "old")
-            part.mkdir()
-            _fill(part, made, submodel, net, data, hide, whole=whole)
+            new, old = Path(aside, "new"), Path(aside, "old")
+            new.mkdir()
+            yield new
             if final.exists():
                 final.replace(old)
             try:
-                part.replace(final)
+                new.replace(final)
             except OSError:
                 if old.exists():
                     old.replace(final)
                 raise
     except OSError as error:
         raise StoreError(f"{out}: cannot be written: {error.strerror or error}") from error
-    return out / f"{submodel.name}.tensors"
-
-
-def _fill(
-    part: Path,
-    made: Bundle,
-    submodel: Submodel,
-    net: nn.Module,
-    data: Dataset,
-    hide: float,
-    *,
-    whole: bool,
-) -> None:
-    """The files of a release of this device's own, or its weights alone."""
-    if whole:
-        x, truth = _asked(submodel.network, data.x_held[:EXAMPLES], data.y_held[:EXAMPLES], hide)
-        few = x if len(x) > 1 else np.concatenate([x, x])
-        about = {PERSONAL: "adapted on a device to its own data", "data": data.name}
-        owns = _asked(submodel.network, data.x[:EXAMPLES], data.y[:EXAMPLES], hide)[0]
-        truth = truth if len(x) > 1 else np.concatenate([truth, truth])
-        bundle.write(
-            part,
-            made.run,
-            made.round,
-            {submodel: net},
-            few,
-            truth,
-            calibration=owns,
-            classes=made.classes,
-            about=about,
-        )
-    else:
-        state = {
-            name: value for name, value in net.state_dict().items() if value.is_floating_point()
-        }
-        (part / f"{submodel.name}.tensors").write_bytes(
-            tensors.encode(msgspec.to_builtins(submodel), state)
-        )
 
 
 def _asked(network: Network, x: Array, y: Array, hide: float) -> tuple[Array, Array]:

@@ -12,17 +12,9 @@ from pathlib import Path
 
 from edge_agent.infer import remembered
 from edge_agent.infer.answers import Answer, answer
-from edge_agent.infer.graph_choice import (
-    CPU,
-    Choice,
-    Held,
-    Trial,
-    choose,
-    gauge,
-    own_sample,
-    thread_counts,
-)
+from edge_agent.infer.graph_choice import Choice, choose, own_sample, thread_counts
 from edge_agent.infer.inputs import shaped
+from edge_agent.infer.trial import CPU, Held, Trial, gauge
 from export.bundle import version as version_of
 from export.verify import Array, Session, load, sha256
 from federated.errors import DataError, EspalierError, ExportError, StoreError

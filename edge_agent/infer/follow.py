@@ -10,7 +10,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edge_agent.infer.arrival import Arriving, folder_of, target, within
@@ -23,7 +23,7 @@ from federated.wire.link import Link, Will
 from federated.wire.links.catalogue import open_link
 from federated.wire.release_files import Release, Serving, Version
 
-__all__ = ["Arrival", "Follower", "link_of", "will"]
+__all__ = ["Arrival", "Follower", "Subscription", "link_of", "will"]
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,31 @@ KEPT = 2
 
 
 @dataclass(frozen=True)
+class Subscription:
+    """Which releases an agent follows.
+
+    run: None if the broker has releases of one run only.
+    name: the agent's.
+    submodel: None for the one that the release assigns to the agent.
+    store: versions are kept in store/RUN/VERSION.
+    session: of the agent's process, for its reports.
+    """
+
+    run: str | None
+    name: str
+    submodel: str | None
+    store: Path
+    session: str = field(default_factory=lambda: f"s{os.getpid()}")
+
+
+@dataclass(frozen=True)
 class Arrival:
-    """A version for this agent, whole and with the right digests, in `folder`; canary: it has it
-    before others do.
+    """A version for this agent that arrived complete, with the right digests.
+
+    version: its name.
+    folder: where it is.
+    submodel: the one to answer with.
+    canary: whether this agent gets it before others do.
     """
 
     version: str
@@ -58,48 +80,34 @@ def link_of(broker: str, run: str | None, name: str) -> Link:
 
 
 class Follower:
-    """Follows a run's releases in behalf of one agent; each version that is meant for it arrives
-    once. Not thread-safe.
+    """Follows a run's releases for one agent; each version that is meant for it arrives once. Not
+    thread-safe.
 
-    The first arrival is the present version, also where the store has it already: compare it with
-    what is in use. A canary that is taken back makes the stable version arrive again. `run` is
-    known once a card was heard.
+    The first arrival is the present version, even if the store has it already: compare it with
+    the version in use. A canary that is taken back makes the stable version arrive again. `run` is
+    known once a card was received.
     """
 
     def __init__(
         self,
         link: Link,
-        run: str | None,
-        name: str,
-        submodel: str | None,
-        store: Path,
+        wanted: Subscription,
         *,
-        session: str = "",
         other: Callable[[Delivery], None] = lambda delivery: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """run: None where the broker has releases of one run only. submodel: None for the agent's
-        own.
-
-        store: versions lie in store/RUN/VERSION. session: of the agent's process. other: gets the
-        link's deliveries that are not about releases.
-        """
-        self.run, self.name = run, name
-        self._link, self._submodel, self._store, self._other, self._clock = (
-            link,
-            submodel,
-            store,
-            other,
-            clock,
-        )
-        self._serving = Serving(name, session or f"s{os.getpid()}")
+        """other: gets the link's deliveries that are not about releases."""
+        self.run, self.name = wanted.run, wanted.name
+        self._submodel, self._store = wanted.submodel, wanted.store
+        self._link, self._other, self._clock = link, other, clock
+        self._serving = Serving(wanted.name, wanted.session)
         self._reported = False
         self._cards: dict[str, Release] = {}
         self._quiet = float("inf")  # when, with a run to be guessed, all cards are here
         self._wanted: tuple[Version, str, bool] | None = None
         self._arriving: Arriving | None = None
         self._again = float("inf")  # when what failed is tried again
-        self._pattern = topics.release_card(run or "+")
+        self._pattern = topics.release_card(wanted.run or "+")
         link.subscribe(self._pattern)
 
     def turn(self, timeout: float) -> Arrival | None:

@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edge_agent.infer.address import Address
+from edge_agent.access.http_address import Address
 from edge_agent.infer.engine import Engine
 from edge_agent.infer.inputs import unpacked
 from edge_agent.infer.replies import MOST, about, inputs_of, reply

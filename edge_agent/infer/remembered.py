@@ -22,7 +22,8 @@ import numpy as np
 
 from edge_agent.device.limits import Limits
 from edge_agent.device.measurement_cache import folder, surroundings
-from edge_agent.infer.graph_choice import Choice, Held, providers
+from edge_agent.infer.graph_choice import Choice, providers
+from edge_agent.infer.trial import Held
 from federated.errors import ExportError, StoreError
 from federated.runtime import files
 

@@ -17,10 +17,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_agent.infer.address import Address
+from edge_agent.access.http_address import Address
 from edge_agent.infer.arrival import within
 from edge_agent.infer.engine import Counts, Engine
-from edge_agent.infer.follow import Arrival, Follower, link_of
+from edge_agent.infer.follow import Arrival, Follower, Subscription, link_of
 from edge_agent.infer.graph_choice import Choice
 from edge_agent.infer.mqtt_questions import Questions
 from edge_agent.infer.replies import state
@@ -108,16 +108,49 @@ class _Adopter:
                 )
 
 
+@dataclass(frozen=True)
+class _Service:
+    """What the loop that follows releases uses.
+
+    plan: what to serve, and where.
+    engine: answers the questions.
+    adopter: takes up new versions.
+    refusal: the last version that was refused.
+    stop: ends the service.
+    say: tells the user.
+    manager: the service manager, which hears that the loop is alive.
+    session: names this process in reports.
+    """
+
+    plan: Plan
+    engine: Engine
+    adopter: _Adopter
+    refusal: _Refusal
+    stop: threading.Event
+    say: Say
+    manager: Manager
+    session: str
+
+    def report(self) -> Serving:
+        """What this agent reports of what it serves."""
+        refused = self.refusal
+        return serving(self.engine, self.plan.name, self.session, refused.version, refused.reason)
+
+    def summarise(self) -> str:
+        """One line for the service manager."""
+        return _summary(self.engine)
+
+
 def serve(
     plan: Plan, engine: Engine, stop: threading.Event, say: Say, connect: Connect | None = None
 ) -> Counts:
-    """Answers until `stop` is set; what became of the questions. connect: makes the link, for
-    `plan.broker` by default.
+    """Answer questions until `stop` is set; return how many were answered, and how many failed.
+    connect: makes the link, to `plan.broker` by default.
 
-    A service manager hears that it is ready once it can be asked, and that it is alive from the
-    loop that follows releases.
+    The service manager hears that the agent is ready once it can be asked, and that it is alive
+    from the loop that follows releases.
 
-    Raises LinkError and FleetError where there is neither a broker nor anything to serve without;
+    Raises LinkError and FleetError if there is no broker and nothing to serve without one;
     UsageError, ConfigError.
     """
     refusal = _Refusal()
@@ -139,17 +172,9 @@ def serve(
             say(f"listening at {server.url}: POST /infer, GET /health, GET /release")
         manager.ready(_summary(engine))
         if plan.broker:
-            adopter = _Adopter(engine)
-            _stay(
-                plan,
-                engine,
-                adopter,
-                refusal,
-                stop,
-                say,
-                connect or (lambda: link_of(plan.broker, plan.run, plan.name)),
-                manager,
-            )
+            session = f"s{secrets.token_hex(6)}"
+            service = _Service(plan, engine, _Adopter(engine), refusal, stop, say, manager, session)
+            _stay(service, connect or (lambda: link_of(plan.broker, plan.run, plan.name)))
         while not stop.wait(TURN):
             manager.alive(lambda: _summary(engine))
     return engine.counts
@@ -201,78 +226,54 @@ def _resume(engine: Engine, say: Say) -> None:
         say(f"goes on with {_told(choice)}")
 
 
-def _stay(
-    plan: Plan,
-    engine: Engine,
-    adopter: _Adopter,
-    refusal: _Refusal,
-    stop: threading.Event,
-    say: Say,
-    connect: Connect,
-    manager: Manager,
-) -> None:
-    """Follows releases; where the broker is gone, serves what there is, and comes back."""
-    session = f"s{secrets.token_hex(6)}"
+def _stay(service: _Service, connect: Connect) -> None:
+    """Follow releases until `stop` is set. If the broker is gone, reconnect and serve meanwhile."""
+    engine, stop = service.engine, service.stop
     while not stop.is_set():
         try:
             link = connect()
             try:
-                _follow(plan, engine, adopter, refusal, stop, say, link, session, manager)
+                _follow(service, link)
             finally:
                 link.close()
         except (LinkError, FleetError) as error:
             if engine.choice is None:
                 raise
-            say(
+            service.say(
                 f"{error}; goes on with version {engine.choice.version}, and tries "
                 f"again in {RETRY:.0f} s"
             )
             until = time.monotonic() + RETRY
             while time.monotonic() < until and not stop.wait(TURN):
-                manager.alive(lambda: f"no broker; {_summary(engine)}")
+                service.manager.alive(lambda: f"no broker; {service.summarise()}")
 
 
-def _follow(
-    plan: Plan,
-    engine: Engine,
-    adopter: _Adopter,
-    refusal: _Refusal,
-    stop: threading.Event,
-    say: Say,
-    link: Link,
-    session: str,
-    manager: Manager,
-) -> None:
-    """Hears the broker until `stop` is set. Raises LinkError, FleetError."""
+def _follow(service: _Service, link: Link) -> None:
+    """Follow releases and answer questions over a link until `stop` is set. Raises LinkError,
+    FleetError.
+    """
+    plan = service.plan
     questions: Questions | None = None
 
     def other(delivery: Delivery) -> None:
         if questions is not None:
             questions.hear(delivery)
 
-    follower = Follower(
-        link, plan.run, plan.name, plan.submodel, plan.store, session=session, other=other
-    )
-    told, at = (
-        serving(engine, plan.name, session, refusal.version, refusal.reason),
-        time.monotonic(),
-    )
-    if engine.choice is not None:
+    wanted = Subscription(plan.run, plan.name, plan.submodel, plan.store, service.session)
+    follower = Follower(link, wanted, other=other)
+    told, at = service.report(), time.monotonic()
+    if service.engine.choice is not None:
         follower.report(told)
     try:
-        while not stop.is_set():
-            manager.alive(lambda: _summary(engine))
+        while not service.stop.is_set():
+            service.manager.alive(service.summarise)
             arrival = follower.turn(TURN)
             if plan.mqtt and questions is None and follower.run is not None:
-                questions = Questions(link, follower.run, plan.name, engine)
-                asked, answered = (
-                    of(follower.run, plan.name, "ID") for of in (topics.ask, topics.answer)
-                )
-                say(f"answers at the broker: publish to {asked}, hear {answered} (ID: any word)")
+                questions = _open_questions(service, link, follower.run)
             if arrival is not None:
-                adopter.take(arrival)
-            news = _news(adopter, refusal, plan.store, say)
-            now = serving(engine, plan.name, session, refusal.version, refusal.reason)
+                service.adopter.take(arrival)
+            news = _news(service)
+            now = service.report()
             if news or (now != told and time.monotonic() - at >= TELL):
                 follower.report(now)
                 told, at = now, time.monotonic()
@@ -282,19 +283,29 @@ def _follow(
     follower.close()
 
 
-def _news(adopter: _Adopter, refusal: _Refusal, store: Path, say: Say) -> bool:
-    """Whether something became of an arrival; notes it, and tells people."""
+def _open_questions(service: _Service, link: Link, run: str) -> Questions:
+    """Answer questions at the broker from now on."""
+    name = service.plan.name
+    asked, answered = topics.ask(run, name, "ID"), topics.answer(run, name, "ID")
+    questions = Questions(link, run, name, service.engine)
+    service.say(f"answers at the broker: publish to {asked}, hear {answered} (ID: any word)")
+    return questions
+
+
+def _news(service: _Service) -> bool:
+    """Whether an arrival was taken up or refused since the last call; tell the user of it."""
     try:
-        arrival, found = adopter.done.get_nowait()
+        arrival, found = service.adopter.done.get_nowait()
     except queue.Empty:
         return False
-    what = "canary " if arrival.canary else ""
+    refusal, what = service.refusal, "canary " if arrival.canary else ""
     if isinstance(found, Choice):
         refusal.version, refusal.reason = "", ""
-        say(f"answers with {what}{_told(found)}")
+        service.say(f"answers with {what}{_told(found)}")
     else:
-        refusal.version, refusal.reason = arrival.version, within(store, str(found))
-        say(f"{what}version {arrival.version} is not taken up: {found}")
+        refusal.version = arrival.version
+        refusal.reason = within(service.plan.store, str(found))
+        service.say(f"{what}version {arrival.version} is not taken up: {found}")
     return True
 
 

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edge_agent.infer.address import listening, token_of
+from edge_agent.access.http_address import listening, token_of
 from edge_agent.infer.answers import told
 from edge_agent.infer.engine import Engine
-from edge_agent.infer.graph_choice import Held, table
+from edge_agent.infer.graph_choice import table
 from edge_agent.infer.inputs import listed, read
 from edge_agent.infer.replies import about
+from edge_agent.infer.trial import Held
 from export import bundle
 from federated.errors import MissingExtra, UsageError
 from federated.runtime.console import Say

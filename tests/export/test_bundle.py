@@ -18,7 +18,8 @@ pytest.importorskip("onnx")
 
 import torch
 
-from export import bundle, graph, verify
+from export import bundle, bundle_writer, graph, verify
+from export.bundle_writer import Contents
 from federated.errors import ExportError, Unknown
 from models.cost import cost
 from models.families import catalogue
@@ -36,7 +37,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
         submodel: catalogue.build(submodel)
         for submodel in reversed(catalogue.menu(NETWORK, [0.125, 0.25], [1]))
     }
-    bundle.write(folder, "spring", 7, nets, X, Y, about={"method": "fedavg"})
+    bundle_writer.write(folder, Contents("spring", 7, nets, X, Y, about={"method": "fedavg"}))
     return folder
 
 
@@ -136,9 +137,8 @@ def test_the_weights_build_the_network_again(release: Path) -> None:
 
 def test_without_labels_graphs_are_held_against_pytorch(tmp_path: Path) -> None:
     submodel = catalogue.menu(NETWORK, [0.125], [1])[0]
-    made = bundle.write(
-        tmp_path, "spring", 7, {submodel: catalogue.build(submodel)}, X[:12], calibration=X[12:]
-    )
+    nets = {submodel: catalogue.build(submodel)}
+    made = bundle_writer.write(tmp_path, Contents("spring", 7, nets, X[:12], calibration=X[12:]))
     assert (made.calibrated, made.examples, made.labelled) == (12, 12, False)
     session = verify.load(tmp_path / made.submodels[0].variants[1].file.name)
     net = verify.load(tmp_path / made.submodels[0].variants[0].file.name)
@@ -153,9 +153,8 @@ def test_int8_without_examples_to_calibrate_on_is_absent_and_float32_is_there(
     int8: bool, absent: int, tmp_path: Path
 ) -> None:
     submodel = catalogue.menu(NETWORK, [0.125], [1])[0]
-    made = bundle.write(
-        tmp_path, "spring", 7, {submodel: catalogue.build(submodel)}, X[:5], int8=int8
-    )
+    nets = {submodel: catalogue.build(submodel)}
+    made = bundle_writer.write(tmp_path, Contents("spring", 7, nets, X[:5], int8=int8))
     entry = bundle.read(tmp_path).submodels[0]
     assert ([variant.kind for variant in entry.variants], len(entry.absent)) == (["fp32"], absent)
     assert all(
@@ -201,8 +200,9 @@ def test_a_graph_that_disagrees_with_its_network_is_not_released(
     monkeypatch.setattr(
         graph, "predict", lambda net, network, x: honest(net, network, x) + np.float32(0.01)
     )
+    nets = {submodel: catalogue.build(submodel)}
     with pytest.raises(ExportError, match=r"found a difference of 0\.0"):
-        bundle.write(tmp_path, "spring", 7, {submodel: catalogue.build(submodel)}, X)
+        bundle_writer.write(tmp_path, Contents("spring", 7, nets, X))
     assert not (tmp_path / "manifest.json").exists()
 
 
@@ -270,4 +270,4 @@ def test_submodels_of_different_answers_are_no_release(tmp_path: Path) -> None:
         for network in (NETWORK, other)
     }
     with pytest.raises(ExportError, match="the same inputs, objective and outputs, found"):
-        bundle.write(tmp_path, "spring", 7, nets, X)
+        bundle_writer.write(tmp_path, Contents("spring", 7, nets, X))

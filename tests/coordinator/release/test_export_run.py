@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.release.export_run import export_run, write_release
+from coordinator.release.export_run import ExportRequest, export_run, write_release
 from federated.data.catalogue import central
 from federated.errors import DataError, ExportError
 from tests.support.federation import RUN, Member, digits, federate
@@ -37,7 +37,9 @@ def trained(folder: Path, *pins: str, **given: Any) -> dict[str, str]:
         members,
         {**QUICK, "assign.submodels": {f"a{i}": pin for i, pin in enumerate(pins)}, **named},
     )
-    made, assignment = write_release(RUN, folder / "out", (), None, folder / "runs", int8=False)
+    made, assignment = write_release(
+        ExportRequest(RUN, folder / "runs", folder / "out", int8=False)
+    )
     released = {entry.submodel for entry in made.submodels}
     assert len(released) == len(made.submodels)
     assert all(entry.variants[0].max_abs_diff < 1e-4 for entry in made.submodels)
@@ -114,7 +116,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_export_tells_each_graphs_size_and_accuracy(run: Path) -> None:
     said: list[str] = []
-    found = export_run(RUN, run / "told", ("w1-d2.2.2",), None, run / "runs", said.append)
+    found = export_run(ExportRequest(RUN, run / "runs", run / "told", ("w1-d2.2.2",)), said.append)
     entry = found["submodels"][0]
     assert [variant["kind"] for variant in entry["variants"]] == ["fp32", "int8-u8s8", "int8-s8s8"]
     assert (found["calibrated"], found["examples"], found["labelled"]) == (128, 231, True)
@@ -145,7 +147,8 @@ def test_a_file_of_inputs_may_come_with_answers_or_without(run: Path) -> None:
     for name, labelled in (("blind", False), ("seeing", True)):
         said: list[str] = []
         found = export_run(
-            RUN, run / name, ("w1-d2.2.2",), run / f"{name}.npz", run / "runs", said.append
+            ExportRequest(RUN, run / "runs", run / name, ("w1-d2.2.2",), run / f"{name}.npz"),
+            said.append,
         )
         assert (found["calibrated"], found["examples"], found["labelled"]) == (20, 20, labelled)
         assert all(
@@ -175,7 +178,12 @@ def test_inputs_that_do_not_fit_are_refused(
 ) -> None:
     np.savez(tmp_path / "odd.npz", **arrays)
     with pytest.raises(DataError, match=message):
-        export_run(RUN, tmp_path / "out", ("w1-d2.2.2",), tmp_path / "odd.npz", run / "runs", str)
+        export_run(
+            ExportRequest(
+                RUN, run / "runs", tmp_path / "out", ("w1-d2.2.2",), tmp_path / "odd.npz"
+            ),
+            str,
+        )
 
 
 def test_layers_that_stay_on_devices_are_named(tmp_path: Path) -> None:

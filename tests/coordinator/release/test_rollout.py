@@ -15,7 +15,7 @@ import pytest
 from coordinator.release import canary
 from coordinator.release.archive import Archive
 from coordinator.release.rollout import Rollout, Wish, release_run
-from edge_agent.infer.follow import Follower
+from edge_agent.infer.follow import Follower, Subscription
 from export import bundle
 from federated.errors import ExportError, FleetError, LinkError, StoreError, Unknown, UsageError
 from federated.wire import envelope, topics
@@ -44,7 +44,7 @@ class Device:
 
     def live(self) -> None:
         try:
-            follower = Follower(self.link, "spring", self.name, None, self.store)
+            follower = Follower(self.link, Subscription("spring", self.name, None, self.store))
             while not self.stop.is_set():
                 arrival = follower.turn(0.02)
                 if arrival is None:
@@ -90,7 +90,6 @@ class Fleet:
             rollout = Rollout(
                 link,
                 Archive(self.folder / "runs", "spring"),
-                self.folder / "runs",
                 TRAINED,
                 7,
                 self.lines.append,
@@ -297,7 +296,6 @@ def test_a_release_of_another_run_is_refused(fleet: Fleet) -> None:
     rollout = Rollout(
         link,
         Archive(fleet.folder / "runs", "autumn"),
-        fleet.folder / "runs",
         {},
         7,
         fleet.lines.append,
@@ -315,7 +313,6 @@ def test_nothing_to_promote_and_nobody_to_try_are_said(fleet: Fleet) -> None:
     rollout = Rollout(
         link,
         Archive(fleet.folder / "runs", "spring"),
-        fleet.folder / "runs",
         {},
         7,
         fleet.lines.append,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -33,16 +34,14 @@ def test_a_release_to_a_broker_that_stands_still_is_there_when_the_command_ends(
     with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as broker:
         link = open_link(broker.address, "coordinator")
         link.max_chunk = 1 << 10
-        rollout = Rollout(
-            link, Archive(tmp_path / "runs", "spring"), tmp_path / "runs", {}, 7, print
-        )
+        rollout = Rollout(link, Archive(tmp_path / "runs", "spring"), {}, 7, print)
         os.killpg(broker.pid, signal.SIGSTOP)
         threading.Timer(1.0, os.killpg, (broker.pid, signal.SIGCONT)).start()
         folder = toy(tmp_path / "made", bytes(20_000))
         rollout.follow(Wish("spring", "h", bundle=folder))
         link.close()
         other = open_link(broker.address, "other")
-        seen = published(other, "spring", rollout._clock)
+        seen = published(other, "spring", time.monotonic)
         other.close()
     name, files = (
         bundle.version(folder),
@@ -69,6 +68,6 @@ def test_a_broker_that_does_not_show_a_release_is_an_error(
         ),
         "coordinator",
     )
-    rollout = Rollout(link, Archive(tmp_path / "runs", "spring"), tmp_path / "runs", {}, 7, print)
+    rollout = Rollout(link, Archive(tmp_path / "runs", "spring"), {}, 7, print)
     with pytest.raises(LinkError, match="coordinator release spring publishes it again"):
         rollout.follow(Wish("spring", "h", bundle=toy(tmp_path / "made", b"1")))

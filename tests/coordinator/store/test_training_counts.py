@@ -17,7 +17,7 @@ from coordinator.cli.devices import text as overview_text
 from coordinator.cli.status import listed, listing_text, status
 from coordinator.cli.status import text as status_text
 from coordinator.release.archive import Archive
-from coordinator.release.export_run import export_run
+from coordinator.release.export_run import ExportRequest, export_run
 from coordinator.release.rollout import Rollout, Wish
 from coordinator.run.launch import report, show
 from coordinator.simulate.simulation import simulate
@@ -218,7 +218,9 @@ def test_an_export_marks_it_and_recommends_one_that_was_trained(
 ) -> None:
     pytest.importorskip("onnx")
     said: list[str] = []
-    made = export_run(RUN, tmp_path / "out", (), None, done[0] / "runs", said.append, int8=False)
+    made = export_run(
+        ExportRequest(RUN, done[0] / "runs", tmp_path / "out", int8=False), said.append
+    )
     assert [(one["submodel"], one["trained_updates"]) for one in made["submodels"]] == [
         (SMALL, 0),
         (WHOLE, 4),
@@ -239,7 +241,9 @@ def test_an_export_of_an_untrained_submodel_alone_has_no_other_to_recommend(
 ) -> None:
     pytest.importorskip("onnx")
     said: list[str] = []
-    export_run(RUN, tmp_path / "out", (SMALL,), None, done[0] / "runs", said.append, int8=False)
+    export_run(
+        ExportRequest(RUN, done[0] / "runs", tmp_path / "out", (SMALL,), int8=False), said.append
+    )
     assert any(f"{SMALL}.onnx" in line for line in said)
 
 
@@ -250,7 +254,6 @@ def test_a_release_marks_it(copied: Path) -> None:
     rollout = Rollout(
         link,
         Archive(copied / "runs", RUN),
-        copied / "runs",
         answering(opened(copied)),
         2,
         said.append,
@@ -321,7 +324,7 @@ def test_a_run_without_a_record_of_its_updates_has_no_marks_and_is_exported(copi
         database.execute("DELETE FROM updates")
     database.close()
     said: list[str] = []
-    made = export_run(RUN, copied / "out", (), None, copied / "runs", said.append, int8=False)
+    made = export_run(ExportRequest(RUN, copied / "runs", copied / "out", int8=False), said.append)
     assert [one["trained_updates"] for one in made["submodels"]] == [None, None]
     shown = [
         *said,

@@ -23,7 +23,8 @@ from edge_agent.finetune import finetune
 from edge_agent.finetune.finetune import Request, adapt, better, command, loaded
 from edge_agent.infer.session import Request as Asked
 from edge_agent.infer.session import command as infer
-from export import bundle
+from export import bundle, bundle_writer
+from export.bundle_writer import Contents
 from export.verify import load
 from federated.data import catalogue
 from federated.data.dataset import Dataset
@@ -61,8 +62,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     calibrate(net, data.x[:300], 32, 0)
     folder = tmp_path_factory.mktemp("made") / "release"
     names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-    bundle.write(
-        folder,
+    contents = Contents(
         "spring",
         7,
         {submodel: net.eval()},
@@ -71,6 +71,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
         int8=False,
         classes=names,
     )
+    bundle_writer.write(folder, contents)
     return folder
 
 
@@ -197,7 +198,7 @@ def test_a_second_time_replaces_the_first_and_a_failure_leaves_it(
         raise ExportError("the exporter failed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetune.bundle, "write", fail)
+        patch.setattr(bundle_writer, "write", fail)
         with pytest.raises(ExportError, match="the exporter failed"):
             run(asked(release, tmp_path, anyway=True))
     assert bundle.version(tmp_path / "mine") == first
@@ -340,14 +341,9 @@ def test_a_network_that_fills_in_hidden_words_learns_the_words_of_a_device(tmp_p
     submodel = families.full(families.network("transformer-small", (8,), 11, target="token"))
     assert submodel.network.objective == "masked"
     torch.manual_seed(0)
-    bundle.write(
-        tmp_path / "release",
-        "spring",
-        1,
-        {submodel: families.build(submodel).eval()},
-        data.x_held[:8],
-        int8=False,
-    )
+    nets = {submodel: families.build(submodel).eval()}
+    contents = Contents("spring", 1, nets, data.x_held[:8], int8=False)
+    bundle_writer.write(tmp_path / "release", contents)
     lines: list[str] = []
     request = Request("pi", tmp_path / "mine", "", model=tmp_path / "release", epochs=2, lr=0.05)
     found = adapt(request, tmp_path / "release", submodel.name, data, lines.append)

@@ -28,7 +28,7 @@ def release(folder: Path, number: int, **changes: object) -> Path:
 
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_agent.infer.graph_choice.SECONDS", 0.02)
+    monkeypatch.setattr("edge_agent.infer.trial.SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_what_was_measured_is_not_measured_again(
     folder = release(tmp_path, 1)
     first = Engine(store, threads=1).adopt(folder, NAME)
     monkeypatch.setattr(
-        "edge_agent.infer.graph_choice._timed", lambda *_: pytest.fail("it was timed again")
+        "edge_agent.infer.trial._timed", lambda *_: pytest.fail("it was timed again")
     )
     assert Engine(store, threads=1).adopt(folder, NAME) == first
     assert Engine(None, threads=1).adopt(folder, NAME) == first

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.infer.follow import Arrival, Follower
+from edge_agent.infer.follow import Arrival, Follower, Subscription
 from export import bundle
 from export.publish import announce, publish, version_of, withdraw
 from federated.errors import FleetError
@@ -56,11 +56,7 @@ def follower(
 ) -> Follower:
     return Follower(
         MemoryLink(broker, name),
-        run,
-        name,
-        submodel,
-        store,
-        session="s1",
+        Subscription(run, name, submodel, store, "s1"),
         clock=clock or time.monotonic,
     )
 
@@ -165,7 +161,7 @@ def test_after_a_restart_nothing_is_fetched_again(
     card(broker, make("1"))
     assert follower(broker, tmp_path).turn(9) is not None
     link = MemoryLink(broker, "pi")
-    assert Follower(link, "spring", "pi", None, tmp_path).turn(9) is not None
+    assert Follower(link, Subscription("spring", "pi", None, tmp_path)).turn(9) is not None
     assert link.received_bytes < 1024
 
 
@@ -259,7 +255,7 @@ def test_a_broker_that_lost_everything_hears_it_again(
     one = make("1")
     card(broker, one)
     link = MemoryLink(broker, "pi")
-    f = Follower(link, "spring", "pi", None, tmp_path)
+    f = Follower(link, Subscription("spring", "pi", None, tmp_path))
     assert f.turn(9) is not None
     serve(f, one.name)
     link.drop()
@@ -273,7 +269,9 @@ def test_what_is_not_about_releases_is_handed_on(broker: MemoryBroker, tmp_path:
     heard: list[str] = []
     link = MemoryLink(broker, "pi")
     f = Follower(
-        link, "spring", "pi", None, tmp_path, other=lambda delivery: heard.append(delivery.topic)
+        link,
+        Subscription("spring", "pi", None, tmp_path),
+        other=lambda delivery: heard.append(delivery.topic),
     )
     link.subscribe("questions")
     MemoryLink(broker, "asker").publish("questions", b"?")

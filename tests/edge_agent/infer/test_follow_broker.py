@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.infer.follow import Follower, link_of
+from edge_agent.infer.follow import Follower, Subscription, link_of
 from export.publish import announce, publish, version_of
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
@@ -23,7 +23,7 @@ def test_an_agent_that_vanishes_takes_its_report_with_it(broker: str, tmp_path: 
     announce(coordinator, Release("spring", version_of(folder, "spring", {"pi": "w1-d1"})))
     coordinator.subscribe(topics.serving("spring", "pi"))
     link = link_of(broker, "spring", "pi")
-    f = Follower(link, "spring", "pi", None, tmp_path / "store")
+    f = Follower(link, Subscription("spring", "pi", None, tmp_path / "store"))
     arrived = f.turn(20)
     assert arrived is not None
     f.report(

@@ -13,17 +13,16 @@ import numpy as np
 import pytest
 
 from edge_agent.infer import graph_choice as choosing
+from edge_agent.infer import trial
 from edge_agent.infer.graph_choice import (
-    CPU,
     Choice,
-    Trial,
     choose,
-    gauge,
     own_sample,
     providers,
     table,
     thread_counts,
 )
+from edge_agent.infer.trial import CPU, Trial, gauge
 from export import bundle
 from export.latency import Latency
 from export.verify import Session, load
@@ -49,7 +48,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
             seconds, seconds, seconds, seconds, seconds, 3 if seconds > 2 * fastest else 50
         )
 
-    monkeypatch.setattr(choosing, "_timed", timed)
+    monkeypatch.setattr(trial, "_timed", timed)
     return took
 
 
@@ -67,7 +66,7 @@ def test_of_ways_about_as_fast_the_first_with_the_fewest_threads_is_chosen(
     monkeypatch.setattr(choosing, "thread_counts", lambda threads: (1, 4))
     times = iter((0.00102, 0.00100, 0.00101, 0.00099))
     monkeypatch.setattr(
-        choosing, "_timed", lambda *_: (lambda s: Latency(s, s, s, s, s, 50))(next(times))
+        trial, "_timed", lambda *_: (lambda s: Latency(s, s, s, s, s, 50))(next(times))
     )
     _, found = choose(several(tmp_path), NAME, "v")
     assert (found.best.kind, found.best.threads) == ("fp32", 1)
@@ -83,7 +82,7 @@ def test_a_way_that_was_passed_over_may_be_the_best_of_those_about_as_fast_as_a_
         seconds = next(took)
         return Latency(seconds, seconds, seconds, seconds, seconds, 50)
 
-    monkeypatch.setattr(choosing, "_timed", timed)
+    monkeypatch.setattr(trial, "_timed", timed)
     monkeypatch.setattr(choosing, "thread_counts", lambda threads: (1, 2))
     session, found = choose(several(tmp_path), NAME, "v")
     assert (found.best.kind, found.best.threads, found.best.p90) == ("fp32", 2, 0.001)
@@ -140,7 +139,7 @@ def test_own_examples_are_asked_too(
     assert found.examples == 4
     assert [trial.accuracy for trial in found.trials] == [0.75, 0.75]
     scores = iter((0.75, 0.25))  # int8 is right in one of four
-    monkeypatch.setattr(choosing, "_accuracy", lambda *_: next(scores))
+    monkeypatch.setattr(trial, "_accuracy", lambda *_: next(scores))
     _, found = choose(several(tmp_path), NAME, "v", threads=1, held=OWN)
     assert found.best.kind == "fp32"
     assert found.trials[1].reason == "loses 50.0 points of accuracy on this device's own examples"
@@ -151,7 +150,7 @@ def test_one_of_a_few_own_examples_decides_nothing(
 ) -> None:
     quick[f"{NAME}.int8-u8s8.onnx"] = 0.0001
     scores = iter((0.75, 0.5))
-    monkeypatch.setattr(choosing, "_accuracy", lambda *_: next(scores))
+    monkeypatch.setattr(trial, "_accuracy", lambda *_: next(scores))
     assert choose(several(tmp_path), NAME, "v", threads=1, held=OWN)[1].best.kind == "int8-u8s8"
 
 
@@ -181,7 +180,7 @@ def test_a_way_that_was_right_before_is_tested_again_and_not_timed(
 ) -> None:
     folder = several(tmp_path)
     before = Choice("v", "spring", 7, NAME, Trial("int8-u8s8", CPU, 1, 0.1, 0.2, 50))
-    monkeypatch.setattr(choosing, "_timed", lambda *_: pytest.fail("it was timed"))
+    monkeypatch.setattr(trial, "_timed", lambda *_: pytest.fail("it was timed"))
     _, found = choose(folder, NAME, "v", before=before)
     assert found.best == before.best
 
@@ -235,21 +234,21 @@ def test_accuracy_is_of_classes_values_and_tokens() -> None:
     # of x: x0, -x1
     values = Session(make_bytes(given={**GIVEN, "objective": "value"}, output="values"), "toy")
     assert (
-        choosing._accuracy(
+        trial._accuracy(
             values, np.array([[1, 2], [3, 4]], np.uint8), np.array([[1.0, -2.0], [3.0, -4.0]])
         )
         == 1.0
     )
-    assert choosing._accuracy(
+    assert trial._accuracy(
         values, np.array([[1, 2], [3, 4]], np.uint8), np.array([[1.0, -4.0], [3.0, -2.0]])
     ) == pytest.approx((1 - 3) / 2)
     text = Session(make_text("next"), "text")  # after 0 comes 1, after 1 comes 2, after 2 comes 0
-    assert choosing._accuracy(text, np.array([[0, 1, 2]]), np.array([[1, 2, 1]])) == pytest.approx(
+    assert trial._accuracy(text, np.array([[0, 1, 2]]), np.array([[1, 2, 1]])) == pytest.approx(
         2 / 3
     )
     # says 2 of what is hidden: the fourth of seven tokens
     hidden = Session(make_text("masked"), "text")
-    assert choosing._accuracy(hidden, np.array([[0, 1, 0], [2, 1, 0]]), np.zeros((2, 3))) == 1.0
+    assert trial._accuracy(hidden, np.array([[0, 1, 0], [2, 1, 0]]), np.zeros((2, 3))) == 1.0
 
 
 def test_own_examples_are_a_sample_and_have_labels() -> None:

@@ -21,8 +21,8 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+from edge_agent.access.http_address import Address, listening
 from edge_agent.infer import http_server as serving
-from edge_agent.infer.address import Address, listening
 from edge_agent.infer.engine import Answered, Engine
 from edge_agent.infer.http_server import Server
 from edge_agent.infer.replies import state
@@ -56,7 +56,7 @@ def npy(x: Any) -> bytes:
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr("edge_agent.infer.graph_choice.SECONDS", 0.02)
+    monkeypatch.setattr("edge_agent.infer.trial.SECONDS", 0.02)
     made = Engine(None, threads=1)
     made.adopt(several(tmp_path / "release", ("fp32",), classes=("cat", "dog")), NAME)
     return made
@@ -307,7 +307,7 @@ class Slow(Engine):
 
 @pytest.fixture
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slow:
-    monkeypatch.setattr("edge_agent.infer.graph_choice.SECONDS", 0.02)
+    monkeypatch.setattr("edge_agent.infer.trial.SECONDS", 0.02)
     made = Slow()
     made.adopt(several(tmp_path / "release", ("fp32",)), NAME)
     return made

@@ -39,7 +39,7 @@ class Slow(Engine):
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slow:
-    monkeypatch.setattr("edge_agent.infer.graph_choice.SECONDS", 0.02)
+    monkeypatch.setattr("edge_agent.infer.trial.SECONDS", 0.02)
     made = Slow()
     made.adopt(several(tmp_path / "release", ("fp32",)), NAME)
     return made

@@ -30,7 +30,7 @@ from tests.support.waiting import eventually
 
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_agent.infer.graph_choice.SECONDS", 0.02)
+    monkeypatch.setattr("edge_agent.infer.trial.SECONDS", 0.02)
     monkeypatch.setattr(services, "TURN", 0.05)
     monkeypatch.setattr(services, "TELL", 0.2)
     monkeypatch.setattr(services, "RETRY", 0.1)

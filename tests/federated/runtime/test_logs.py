@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.infer.address import token_of
+from edge_agent.access.http_address import token_of
 from federated.errors import ConfigError
 from federated.runtime import logs
 from federated.wire.address import parse_address

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.infer.address import Address, listening, token_of
+from edge_agent.access.http_address import Address, listening, token_of
 from federated.errors import ConfigError, UsageError
 
 

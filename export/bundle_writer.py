@@ -1,0 +1,112 @@
+"""Writes a release: exports every network, measures its graphs, and writes the manifest last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+from torch import nn
+
+from export import modelcard, variants, verify
+from export.bundle import MANIFEST, Bundle, Entry
+from export.verify import Array
+from federated.errors import ExportError
+from federated.runtime import files
+from models.submodel import Network, Submodel
+
+__all__ = ["Contents", "write"]
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What a release is made from.
+
+    run: name of the run.
+    round: number of the round that the weights are from.
+    nets: networks by submodel, all for the same inputs and outputs, batch norm calibrated.
+    examples: raw examples [n >= 2, *inputs] to measure with, for texts with hidden tokens.
+    truth: the right answers to the examples, or None if they are not known.
+    calibration: other raw examples to find the ranges of int8 on; None keeps back the first of
+        `examples`.
+    int8: whether to try int8 graphs. One that fails is left out, and its entry states why.
+    classes: names of the classes, if known.
+    about: further facts for the model card, such as the method.
+    trained: number of updates that trained each submodel, by name, where known.
+    """
+
+    run: str
+    round: int
+    nets: Mapping[Submodel, nn.Module]
+    examples: Array
+    truth: Array | None = None
+    calibration: Array | None = None
+    int8: bool = True
+    classes: tuple[str, ...] = ()
+    about: Mapping[str, str] = field(default_factory=dict)
+    trained: Mapping[str, int] = field(default_factory=dict)
+
+
+def write(
+    folder: Path, contents: Contents, on_entry: Callable[[Entry], None] | None = None
+) -> Bundle:
+    """Export every network and measure each of its graphs beside PyTorch; write the model card, and
+    the manifest last. on_entry: called with each finished submodel.
+
+    Raises ExportError, also if a file disagrees with its network; DataError; MissingExtra.
+    """
+    network = _network(folder, contents)
+    examples = _examples(contents)
+    (folder / MANIFEST).unlink(missing_ok=True)  # an old manifest would describe other files
+    entries = []
+    for submodel, net in contents.nets.items():
+        origin = {"run": contents.run, "round": contents.round, "submodel": submodel.name}
+        made = variants.entry(folder, submodel, net, origin, examples, int8=contents.int8)
+        entries.append(replace(made, trained_updates=contents.trained.get(submodel.name)))
+        if on_entry is not None:
+            on_entry(entries[-1])
+    entries.sort(key=lambda entry: (entry.parameters, entry.submodel))
+    tokens = network.outputs if network.objective in verify.TOKENS else 0
+    first = verify.load(folder / entries[0].variants[0].file.name)
+    bundle = Bundle(
+        contents.run,
+        contents.round,
+        network.inputs,
+        contents.examples.dtype.name,
+        network.objective,
+        network.outputs,
+        len(examples.x),
+        tuple(entries),
+        variants.check(folder, tokens, entries, contents.examples),
+        contents.classes,
+        labelled=contents.truth is not None,
+        calibrated=len(examples.calibration),
+        preprocessing=json.loads(first.metadata["preprocessing"]),
+        about=contents.about,
+    )
+    (folder / modelcard.NAME).write_text(modelcard.text(bundle), encoding="utf-8")
+    files.write(
+        folder / MANIFEST, msgspec.json.format(msgspec.json.encode(bundle), indent=2) + b"\n"
+    )
+    return bundle
+
+
+def _network(folder: Path, contents: Contents) -> Network:
+    """One of the networks, after checking that all have the same inputs and outputs."""
+    found = {(s.network.inputs, s.network.objective, s.network.outputs) for s in contents.nets}
+    if len(found) != 1:
+        raise ExportError(
+            f"{folder}: expected submodels with the same inputs, objective and outputs, "
+            f"found {sorted(found)}"
+        )
+    return next(iter(contents.nets)).network
+
+
+def _examples(contents: Contents) -> variants.Examples:
+    """Divide the examples into those that measure and those that calibrate."""
+    if contents.calibration is None and contents.int8:
+        return variants.split(contents.examples, contents.truth)
+    calibration = contents.examples[:0] if contents.calibration is None else contents.calibration
+    return variants.Examples(contents.examples, contents.truth, calibration)
