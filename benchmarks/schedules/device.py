@@ -12,14 +12,17 @@ from benchmarks.schedules.trainer import DATA, Trainer, survey_once
 from benchmarks.schedules.world import Killed, Process
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
+from federated.device.state import sending
 from federated.errors import EspalierError
 from federated.task import Profile, Timing
 from federated.wire import envelope, messages, topics
 
-__all__ = ["AGAIN", "Device"]
+__all__ = ["AGAIN", "RUN", "Device"]
 
+RUN = "schedule"  # the name of the run
 AGAIN = 15.0  # seconds after which a process that ended is started again, as systemd does
 TICK = 3.0  # seconds between an agent's looks at what is due
+SILENT = 90.0  # seconds within which an agent offers an unanswered update again: 60, and some turns
 SLOW = 20.0  # seconds between the chunks of an agent that drips
 
 
@@ -30,13 +33,20 @@ class Device:
     pace: seconds that a task takes, about.
     character: see `Trainer`; also `drip`, whose updates come a chunk at a time, and `namesake`,
     which has the name of another agent and leaves for good when it is told to.
+    fail: is called with what the agent does not do as it should.
     over: why its part is over; empty while it is not.
     """
 
     def __init__(
-        self, network: Network, run: str, folder: Path, name: str, pace: float, character: str = ""
+        self,
+        network: Network,
+        folder: Path,
+        name: str,
+        pace: float,
+        character: str = "",
+        fail: Callable[[str], None] = lambda why: None,
     ) -> None:
-        self.network, self.world, self.run = network, network.world, run
+        self.network, self.world, self.fail = network, network.world, fail
         self.folder, self.name, self.pace, self.character = folder, name, pace, character
         self.process = Process(name)
         self.over = ""
@@ -45,6 +55,7 @@ class Device:
         self._participant: Participant | None = None
         self._lives = 0
         self._offered = set[str]()
+        self._said = 0.0  # when it last said something of an update, or had none to speak of
         self._woken = False
 
     @property
@@ -55,13 +66,13 @@ class Device:
         """Starts the process."""
         self._lives += 1
         will = (
-            topics.status(self.run, self.name),
+            topics.status(RUN, self.name),
             envelope.encode(messages.Status(self.name, self.session, False)),
         )
         kind = lies.LyingCable if self.character == "liar" else Cable
         self._link = kind(self.network, self.process, will, self.wake, self._note)
         self._link.drip = SLOW if self.character == "drip" else 0.0
-        self._guard(partial(self._link.subscribe, topics.run(self.run)))
+        self._guard(partial(self._link.subscribe, topics.run(RUN)))
         self.wake()
 
     def wake(self) -> None:
@@ -73,8 +84,18 @@ class Device:
     def tick(self) -> None:
         """Gives it a turn now and then, until its part is over."""
         if not self.over:
+            self._check_offers()
             self.wake()
             self.world.after(TICK, self.tick)
+
+    def _check_offers(self) -> None:
+        """Fail where the agent keeps silent about an update that nobody has answered."""
+        agent, link, now = self._participant, self._link, self.world.now
+        silenced = link is None or link.cut_off or now < self.process.paused
+        if agent is None or silenced or not sending(agent.value):
+            self._said = now
+        elif now - self._said > SILENT and not self.character:
+            self.fail(f"silent: {self.name} did not offer its update again for {SILENT:.0f} s")
 
     def close(self) -> None:
         """Ends the process, and lets go of its folder."""
@@ -130,7 +151,7 @@ class Device:
     def _find(self, link: Cable) -> messages.Run | None:
         """The run's card, if it came."""
         while (delivery := link.receive(0.0)) is not None:
-            if delivery.topic != topics.run(self.run) or not delivery.payload:
+            if delivery.topic != topics.run(RUN) or not delivery.payload:
                 continue
             try:
                 found = envelope.decode(delivery.payload)
@@ -143,7 +164,7 @@ class Device:
         return None
 
     def _join(self, link: Cable, run: messages.Run) -> Participant:
-        link.unsubscribe(topics.run(self.run))
+        link.unsubscribe(topics.run(RUN))
         trainer, self._spool = (
             Trainer(self.world, self.pace, self.character, self.wake, self._offered),
             Spool(self.folder, lasting=True),
@@ -156,11 +177,14 @@ class Device:
         return participant
 
     def _note(self, topic: str, payload: bytes) -> None:
-        """Remember what is offered: it must not be trained again."""
-        if topic == topics.say(self.run, self.name) and isinstance(
+        """Remember what is offered, which must not be trained again, and when."""
+        if "/up/" in topic:
+            self._said = self.world.now
+        if topic == topics.say(RUN, self.name) and isinstance(
             message := envelope.decode(payload), messages.Offer
         ):
             self._offered.add(message.manifest.transfer)
+            self._said = self.world.now
 
     def _measure(self, run: messages.Run) -> Profile:
         timings = tuple(Timing(submodel, run.batch, self.pace / 10) for submodel in run.calibration)

@@ -124,6 +124,11 @@ class Cable(MemoryLink):
     def ended(self) -> bool:
         return self._closed
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether the connection is lost at present."""
+        return self._down
+
     def arrive(self, delivery: Delivery, qos: int) -> None:
         for later, made in self.network.suffer(self.process.name, delivery):
             due = self.world.now + self.world.random.uniform(*DELAY)

@@ -17,7 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks.schedules import disks
-from benchmarks.schedules.device import AGAIN, Device
+from benchmarks.schedules.device import AGAIN, RUN, Device
 from benchmarks.schedules.disks import Disks
 from benchmarks.schedules.faults import CHARACTERS, COORDINATOR, DEATHS, Fault, Schedule
 from benchmarks.schedules.network import Cable, Network
@@ -40,7 +40,6 @@ in, as other ones are elsewhere.
 Tell = Callable[[float, object], None]
 """Is given the seconds and each event or fault."""
 
-RUN = "schedule"
 LIMIT = 20_000.0  # virtual seconds after which a run has stalled
 LIVES = 40  # of the coordinator
 KEEPALIVE = 45.0  # seconds after which a broker takes a silent client to be gone
@@ -232,7 +231,7 @@ class Trial:
         ][:1]
         self.outcome.injected.update(characters)
         device = self.devices[name] = Device(
-            self.network, RUN, self.folder / name, name, pace, *characters
+            self.network, self.folder / name, name, pace, "".join(characters), self._fail
         )
         self._light(device.process)
         device.begin()
@@ -302,7 +301,7 @@ class Trial:
                 # its disk is a copy of another device's
                 if copied and (self.folder / copied).is_dir() and not folder.exists():
                     shutil.copytree(self.folder / copied, folder)
-                namesake = Device(self.network, RUN, folder, fault.who, 1.0, "namesake")
+                namesake = Device(self.network, folder, fault.who, 1.0, "namesake")
                 self.namesakes.append(namesake)
                 namesake.begin()
                 namesake.tick()
