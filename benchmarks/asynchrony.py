@@ -18,6 +18,7 @@ from pathlib import Path
 
 import click
 
+from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
 from federated.runtime.console import FORMAT, Say, speaker, speaking_plainly
@@ -118,7 +119,8 @@ def course(mode: str, unit: float, seed: int, folder: Path, say: Say) -> tuple[C
         f"simulate.delays={[tier * unit for tier in TIERS]}",
         f"simulate.seeds=[{seed}]",
     ]
-    simulate(file, {}, settings, [], folder / "runs", folder / "out", resume=False, say=say)
+    sources = ConfigSources(file, settings=settings)
+    simulate(sources, folder / "runs", folder / "out", say=say)
     store = Store.open(folder / "runs", f"{mode}-seed{seed}", read_only=True)
     try:
         history = store.history()

@@ -203,7 +203,7 @@ def learned(model: str, data: str, root: Path | None, steps: int, folder: Path) 
     torch.manual_seed(0)
     net = build(submodel)
     recipe = Recipe(epochs=1 + steps * 32 // len(whole.x), steps=steps, norm="tracked")
-    train(net, submodel, recipe, whole.x, whole.y, labels=whole.labels, seed=0)
+    train(net, submodel, recipe, whole, seed=0)
     examples = variants.split(*drawn(whole.x_held, whole.y_held))
     origin = {"run": "benchmark", "round": 0, "submodel": submodel.name}
     graphs, absent = variants.made(folder, submodel, net, origin, examples, int8=True)

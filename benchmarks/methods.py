@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from coordinator.assign.data_cards import network_for
+from coordinator.run.config_sources import ConfigSources
 from coordinator.settings.config import load, parse_setting
 from coordinator.simulate.simulation import simulate
 from federated.data import catalogue
@@ -79,13 +80,9 @@ def run(
     pins = pairs(menu, load(EXPERIMENT, os.environ, extra).simulate.agents)
     given = [*extra, ("assign.submodels", pins)]
     made = simulate(
-        EXPERIMENT,
-        os.environ,
-        [],
-        given,
+        ConfigSources(EXPERIMENT, os.environ, flags=given),
         folder / "runs",
         folder / "results",
-        resume=False,
         say=lambda text: None,
     )
     return len(set(pins.values())), {

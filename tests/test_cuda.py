@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from coordinator.release.export_run import ExportRequest, write_release
+from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
 from edge_agent.device.limits import Limits
@@ -27,7 +28,7 @@ from edge_agent.join.worker import Job, Worker
 from export import bundle
 from federated.data import catalogue
 from federated.device import torch_tasks
-from federated.device.torch_tasks import perform
+from federated.device.torch_tasks import Execution, perform
 from federated.device.trainer import Outcome
 from federated.methods.catalogue import METHODS
 from federated.task import Task, Update
@@ -59,6 +60,7 @@ SMOOTH: dict[str, Any] = {
 }
 # after a few steps; weights are of the order of 1, and float32 rounds these by 6e-8
 ROUNDING = 1e-5
+GPU = Execution("cuda")
 # with dropout, for which a GPU draws other numbers
 DRAWING = {"efficientnet", "mobilenet", "transformer", "vgg"}
 NET = network("preresnet", (1, 8, 8), 10)
@@ -92,7 +94,7 @@ def test_a_network_of_every_family_learns_the_same(family: str) -> None:
         parameters(submodel),
         examples(submodel.network),
     )
-    here, there = done(*given), done(*given, device="cuda")
+    here, there = done(*given), done(*given, execution=GPU)
     assert apart(here.tensors, {name: given[1][name] for name in here.tensors}) > 100 * ROUNDING, (
         "it did learn"
     )
@@ -104,7 +106,7 @@ def test_a_network_of_every_family_learns_the_same(family: str) -> None:
 def test_a_gpu_repeats_a_training_bit_for_bit(family: str) -> None:
     submodel = full(small(family))
     given = task(submodel=submodel, epochs=3), parameters(submodel), examples(submodel.network)
-    assert apart(done(*given, device="cuda").tensors, done(*given, device="cuda").tensors) == 0
+    assert apart(done(*given, execution=GPU).tensors, done(*given, execution=GPU).tensors) == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -112,15 +114,15 @@ def test_a_network_of_every_family_is_measured_and_scored_the_same(family: str) 
     submodel = full(small(family))
     held = examples(submodel.network)
     here, there = (
-        done(task("calibrate", submodel), parameters(submodel), held, device=device).tensors
-        for device in ("cpu", "cuda")
+        done(task("calibrate", submodel), parameters(submodel), held, execution=where).tensors
+        for where in (Execution(), GPU)
     )
     assert apart(here, there) < ROUNDING * max(
         (float(np.abs(value).max()) for value in here.values()), default=1.0
     )
     here, there = (
-        done(task("evaluate", submodel), weights(submodel), held, device=device).notes["tallies"]
-        for device in ("cpu", "cuda")
+        done(task("evaluate", submodel), weights(submodel), held, execution=where).notes["tallies"]
+        for where in (Execution(), GPU)
     )
     assert here["all"]["loss"] == pytest.approx(there["all"]["loss"], rel=ROUNDING)
     assert here["all"]["count"] == there["all"]["count"]
@@ -138,10 +140,10 @@ def test_every_task_of_every_method_gives_the_same(
     """
     found: list[tuple[str, float]] = []
 
-    def twice(task: Task, *given: Any, **named: Any) -> tuple[Update, dict[str, Any]]:
-        here, there = (
-            perform(task, *given, **{**named, "device": device}) for device in ("cpu", "cuda")
-        )
+    def twice(
+        task: Task, tensors: Any, data: Any, kept: Any, _: Execution
+    ) -> tuple[Update, dict[str, Any]]:
+        here, there = (perform(task, tensors, data, kept, where) for where in (Execution(), GPU))
         found.append(
             (
                 task.work,
@@ -206,13 +208,9 @@ def simulated(folder: Path, device: str, given: Mapping[str, Any], workers: int 
         ("simulate.workers", workers),
     ]
     simulate(
-        folder / "same.toml",
-        {},
-        [],
-        [*given.items(), *here],
+        ConfigSources(folder / "same.toml", flags=[*given.items(), *here]),
         folder / "runs",
         folder / "results",
-        resume=False,
         say=lambda text: None,
     )
     return folder / "runs"

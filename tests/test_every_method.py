@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from coordinator.broker import local as brokers
+from coordinator.run.config_sources import ConfigSources
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
 from federated.data import catalogue
@@ -96,13 +97,9 @@ def test_a_fleet_learns_what_its_simulation_learns(name: str, tmp_path: Path, ad
     (tmp_path / "same.toml").write_text("")
     flags = [*given.items(), ("simulate.agents", AGENTS), ("simulate.partition", PARTITION)]
     simulate(
-        tmp_path / "same.toml",
-        {},
-        [],
-        flags,
+        ConfigSources(tmp_path / "same.toml", flags=flags),
         tmp_path / "simulated",
         tmp_path / "results",
-        resume=False,
         say=lambda text: None,
     )
     there, here = tensors(tmp_path / "runs", RUN), tensors(tmp_path / "simulated", "same-seed0")

@@ -132,7 +132,7 @@ def test_passwords_that_everybody_may_read_are_said(
     file = tmp_path / "users"
     file.write_text("a:secret\n")
     file.chmod(0o644)
-    brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker", passwords=file).stop()
+    brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker", clients=file).stop()
     assert warnings(caplog) == [
         f"{file}: every user of this machine may open it (mode 0644), and it holds "
         f"passwords: chmod o= {file}"

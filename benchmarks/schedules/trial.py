@@ -25,6 +25,7 @@ from benchmarks.schedules.oracle import Oracle
 from benchmarks.schedules.world import Killed, Process, Stalled, World
 from coordinator.fleet.fleet import Fleet
 from coordinator.run.preparation import prepare
+from coordinator.run.start import RunOptions
 from coordinator.run.start import run as run_coordinator
 from coordinator.settings.config import Config, load
 from federated.errors import LinkError, StoreError
@@ -159,7 +160,7 @@ class Trial:
                     link,
                     tell,
                     self._bind,
-                    clock=partial(self.world.clock, self.coordinator),
+                    RunOptions(clock=partial(self.world.clock, self.coordinator)),
                 )
             return True
         except Killed as death:

@@ -105,7 +105,7 @@ class Authority:
     @property
     def secured(self) -> Secured:
         """What a broker needs of the folder."""
-        return Secured(self.ca, self.server, self.crl)
+        return Secured(self.ca, self.server, self.crl, self.coordinator)
 
     # ---- what is the coordinator's ---------------------------------------------------------------
 

@@ -197,7 +197,7 @@ def open_gate(wanted: Wanted, folder: Path, say: Say) -> Iterator[Gate]:
     port = PORTS["mqtt"] if wanted.port is None else wanted.port
     with ExitStack() as stack:
         broker = stack.enter_context(
-            brokers.start(wanted.listen, port, wanted.kind, folder / "broker", passwords=passwords)
+            brokers.start(wanted.listen, port, wanted.kind, folder / "broker", passwords)
         )
         stack.callback(Watch(broker.mend).close)
         door = f"mqtt://USER:PASSWORD@{broker.address}" if passwords else broker.address
@@ -232,10 +232,9 @@ def _secured(wanted: Wanted, folder: Path, say: Say) -> Iterator[Gate]:
             # compared, not bound
             authority.add_hosts([wanted.listen] if wanted.listen not in ("0.0.0.0", "::") else [])  # noqa: S104
             port = PORTS["mqtts"] if wanted.port is None else wanted.port
-            files, own = authority.secured, authority.coordinator
             broker = stack.enter_context(
                 brokers.start(
-                    wanted.listen, port, wanted.kind, folder / "broker", tls=files, own=own
+                    wanted.listen, port, wanted.kind, folder / "broker", authority.secured
                 )
             )
             told, gate = broker.address.rpartition(":")[2], Gate(broker.url)

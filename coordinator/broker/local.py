@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,7 @@ from coordinator.broker import embedded, mosquitto
 from coordinator.broker import passwords as users
 from coordinator.broker.addresses import check_exposure, free_port, reachable
 from coordinator.broker.mosquitto import COORDINATOR, MAX_PACKET, Secured, find_mosquitto
-from federated.errors import ConfigError, LinkError
+from federated.errors import LinkError
 from federated.runtime import files
 from federated.wire.address import Address, parse_address, url
 from federated.wire.links.paho_client import ClientSetup, connect, part
@@ -176,34 +176,28 @@ def start(
     port: int = 1883,
     kind: str = "auto",
     directory: Path | None = None,
-    passwords: Path | None = None,
-    *,
-    tls: Secured | None = None,
-    own: Path | None = None,
+    clients: Secured | Path | None = None,
     max_packet: int = MAX_PACKET,
 ) -> Broker:
     """Start a broker and wait until it answers.
 
-    listen: an IP address or `localhost`; any but loopback needs `tls`, or `passwords`, a file of
-    lines user:password. port: 0 for any free one. kind: mosquitto, embedded, or auto (mosquitto
-    where it is installed). directory: for configuration, log and data; a temporary one by default.
-    tls: the files of a broker that identifies clients by certificates; own: the coordinator's.
-    max_packet: bytes of the largest packet. Raises ConfigError for an unsafe combination or a
-    foreign address, LinkError if the broker does not start, MissingExtra.
+    listen: an IP address or `localhost`; any but loopback needs `clients`.
+    port: 0 for any free one.
+    kind: mosquitto, embedded, or auto (mosquitto if it is installed).
+    directory: for configuration, log and data; a temporary one by default.
+    clients: how clients are identified: by certificates (their files), or by passwords (a file of
+        lines user:password); None: not at all.
+    max_packet: bytes of the largest packet.
+    Raises ConfigError for an unsafe combination or a foreign address, LinkError if the broker does
+    not start, MissingExtra.
     """
-    if tls is not None and passwords is not None:
-        raise ConfigError(
-            "--tls knows devices by their certificates, --passwords by users: choose one of them"
-        )
-    check_exposure(
-        listen, known=passwords is not None or tls is not None, embedded=kind == "embedded"
-    )
+    tls = clients if isinstance(clients, Secured) else None
+    passwords = clients if isinstance(clients, Path) else None
+    check_exposure(listen, known=clients is not None, embedded=kind == "embedded")
     program = find_mosquitto() if kind in ("auto", "mosquitto") else None
-    if program is None and (kind == "mosquitto" or tls is not None or passwords is not None):
+    if program is None and (kind == "mosquitto" or clients is not None):
         raise LinkError(
-            _without_mosquitto(
-                kind, "--tls" if tls is not None else "--passwords" if passwords is not None else ""
-            )
+            _without_mosquitto(kind, "--tls" if tls else "--passwords" if passwords else "")
         )
     port = free_port(listen, port)
     folder = Path(tempfile.mkdtemp(prefix="espalier-broker-")) if directory is None else directory
@@ -214,10 +208,15 @@ def start(
         near.strip("[]"), port, tls is not None, COORDINATOR if secret else None, secret or None
     )
     if tls is not None:
-        entry = replace(entry, ca=str(tls.ca), cert=str(own))
+        entry = replace(entry, ca=str(tls.ca), cert=str(tls.coordinator))
     address = f"{'mqtts://' if tls else ''}{far}:{port}"
     if program is not None:
-        command = _mosquitto(program, listen, port, folder, file, tls, max_packet)
+        lines = [
+            f"listener {port} {listen}",
+            *_identification(folder, file, tls),
+            *mosquitto.limits(folder, max_packet),
+        ]
+        command = _configured(program, folder, lines)
         return Broker(
             "mosquitto",
             f"mosquitto {mosquitto.version_of(program)}",
@@ -260,27 +259,24 @@ def _users(folder: Path, passwords: Path | None) -> tuple[str, Path | None]:
     return secret, file
 
 
-def _mosquitto(
-    program: str,
-    listen: str,
-    port: int,
-    folder: Path,
-    file: Path | None,
-    tls: Secured | None,
-    max_packet: int,
-) -> list[str]:
-    """Writes what it reads; the command that starts it."""
-    known = file is not None or tls is not None
-    if known:
-        files.write(folder / RIGHTS, mosquitto.rights(COORDINATOR).encode())
-    lines = [
-        f"listener {port} {listen}",
-        f"allow_anonymous {'false' if known else 'true'}",
+def _identification(folder: Path, file: Path | None, tls: Secured | None) -> list[str]:
+    """The lines of mosquitto's configuration that say how clients are identified. file: of
+    passwords.
+    """
+    if file is None and tls is None:
+        return ["allow_anonymous true"]
+    rights = folder / RIGHTS
+    files.write(rights, mosquitto.rights(COORDINATOR).encode())
+    return [
+        "allow_anonymous false",
         *([] if file is None else [f"password_file {file.resolve()}"]),
         *([] if tls is None else mosquitto.secured(tls)),
-        *([f"acl_file {(folder / RIGHTS).resolve()}"] if known else []),
-        *mosquitto.limits(folder, max_packet),
+        f"acl_file {rights.resolve()}",
     ]
+
+
+def _configured(program: str, folder: Path, lines: Sequence[str]) -> list[str]:
+    """Write mosquitto's configuration; return the command that starts it."""
     configuration = folder / "mosquitto.conf"
     configuration.write_text("\n".join(lines) + "\n")
     return [program, "-c", str(configuration)]

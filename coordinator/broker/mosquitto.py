@@ -44,13 +44,18 @@ HEAD = """\
 
 @dataclass(frozen=True)
 class Secured:
-    """The files of a broker that knows clients by their certificates. server: certificate and key
-    in one file.
+    """The files of a broker that identifies clients by their certificates.
+
+    ca: certificate of the authority.
+    server: the broker's certificate and key in one file.
+    crl: the list of revoked certificates.
+    coordinator: the coordinator's certificate and key in one file.
     """
 
     ca: Path
     server: Path
     crl: Path
+    coordinator: Path
 
 
 def find_mosquitto() -> str | None:

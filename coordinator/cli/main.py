@@ -187,15 +187,13 @@ def start(
 ) -> None:
     """Start a run, or go on with one, and stay until it is over."""
     with plainly("start"):
+        from coordinator.run.config_sources import ConfigSources
         from coordinator.run.launch import start_run
 
         given = [(FLAGS[flag], value) for flag, value in flags.items() if value not in (None, ())]
         live = form == "text" and sys.stdout.isatty()
         result = start_run(
-            file,
-            os.environ,
-            settings,
-            given,
+            ConfigSources(file, os.environ, settings, given),
             runs,
             resume=resume,
             or_resume=or_resume,
@@ -388,12 +386,12 @@ def simulate(
     `coordinator start --config EXPERIMENT.toml` starts a real fleet from the same file.
     """
     with plainly("simulate"):
+        from coordinator.run.config_sources import ConfigSources
         from coordinator.simulate.simulation import simulate as run_simulation
 
         given = [(SIMULATED[flag], value) for flag, value in flags.items() if value is not None]
-        result = run_simulation(
-            file, os.environ, settings, given, runs, out, resume=resume, say=speaker(form)
-        )
+        sources = ConfigSources(file, os.environ, settings, given)
+        result = run_simulation(sources, runs, out, resume=resume, say=speaker(form))
         if form == "json":
             click.echo(json.dumps(result))
 

@@ -54,12 +54,14 @@ class Intake:
     slots: updates that are received at the same time.
     chunk: bytes of a chunk of weights; 0: what the link lets through.
     rules: of the run.
+    journal: where events are recorded before they count; None records none.
     """
 
     attempt: int = 1
     slots: int = 8
     chunk: int = 0
     rules: Rules = Rules()  # noqa: RUF009  # frozen
+    journal: Journal | None = None
 
 
 class Fleet:
@@ -74,12 +76,13 @@ class Fleet:
         *,
         publish: Publish = lambda event: None,
         clock: Callable[[], float] = time.monotonic,
-        journal: Journal | None = None,
     ) -> None:
         self.link, self.attempt, self.publish, self.clock = link, intake.attempt, publish, clock
         self.endpoint = Endpoint(link, run, spool, intake.chunk)
         self.inbox = Inbox(spool, intake.slots, sync=intake.rules.durable)
-        self.driver = Driver(self.endpoint, self.inbox, intake.rules, publish, clock, journal)
+        self.driver = Driver(
+            self.endpoint, self.inbox, intake.rules, publish, clock, intake.journal
+        )
         self._helm: Helm | None = None
         self._gate = Gate("")
         self._eligibility: Eligibility | None = None

@@ -34,6 +34,7 @@ from federated.device.torch_tasks import evaluate as evaluate_locally
 from federated.errors import ExportError
 from federated.method import Method, State
 from federated.task import Recipe, Work
+from federated.training.loop import TrainingSet
 from models.cost import cost
 from models.families.catalogue import build, shapes, statistics
 from models.layers.batch_norm import calibrate
@@ -187,7 +188,7 @@ class Evaluator:
                 continue  # there is no whole network here
             net = assemble(state, self.run.method, submodel).to(self.device)
             recipe = replace(recipe, batch=at_once(submodel.network), per_class=True)
-            tallies = evaluate_locally(net, submodel, recipe, x, y)
+            tallies = evaluate_locally(net, submodel, recipe, TrainingSet(x, y))
             scores += [
                 score(submodel, "central" if view == "all" else f"central/{view}", tally)
                 for view, tally in tallies.items()

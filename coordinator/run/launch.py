@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -23,10 +23,11 @@ from coordinator.observe.readers.terminal import (
 )
 from coordinator.observe.score_summary import overall, untrained
 from coordinator.round.round import Agent
-from coordinator.run.preparation import find_name, prepare
+from coordinator.run.config_sources import ConfigSources
+from coordinator.run.preparation import Prepared, find_name, prepare
 from coordinator.run.rounds import Result
-from coordinator.run.start import run
-from coordinator.settings.config import Config, load, parse_setting, to_json
+from coordinator.run.start import RunOptions, run
+from coordinator.settings.config import Config, load, to_json
 from coordinator.settings.tables import Log
 from coordinator.store.control import Stopped
 from coordinator.store.runs import latest_run, run_names
@@ -58,31 +59,26 @@ FIXED = (
 
 
 def start_run(
-    file: Path | None,
-    environment: Mapping[str, str],
-    settings: Sequence[str],
-    flags: Sequence[tuple[str, Any]],
+    sources: ConfigSources,
     runs: Path,
     *,
-    resume: bool,
+    resume: bool = False,
     or_resume: bool = False,
     live: bool,
     say: Say,
 ) -> dict[str, Any]:
-    """Starts or resumes the run that file, environment, settings and flags describe; the result as
-    plain values.
+    """Start or resume the run that the sources describe; return the result as plain values.
 
-    or_resume: resumes it where there is one of its name. Raises UsageError for no name.
+    resume: resume the run; or_resume: resume it if there is one of its name, else start it.
+    live: show a table that is redrawn instead of lines.
+    Raises UsageError for `or_resume` without a name.
     """
-    given = [*map(parse_setting, settings), *flags]
-    config = load(file, environment, given)
+    config = sources.load()
     if or_resume and not config.name:
-        raise UsageError(
-            "--or-resume goes on with the run of a name, or starts it: name it by --name"
-        )
+        raise UsageError("--or-resume needs the name of a run: add --name NAME")
     resume = resume or (or_resume and config.name in run_names(runs))
     if resume:
-        config = resumed(config, file, environment, given, runs)
+        config = resumed(config, sources, runs)
     if not config.name:
         config = msgspec.structs.replace(config, name=find_name(config, runs))
     if config.log != Log():
@@ -90,22 +86,8 @@ def start_run(
             form=config.log.format, file=Path(config.log.file) if config.log.file else None
         )
     prepared = prepare(config, runs, resume=resume)
-    folder, fleets = runs / config.name, list[Fleet]()
     try:
-        with (
-            Manager() as manager,  # before the broker, which is not to inherit it
-            open_gate(config.broker, folder, say) as gate,
-            linked(config, gate.address) as link,
-            watching(config, fleets, live=live, say=say) as read,
-        ):
-            say(
-                f"run '{config.name}': {config.method_name} on {config.data.name}, up "
-                f"to {config.rounds} rounds, kept in {folder}"
-            )
-            readers = publish_to(read, manager_reader(manager, fleets))
-            result = run(
-                prepared, link, readers, lambda fleet: bind(fleet, fleets, manager), gate=gate
-            )
+        result = _run(prepared, runs / config.name, live=live, say=say)
     except Stopped as why:
         resume = True  # there is something to go on with
         say(f"{why}; go on with: coordinator start --name {config.name} --resume")
@@ -119,6 +101,28 @@ def start_run(
         prepared.close(discard=not resume)
     show(result, live=live, say=say)
     return report(result, config)
+
+
+def _run(prepared: Prepared, folder: Path, *, live: bool, say: Say) -> Result:
+    """Run the rounds at a broker, and show them."""
+    config, fleets = prepared.config, list[Fleet]()
+    with (
+        Manager() as manager,  # before the broker, which must not inherit it
+        open_gate(config.broker, folder, say) as gate,
+        linked(config, gate.address) as link,
+        watching(config, fleets, live=live, say=say) as read,
+    ):
+        say(
+            f"run '{config.name}': {config.method_name} on {config.data.name}, up "
+            f"to {config.rounds} rounds, kept in {folder}"
+        )
+        return run(
+            prepared,
+            link,
+            publish_to(read, manager_reader(manager, fleets)),
+            lambda fleet: bind(fleet, fleets, manager),
+            RunOptions(gate=gate),
+        )
 
 
 def bind(fleet: Fleet, fleets: list[Fleet], manager: Manager) -> None:
@@ -155,14 +159,8 @@ def manager_reader(manager: Manager, fleets: Sequence[Fleet]) -> Publish:
     return read
 
 
-def resumed(
-    wanted: Config,
-    file: Path | None,
-    environment: Mapping[str, str],
-    given: Sequence[tuple[str, Any]],
-    runs: Path,
-) -> Config:
-    """The configuration of a stored run with what may change changed. Raises StoreError,
+def resumed(wanted: Config, sources: ConfigSources, runs: Path) -> Config:
+    """The configuration of a stored run, with the changes that the sources make. Raises StoreError,
     ConfigError.
     """
     name = wanted.name or latest_run(runs)
@@ -171,7 +169,7 @@ def resumed(
         before = load(None, {}, (), base=store.read_facts().config)
     finally:
         store.close()
-    after = load(file, environment, given, base=to_json(before))
+    after = sources.load(base=to_json(before))
     check_same(before, after)
     return after
 

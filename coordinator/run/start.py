@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from coordinator.access.gate import Gate
 from coordinator.assign.data_cards import network_for
@@ -38,9 +38,28 @@ from federated.wire.link import Link
 from models.families.catalogue import probes
 from models.submodel import Network, Submodel
 
-__all__ = ["choose_probes", "complete_card", "run"]
+__all__ = ["RunOptions", "choose_probes", "complete_card", "run"]
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How the rounds of a run are carried out.
+
+    gate: knows whose certificates are revoked; None without certificates.
+    patience: a phase without a deadline closes after this many times its predicted seconds.
+    device: where the coordinator itself computes.
+    durable: whether what agents sent survives this process and a power cut. If not, a round that is
+        interrupted starts over.
+    clock: seconds of any origin.
+    """
+
+    gate: Gate | None = None
+    patience: float = PATIENCE
+    device: str = "cpu"
+    durable: bool = True
+    clock: Callable[[], float] = time.monotonic
 
 
 def run(
@@ -48,33 +67,21 @@ def run(
     link: Link,
     read: Publish,
     bind: Callable[[Fleet], None] = lambda fleet: None,
-    *,
-    gate: Gate | None = None,
-    patience: float = PATIENCE,
-    device: str = "cpu",
-    durable: bool = True,
-    clock: Callable[[], float] = time.monotonic,
+    options: RunOptions = RunOptions(),
 ) -> Result:
-    """Run the rounds of a run over a link. `bind` is given the fleet, to show it.
+    """Run the rounds of a run over a link. bind: called with the fleet, to show it.
 
-    gate: knows whose certificates are revoked.
-    patience: times the predicted seconds after which a phase without a deadline closes. device:
-    where the coordinator itself computes.
-    durable: whether what agents sent survives this process and a power cut; if not, a round that is
-    interrupted begins anew.
-    clock: seconds of any origin.
-    Raises Stopped where people asked for that (`coordinator.store.control`): the run can be
-    resumed.
+    Raises Stopped if somebody asked for it (`coordinator.store.control`): the run can be resumed.
     """
-    with overseen(prepared.store.folder, prepared.config, read, prepared.metrics, clock) as sight:
-        rules = read_rules(
-            prepared.method, prepared.config, durable=durable, leases=patience < ENDLESS
-        )
-        fleet = assemble_fleet(prepared, link, sight, rules, RunClock(clock))
-        fleet.obey(sight.helm, gate)
+    config = prepared.config
+    with overseen(prepared.store.folder, config, read, prepared.metrics, options.clock) as sight:
+        leases = options.patience < ENDLESS
+        rules = read_rules(prepared.method, config, durable=options.durable, leases=leases)
+        fleet = assemble_fleet(prepared, link, sight, rules, RunClock(options.clock))
+        fleet.obey(sight.helm, options.gate)
         bind(fleet)
         sight.follow(fleet)
-        return _announce(prepared, fleet, sight, patience, device)
+        return _announce(prepared, fleet, sight, options)
 
 
 def read_rules(method: Method, config: Config, *, durable: bool, leases: bool) -> Rules:
@@ -115,23 +122,24 @@ def assemble_fleet(
         session=secrets.token_hex(8),
     )
     card = complete_card(card, method, settings)
-    intake = Intake(store.next_session(), config.wire.slots, config.wire.chunk, rules)
-    journal = store.journal if rules.durable else None
-    return Fleet(
-        link, card, store.spool, intake, publish=sight.publish, clock=clock, journal=journal
+    intake = Intake(
+        store.next_session(),
+        config.wire.slots,
+        config.wire.chunk,
+        rules,
+        store.journal if rules.durable else None,
     )
+    return Fleet(link, card, store.spool, intake, publish=sight.publish, clock=clock)
 
 
-def _announce(
-    prepared: Prepared, fleet: Fleet, sight: Oversight, patience: float, device: str
-) -> Result:
+def _announce(prepared: Prepared, fleet: Fleet, sight: Oversight, options: RunOptions) -> Result:
     """Announce the run and conduct it. However it ends, agents hear whether to wait for another
     coordinator.
     """
     try:
         fleet.admit(Eligibility(prepared.config, prepared.method))
         fleet.endpoint.announce()
-        return _conduct(prepared, fleet, sight, patience, device)
+        return _conduct(prepared, fleet, sight, options)
     except LinkError:
         raise
     except StoreError:
@@ -146,9 +154,7 @@ def _announce(
         raise
 
 
-def _conduct(
-    prepared: Prepared, fleet: Fleet, sight: Oversight, patience: float, device: str
-) -> Result:
+def _conduct(prepared: Prepared, fleet: Fleet, sight: Oversight, options: RunOptions) -> Result:
     """Make all that the rounds need, and run them."""
     config, method, store = prepared.config, prepared.method, prepared.store
     settings = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
@@ -172,9 +178,9 @@ def _conduct(
         Defences(config, store.evidence, store.folder / "kept", store.rounds_done + 1),
         past,
         pinned(menu, config.assign.submodels),
-        patience,
+        options.patience,
     )
-    return conduct(run, Evaluator(run, prepared.held, device), first)
+    return conduct(run, Evaluator(run, prepared.held, options.device), first)
 
 
 def learn_network(

@@ -61,17 +61,33 @@ HEADLINE = (
 
 
 def write(folder: Path, config: Config, store: Store, source: Source, say: Say) -> dict[str, Any]:
-    """Writes the results of one seed from what its store holds, and gives them as plain values."""
+    """Write the results of one seed from what its store holds; return them as plain values."""
+    scores = marked(training_counts.stored(store), store.all_scores())
+    found = collect(config, store, scores)
+    base = folder / f"seed{config.seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    base.with_suffix(".json").write_text(plain(found))
+    write_scores(base.with_suffix(".csv"), scores)
+    held = partitions.counts(source.whole, source.parts)
+    draw(
+        say,
+        "partition",
+        folder / f"seed{config.seed}-partition.png",
+        held,
+        names(source.agents),
+        f"{config.data.name}, {source.partition}",
+    )
+    say_results(config, found, say)
+    return found
+
+
+def collect(config: Config, store: Store, scores: Sequence[tuple[int, Score]]) -> dict[str, Any]:
+    """The results of one seed as plain values. scores: all of them, each with its round."""
     facts, trained = store.read_facts(), training_counts.stored(store)
-    scores = marked(trained, store.all_scores())
     by_name = {submodel.name: submodel for submodel in facts.menu}
     assigned = {agent: by_name[name] for agent, name in store.assigned().items()}
-    final, work, known = (
-        summary(latest(scores), facts.menu, assigned),
-        spent(config, store),
-        trained[max(trained)],
-    )
-    found = {
+    known = trained[max(trained)]
+    return {
         "run": config.name,
         "seed": config.seed,
         "config": to_json(config),
@@ -94,34 +110,21 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
         "scores": [
             {"round": n, **msgspec.to_builtins(score)} for n, score in scores if not score.agent
         ],
-        "effort": work,
-        "summary": final,
+        "effort": spent(config, store),
+        "summary": summary(latest(scores), facts.menu, assigned),
         **told(config, store),
     }
-    base = folder / f"seed{config.seed}"
-    folder.mkdir(parents=True, exist_ok=True)
-    base.with_suffix(".json").write_text(plain(found))
-    write_scores(base.with_suffix(".csv"), scores)
-    held = partitions.counts(source.whole, source.parts)
-    draw(
-        say,
-        "partition",
-        folder / f"seed{config.seed}-partition.png",
-        held,
-        names(source.agents),
-        f"{config.data.name}, {source.partition}",
-    )
-    beside = f"; {UNTRAINED}: {', '.join(known.untrained)}" if known.untrained else ""
-    say(
-        f"seed {config.seed}: "
-        + ", ".join(f"{name} {final[name]:.3f}" for name in HEADLINE if name in final)
-        + beside
-    )
+
+
+def say_results(config: Config, found: Mapping[str, Any], say: Say) -> None:
+    """Tell the user the headline scores of a seed, its effort and its privacy budget."""
+    seed, final, missing = f"seed {config.seed}", found["summary"], found["untrained"]
+    shown = ", ".join(f"{name} {final[name]:.3f}" for name in HEADLINE if name in final)
+    say(f"{seed}: {shown}" + (f"; {UNTRAINED}: {', '.join(missing)}" if missing else ""))
     if wanted(config):
-        say(f"seed {config.seed}: {told_effort(work)}")
+        say(f"{seed}: {told_effort(found['effort'])}")
     if config.private.noise:
-        say(f"seed {config.seed}: epsilon {found['epsilon']:.4g} at delta {config.private.delta:g}")
-    return found
+        say(f"{seed}: epsilon {found['epsilon']:.4g} at delta {config.private.delta:g}")
 
 
 def told(config: Config, store: Store) -> dict[str, float]:

@@ -8,7 +8,7 @@ the protocol; only the devices and the broker are simulated. A fleet whose agent
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import filter as filter_names
 from pathlib import Path
@@ -20,10 +20,11 @@ import torch
 from coordinator.assign.data_cards import AGENTS
 from coordinator.observe.readers.terminal import Lines
 from coordinator.phases.patience import ENDLESS
+from coordinator.run.config_sources import ConfigSources
 from coordinator.run.launch import check_same
 from coordinator.run.preparation import Prepared, prepare
-from coordinator.run.start import run
-from coordinator.settings.config import Config, load, parse_setting
+from coordinator.run.start import RunOptions, run
+from coordinator.settings.config import Config, load
 from coordinator.simulate import results
 from coordinator.simulate.data_source import Source
 from coordinator.simulate.data_source import names as devices
@@ -41,24 +42,16 @@ __all__ = ["simulate"]
 
 
 def simulate(
-    file: Path,
-    environment: Mapping[str, str],
-    settings: Sequence[str],
-    flags: Sequence[tuple[str, Any]],
-    runs: Path,
-    out: Path | None,
-    *,
-    resume: bool,
-    say: Say,
+    sources: ConfigSources, runs: Path, out: Path | None, *, resume: bool = False, say: Say
 ) -> dict[str, Any]:
-    """Runs the experiment of a file once per seed, and writes results and pictures below `out`; the
+    """Run an experiment once per seed, and write results and pictures below `out`; return the
     results of all seeds as plain values.
 
-    Raises ConfigError, DataError and Unknown before the first round; StoreError for a run that is
-    there already and not to be resumed.
+    Raises ConfigError, DataError and Unknown before the first round; StoreError for a run that
+    exists and is not to be resumed.
     """
-    config = load(file, environment, [*map(parse_setting, settings), *flags])
-    name = config.name or file.stem
+    config = sources.load()
+    name = config.name or (sources.file.stem if sources.file else "simulation")
     folder = out or Path("results") / name
     chosen = config.simulate
     if config.data.name == AGENTS:
@@ -176,15 +169,10 @@ def carry_out(prepared: Prepared, source: Source, say: Say) -> None:
         devices = Devices(broker, prepared.config, source, spool)
         link = MemoryLink(broker, "coordinator")
         try:
-            run(
-                prepared,
-                link,
-                Lines(say).read,
-                devices.begin,
-                patience=ENDLESS,
-                device=prepared.config.simulate.device,
-                durable=False,
+            options = RunOptions(
+                patience=ENDLESS, device=prepared.config.simulate.device, durable=False
             )
+            run(prepared, link, Lines(say).read, devices.begin, options)
         except LinkError:
             if devices.error is None:
                 raise

@@ -28,7 +28,7 @@ import torch
 
 from coordinator.simulate.data_source import Source
 from federated.data.dataset import Dataset
-from federated.device.torch_tasks import errand, surveyed
+from federated.device.torch_tasks import Execution, errand, surveyed
 from federated.errors import EspalierError
 from federated.task import Task
 from federated.wire.messages import Run
@@ -158,9 +158,8 @@ def holding(index: int) -> Dataset:
 
 def work(index: int, task: Task, weights: Path, result: Path, device: str) -> float:
     """Does a device's task from file to file; the loss, NaN where the task has none."""
-    return errand(
-        task, weights, result, holding(index), device=device, stop=lambda: bool(STOPPED.value)
-    )
+    execution = Execution(device, stop=lambda: bool(STOPPED.value))
+    return errand(task, weights, result, holding(index), execution)
 
 
 def look(index: int, run: Run, device: str) -> dict[str, Any]:

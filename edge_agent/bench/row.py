@@ -228,7 +228,7 @@ def _training(plan: Plan, net: nn.Module) -> Step:
     """Times whole steps (forward, backward, update) as a device trains, on noise."""
     from edge_agent.bench.target import noise
     from federated.task import Recipe
-    from federated.training.loop import train
+    from federated.training.loop import TrainingSet, train
 
     assert plan.submodel is not None
     x, y = noise(plan.submodel.network, plan.batch)
@@ -238,7 +238,7 @@ def _training(plan: Plan, net: nn.Module) -> Step:
         if len(times) == STEP_WARM_UP:
             start = time.perf_counter()
         before = time.perf_counter()
-        train(net, plan.submodel, recipe, x, y, labels=(), seed=0)
+        train(net, plan.submodel, recipe, TrainingSet(x, y), seed=0)
         times.append(time.perf_counter() - before)
     del times[:STEP_WARM_UP]
     return Step(min(times), statistics.median(times))

@@ -21,7 +21,7 @@ from edge_agent.device.measurement_cache import Notebook, surroundings
 from federated.device.torch_tasks import surveyed
 from federated.errors import ConfigError
 from federated.task import Board, Card, Recipe, Timing
-from federated.training.loop import train
+from federated.training.loop import TrainingSet, train
 from federated.wire.messages import Run
 from models.cost import cost
 from models.families.catalogue import build
@@ -165,12 +165,12 @@ def time_step(submodel: Submodel, batch: int, data: Any, device: str) -> float:
     x, y = data.x[:size], data.y[:size]
     recipe = Recipe(batch=size)
     for _ in range(WARM_UP):
-        train(net, submodel, recipe, x, y, labels=data.labels, seed=0)
+        train(net, submodel, recipe, TrainingSet(x, y, data.labels), seed=0)
     means = []
     for _ in range(WINDOWS):
         steps, start = 0, time.perf_counter()
         while steps < STEPS or time.perf_counter() - start < WINDOW:
-            train(net, submodel, recipe, x, y, labels=data.labels, seed=steps)
+            train(net, submodel, recipe, TrainingSet(x, y, data.labels), seed=steps)
             steps += 1
         means.append((time.perf_counter() - start) / steps)
     return min(means)

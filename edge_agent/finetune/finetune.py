@@ -34,7 +34,7 @@ from federated.engine.tallies import metrics
 from federated.errors import ConfigError, DataError, ExportError, UsageError
 from federated.runtime.console import Say
 from federated.task import Recipe
-from federated.training.loop import Diverged, train
+from federated.training.loop import Diverged, TrainingSet, train
 from models.families import catalogue
 from models.submodel import Network, Submodel
 
@@ -293,9 +293,7 @@ def _trained(
 
     torch.manual_seed(seed)  # dropout draws from the global generator
     try:
-        done = train(
-            net, submodel, recipe, data.x, data.y, labels=data.labels, seed=seed, on_step=progress
-        )
+        done = train(net, submodel, recipe, data, seed=seed, on_step=progress)
     except Diverged as error:
         raise ConfigError(f"nothing was written: {error}") from error
     if catalogue.statistics(submodel):
@@ -304,8 +302,9 @@ def _trained(
 
 
 def _scores(net: nn.Module, submodel: Submodel, data: Dataset) -> Scores:
+    held = TrainingSet(data.x_held, data.y_held)
     return metrics(
-        evaluate(net, submodel, Recipe(batch=BATCH), data.x_held, data.y_held)["all"],
+        evaluate(net, submodel, Recipe(batch=BATCH), held)["all"],
         submodel.network,
     )
 

@@ -184,24 +184,21 @@ def _perform(
 ) -> dict[str, Any]:
     import torch
 
-    from federated.device.torch_tasks import errand
+    from federated.device.torch_tasks import Execution, errand
     from federated.training.loop import Stopped
 
     task = msgspec.convert(message["task"], Task)
     try:
         check_allowed(job, message["task"])
         gauge.begin()
-        loss = errand(
-            task,
-            Path(message["weights"]),
-            Path(message["result"]),
-            data,
-            device=job.device,
+        execution = Execution(
+            job.device,
             on_step=telling(channel, message["number"], gauge.after),
             stop=lambda: channel.ready() or gauge.before(),
-            effort=gauge.notes,
         )
-        files.sync(Path(message["result"]))
+        weights, result = Path(message["weights"]), Path(message["result"])
+        loss = errand(task, weights, result, data, execution, gauge.notes)
+        files.sync(result)
     except Stopped:
         channel.receive()  # the request that stopped it
         return {"failed": "cancelled"}

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +26,8 @@ from federated.training.loop import (
     Array,
     Step,
     Stopped,
+    TrainingData,
+    TrainingSet,
     check,
     descend,
     moved,
@@ -39,27 +41,60 @@ from models.families.catalogue import build, shapes, statistics
 from models.layers.batch_norm import calibrate as measure
 from models.submodel import Submodel
 
-__all__ = ["Examples", "Tallies", "calibrate", "errand", "evaluate", "perform", "surveyed"]
+__all__ = [
+    "Examples",
+    "Execution",
+    "Tallies",
+    "calibrate",
+    "errand",
+    "evaluate",
+    "perform",
+    "surveyed",
+]
 
 Tallies = dict[str, dict[str, list[float]]]
 """Sums over examples by view; see `evaluate`."""
 
 
-class Examples(Protocol):
-    """A device's data: raw arrays, examples first; `labels` are the classes (or tokens) of the
-    training part.
-    """
+class Examples(TrainingData, Protocol):
+    """A device's data: those to train on, and x_held, y_held, those never trained on."""
 
-    @property
-    def x(self) -> Array: ...
-    @property
-    def y(self) -> Array: ...
     @property
     def x_held(self) -> Array: ...
     @property
     def y_held(self) -> Array: ...
-    @property
-    def labels(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a task is carried out.
+
+    device: where PyTorch computes, such as "cpu" or "cuda".
+    on_step: called after every training step.
+    stop: asked between steps or batches whether to stop.
+    """
+
+    device: str = "cpu"
+    on_step: Step | None = None
+    stop: Callable[[], bool] | None = None
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a task gave.
+
+    out: tensors of the update, by local name.
+    samples: number of examples.
+    notes: of the update.
+    steps: of the optimiser.
+    remembered: tensors that the device keeps.
+    """
+
+    out: Mapping[str, Tensor]
+    samples: int
+    notes: dict[str, Any]
+    steps: int = 0
+    remembered: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def surveyed(run: Run, data: Examples, memory: int, device: str) -> dict[str, Any]:
@@ -109,30 +144,29 @@ def evaluate(
     net: nn.Module,
     submodel: Submodel,
     recipe: Recipe,
-    x: Array,
-    y: Array,
-    *,
-    labels: Collection[int] = (),
+    data: TrainingData,
     stop: Callable[[], bool] | None = None,
 ) -> Tallies:
-    """Tallies of raw examples, in evaluation mode: "all", where every class may be answered;
-    "exit0" and on, where there are several exits, and "ensemble", the mean of their logits
-    (DepthFL, Kim et al., ICLR 2023); "labels" where labels are given: with the logits of other
-    classes set to 0 (HeteroFL's local accuracy). Empty of no example.
+    """Tallies of raw examples, in evaluation mode, by view; empty without an example.
+
+    "all": every class may be answered.
+    "exit0" and on: of each exit, if there are several.
+    "ensemble": the mean of the exits' logits (DepthFL, Kim et al., ICLR 2023).
+    "labels": if the data name labels, with the logits of other classes set to 0 (HeteroFL's local
+        accuracy).
     """
     net.eval()
     device = next(net.parameters()).device
     network, found = submodel.network, dict[str, list[dict[str, list[float]]]]()
     with torch.inference_mode():
-        for start in range(0, len(y), recipe.batch):
+        for start in range(0, len(data.y), recipe.batch):
             if stop is not None and stop():
                 raise Stopped
             there = slice(start, start + recipe.batch)
+            x, y = moved(data.x[there], device), moved(data.y[there], device)
             # the same tokens are hidden from everyone
             hiding = torch.Generator().manual_seed(start)
-            shown, truth = objective.pose(
-                network, recipe.hide, moved(x[there], device), moved(y[there], device), hiding
-            )
+            shown, truth = objective.pose(network, recipe.hide, x, y, hiding)
             outs = objective.answers(net, submodel, shown)
             views = {"all": outs[-1]}
             if len(outs) > 1:
@@ -140,8 +174,8 @@ def evaluate(
                     "ensemble": torch.stack(outs).mean(0),
                     **{f"exit{i}": out for i, out in enumerate(outs)},
                 }
-            if labels:
-                views["labels"] = objective.masked(outs[-1], labels)
+            if data.labels:
+                views["labels"] = objective.masked(outs[-1], data.labels)
             for view, out in views.items():
                 found.setdefault(view, []).append(
                     objective.tally(network, out, truth, per_class=recipe.per_class)
@@ -154,28 +188,18 @@ def errand(
     weights: Path,
     result: Path,
     data: Examples,
-    *,
-    device: str = "cpu",
-    on_step: Step | None = None,
-    stop: Callable[[], bool] | None = None,
+    execution: Execution = Execution(),
     effort: Callable[[], Mapping[str, Any]] = dict,
 ) -> float:
-    """`perform` from file to file: encoded weights in, the encoded update out, the device's memory
-    beside it; the loss, NaN where there is none.
+    """Perform a task from file to file: encoded weights in, the encoded update out, and the
+    device's memory beside it. Return the loss, NaN if there is none.
 
-    effort: asked at the end for notes on what a training took, which go with its own.
+    effort: asked at the end for notes on what a training took; they are added to its own.
     """
     kept = result.parent / device_memory.FOLDER
     known = device_memory.read(kept, task.since, variates(task))
-    update, remembered = perform(
-        task,
-        codec.decode(weights.read_bytes())[1],
-        data,
-        kept=known,
-        device=device,
-        on_step=on_step,
-        stop=stop,
-    )
+    received = codec.decode(weights.read_bytes())[1]
+    update, remembered = perform(task, received, data, known, execution)
     if remembered:
         device_memory.write(kept, task.round, remembered, since=task.since)
     if task.work == "train":
@@ -203,66 +227,33 @@ def perform(
     task: Task,
     tensors: Mapping[str, Array],
     data: Examples,
-    *,
     kept: Mapping[str, Array] | None = None,
-    device: str = "cpu",
-    on_step: Step | None = None,
-    stop: Callable[[], bool] | None = None,
+    execution: Execution = Execution(),
 ) -> tuple[Update, dict[str, Array]]:
-    """Does a task on received weights; the update, its tensors as contiguous numpy arrays by local
-    name, and what the device is to keep.
+    """Perform a task on received weights. Return the update, its tensors as contiguous numpy arrays
+    by local name, and what the device is to keep.
 
-    train: the new weights, and running statistics under tracked norm; notes loss, and where the
-    recipe asks for them labels and tallies "before" and "after". calibrate: running statistics of
-    the weights as received; notes batches. evaluate: no tensors; notes tallies of the examples held
-    out, by view. kept: what the device keeps of this run. Raises Refused where the tensors are not
-    the submodel's, DataError, Stopped, Diverged.
+    train: the new weights, and running statistics under tracked norm; notes loss, and if the recipe
+        asks for them labels and tallies "before" and "after".
+    calibrate: running statistics of the weights as received; notes batches.
+    evaluate: no tensors; notes tallies of the held-out examples, by view.
+    kept: what the device keeps of this run.
+    Raises Refused if the tensors are not the submodel's, DataError, Stopped, Diverged.
     """
-    recipe, seed, kept = task.recipe, mixed(task), kept or {}
+    kept, device = kept or {}, execution.device
     net = received(task, tensors, kept).to(device)
-    out, remembered = dict[str, Tensor](), dict[str, Tensor]()
-    steps, samples, notes = 0, len(data.y), dict[str, Any]()
     with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
-        torch.manual_seed(seed)  # dropout draws from the global generator
+        torch.manual_seed(mixed(task))  # dropout draws from the global generator
         if task.work == "train":
-            tallies = named("before", own_scores(net, task, data, seed, stop))
-            session = open_session(
-                net, task.submodel, recipe, data.x, data.y, labels=data.labels, seed=seed
-            )
-            session.round, session.received, session.memory = (
-                task.round,
-                placed(tensors, device),
-                placed(kept, device),
-            )
-            done = descend(
-                session,
-                method(recipe.hook).hooks if recipe.hook else None,
-                on_step=on_step,
-                stop=stop,
-            )
-            trained = net.state_dict()
-            out = {
-                name: trained[name].clone() for name in travelling(task) if name not in recipe.keep
-            } | session.sent
-            remembered = session.memory | {
-                own_home(task, name): trained[name].clone() for name in recipe.keep
-            }
-            tallies |= named("after", own_scores(net, task, data, seed, stop))
-            steps, notes = (
-                done.steps,
-                {**session.notes, "loss": done.loss, **({"tallies": tallies} if tallies else {})},
-            )
-            if recipe.labels:
-                notes["labels"] = list(data.labels)
+            result = _train(net, task, tensors, data, kept, execution)
         elif task.work == "calibrate":
-            out, batches = calibrate(net, data.x, recipe.batch, seed, stop)
-            notes = {"batches": batches}
+            out, batches = calibrate(net, data.x, task.recipe.batch, mixed(task), execution.stop)
+            result = _Result(out, len(data.y), {"batches": batches})
         else:
             labels = data.labels if task.submodel.network.objective == "class" else ()
-            tallies = evaluate(
-                net, task.submodel, recipe, data.x_held, data.y_held, labels=labels, stop=stop
-            )
-            samples, notes = len(data.y_held), {"tallies": tallies}
+            held = TrainingSet(data.x_held, data.y_held, labels)
+            tallies = evaluate(net, task.submodel, task.recipe, held, execution.stop)
+            result = _Result({}, len(data.y_held), {"tallies": tallies})
     made = Update(
         task.run,
         task.round,
@@ -271,12 +262,46 @@ def perform(
         task.work,
         task.submodel,
         task.version,
-        samples,
-        steps,
-        arrays(out),
-        notes,
+        result.samples,
+        result.steps,
+        arrays(result.out),
+        result.notes,
     )
-    return made, arrays(remembered)
+    return made, arrays(result.remembered)
+
+
+def _train(
+    net: nn.Module,
+    task: Task,
+    tensors: Mapping[str, Array],
+    data: Examples,
+    kept: Mapping[str, Array],
+    execution: Execution,
+) -> _Result:
+    """Train `net`, which holds the tensors, as the task's recipe says."""
+    recipe, seed, device = task.recipe, mixed(task), execution.device
+    tallies = named("before", own_scores(net, task, data, execution.stop))
+    session = open_session(net, task.submodel, recipe, data, seed=seed)
+    session.round = task.round
+    session.received, session.memory = placed(tensors, device), placed(kept, device)
+    done = descend(
+        session,
+        method(recipe.hook).hooks if recipe.hook else None,
+        on_step=execution.on_step,
+        stop=execution.stop,
+    )
+    trained = net.state_dict()
+    out = {name: trained[name].clone() for name in travelling(task) if name not in recipe.keep}
+    own = {own_home(task, name): trained[name].clone() for name in recipe.keep}
+    tallies |= named("after", own_scores(net, task, data, execution.stop))
+    notes = {**session.notes, "loss": done.loss}
+    if tallies:
+        notes["tallies"] = tallies
+    if recipe.labels:
+        notes["labels"] = list(data.labels)
+    return _Result(
+        out | session.sent, len(data.y), notes, done.steps, remembered=session.memory | own
+    )
 
 
 def arrays(values: Mapping[str, Tensor]) -> dict[str, Array]:
@@ -291,7 +316,7 @@ def placed(values: Mapping[str, Array], device: str) -> dict[str, Tensor]:
 
 
 def own_scores(
-    net: nn.Module, task: Task, data: Examples, seed: int, stop: Callable[[], bool] | None
+    net: nn.Module, task: Task, data: Examples, stop: Callable[[], bool] | None
 ) -> Tallies:
     """Tallies of the device's held-out examples as the network is now, its static norms measured on
     the device's own data; none unless asked for.
@@ -299,8 +324,9 @@ def own_scores(
     if not task.recipe.scores or not len(data.y_held):
         return {}
     if task.recipe.norm == "static" and statistics(task.submodel):
-        calibrate(net, data.x, task.recipe.batch, seed, stop)
-    return evaluate(net, task.submodel, task.recipe, data.x_held, data.y_held, stop=stop)
+        calibrate(net, data.x, task.recipe.batch, mixed(task), stop)
+    held = TrainingSet(data.x_held, data.y_held)
+    return evaluate(net, task.submodel, task.recipe, held, stop)
 
 
 def named(when: str, tallies: Tallies) -> Tallies:

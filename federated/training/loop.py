@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ __all__ = [
     "Step",
     "Stopped",
     "Trained",
+    "TrainingData",
+    "TrainingSet",
     "batches",
     "check",
     "cuts",
@@ -68,49 +70,55 @@ class Trained:
     steps: int
 
 
-def open_session(
-    net: nn.Module,
-    submodel: Submodel,
-    recipe: Recipe,
-    x: Array,
-    y: Array,
-    *,
-    labels: Collection[int],
-    seed: int,
-) -> Session:
-    """A training of `net`, which is `submodel`, on raw examples x [n, *inputs] with what they
-    teach, y [n, ...]. Raises DataError without an example.
+class TrainingData(Protocol):
+    """What a training learns from.
 
-    labels: classes that the data hold, for the masked loss.
+    x: raw examples [n, *inputs].
+    y: what each teaches [n, ...].
+    labels: classes (or tokens) that the data hold, for the masked loss.
     """
-    check(x, y)
-    planned = recipe.epochs * len(cuts(len(y), recipe.batch))
+
+    @property
+    def x(self) -> Array: ...
+    @property
+    def y(self) -> Array: ...
+    @property
+    def labels(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSet:
+    """`TrainingData` made of arrays."""
+
+    x: Array
+    y: Array
+    labels: Sequence[int] = ()
+
+
+def open_session(
+    net: nn.Module, submodel: Submodel, recipe: Recipe, data: TrainingData, *, seed: int
+) -> Session:
+    """Prepare a training of `net`, which is `submodel`. Raises DataError without an example."""
+    check(data.x, data.y)
+    planned = recipe.epochs * len(cuts(len(data.y), recipe.batch))
     steps = min(recipe.steps, planned) if recipe.steps else planned
     generator = torch.Generator().manual_seed(seed)
     moving = [p for name, p in net.named_parameters() if name not in recipe.frozen]
-    return Session(net, submodel, recipe, x, y, tuple(labels), generator, steps, moving)
+    labels = tuple(data.labels)
+    return Session(net, submodel, recipe, data.x, data.y, labels, generator, steps, moving)
 
 
 def train(
     net: nn.Module,
     submodel: Submodel,
     recipe: Recipe,
-    x: Array,
-    y: Array,
+    data: TrainingData,
     *,
-    labels: Collection[int],
     seed: int,
     on_step: Step | None = None,
-    stop: Callable[[], bool] | None = None,
 ) -> Trained:
-    """Trains in place, without hooks, on the device where `net` lies. Raises DataError, Stopped,
-    Diverged.
-    """
-    return descend(
-        open_session(net, submodel, recipe, x, y, labels=labels, seed=seed),
-        on_step=on_step,
-        stop=stop,
-    )
+    """Train in place, without hooks, on the device where `net` is. Raises DataError, Diverged."""
+    return descend(open_session(net, submodel, recipe, data, seed=seed), on_step=on_step)
 
 
 def descend(

@@ -54,9 +54,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
         net,
         submodel,
         Recipe(epochs=2, norm="tracked"),
-        whole.x,
-        whole.y,
-        labels=whole.labels,
+        whole,
         seed=0,
     )
     return exported(submodel, net, whole.x, tmp_path_factory.mktemp("digits"))

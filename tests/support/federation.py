@@ -29,7 +29,7 @@ from federated.data import catalogue
 from federated.data.dataset import Dataset
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
-from federated.device.torch_tasks import errand, surveyed
+from federated.device.torch_tasks import Execution, errand, surveyed
 from federated.device.trainer import Outcome
 from federated.task import Profile, Task, Timing, Update
 from federated.wire import envelope, messages, tensors, topics
@@ -66,7 +66,7 @@ class Here:
     def begin(self, task: Task, weights: Path, result: Path) -> None:
         try:
             with ALONE:
-                loss = errand(task, weights, result, self.data, stop=self.stop)
+                loss = errand(task, weights, result, self.data, Execution(stop=self.stop))
             meta, values = tensors.decode(result.read_bytes())
             update = self.change(replace(msgspec.convert(meta, Update), tensors=values))
             result.write_bytes(
@@ -247,7 +247,7 @@ def federate(
                 link,
                 publish_to(Lines(lines.append).read, read),
                 lambda fleet: (fleets.append(fleet), watch(fleet))[0],
-                patience=patience,
+                start.RunOptions(patience=patience),
             )
         finally:
             prepared.close()

@@ -88,7 +88,9 @@ def revived(
                 MemoryLink(broker, "coordinator"),
             )
             try:
-                result = start.run(prepared, link, read, fleets.append, durable=durable)
+                result = start.run(
+                    prepared, link, read, fleets.append, start.RunOptions(durable=durable)
+                )
                 break
             except Killed as death:
                 deaths += 1

@@ -10,6 +10,7 @@ from torch import nn
 
 from federated.device.torch_tasks import perform
 from federated.task import Recipe, Task
+from federated.training.loop import TrainingSet
 from models.families.catalogue import build, menu, network, shapes, statistics
 from models.submodel import Network, Submodel
 
@@ -32,7 +33,7 @@ NET = network("preresnet", (1, 4, 4), 3, (8.0,), (5.0,))
 # of networks made here by hand: classes to learn, and no exits
 BARE = Submodel(Network("none", "", (1,), 2), 1.0, ())
 PLAIN = Recipe(epochs=1, batch=4, lr=0.1, momentum=0.0)
-ONE = (np.array([[2.0]], dtype=np.float32), np.array([0]))
+ONE = TrainingSet(np.array([[2.0]], dtype=np.float32), np.array([0]), (0, 1))
 
 
 def examples(n=24, seed=0, classes=3):

@@ -136,9 +136,7 @@ def teach(session: Session) -> None:
         replace(session.recipe, hook="", options={}),
         int(torch.randint(2**62, (), generator=session.generator)),
     )
-    student = open_session(
-        net, submodel, recipe, session.x, session.y, labels=session.labels, seed=seed
-    )
+    student = open_session(net, submodel, recipe, session, seed=seed)
     student.round = session.round
     if norms(session.net):
         calibrate(session.net, (x for x, _ in batches(session)))

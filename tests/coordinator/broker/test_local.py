@@ -110,7 +110,7 @@ def test_no_broker_is_opened_to_the_network_without_passwords(listen: str, tmp_p
 def test_a_listening_address_must_be_one_of_this_machine(tmp_path: Path) -> None:
     (tmp_path / "users").write_text("me:x\n")
     with pytest.raises(ConfigError, match="no address of this machine"):
-        brokers.start("192.0.2.7", 0, directory=tmp_path, passwords=tmp_path / "users")
+        brokers.start("192.0.2.7", 0, directory=tmp_path, clients=tmp_path / "users")
     with pytest.raises(ConfigError, match="expected an IP address or localhost, found 'my-host'"):
         brokers.start("my-host", 0, directory=tmp_path)
 
@@ -120,7 +120,7 @@ def test_with_passwords_the_coordinator_has_one_of_its_own_and_none_is_kept_plai
     tmp_path: Path,
 ) -> None:
     (tmp_path / "users").write_text("me:correct-horse\n")
-    with brokers.start(port=0, directory=tmp_path / "b", passwords=tmp_path / "users") as broker:
+    with brokers.start(port=0, directory=tmp_path / "b", clients=tmp_path / "users") as broker:
         open_link(broker.url, "coordinator").close()
         kept = b"".join(path.read_bytes() for path in (tmp_path / "b").iterdir())
         assert b"correct-horse" not in kept
@@ -134,9 +134,7 @@ def test_passwords_need_mosquitto_and_nothing_is_started_without_it(tmp_path: Pa
         LinkError,
         match="--passwords needs mosquitto, because the embedded broker cannot restrict clients",
     ):
-        brokers.start(
-            port=0, kind="embedded", directory=tmp_path / "b", passwords=tmp_path / "users"
-        )
+        brokers.start(port=0, kind="embedded", directory=tmp_path / "b", clients=tmp_path / "users")
     assert not (tmp_path / "b").exists()
 
 

@@ -108,7 +108,7 @@ def test_who_is_barred_is_denied_everything_by_name() -> None:
 @needs_mosquitto
 def test_with_passwords_too_a_user_speaks_for_the_agent_of_its_name_alone(tmp_path: Path) -> None:
     (tmp_path / "users").write_text("a:x\nb:y\n")
-    with brokers.start(port=0, directory=tmp_path / "b", passwords=tmp_path / "users") as broker:
+    with brokers.start(port=0, directory=tmp_path / "b", clients=tmp_path / "users") as broker:
         coordinator = open_link(broker.url, "c")
         coordinator.subscribe(topics.all_topics())
         a, b = (open_link(f"mqtt://{user}@{broker.address}", user[0]) for user in ("a:x", "b:y"))
@@ -133,7 +133,7 @@ def test_a_reloaded_broker_denies_who_was_barred_and_a_restarted_one_keeps_what_
 ) -> None:
     (tmp_path / "users").write_text("a:x\n")
     with brokers.start(
-        port=0, kind="mosquitto", directory=tmp_path / "b", passwords=tmp_path / "users"
+        port=0, kind="mosquitto", directory=tmp_path / "b", clients=tmp_path / "users"
     ) as broker:
         a = open_link(f"mqtt://a:x@{broker.address}", "a")
         a.publish(topics.status("r", "a"), b"kept", retain=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.fleet import driver
-from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.fleet import Fleet, Intake
 from coordinator.round.task_state import Planned, Spare
 from coordinator.store.journal import Base, Journal
 from federated.wire import messages, topics
@@ -49,7 +49,9 @@ def test_a_journal_that_grows_large_begins_a_new_segment(
 ) -> None:
     monkeypatch.setattr(driver, "LARGE", 20_000)
     journal = Journal(tmp_path)
-    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, journal=journal)
+    fleet = Fleet(
+        MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(journal=journal), clock=clock
+    )
     journal.begin(Base("", fleet.round))
     peer = Peer(memory, "a")
     for number in range(100):
@@ -69,7 +71,9 @@ def test_offers_and_failures_that_nobody_asked_for_are_not_written_down(
     memory: MemoryBroker, tmp_path: Path, clock: Clock
 ) -> None:
     journal = Journal(tmp_path)
-    fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock, journal=journal)
+    fleet = Fleet(
+        MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(journal=journal), clock=clock
+    )
     journal.begin(Base("", fleet.round))
     peer = Peer(memory, "a")
     listen(fleet)

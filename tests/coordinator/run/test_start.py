@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.run.config_sources import ConfigSources
 from coordinator.run.launch import check_same, start_run
 from coordinator.run.preparation import find_name, prepare
 from coordinator.settings.config import load
@@ -123,7 +124,7 @@ def test_a_constraint_that_cannot_be_read_is_told_before_the_run(tmp_path: Path)
 
 def test_a_service_that_may_find_its_run_there_says_which(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--name"):
-        start_run(None, {}, (), (), tmp_path, resume=False, or_resume=True, live=False, say=print)
+        start_run(ConfigSources(), tmp_path, or_resume=True, live=False, say=print)
     assert not list(tmp_path.iterdir())
 
 

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from coordinator.cli.main import main
 from coordinator.observe.records import Score
+from coordinator.run.config_sources import ConfigSources
 from coordinator.run.start import complete_card
 from coordinator.settings.config import load
 from coordinator.simulate.data_source import Source
@@ -68,10 +69,7 @@ def run(
 ):
     say = (said if said is not None else []).append
     return simulate(
-        experiment(folder, text),
-        {},
-        settings,
-        [],
+        ConfigSources(experiment(folder, text), settings=settings),
         folder / "runs",
         folder / "out",
         resume=resume,
@@ -311,13 +309,9 @@ def test_what_devices_keep_goes_on_bit_for_bit_too(tmp_path: Path, method: str, 
     else:
         with pytest.raises(Killed):
             simulate(
-                experiment(split, text),
-                {},
-                [*common, "rounds=4"],
-                [],
+                ConfigSources(experiment(split, text), settings=[*common, "rounds=4"]),
                 split / "runs",
                 split / "out",
-                resume=False,
                 say=kill,
             )
     run(split, *common, "rounds=4", text=text, resume=True)
@@ -508,13 +502,9 @@ def test_pins_that_fit_no_device_are_told_and_a_place_where_no_run_can_be_kept_i
         StoreError, match=r"run 'small-seed0' cannot be kept in .*file/runs: Not a directory"
     ):
         simulate(
-            experiment(tmp_path),
-            {},
-            [pins],
-            [],
+            ConfigSources(experiment(tmp_path), settings=[pins]),
             tmp_path / "file" / "runs",
             tmp_path / "out",
-            resume=False,
             say=said.append,
         )
     assert said == [

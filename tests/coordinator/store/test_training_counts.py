@@ -19,6 +19,7 @@ from coordinator.cli.status import text as status_text
 from coordinator.release.archive import Archive
 from coordinator.release.export_run import ExportRequest, export_run
 from coordinator.release.rollout import Rollout, Wish
+from coordinator.run.config_sources import ConfigSources
 from coordinator.run.launch import report, show
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
@@ -272,9 +273,7 @@ def test_a_simulation_names_it_in_its_results(tmp_path: Path) -> None:
         "[evaluate]\ndevices = false\n[simulate]\nagents = 2\nworkers = 1\n"
     )
     said: list[str] = []
-    made = simulate(
-        file, {}, (), [], tmp_path / "runs", tmp_path / "out", resume=False, say=said.append
-    )
+    made = simulate(ConfigSources(file), tmp_path / "runs", tmp_path / "out", say=said.append)
     one = json.loads((tmp_path / "out" / "seed0.json").read_text())
     trained = {s["name"]: (s["trained_updates"], s["trained_rounds"]) for s in one["submodels"]}
     assert trained == {SMALL: (0, 0), WHOLE: (2, 1)}

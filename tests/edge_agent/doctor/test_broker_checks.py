@@ -27,7 +27,7 @@ def test_a_broker_with_users_and_a_coordinator_pass_every_check(tmp_path: Path) 
     (tmp_path / "users").write_text("pi:secret-of-pi\npa:secret-of-pa\n")
     with (
         brokers.start(
-            port=0, kind="mosquitto", directory=tmp_path / "b", passwords=tmp_path / "users"
+            port=0, kind="mosquitto", directory=tmp_path / "b", clients=tmp_path / "users"
         ) as broker,
         coordinating(broker.url, tmp_path),
     ):

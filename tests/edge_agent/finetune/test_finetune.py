@@ -31,7 +31,7 @@ from federated.data.dataset import Dataset
 from federated.device.torch_tasks import calibrate
 from federated.errors import ConfigError, DataError, ExportError, Unknown, UsageError
 from federated.task import Recipe
-from federated.training.loop import train
+from federated.training.loop import TrainingSet, train
 from federated.wire import tensors
 from models.families import catalogue as families
 from models.submodel import Network, Submodel
@@ -54,9 +54,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
         net,
         submodel,
         Recipe(epochs=1, lr=0.05),
-        data.x[:300],
-        data.y[:300],
-        labels=range(10),
+        TrainingSet(data.x[:300], data.y[:300], range(10)),
         seed=0,
     )
     calibrate(net, data.x[:300], 32, 0)

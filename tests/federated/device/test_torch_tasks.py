@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from federated.device.torch_tasks import calibrate, evaluate, perform
+from federated.device.torch_tasks import Execution, calibrate, evaluate, perform
 from federated.errors import Refused
-from federated.training.loop import Stopped
+from federated.training.loop import Stopped, TrainingSet
 from models.families.catalogue import build, full, network, shapes, statistics
 from models.layers.batch_norm import load_stats
 from tests.support.tasks import NET, PLAIN, SMALL, done, examples, parameters, task, weights
@@ -132,7 +132,7 @@ def test_an_evaluation_without_held_out_examples_is_empty():
 @pytest.mark.parametrize("work", ["calibrate", "evaluate"])
 def test_work_without_steps_can_be_stopped(work):
     with pytest.raises(Stopped):
-        perform(task(work), weights(SMALL), examples(), stop=lambda: True)
+        perform(task(work), weights(SMALL), examples(), execution=Execution(stop=lambda: True))
 
 
 @pytest.mark.parametrize("work", ["train", "calibrate", "evaluate"])
@@ -161,10 +161,8 @@ def test_calibration_and_evaluation_of_a_network_in_hand():
     other.load_state_dict(net.state_dict())
     load_stats(other, stats)
     assert batches == 4
-    recipe = replace(PLAIN, batch=7)
-    assert evaluate(net, SMALL, recipe, data.x, data.y) == evaluate(
-        other, SMALL, recipe, data.x, data.y
-    )
+    recipe, whole = replace(PLAIN, batch=7), TrainingSet(data.x, data.y)
+    assert evaluate(net, SMALL, recipe, whole) == evaluate(other, SMALL, recipe, whole)
 
 
 def test_scores_before_and_after_training_are_sent_only_when_asked_for():

@@ -15,7 +15,7 @@ from federated.device.torch_tasks import placed
 from federated.engine.accounting import Pass, effort, macs
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
-from federated.training.loop import descend, open_session
+from federated.training.loop import TrainingSet, descend, open_session
 from models.cost import cost, counter
 from models.families.catalogue import build, full, initial, network
 from models.submodel import Submodel
@@ -64,7 +64,9 @@ class Device:
         net.load_state_dict(
             {name: value for name, value in received.items() if "/" not in name}, strict=False
         )
-        session = open_session(net, self.submodel, self.recipe, x, y, labels=range(3), seed=seed)
+        session = open_session(
+            net, self.submodel, self.recipe, TrainingSet(x, y, range(3)), seed=seed
+        )
         session.received, session.memory = received, self.memory
         back = 0
         with counter() as flops, self.monkeypatch.context() as patch:

@@ -14,7 +14,7 @@ from federated.methods.fednova import normaliser
 from federated.methods.moon import contrast
 from federated.task import Update
 from federated.training.hooks import Hooks
-from federated.training.loop import descend, open_session
+from federated.training.loop import TrainingSet, descend, open_session
 from models.families.catalogue import build
 from tests.support.golden import close, floats, golden
 
@@ -34,7 +34,7 @@ def check_fedprox(toy):
     )
     state = chosen.start({"w": there}, [whole], settings)
     session = open_session(
-        build(whole), whole, chosen.recipe(state, whole), X, Y, labels=(), seed=0
+        build(whole), whole, chosen.recipe(state, whole), TrainingSet(X, Y), seed=0
     )
     session.net.w.data.copy_(there)
     gradients, seen = [(there - floats(g["w"])) / lr, floats(g["task_grad"])], []
@@ -68,7 +68,7 @@ def check_scaffold(toy):
         total, plan = Total(), chosen.place(state, whole)
         for index, (h, m) in enumerate(zip(g["h"], g["m"], strict=True)):
             session = open_session(
-                build(whole), whole, chosen.recipe(state, whole), X, Y, labels=(), seed=0
+                build(whole), whole, chosen.recipe(state, whole), TrainingSet(X, Y), seed=0
             )
             session.received, session.memory = chosen.dispatch(state, plan), memories[index]
             session.net.w.data.copy_(session.received["w"])

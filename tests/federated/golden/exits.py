@@ -12,7 +12,7 @@ from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.methods.depthfl import consistency
 from federated.task import Recipe
-from federated.training.loop import descend, open_session
+from federated.training.loop import TrainingSet, descend, open_session
 from models.submodel import Network, Submodel
 from tests.support.golden import by_owner, close, floats, golden, played
 
@@ -34,7 +34,11 @@ def lost(name, logits, label, options):
     """The loss of one example, as the training loop and a method's hooks find it."""
     recipe = Recipe(batch=1, hook=name, options=options)
     session = open_session(
-        Told(logits), TOLD, recipe, np.zeros((1, 1)), np.array([label]), labels=[label], seed=0
+        Told(logits),
+        TOLD,
+        recipe,
+        TrainingSet(np.zeros((1, 1)), np.array([label]), [label]),
+        seed=0,
     )
     return descend(session, method(name).hooks).loss
 

@@ -18,7 +18,7 @@ from federated.methods.depthfl import distilled_loss
 from federated.task import Recipe, Update
 from federated.training import device_memory
 from federated.training.hooks import Hooks
-from federated.training.loop import descend, open_session
+from federated.training.loop import TrainingSet, descend, open_session
 from models.families.catalogue import full, initial, network, shapes
 from models.submodel import Submodel
 from tests.support.exits import Told
@@ -44,7 +44,7 @@ def session_of(logits, weight):
     )
     recipe = Recipe(hook="depthfl", options={"weight": weight})
     return open_session(
-        Told(logits), submodel, recipe, np.zeros((1, 1)), np.array([0]), labels=[0], seed=0
+        Told(logits), submodel, recipe, TrainingSet(np.zeros((1, 1)), np.array([0]), [0]), seed=0
     )
 
 
@@ -260,9 +260,7 @@ def test_both_halves_find_the_least_sum_of_unequal_losses(toy, solver, reached):
                 net,
                 whole,
                 chosen.recipe(state, whole),
-                np.zeros((1, 1)),
-                np.zeros(1),
-                labels=[],
+                TrainingSet(np.zeros((1, 1)), np.zeros(1)),
                 seed=0,
             )
             session.memory = kept

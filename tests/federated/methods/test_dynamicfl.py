@@ -190,9 +190,7 @@ def test_scores_are_mean_gradients_of_each_branch_in_the_last_epoch():
         build(menu[1]),
         menu[1],
         METHOD.recipe(state, menu[1]),
-        data.x,
-        data.y,
-        labels=data.labels,
+        data,
         seed=0,
     )
 
@@ -273,9 +271,7 @@ def test_branches_leave_nothing_behind_in_the_network():
     menu, state = begun()
     data, net = examples(), build(menu[3])
     names = [name for name, _ in net.named_parameters()]
-    session = open_session(
-        net, menu[3], METHOD.recipe(state, menu[3]), data.x, data.y, labels=data.labels, seed=0
-    )
+    session = open_session(net, menu[3], METHOD.recipe(state, menu[3]), data, seed=0)
     descend(session, METHOD.hooks)
     assert len(session.parameters) > len(names)
     assert sorted(name for name, _ in net.named_parameters()) == sorted(names)

@@ -9,7 +9,7 @@ import torch
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
-from federated.training.loop import train
+from federated.training.loop import TrainingSet, train
 from models.families.catalogue import build, full, initial, network
 from tests.support.federation import Member, digits, federate
 
@@ -27,7 +27,7 @@ def trained(mu, epochs=20):
     net, rng = build(submodel), np.random.default_rng(0)
     net.load_state_dict(chosen.dispatch(state, chosen.place(state, submodel)), strict=False)
     x, y = rng.normal(size=(10, 6)).astype(np.float32), rng.integers(0, 3, 10)
-    train(net, submodel, chosen.recipe(state, submodel), x, y, labels=(0, 1, 2), seed=0)
+    train(net, submodel, chosen.recipe(state, submodel), TrainingSet(x, y, (0, 1, 2)), seed=0)
     moved = [(p.detach() - state.tensors[name]).norm() for name, p in net.named_parameters()]
     return float(torch.stack(moved).norm()), net.norm.running_mean.clone()
 

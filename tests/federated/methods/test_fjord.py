@@ -15,7 +15,7 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.fjord import distilled, loss, narrower, open_widths
 from federated.task import Task
-from federated.training.loop import descend, open_session
+from federated.training.loop import TrainingSet, descend, open_session
 from models.families.catalogue import build, initial, normalising, shapes, statistics
 from models.slicing import corners, extract
 from tests.support.families import SMALL, small
@@ -52,7 +52,11 @@ def opened(net=NET, index=-1, seed=0, **given):
         {name: value for name, value in tensors.items() if "/" not in name}, strict=False
     )
     session = open_session(
-        made, submodel, chosen.recipe(state, submodel), *examples(net), labels=range(3), seed=seed
+        made,
+        submodel,
+        chosen.recipe(state, submodel),
+        TrainingSet(*examples(net), range(3)),
+        seed=seed,
     )
     session.received = tensors
     made.train()
@@ -135,8 +139,7 @@ def test_the_smallest_device_trains_as_under_fedavg():
                 net,
                 menu[0],
                 chosen.recipe(state, menu[0]),
-                *examples(NET),
-                labels=range(10),
+                TrainingSet(*examples(NET), range(10)),
                 seed=3,
             ),
             hooks,

@@ -12,7 +12,7 @@ from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.moon import contrast, contrasted, represented
-from federated.training.loop import descend, open_session, plain_loss
+from federated.training.loop import TrainingSet, descend, open_session, plain_loss
 from models.families.catalogue import build, full, initial, menu, network, shapes
 from models.layers.basic import Projected
 from tests.support.federation import Member, digits, federate
@@ -29,7 +29,7 @@ def session_of(submodel=WHOLE, memory=None, **given):
     net = build(submodel)
     net.load_state_dict(chosen.dispatch(state, chosen.place(state, submodel)), strict=False)
     session = open_session(
-        net, submodel, chosen.recipe(state, submodel), X, Y, labels=(0, 1, 2), seed=0
+        net, submodel, chosen.recipe(state, submodel), TrainingSet(X, Y, (0, 1, 2)), seed=0
     )
     session.memory = dict(memory or {})
     return session

@@ -272,9 +272,7 @@ def test_fixed_steps_stay_while_all_else_is_trained():
             net,
             menu[0],
             replace(chosen.recipe(state, menu[0]), epochs=1),
-            data.x,
-            data.y,
-            labels=data.labels,
+            data,
             seed=0,
         )
         moved[kind] = {

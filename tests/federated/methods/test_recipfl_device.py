@@ -92,9 +92,7 @@ def taught(state, submodel, **options):
     """A session of a strong device whose own training is over."""
     recipe, data = METHOD.recipe(state, submodel), examples()
     recipe = replace(recipe, options={**recipe.options, **options})
-    session = open_session(
-        build(submodel), submodel, recipe, data.x, data.y, labels=data.labels, seed=0
-    )
+    session = open_session(build(submodel), submodel, recipe, data, seed=0)
     session.received = sent(state, submodel)
     return session
 

@@ -17,7 +17,7 @@ from federated.methods.scaffold import scaffold, united
 from federated.task import Update
 from federated.training import device_memory
 from federated.training.hooks import Hooks
-from federated.training.loop import descend, open_session
+from federated.training.loop import TrainingSet, descend, open_session
 from federated.wire import envelope, messages
 from federated.wire.links.memory import MemoryBroker
 from models.families.catalogue import build, full, initial, network, shapes, statistics
@@ -150,7 +150,7 @@ def test_under_any_optimiser_what_a_device_keeps_is_the_mean_of_its_own_directio
     kept, moved = [], []
     for c, ours in ((0.0, 0.0), (3.0, 7.0)):
         session = open_session(
-            build(whole), whole, chosen.recipe(state, whole), X, Y, labels=(), seed=0
+            build(whole), whole, chosen.recipe(state, whole), TrainingSet(X, Y), seed=0
         )
         session.received, session.memory = (
             {"w": torch.zeros(4), "c/w": torch.full((4,), c)},

@@ -17,7 +17,7 @@ from federated.methods.catalogue import method
 from federated.methods.scalefl import weighted_loss
 from federated.task import Recipe
 from federated.training.hooks import Hooks
-from federated.training.loop import descend, open_session
+from federated.training.loop import TrainingSet, descend, open_session
 from models.families.catalogue import build, initial, network
 from models.layers.batch_norm import norms
 from models.slicing import extract
@@ -41,7 +41,7 @@ def session_of(logits, **options):
         hook="scalefl", options={"gamma": 0.0, "temperature": 2.0, "variant": "code", **options}
     )
     return open_session(
-        Told(logits), submodel, recipe, np.zeros((1, 1)), np.array([0]), labels=[0], seed=0
+        Told(logits), submodel, recipe, TrainingSet(np.zeros((1, 1)), np.array([0]), [0]), seed=0
     )
 
 
@@ -150,9 +150,7 @@ def test_every_tensor_of_a_level_is_trained(gamma):
     for level in menu():
         state = replace(chosen.start(initial(NET, 0, chosen.features), menu(), settings), round=1)
         net, seen = build(level), dict[str, torch.Tensor]()
-        session = open_session(
-            net, level, chosen.recipe(state, level), data.x, data.y, labels=data.labels, seed=0
-        )
+        session = open_session(net, level, chosen.recipe(state, level), data, seed=0)
         look = Hooks(
             loss=weighted_loss,
             step=lambda s, seen=seen: seen.update(

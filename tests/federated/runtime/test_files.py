@@ -51,7 +51,8 @@ def test_a_limit_on_the_size_of_files_leaves_what_was_there(tmp_path, before):
     if before:
         path.write_bytes(before)
     code = (
-        "import resource, signal, sys; from pathlib import Path; from federated import disk\n"
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from federated.runtime import files as disk\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try: disk.write(Path(sys.argv[1]), bytes(10_000))\n"

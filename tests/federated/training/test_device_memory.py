@@ -123,7 +123,7 @@ LEAN = """
 import sys
 from pathlib import Path
 import numpy as np
-from federated import memory
+from federated.training import device_memory as memory
 
 def peak():
     return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
@@ -180,7 +180,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from federated import memory
+from federated.training import device_memory as memory
 
 folder, left, inner = Path(sys.argv[1]), int(sys.argv[2]), memory.blocks
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from federated.device.torch_tasks import perform
+from federated.device.torch_tasks import Execution, perform
 from federated.errors import DataError
-from federated.training.loop import Diverged, Stopped, train
+from federated.training.loop import Diverged, Stopped, TrainingSet, train
 from federated.training.objective import masked
 from models.families.catalogue import build
 from tests.support.tasks import BARE, ONE, PLAIN, SMALL, examples, linear, parameters, task
@@ -21,7 +21,7 @@ from tests.support.tasks import BARE, ONE, PLAIN, SMALL, examples, linear, param
 def test_one_step_by_hand():
     """Equal logits: the gradient of weight 0 is (1/2 - 1) x 2 = -1, so it moves to 0.1."""
     net = linear()
-    done = train(net, BARE, PLAIN, *ONE, labels=(0, 1), seed=0)
+    done = train(net, BARE, PLAIN, ONE, seed=0)
     assert net.weight.flatten().tolist() == pytest.approx([0.1, -0.1])
     assert done.steps == 1
     assert done.loss == pytest.approx(np.log(2))
@@ -33,7 +33,11 @@ def test_momentum_and_decay_by_hand():
     """
     net = linear(1.0)
     train(
-        net, BARE, replace(PLAIN, epochs=2, momentum=0.5, decay=0.01), *ONE, labels=(0, 1), seed=0
+        net,
+        BARE,
+        replace(PLAIN, epochs=2, momentum=0.5, decay=0.01),
+        ONE,
+        seed=0,
     )
     first = np.array([-1 + 0.01, 1 + 0.01])
     w = 1 - 0.1 * first
@@ -45,13 +49,13 @@ def test_momentum_and_decay_by_hand():
 def test_the_gradient_is_clipped_as_a_whole():
     """(-1, 1) has norm sqrt 2; clipped to 0.5 each entry is 0.5 / sqrt 2."""
     net = linear()
-    train(net, BARE, replace(PLAIN, clip=0.5), *ONE, labels=(0, 1), seed=0)
+    train(net, BARE, replace(PLAIN, clip=0.5), ONE, seed=0)
     assert net.weight.flatten().tolist() == pytest.approx([0.05 / 2**0.5, -0.05 / 2**0.5], rel=1e-4)
 
 
 def test_the_masked_loss_has_no_gradient_for_absent_classes():
     net = linear(1.0)
-    train(net, BARE, replace(PLAIN, masked=True), *ONE, labels=(0,), seed=0)
+    train(net, BARE, replace(PLAIN, masked=True), replace(ONE, labels=(0,)), seed=0)
     assert net.weight[1].item() == 1.0
     assert net.weight[0].item() > 1.0
 
@@ -82,7 +86,11 @@ def test_a_last_batch_of_one_joins_the_one_before(n, batch, expected):
     net.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     x = np.zeros((n, 1), dtype=np.float32)
     assert train(
-        net, BARE, replace(PLAIN, batch=batch), x, np.zeros(n, dtype=np.int64), labels=(0,), seed=0
+        net,
+        BARE,
+        replace(PLAIN, batch=batch),
+        TrainingSet(x, np.zeros(n, dtype=np.int64), (0,)),
+        seed=0,
     ).steps == len(expected)
     assert seen == expected
 
@@ -96,9 +104,7 @@ def test_every_epoch_sees_every_example_once_in_another_order():
         net,
         BARE,
         replace(PLAIN, epochs=2, lr=0.0),
-        x,
-        np.zeros(8, dtype=np.int64),
-        labels=(0,),
+        TrainingSet(x, np.zeros(8, dtype=np.int64), (0,)),
         seed=1,
     )
     first, second = seen[0] + seen[1], seen[2] + seen[3]
@@ -111,7 +117,11 @@ def test_the_loss_is_that_of_the_last_epoch_by_examples():
     """Rate 0 keeps every loss at log 2 for equal logits, batches of 4 and 2 alike."""
     x = np.zeros((6, 1), dtype=np.float32)
     assert train(
-        linear(), BARE, replace(PLAIN, lr=0.0), x, np.zeros(6, dtype=np.int64), labels=(0,), seed=0
+        linear(),
+        BARE,
+        replace(PLAIN, lr=0.0),
+        TrainingSet(x, np.zeros(6, dtype=np.int64), (0,)),
+        seed=0,
     ).loss == pytest.approx(np.log(2))
 
 
@@ -124,7 +134,7 @@ def test_training_sets_the_mode_and_static_norms_leave_their_statistics():
         torch.manual_seed(0)
         net = build(SMALL)
         net.train(not evaluating)
-        train(net, SMALL, replace(PLAIN, norm=norm), data.x, data.y, labels=data.labels, seed=0)
+        train(net, SMALL, replace(PLAIN, norm=norm), data, seed=0)
         ends.append(net)
     first, second, third = ends
     assert torch.equal(first.linear.weight, second.linear.weight)
@@ -141,8 +151,9 @@ def test_steps_are_told_and_can_be_stopped():
             task(),
             parameters(SMALL),
             data,
-            on_step=lambda *step: told.append(step),
-            stop=lambda: len(told) == 3,
+            execution=Execution(
+                on_step=lambda *step: told.append(step), stop=lambda: len(told) == 3
+            ),
         )
     assert [step[:2] for step in told] == [(1, 6), (2, 6), (3, 6)]
 
@@ -165,9 +176,7 @@ def test_steps_may_be_fewer_than_the_passes_have(steps, taken, passes):
         net,
         BARE,
         replace(PLAIN, epochs=2, batch=8, steps=steps),
-        x,
-        np.zeros(24, dtype=np.int64),
-        labels=(0, 1),
+        TrainingSet(x, np.zeros(24, dtype=np.int64), (0, 1)),
         seed=0,
     )
     assert done.steps == len(seen) == taken
@@ -181,9 +190,7 @@ def test_no_example_is_an_error():
             linear(),
             BARE,
             PLAIN,
-            np.zeros((0, 1), dtype=np.float32),
-            np.zeros(0, dtype=np.int64),
-            labels=(),
+            TrainingSet(np.zeros((0, 1), dtype=np.float32), np.zeros(0, dtype=np.int64)),
             seed=0,
         )
 
@@ -192,5 +199,5 @@ def test_no_example_is_an_error():
 def test_the_first_step_of_adam_is_the_rate_in_each_direction(optimiser):
     """Bias-corrected moments of one gradient g give g / |g|."""
     net = linear()
-    train(net, BARE, replace(PLAIN, optimiser=optimiser, lr=0.01), *ONE, labels=(0, 1), seed=0)
+    train(net, BARE, replace(PLAIN, optimiser=optimiser, lr=0.01), ONE, seed=0)
     assert net.weight.flatten().tolist() == pytest.approx([0.01, -0.01], rel=1e-4)

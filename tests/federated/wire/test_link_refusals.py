@@ -130,7 +130,7 @@ def test_a_name_that_does_not_resolve_is_called_so() -> None:
 def test_wrong_and_missing_passwords_are_refused_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "users").write_text("me:right\n")
     own = topics.probe("r", "me")  # an agent's name is its user
-    with brokers.start(port=0, directory=tmp_path / "b", passwords=tmp_path / "users") as broker:
+    with brokers.start(port=0, directory=tmp_path / "b", clients=tmp_path / "users") as broker:
         for login in ("", "me:wrong@", "you:right@"):
             with pytest.raises(
                 LinkError, match=r"refuses this client: .*mqtt://user:password@host"
