@@ -21,7 +21,6 @@ from coordinator.settings.config import load, parse_setting
 from coordinator.simulate.simulation import simulate
 from federated.data import catalogue
 from federated.errors import EspalierError
-from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.runtime.console import FORMAT, speaker, speaking_plainly
 from models.submodel import Submodel
@@ -94,7 +93,7 @@ def proposed(name: str, settings: Sequence[tuple[str, Any]]) -> tuple[Submodel, 
     """A method's menu in this experiment."""
     config, chosen = load(EXPERIMENT, os.environ, settings), method(name)
     network = network_for(config, [catalogue.central(config.data.name, config.data.root).card()])
-    return chosen.menu(network, configure(chosen, config.settings, rounds=config.rounds))
+    return chosen.menu(network, config.settings)
 
 
 def lines(results: Sequence[Result]) -> list[str]:

@@ -25,7 +25,7 @@ from coordinator.store.store import Store
 from federated.engine.aggregate import Total, fold
 from federated.engine.buffered import Base, Touched, buffered, touched
 from federated.errors import StoreError
-from federated.method import Method, State, configure
+from federated.method import Method, State
 from federated.methods.catalogue import method as method_named
 from federated.task import Task, Update
 from models.submodel import Submodel
@@ -66,8 +66,9 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
             raise StoreError(f"run '{name}' finished no round")
         config = load(None, {}, [], facts.config)
         method = method_named(config.method_name)
-        settings = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
-        state = method.start(make_weights(config, facts.network, method), facts.menu, settings)
+        state = method.start(
+            make_weights(config, facts.network, method), facts.menu, config.settings
+        )
         menu = {submodel.name: submodel for submodel in facts.menu}
         folded, doubled, foreign = dict[int, list[str]](), 0, 0
         states, moved = [state], list[Touched]()

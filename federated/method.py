@@ -7,18 +7,23 @@ them. A new method is made from another by `dataclasses.replace` and states only
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any
+from functools import cached_property, reduce
+from operator import or_
+from threading import Lock
+from types import MappingProxyType, UnionType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from torch import Tensor
 
 from federated.engine.accounting import Passes, own_pass
 from federated.engine.aggregate import Part, Total
-from federated.errors import ConfigError, Unknown
+from federated.errors import Unknown
+from federated.settings import MethodSettings, Settings, validated
 from federated.task import Profile, Recipe, Update
 from federated.training.hooks import Hooks
 from models.slicing import Plan
@@ -39,7 +44,9 @@ __all__ = [
 ]
 
 Tensors = Mapping[str, Tensor]
-Settings = Mapping[str, Any]
+# msgspec learns a type when it first converts one, and crashes where two threads do so at once
+# (0.22)
+LEARNING = Lock()
 
 LAWS: Mapping[str, str] = MappingProxyType(
     {
@@ -68,48 +75,61 @@ MODES: Mapping[str, str] = MappingProxyType(
 SCHEDULE = "below 1: a share of the run's rounds; from 1 on: a whole number of rounds"
 """How a schedule setting is read, in words for people."""
 
-KINDS = {
-    bool: "true or false",
-    float: "a number",
-    int: "a whole number",
-    str: "a word",
-    tuple: "a list",
-}
-EACH: Mapping[str, tuple[type, ...]] = MappingProxyType(
-    {
-        "names": (str,),
-        "numbers": (float, int),
-        "whole numbers": (int,),
-        "whole numbers or lists": (int, list, tuple),
-    }
-)
-
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing that a method can be told.
+    """The declaration of one setting of a method, from which `Method.record` is made.
 
-    default: its value, and its type. help: one line. choices: what it may be; none: anything of its
-    type.
-    least, above, most: of a number, or of every number of a list, what it may be at the least, must
-    lie above, and may be at the most. each: what the elements of a list are, a key of `EACH`.
+    default: its value, which also gives its type.
+    help: one line.
+    choices: all values that it may have; empty: any of its type.
+    least: lower bound of a number, or of every number of a list; None: no bound.
+    above: the same, excluded. most: upper bound.
+    each: type of the elements of a list.
     schedule: whether each number is a time in the run, which `round_at` reads.
     """
 
     default: Any
     help: str
     choices: tuple[Any, ...] = ()
-    least: float = -math.inf
-    above: float = -math.inf
-    most: float = math.inf
-    each: str = "numbers"
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    each: Any = float
     schedule: bool = False
 
     @property
     def range(self) -> str:
         """The bounds in words; empty where there are none."""
         told = ((self.least, "at least"), (self.above, "above"), (self.most, "at most"))
-        return " and ".join(f"{word} {bound:g}" for bound, word in told if math.isfinite(bound))
+        return " and ".join(f"{word} {bound:g}" for bound, word in told if bound is not None)
+
+    @property
+    def annotation(self) -> Any:
+        """The type with its bounds and its description, as msgspec reads it."""
+        kind: Any = type(self.default)
+        if self.choices:
+            kind = Literal[self.choices]
+        elif kind is tuple:
+            kind = tuple[self.bounded(self.each), ...]  # type: ignore[misc]
+        else:
+            kind = self.bounded(kind)
+        note = f"{self.help} ({SCHEDULE})" if self.schedule else self.help
+        return Annotated[kind, Meta(description=f"{note}.")]
+
+    def bounded(self, kind: Any) -> Any:
+        """A type whose numbers have the bounds, those in a union or in an inner list, too."""
+        if isinstance(kind, UnionType):
+            return reduce(or_, map(self.bounded, get_args(kind)))
+        if get_origin(kind) is tuple:
+            return tuple[self.bounded(get_args(kind)[0]), ...]  # type: ignore[misc]
+        bounds: dict[str, Any] = {"ge": self.least, "gt": self.above, "le": self.most}
+        if kind not in (int, float):
+            return kind
+        if self.schedule:  # 1.0 would be read as round 1, and meant as the whole run
+            share = Annotated[float, Meta(**bounds, lt=1)]
+            return Annotated[int, Meta(**bounds)] | share
+        return Annotated[kind, Meta(**bounds)]
 
 
 def varied(settings: Mapping[str, Setting], **given: Any) -> Mapping[str, Setting]:
@@ -163,8 +183,8 @@ class Method:
     """A federated method.
 
     name: as `--method` takes it. summary: one line. paper: authors, title, identifier.
-    settings: every setting that it knows. features: what it asks of the network (see
-    `Submodel.features`).
+    settings: the declaration of every setting that it knows. features: what it asks of the network
+    (see `Submodel.features`).
     menu: the submodels that it proposes, smallest first. start: from the initial tensors of the
     whole network, the menu and the settings. assign: of the submodels that a device can afford (at
     least one), the one it gets; the generator is numpy's.
@@ -206,31 +226,42 @@ class Method:
     breaks: Mapping[str, str] = field(default_factory=dict)
     forbids: Mapping[str, str] = field(default_factory=dict)
 
+    @cached_property
+    def record(self) -> type[MethodSettings]:
+        """The settings as a type, which validates them and from which their schema is made."""
+        fields = [(key, known.annotation, known.default) for key, known in self.settings.items()]
+        made: type[MethodSettings] = msgspec.defstruct(  # type: ignore[assignment]
+            self.name,
+            fields,
+            bases=(MethodSettings,),
+            module=__name__,
+            frozen=True,
+            forbid_unknown_fields=True,
+            kw_only=True,
+        )
+        with LEARNING:
+            msgspec.convert({}, made)
+        return made
+
     @property
     def allows(self) -> frozenset[str]:
         """The modes that its parts stand."""
         return frozenset(MODES.keys() - self.forbids.keys())
 
 
-def configure(method: Method, given: Settings, *, seed: int = 0, rounds: int = 0) -> dict[str, Any]:
-    """The method's settings, those given in place of its defaults, and the run's `seed` and
-    `rounds` (0: not known).
+def configure(
+    method: Method, given: Mapping[str, Any], *, seed: int = 0, rounds: int = 0
+) -> MethodSettings:
+    """The method's settings: those given, and its defaults for the others. seed, rounds: of the run
+    (0: not known).
 
     Raises Unknown and ConfigError, naming the setting.
     """
-    for key, value in given.items():
+    for key in given:
         if key not in method.settings:
             raise Unknown(f"setting of {method.name}", key, method.settings)
-        if expected := misfit(method.settings[key], value):
-            raise ConfigError(
-                f"setting '{key}' of {method.name}: expected {expected}, found {value!r}"
-            )
-    return {
-        **{key: known.default for key, known in method.settings.items()},
-        **given,
-        "seed": seed,
-        "rounds": rounds,
-    }
+    tree = {**given, "seed": seed, "rounds": rounds}
+    return validated(method.record, tree, f"method {method.name}")
 
 
 def round_at(when: float, rounds: int) -> int:
@@ -238,44 +269,3 @@ def round_at(when: float, rounds: int) -> int:
     them, else the setting itself.
     """
     return round(when * rounds) if when < 1 else int(when)
-
-
-def misfit(known: Setting, value: Any) -> str:
-    """What was expected instead of a value; empty where it is what a setting may be."""
-    if not fits(value, known.default):
-        example = list(known.default) if isinstance(known.default, tuple) else known.default
-        return f"{KINDS[type(known.default)]} " + (
-            f"of {known.each}" if example == [] else f"such as {example!r}"
-        )
-    if known.choices and value not in known.choices:
-        return f"one of {', '.join(map(str, known.choices))}"
-    several = isinstance(value, list | tuple)
-    if several and not all(
-        isinstance(one, EACH[known.each]) and not isinstance(one, bool) for one in value
-    ):
-        return f"a list of {known.each}"
-    numbers = [one for one in (value if several else [value]) if isinstance(one, int | float)]
-    if known.range and not all(
-        known.above < one and known.least <= one <= known.most for one in numbers
-    ):
-        return f"{'numbers' if several else 'a number'} {known.range}"
-    # 1.0 would be read as round 1, and meant as the whole run
-    if known.schedule and any(one >= 1 and not isinstance(one, int) for one in numbers):
-        return (
-            f"{'shares' if several else 'a share'} of the run's rounds below 1, or "
-            f"{'whole numbers' if several else 'a whole number'} of rounds"
-        )
-    return ""
-
-
-def fits(value: object, default: object) -> bool:
-    """Whether a value has the type of a default: an integer passes for a float, a list for a tuple,
-    a truth value for neither.
-    """
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(default, bool) and isinstance(value, bool)
-    if isinstance(default, float):
-        return isinstance(value, int | float) and -math.inf < value < math.inf
-    if isinstance(default, tuple):
-        return isinstance(value, list | tuple)
-    return isinstance(value, type(default))

@@ -31,7 +31,7 @@ from coordinator.trust import defences
 from federated.engine.aggregate import Total, fold
 from federated.engine.buffered import Base, Touched, buffered, touched
 from federated.errors import ConfigError
-from federated.method import State, configure
+from federated.method import State
 from federated.methods.catalogue import method
 from federated.task import Update
 from federated.wire.links.memory import MemoryBroker, MemoryLink
@@ -92,8 +92,7 @@ def folded_again(folder: Path, config: Config, sent: Sent) -> State:
     store.close()
     plain = method(config.method_name)
     assert facts.network is not None
-    settings = configure(plain, config.settings, seed=config.seed, rounds=config.rounds)
-    states = [plain.start(make_weights(config, facts.network, plain), facts.menu, settings)]
+    states = [plain.start(make_weights(config, facts.network, plain), facts.menu, config.settings)]
     since: list[Touched] = []
     taking = buffered(plain, lambda number, now: Base(states[number], tuple(since[number:now])))
     for number, done in enumerate(entries(folder, config.rounds), 1):

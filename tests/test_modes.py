@@ -16,7 +16,7 @@ import pytest
 from coordinator.access.authority import Authority
 from coordinator.broker import local as brokers
 from coordinator.observe.readers.metrics import Server
-from coordinator.settings.tables import Metrics
+from coordinator.settings.services import Metrics
 from coordinator.store.store import Store
 from federated.device.spool import Spool
 from federated.runtime import files

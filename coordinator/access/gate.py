@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from coordinator.broker import local as brokers
 from coordinator.broker.addresses import check_exposure
 from coordinator.broker.mosquitto import COORDINATOR
-from coordinator.settings.tables import Broker as Wanted
+from coordinator.settings.services import Broker as Wanted
 from federated.errors import ConfigError, EspalierError, MissingExtra
 from federated.runtime.console import Say
 from federated.wire.address import PORTS, identified, parse_address, scheme_of, url

@@ -20,7 +20,7 @@ from coordinator.access.gate import authority_of
 from coordinator.broker.addresses import own_address
 from coordinator.broker.mosquitto import COORDINATOR, rights
 from coordinator.cli.options import plainly
-from coordinator.settings.tables import Broker
+from coordinator.settings.services import Broker
 from federated.errors import StoreError, UsageError
 from federated.runtime.console import FORMAT
 from federated.wire.enrolment_token import PORT

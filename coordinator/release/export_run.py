@@ -24,7 +24,7 @@ from export.bundle_writer import Contents
 from export.verify import Array
 from federated.data import catalogue as data
 from federated.errors import ConfigError, DataError, ExportError, StoreError, Unknown
-from federated.method import Method, State, configure
+from federated.method import Method, State
 from federated.methods.catalogue import method as method_named
 from federated.runtime.console import Say
 from federated.training.objective import pose
@@ -122,7 +122,7 @@ def write_release(
     state = method.start(
         initial(facts.network, config.seed, method.features),
         facts.menu,
-        configure(method, config.settings, seed=config.seed, rounds=config.rounds),
+        config.settings,
     )
     state = State(last.round, last.tensors, state.settings, last.fleet)
     nets = {

@@ -28,7 +28,7 @@ from coordinator.run.preparation import Prepared, find_name, prepare
 from coordinator.run.rounds import Result
 from coordinator.run.start import RunOptions, run
 from coordinator.settings.config import Config, load, to_json
-from coordinator.settings.tables import Log
+from coordinator.settings.services import Log
 from coordinator.store.control import Stopped
 from coordinator.store.runs import latest_run, run_names
 from coordinator.store.store import Store

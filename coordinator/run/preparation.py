@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +16,15 @@ from coordinator.assign import constraints
 from coordinator.assign.data_cards import AGENTS, network_for
 from coordinator.assign.offers import pinned
 from coordinator.observe.readers.metrics import Server
-from coordinator.settings.config import Config, elsewhere, to_json
+from coordinator.settings.config import Config, to_json
 from coordinator.store.database import Facts
 from coordinator.store.runs import run_names
 from coordinator.store.store import Store
 from coordinator.trust.defences import check_covered, defended
 from federated.data import catalogue as data
 from federated.data.dataset import Dataset
-from federated.errors import ConfigError, Unknown, UsageError
-from federated.method import Method, configure
+from federated.errors import ConfigError
+from federated.method import Method, Settings
 from federated.methods.catalogue import METHODS
 from federated.methods.catalogue import method as method_named
 from federated.wire import topics
@@ -33,7 +32,7 @@ from models.families.catalogue import initial
 from models.pretrained import load
 from models.submodel import Network, Submodel
 
-__all__ = ["Prepared", "check_settings", "find_name", "make_weights", "prepare", "propose_menu"]
+__all__ = ["Prepared", "find_name", "make_weights", "prepare", "propose_menu"]
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +93,6 @@ def check_config(config: Config) -> tuple[Method, Dataset | None]:
             "them into --broker mqtt://user:password@host"
         )
     method = defended(method_named(config.method_name), config)
-    check_settings(method, config)
     if config.fleet.mode == "buffered" and (why := method.forbids.get("buffered")):
         able = sorted(name for name, made in METHODS.items() if "buffered" in made().allows)
         raise ConfigError(
@@ -111,30 +109,15 @@ def check_config(config: Config) -> tuple[Method, Dataset | None]:
         )
     if held is not None:
         network = network_for(config, [held.card()])
-        settings = configure(method, config.settings)
-        menu = propose_menu(method, network, settings)
+        menu = propose_menu(method, network, config.settings)
         pinned(menu, config.assign.submodels)
-        check_covered(config, settings, menu, known=True)
+        check_covered(config, menu, known=True)
         if config.model.init:
             make_weights(config, network, method)
     return method, held
 
 
-def check_settings(method: Method, config: Config) -> None:
-    """Check that the method knows the settings. Raises ConfigError, or UsageError that says where
-    else a key belongs.
-    """
-    try:
-        configure(method, config.settings)
-    except Unknown as error:
-        having = [name for name, made in METHODS.items() if error.name in made().settings]
-        where = f"; a setting of {', '.join(having)}" if having else elsewhere(error.name)
-        raise UsageError(f"{error}{where}") from error
-
-
-def propose_menu(
-    method: Method, network: Network, settings: Mapping[str, object]
-) -> tuple[Submodel, ...]:
+def propose_menu(method: Method, network: Network, settings: Settings) -> tuple[Submodel, ...]:
     """The submodels that the method proposes. Raises Unknown, or ConfigError that names the method
     or the submodel whose name is too long.
     """

@@ -7,8 +7,10 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+import msgspec
 
 from coordinator.access.gate import Gate
 from coordinator.assign.data_cards import network_for
@@ -31,7 +33,7 @@ from coordinator.store.past_states import Past
 from coordinator.trust.defences import Defences, check_covered
 from federated.engine.buffered import buffered
 from federated.errors import EspalierError, LinkError, StoreError
-from federated.method import Method, Settings, configure
+from federated.method import Method, Settings
 from federated.methods.common.inactive import inactive
 from federated.wire import messages
 from federated.wire.link import Link
@@ -108,7 +110,6 @@ def assemble_fleet(
 ) -> Fleet:
     """The coordinator's end of a link, with the run's card."""
     config, method, store = prepared.config, prepared.method, prepared.store
-    settings = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
     known = store.read_facts().network or (
         network_for(config, [prepared.held.card()]) if prepared.held is not None else None
     )
@@ -117,11 +118,11 @@ def assemble_fleet(
         method=method.name,
         model=config.model.name,
         network=known,
-        calibration=choose_probes(known, method, settings),
-        batch=int(settings["batch"]),
+        calibration=choose_probes(known, method, config.settings),
+        batch=config.settings["batch"],
         session=secrets.token_hex(8),
     )
-    card = complete_card(card, method, settings)
+    card = complete_card(card, method, config.settings)
     intake = Intake(
         store.next_session(),
         config.wire.slots,
@@ -157,11 +158,11 @@ def _announce(prepared: Prepared, fleet: Fleet, sight: Oversight, options: RunOp
 def _conduct(prepared: Prepared, fleet: Fleet, sight: Oversight, options: RunOptions) -> Result:
     """Make all that the rounds need, and run them."""
     config, method, store = prepared.config, prepared.method, prepared.store
-    settings = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
+    settings = config.settings
     network = learn_network(prepared, fleet, sight.publish, settings)
     fleet.admit(Eligibility(config, method, network))
     menu = propose_menu(method, network, settings)
-    check_covered(config, settings, menu, known=prepared.held is not None)
+    check_covered(config, menu, known=prepared.held is not None)
     for reason in inactive(method, menu, settings):
         log.warning("%s: %s", method.name, reason)
     store.write_facts(Facts(to_json(config), network, menu))
@@ -199,7 +200,7 @@ def learn_network(
 
 
 def choose_probes(
-    network: Network | None, method: Method, settings: Mapping[str, object]
+    network: Network | None, method: Method, settings: Settings
 ) -> tuple[Submodel, ...]:
     """The small submodels that agents time, so that none needs to run a large one, at the least and
     the greatest depth.
@@ -213,9 +214,7 @@ def choose_probes(
     return probes(network, sorted({min(depths), max(depths)}), method.features)
 
 
-def complete_card(
-    card: messages.Run, method: Method, settings: Mapping[str, object]
-) -> messages.Run:
+def complete_card(card: messages.Run, method: Method, settings: Settings) -> messages.Run:
     """The card with the method's settings, and with its menu where it surveys devices and the
     network is known.
     """
@@ -224,6 +223,6 @@ def complete_card(
     )
     return replace(
         card,
-        settings=settings,
+        settings=msgspec.to_builtins(settings),
         menu=method.menu(card.network, settings) if surveys and card.network is not None else (),
     )

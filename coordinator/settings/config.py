@@ -7,48 +7,60 @@ min_agents = 4
 
 from __future__ import annotations
 
-import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from coordinator.settings.services import Broker, Log, Metrics
 from coordinator.settings.tables import (
     Assign,
-    Broker,
     Data,
     Evaluate,
     Fleet,
     Journal,
-    Log,
-    Metrics,
     Model,
     Positive,
     Private,
     Robust,
-    Seed,
     Simulate,
     Wire,
 )
-from federated.errors import ConfigError, Unknown
-from federated.methods.catalogue import METHODS
+from federated.engine.private import uniform_settings
+from federated.errors import ConfigError, Unknown, UsageError
+from federated.method import configure
+from federated.methods.catalogue import METHODS, method
+from federated.settings import MethodSettings, Record, Seed, validated
 from federated.task import Recipe
 
-__all__ = ["Config", "choices", "elsewhere", "load", "parse_setting", "to_json"]
+__all__ = ["METHOD", "Config", "elsewhere", "load", "parse_setting", "table_of", "to_json"]
 
 PREFIX = "ESPALIER_"
 
 
-class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that decides a run. train, method: the method's settings, in either table; unnamed
-    ones are its own.
+METHOD = "fedfa"  # where the configuration names none
+
+
+class Config(Record, frozen=True, dict=True):
+    """Everything that decides a run. The tables `method` and `train` hold what was given; the
+    validated settings are in `settings`.
     """
 
-    name: str = ""
-    method: dict[str, Any] = {}
-    train: dict[str, Any] = {}
+    name: Annotated[
+        str, Meta(description="Name of the run; empty: method and data, numbered if taken.")
+    ] = ""
+    rounds: Annotated[Positive, Meta(description="Number of rounds.")] = 20
+    target_accuracy: Annotated[
+        float, Meta(ge=0, le=1, description="Stop when the full network reaches this; 0: never.")
+    ] = 0.0
+    seed: Annotated[Seed, Meta(description="Seed of everything random in the run.")] = 0
+    method: dict[str, Any] = msgspec.field(default_factory=dict)
+    train: dict[str, Any] = msgspec.field(default_factory=dict)
     model: Model = Model()
     data: Data = Data()
     fleet: Fleet = Fleet()
@@ -62,20 +74,26 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     simulate: Simulate = Simulate()
     log: Log = Log()
     metrics: Metrics = Metrics()
-    rounds: Positive = 20
-    target_accuracy: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    seed: Seed = 0
 
     @property
     def method_name(self) -> str:
-        return str(self.method.get("name", "fedfa"))
+        return str(self.method.get("name", METHOD))
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the file says to the method: its own keys and those of its recipe, as one flat
-        mapping.
+    @cached_property
+    def settings(self) -> MethodSettings:
+        """The validated settings of the method and its recipe, with the run's seed and rounds.
+        Raises Unknown for a method that does not exist, UsageError, ConfigError.
         """
-        return {**self.train, **{key: value for key, value in self.method.items() if key != "name"}}
+        chosen = method(self.method_name)
+        if self.private.noise:
+            chosen = replace(chosen, settings=uniform_settings(chosen.settings))
+        given = {**self.train, **{key: one for key, one in self.method.items() if key != "name"}}
+        try:
+            return configure(chosen, given, seed=self.seed, rounds=self.rounds)
+        except Unknown as error:
+            having = [name for name, made in METHODS.items() if error.name in made().settings]
+            where = f"; a setting of {', '.join(having)}" if having else elsewhere(error.name)
+            raise UsageError(f"{error}{where}") from error
 
 
 SAME = {"train": "method", "method": "train"}
@@ -93,8 +111,8 @@ def load(
     settings: Iterable[tuple[str, Any]],
     base: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The record of `base`, a TOML file, the environment and settings, the later over the earlier.
-    Raises ConfigError that names the key.
+    """The record of `base`, a TOML file, the environment and settings, the later over the earlier,
+    with valid settings of its method. Raises ConfigError or UsageError that names the key.
     """
     tree: dict[str, Any] = dict(base or {})
     if file is not None:
@@ -108,12 +126,10 @@ def load(
             _put(tree, key, _value(text), where=name)
     for key, value in settings:
         _put(tree, key, value, where="--set " + key)
-    try:
-        return msgspec.convert(tree, Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            f"configuration{f' {file}' if file else ''}: {_explained(str(error), tree)}"
-        ) from error
+    where = f"configuration {file}" if file else "configuration"
+    config = validated(Config, tree, where, elsewhere)
+    _ = config.settings  # raises for settings that the method does not take
+    return config
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -133,41 +149,6 @@ def to_json(config: Config) -> dict[str, Any]:
     return plain
 
 
-def _explained(error: str, tree: Mapping[str, Any]) -> str:
-    """A validation error in the words of whoever wrote the configuration: which key, what was
-    expected, what was found.
-    """
-    what, _, where = error.replace("`", "").partition(" - at $.")
-    path = where.rstrip(".")
-    if unknown := re.fullmatch(r"Object contains unknown field (\S+)", what):
-        fields = (
-            type(getattr(Config(), path)).__struct_fields__
-            if path in Config.__struct_fields__
-            else Config.__struct_fields__
-        )
-        return f"{path}: {Unknown('key', unknown[1], fields)}{elsewhere(unknown[1])}"
-    found: Any = tree
-    for key in re.findall(r"[^.\[\]]+", path):
-        found = (
-            found.get(key)
-            if isinstance(found, Mapping)
-            else found[int(key)]
-            if isinstance(found, Sequence) and key.isdigit()
-            else found
-        )
-    if what.startswith("Invalid enum value"):
-        what = f"expected one of {', '.join(map(str, choices(path)))}"
-    return f"{path}: {what[:1].lower()}{what[1:]}, found {found!r}"
-
-
-def choices(path: str) -> tuple[str, ...]:
-    """What a key may be of which there is a list."""
-    kind: Any = Config
-    for key in path.split("."):
-        kind = get_type_hints(kind)[key]
-    return get_args(kind)
-
-
 def elsewhere(key: str) -> str:
     """Where a key belongs that was written into another table, as the end of a message; empty where
     it belongs nowhere.
@@ -178,11 +159,16 @@ def elsewhere(key: str) -> str:
         if key in getattr(getattr(Config(), name), "__struct_fields__", ())
     ]
     if any(key in made().settings for made in METHODS.values()):
-        tables.append("train" if key in Recipe.__dataclass_fields__ else "method")
+        tables.append(table_of(key))
     places = [f"{table}.{key}" for table in tables] + (
         [f"{key}, above the first table"] if key in VALUES else []
     )
     return f"; did you mean {' or '.join(places)}?" if places else ""
+
+
+def table_of(key: str) -> str:
+    """The table in which a method's setting is expected; the other one takes it, too."""
+    return "train" if key in Recipe.__dataclass_fields__ else "method"
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -25,13 +25,13 @@ from coordinator.assign.decisions import (
 from coordinator.assign.eligibility import Eligibility
 from coordinator.assign.offers import Bounds, pinned
 from coordinator.assign.selection import generator
-from coordinator.run.preparation import check_settings, propose_menu
+from coordinator.run.preparation import propose_menu
 from coordinator.settings.config import Config, load, parse_setting
 from federated.data import catalogue
 from federated.device import profile_file
 from federated.device.profile_file import Sheet
 from federated.errors import ConfigError
-from federated.method import Method, State, configure
+from federated.method import Method, State
 from federated.methods.catalogue import method as method_named
 from federated.task import Card, Profile
 from models.cost import cost
@@ -75,12 +75,10 @@ def assign_offline(
         else [card_of(one, config.model.name) for one in sheets]
     )
     method = method_named(config.method_name)
-    check_settings(method, config)
     network = network_for(config, cards)
     profiles = profiles_of(sheets, network, examples)
-    chosen = configure(method, config.settings, seed=config.seed, rounds=config.rounds)
-    menu = propose_menu(method, network, chosen)
-    verdicts = judged(config, method, network, menu, chosen, profiles)
+    menu = propose_menu(method, network, config.settings)
+    verdicts = judged(config, method, network, menu, profiles)
     return {
         "model": config.model.name,
         "method": method.name,
@@ -140,13 +138,13 @@ def judged(
     method: Method,
     network: Network,
     menu: Sequence[Submodel],
-    settings: Mapping[str, Any],
     profiles: Mapping[str, Profile],
 ) -> list[Verdict]:
     """A verdict for each device, in the order of names, as the first round of a run would have
     it.
     """
-    state: State = method.start(initial(network, config.seed, method.features), menu, settings)
+    drawn = initial(network, config.seed, method.features)
+    state: State = method.start(drawn, menu, config.settings)
     fixed, eligibility = pinned(menu, config.assign.submodels), Eligibility(config, method)
     against = {name: eligibility.exclusion(profile) for name, profile in profiles.items()}
     candidates = [

@@ -31,7 +31,7 @@ from coordinator.store.store import Store
 from coordinator.trust import privacy_budget
 from federated.data import partitions
 from federated.engine.accounting import effort, macs
-from federated.method import State, configure
+from federated.method import State
 from federated.methods.catalogue import method
 from federated.runtime.console import Say
 from federated.runtime.provenance import commit, versions
@@ -189,11 +189,10 @@ def spent(config: Config, store: Store) -> dict[str, Any]:
     train on a part of their data.
     """
     facts, chosen = store.read_facts(), method(config.method_name)
-    settings = configure(chosen, config.settings, seed=config.seed, rounds=config.rounds)
-    if settings.get("steps") or facts.network is None:
+    if config.settings["steps"] or facts.network is None:
         return {}
     state: State = chosen.start(
-        initial(facts.network, config.seed, chosen.features), facts.menu, settings
+        initial(facts.network, config.seed, chosen.features), facts.menu, config.settings
     )
     by_name, before, rounds = (
         {submodel.name: submodel for submodel in facts.menu},
@@ -215,7 +214,7 @@ def spent(config: Config, store: Store) -> dict[str, Any]:
     target = wanted(config)
     found = first_reached(store.all_scores(), facts.menu, target)
     return {
-        **asdict(effort(rounds, settings["epochs"], found)),
+        **asdict(effort(rounds, config.settings["epochs"], found)),
         "target": target or None,
         "rounds_to_target": found,
     }

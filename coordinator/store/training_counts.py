@@ -12,7 +12,7 @@ from coordinator.observe.records import Score
 from coordinator.settings.config import load
 from coordinator.store.store import Store
 from federated.errors import EspalierError
-from federated.method import Method, Settings, configure
+from federated.method import Method, Settings
 from federated.methods.catalogue import method as method_named
 from models.submodel import Submodel
 
@@ -109,7 +109,7 @@ def stored(store: Store) -> dict[int, Counts]:
         return by_round(
             store,
             method,
-            configure(method, config.settings, seed=config.seed, rounds=config.rounds),
+            config.settings,
             facts.menu,
         )
     except EspalierError:

@@ -107,9 +107,7 @@ def check_enough(config: Config, most: int, what: str) -> None:
         )
 
 
-def check_covered(
-    config: Config, settings: Mapping[str, object], menu: Sequence[Submodel], *, known: bool
-) -> None:
+def check_covered(config: Config, menu: Sequence[Submodel], *, known: bool) -> None:
     """ConfigError where a private run would show others something of devices without noise, and was
     not told that it may.
 
@@ -118,7 +116,7 @@ def check_covered(
     if not config.private.noise:
         return
     measured = (
-        settings["norm"] == "static"
+        config.settings["norm"] == "static"
         and config.evaluate.calibrate != "coordinator"
         and any(map(statistics, menu))
     )

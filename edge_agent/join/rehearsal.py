@@ -99,13 +99,15 @@ def _updates(worker: Worker, job: Job, run: messages.Run) -> dict[str, dict[str,
     """A real update of each kind of work, by the run's method and for its smallest submodel: its
     header, the shape of each tensor, its bytes.
     """
-    from federated.method import configure
     from federated.methods.catalogue import method
+    from federated.settings import validated
     from models.families.catalogue import initial, statistics
 
     assert run.network is not None, "checked when the run was found"
     chosen = method(run.method)
-    settings = run.settings or configure(chosen, {}, rounds=1)
+    settings = validated(
+        chosen.record, run.settings or {"rounds": 1}, f"card of run '{run.run}': {chosen.name}"
+    )
     menu = chosen.menu(run.network, settings)
     state = replace(
         chosen.start(initial(run.network, 0, chosen.features), menu, settings),

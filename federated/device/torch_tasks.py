@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from federated.engine.tallies import add
 from federated.errors import Refused
 from federated.methods.catalogue import method
+from federated.settings import validated
 from federated.task import Recipe, Task, Update
 from federated.training import device_memory, objective
 from federated.training.hooks import Survey
@@ -99,18 +100,19 @@ class _Result:
 
 def surveyed(run: Run, data: Examples, memory: int, device: str) -> dict[str, Any]:
     """What the run's method asks of a device that joins; nothing, where it asks nothing. Raises
-    Unknown for a method that is not here.
+    Unknown for a method that is not here, ConfigError for settings that it does not take.
     """
     if run.network is None or not run.menu:
         return {}
-    hooks = method(run.method).hooks
-    if hooks is None or hooks.survey is None:
+    chosen = method(run.method)
+    if chosen.hooks is None or chosen.hooks.survey is None:
         return {}
-    return hooks.survey(
+    settings = validated(chosen.record, run.settings, f"card of run '{run.run}': {chosen.name}")
+    return chosen.hooks.survey(
         Survey(
             run.network,
             run.menu,
-            run.settings,
+            settings,
             data.x,
             data.y,
             data.labels,

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -49,7 +49,7 @@ from federated.method import Method, Setting, State, varied
 from federated.task import Update
 from models.slicing import Plan, at, corner
 
-__all__ = ["gaussian", "noised", "private"]
+__all__ = ["gaussian", "noised", "private", "uniform_settings"]
 
 BLOCK = 1 << 18  # entries that get their noise at a time
 BITS = 2.0**-53
@@ -77,17 +77,17 @@ def private(
         sums = {home: noised(one, noise * clip, random) for home, one in total.sums.items()}
         return method.finish(grounded(state, sums), Total(sums, total.seen), rng)
 
+    return replace(method, parts=parts, finish=finish, settings=uniform_settings(method.settings))
+
+
+def uniform_settings(settings: Mapping[str, Setting]) -> Mapping[str, Setting]:
+    """The settings of a private run: every update has the same weight."""
+    if "weighting" not in settings:
+        return settings
     uniform = Setting(
-        "uniform",
-        "what an update weighs: as much as any other, since a private run bounds what each adds",
-        ("uniform",),
+        "uniform", "every update has the same weight: a private run bounds each", ("uniform",)
     )
-    settings = (
-        varied(method.settings, weighting=uniform)
-        if "weighting" in method.settings
-        else method.settings
-    )
-    return replace(method, parts=parts, finish=finish, settings=settings)
+    return varied(settings, weighting=uniform)
 
 
 def noised(total: Sum, deviation: float, random: Callable[[int], bytes]) -> Sum:

@@ -187,7 +187,7 @@ def choices() -> dict[str, Setting]:
             (),
             "sections that a submodel keeps, with an exit after each; none: a submodel "
             "for each number",
-            each="whole numbers",
+            each=int,
         ),
         "solver": Setting(
             "feddyn",

@@ -50,48 +50,61 @@ __all__ = [
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         "widths": Setting(
-            (1.0,), "kept shares of every layer's channels, one submodel each", above=0, most=1
+            (1.0,),
+            "fractions of the channels of every layer, one submodel for each",
+            above=0,
+            most=1,
         ),
         "depths": Setting(
             (),
-            "kept blocks per section, one number or one per section; none: every block",
+            "blocks per section, one number or a list of one per section, one submodel for each; "
+            "empty: all blocks",
             least=1,
-            each="whole numbers or lists",
+            each=int | tuple[int, ...],
         ),
         "weighting": Setting(
             "samples",
-            "what an update weighs: its examples, or as much as any other",
+            "weight of an update in the mean: its number of examples, or the same for all",
             ("samples", "uniform"),
         ),
         "sharing": Setting(
             "coverage",
-            "with whom a weight is averaged: all who hold it, or devices of the same submodel",
+            "a weight is averaged over all devices that hold it, or those of the same submodel",
             ("coverage", "architecture"),
         ),
         "epochs": Setting(1, "passes over a device's data per round", least=1),
-        "steps": Setting(
-            0, "at most so many steps per round; 0: as many as the passes have", least=0
-        ),
+        "steps": Setting(0, "most steps per round; 0: no limit", least=0),
         "batch": Setting(32, "examples per step", least=1),
-        "optimiser": Setting("sgd", "made anew each round", ("sgd", "adam", "adamw")),
+        "optimiser": Setting(
+            "sgd",
+            "optimiser on the device, without state from earlier rounds",
+            ("sgd", "adam", "adamw"),
+        ),
         "lr": Setting(0.05, "learning rate", above=0),
-        "lr_decay": Setting(1.0, "factor of the learning rate after each round", above=0),
+        "lr_decay": Setting(
+            1.0, "factor by which the learning rate changes after each round", above=0
+        ),
         "milestones": Setting(
             (),
-            "each is a round from which the learning rate is a tenth of what it was before",
+            "from each of these rounds on, the learning rate is a tenth of what it was before",
             above=0,
             schedule=True,
         ),
-        "momentum": Setting(0.9, "of sgd", least=0, most=1),
+        "momentum": Setting(0.9, "momentum of sgd", least=0, most=1),
         "decay": Setting(0.0, "weight decay", least=0),
-        "clip": Setting(0.0, "largest L2 norm of a step's gradient; 0: any", least=0),
-        "masked": Setting(False, "logits of classes that a device does not hold are 0 in training"),
+        "clip": Setting(0.0, "largest L2 norm of a step's gradient; 0: no limit", least=0),
+        "masked": Setting(
+            False, "in training, set the logits of classes that a device does not have to 0"
+        ),
         "hide": Setting(
-            0.15, "share of the tokens that a masked network is not shown", least=0, most=1
+            0.15,
+            "fraction of the tokens that are hidden from a masked language model",
+            least=0,
+            most=1,
         ),
         "norm": Setting(
             "tracked",
-            "statistics of batch norm travel like weights, or are measured by the fleet",
+            "batch norm statistics are averaged like weights, or measured by the fleet (static)",
             ("static", "tracked"),
         ),
     }

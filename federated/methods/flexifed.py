@@ -177,7 +177,7 @@ def flexifed() -> Method:
                 "kept blocks per section, one number or one per section; none: quarters "
                 "of every section",
                 least=1,
-                each="whole numbers or lists",
+                each=int | tuple[int, ...],
             ),
             sharing=None,
             strategy=Setting(

@@ -211,7 +211,7 @@ def inclusivefl() -> Method:
             "kept blocks per section, one number or one per section; none: a third, two "
             "thirds and all",
             least=1,
-            each="whole numbers or lists",
+            each=int | tuple[int, ...],
         ),
         "beta": Setting(
             0.2,

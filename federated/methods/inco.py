@@ -209,7 +209,7 @@ def inco(base: Method, name: str, **given: object) -> Method:
         "kept blocks per section, one number or one per section; none: five sizes, from one block "
         "of each section to all",
         least=1,
-        each="whole numbers or lists",
+        each=int | tuple[int, ...],
     )
     variant = Setting("code", "how a deep layer's step takes up a shallow one's", VARIANTS)
     settings = {**authors, **given, "depths": blocks, "variant": variant}

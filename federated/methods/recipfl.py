@@ -80,7 +80,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         "models": Setting(
             (),
             "networks of weaker devices by name, in place of the run's own made smaller",
-            each="names",
+            each=str,
         ),
         "transfer": Setting(True, "a device with the largest submodel trains the smallest too"),
         "hidden": Setting(32, "hidden size of the hypernetwork, a multiple of 4"),

@@ -132,7 +132,7 @@ def scalefl() -> Method:
             EXITS,
             "exit that each level ends at, one for each of widths",
             least=1,
-            each="whole numbers",
+            each=int,
         ),
         "gamma": Setting(
             0.05,

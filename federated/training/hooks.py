@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from federated.settings import Settings
 from federated.task import Recipe
 from models.submodel import Network, Submodel
 
@@ -73,7 +74,7 @@ class Survey:
 
     network: Network
     menu: tuple[Submodel, ...]
-    settings: Mapping[str, Any]
+    settings: Settings
     x: NDArray[Any]
     y: NDArray[Any]
     labels: Sequence[int]

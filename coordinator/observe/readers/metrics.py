@@ -20,7 +20,7 @@ from coordinator.fleet.fleet import Fleet
 from coordinator.observe import events
 from coordinator.observe.readers.now import STATES, TASKS, Observer
 from coordinator.observe.records import RoundRecord
-from coordinator.settings.tables import Metrics
+from coordinator.settings.services import Metrics
 from federated.errors import ConfigError, LinkError, MissingExtra, UsageError
 from federated.runtime import files as disk
 

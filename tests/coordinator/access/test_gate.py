@@ -25,7 +25,7 @@ from coordinator.access.authority import Authority
 from coordinator.access.gate import Gate, Keeper, open_gate, shown
 from coordinator.cli.main import main
 from coordinator.fleet.fleet import REVOKED, Fleet
-from coordinator.settings.tables import Broker
+from coordinator.settings.services import Broker
 from edge_agent.access import enrol
 from edge_agent.access.admission import admitted, renew_when_due
 from edge_agent.access.credentials import stored

@@ -17,7 +17,7 @@ from coordinator.access.authority import LIST_LIFE, Authority
 from coordinator.access.certificates import read_list
 from coordinator.access.gate import TEND, Gate, Keeper, open_gate
 from coordinator.broker.local import find_mosquitto
-from coordinator.settings.tables import Broker
+from coordinator.settings.services import Broker
 from federated.errors import LinkError
 from federated.wire import tls
 from federated.wire.address import parse_address

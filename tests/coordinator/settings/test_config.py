@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from coordinator.settings.config import load, parse_setting, to_json
-from federated.errors import ConfigError
+from federated.errors import ConfigError, UsageError
 
 FILE = """
 rounds = 5
@@ -39,7 +40,8 @@ def test_flags_go_over_the_environment_and_that_over_the_file(file: Path) -> Non
     }
     config = load(file, environment, [parse_setting("train.lr=0.05"), ("fleet.fraction", 0.5)])
     assert (config.rounds, config.fleet.min_agents, config.fleet.fraction) == (7, 4, 0.5)
-    assert config.settings == {"lr": 0.05, "widths": [1.0, 0.5]}
+    assert (config.settings["lr"], config.settings["widths"]) == (0.05, (1.0, 0.5))
+    assert (config.settings["rounds"], config.settings["batch"]) == (7, 10)
     assert config.method_name == "heterofl"
     assert config.assign.submodels == {"pi": "w0.5-d2"}
     assert config.data.name == "digits"
@@ -52,11 +54,37 @@ def test_a_setting_in_two_tables_is_what_came_last(tmp_path: Path, first: str, s
     table, _, key = first.partition(".")
     path = tmp_path / "run.toml"
     path.write_text(f"[{table}]\n{key} = 0.5\n")
-    assert load(path, {}, [(second, 0.1)]).settings == {"lr": 0.1}
+    assert load(path, {}, [(second, 0.1)]).settings["lr"] == 0.1
 
 
-def test_a_name_among_the_settings_of_training_leaves_the_methods(file: Path) -> None:
-    assert load(file, {}, [("train.name", "sgd")]).method_name == "heterofl"
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train.name=sgd", "unknown setting of heterofl 'name'.*did you mean model.name or"),
+        ("method.seed=3", "unknown setting of heterofl 'seed'.*did you mean seed, above the first"),
+        ("train.momentun=0.5", "unknown setting of heterofl 'momentun'; known: momentum"),
+        ("train.mu=0.5", "unknown setting of heterofl 'mu'.*; a setting of fedprox, "),
+    ],
+)
+def test_a_setting_that_the_method_does_not_have_is_refused_when_it_is_loaded(
+    file: Path, setting: str, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        load(file, {}, [parse_setting(setting)])
+
+
+def test_a_private_run_gives_every_update_the_same_weight() -> None:
+    given = [("method.name", "fedavg"), ("private.noise", 1.0), ("private.clip", 1.0)]
+    assert load(None, {}, given[:1]).settings["weighting"] == "samples"
+    assert load(None, {}, given).settings["weighting"] == "uniform"
+    with pytest.raises(ConfigError, match="weighting: expected one of uniform, found 'samples'"):
+        load(None, {}, [*given, ("method.weighting", "samples")])
+
+
+def test_a_changed_seed_reaches_the_method() -> None:
+    config = load(None, {}, [("seed", 3)])
+    assert config.settings["seed"] == 3
+    assert structs.replace(config, seed=4).settings["seed"] == 4
 
 
 @pytest.mark.parametrize(
@@ -92,6 +120,9 @@ def test_a_record_survives_json(file: Path) -> None:
         ("rounds=0", r"rounds: expected int >= 1, found 0"),
         ("fleet.fraction=1.5", r"fleet.fraction: expected float <= 1.0, found 1.5"),
         ("fleet.deadline=-1", "deadline"),
+        ("fleet.deadline=inf", "fleet.deadline: expected a finite number, found inf"),
+        ("private.uncovered=['names']", r"private.uncovered\[0\]: expected one of moments, scores"),
+        ("train.lr=0", "method fedfa: lr: expected float > 0.0, found 0"),
         ("rounds", "expected KEY=VALUE"),
         ("rounds.of=1", "rounds"),
     ],

@@ -9,7 +9,6 @@ import pytest
 from coordinator.run.launch import check_same
 from coordinator.trust.defences import check_covered, defended
 from federated.errors import ConfigError, Unknown
-from federated.method import configure
 from federated.methods.catalogue import method
 from models.families.catalogue import network
 from tests.support.defences import config
@@ -112,10 +111,9 @@ def test_what_a_private_run_would_show_without_noise_is_refused_unless_it_is_nam
     given, known, words
 ):
     asked = config(method__name="fedavg", private__noise=1.0, private__clip=1.0, **given)
-    settings = configure(method("fedavg"), asked.settings)
-    menu = method("fedavg").menu(network("preresnet", (1, 8, 8), 10), settings)
+    menu = method("fedavg").menu(network("preresnet", (1, 8, 8), 10), asked.settings)
     with pytest.raises(ConfigError, match=words):
-        check_covered(asked, settings, menu, known=known)
+        check_covered(asked, menu, known=known)
     named = config(
         method__name="fedavg",
         private__noise=1.0,
@@ -123,8 +121,8 @@ def test_what_a_private_run_would_show_without_noise_is_refused_unless_it_is_nam
         private__uncovered=["moments", "scores", "statistics"],
         **given,
     )
-    check_covered(named, settings, menu, known=known)
-    check_covered(config(method__name="fedavg", **given), settings, menu, known=known)
+    check_covered(named, menu, known=known)
+    check_covered(config(method__name="fedavg", **given), menu, known=known)
 
 
 @pytest.mark.parametrize("key", ["private__noise", "private__clip", "robust__clip", "robust__rule"])

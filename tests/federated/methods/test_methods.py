@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from federated.method import configure
 from federated.methods.catalogue import METHODS, method
 from federated.methods.fedavg import assign, proposal
 from federated.methods.heterofl import own_rows
+from federated.settings import validated
 from federated.task import Recipe
 from models.cost import cost
 from models.families.catalogue import full, initial, network, shapes, statistics
@@ -38,68 +40,56 @@ def test_an_unknown_method_lists_the_nearest_first():
 @pytest.mark.parametrize(
     ("name", "key", "value", "wanted"),
     [
-        ("scaffold", "lr", 0.0, "above 0"),
-        ("scaffold", "server_lr", -1, "above 0"),
-        ("recipfl", "server_lr", -1, "above 0"),
-        ("recipfl", "server_clip", -1, "at least 0"),
-        ("fedavg", "epochs", 0, "at least 1"),
-        ("fedavg", "batch", 0, "at least 1"),
-        ("fednova", "momentum", 1.5, "at least 0 and at most 1"),
-        ("fedprox", "mu", -0.1, "at least 0"),
-        ("inclusivefl", "beta", 2, "at least 0 and at most 1"),
-        ("scalefl", "temperature", 0, "above 0"),
+        ("scaffold", "lr", 0.0, "float > 0.0"),
+        ("scaffold", "server_lr", -1, "float > 0.0"),
+        ("recipfl", "server_lr", -1, "float > 0.0"),
+        ("recipfl", "server_clip", -1, "float >= 0.0"),
+        ("fedavg", "epochs", 0, "int >= 1"),
+        ("fedavg", "batch", 0, "int >= 1"),
+        ("fednova", "momentum", 1.5, "float <= 1.0"),
+        ("fedprox", "mu", -0.1, "float >= 0.0"),
+        ("inclusivefl", "beta", 2, "float <= 1.0"),
+        ("scalefl", "temperature", 0, "float > 0.0"),
     ],
 )
 def test_a_number_out_of_range_is_refused_before_anyone_trains(name, key, value, wanted):
     with pytest.raises(
-        ConfigError, match=f"setting '{key}' of {name}: expected a number {wanted}, found {value}"
+        ConfigError, match=f"method {name}: {key}: expected {wanted}, found {value}$"
     ):
         configure(method(name), {key: value})
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "value", "wanted"),
+    ("name", "given", "where", "wanted"),
     [
-        ("fedavg", "widths", ["half"], "a list of numbers"),
-        ("fedavg", "widths", [True], "a list of numbers"),
-        ("fedavg", "widths", [0.5, 2], "numbers above 0 and at most 1"),
-        ("fedavg", "depths", [1.5], "a list of whole numbers or lists"),
-        ("fedavg", "depths", [0], "numbers at least 1"),
-        ("fedavg", "milestones", ["half"], "a list of numbers"),
-        ("fedavg", "milestones", [-1], "numbers above 0"),
-        (
-            "fedavg",
-            "milestones",
-            [0.5, 1.5],
-            "shares of the run's rounds below 1, or whole numbers of rounds",
-        ),
-        (
-            "scalefl",
-            "milestones",
-            [100, 200.0],
-            "shares of the run's rounds below 1, or whole numbers of rounds",
-        ),
-        (
-            "depthfl",
-            "ramp",
-            1.0,
-            "a share of the run's rounds below 1, or a whole number of rounds",
-        ),
-        ("depthfl", "ramp", -0.1, "a number at least 0"),
-        ("fedavg", "milestones", 5, "a list of numbers"),
-        ("recipfl", "models", "lenet", "a list of names"),
-        ("fedfa", "widths", 0.5, r"a list such as \[0.5, 0.75, 1.0\]"),
-        ("recipfl", "models", [1], "a list of names"),
-        ("fedavg", "lr", "fast", "a number such as 0.05"),
-        ("fedavg", "epochs", 1.5, "a whole number such as 1"),
+        ("fedavg", {"widths": ["half"]}, "widths[0]", "float, got str, found 'half'"),
+        ("fedavg", {"widths": [1.0, True]}, "widths[1]", "float, got bool, found True"),
+        ("fedavg", {"widths": [0.5, 2]}, "widths[1]", "float <= 1.0, found 2"),
+        ("fedavg", {"depths": [1.5]}, "depths[0]", "int | array, got float, found 1.5"),
+        ("fedavg", {"depths": [0]}, "depths[0]", "int >= 1, found 0"),
+        ("fedavg", {"depths": [[2, 0]]}, "depths[0][1]", "int >= 1, found 0"),
+        ("fedavg", {"milestones": ["half"]}, "milestones[0]", "int | float, got str"),
+        ("fedavg", {"milestones": [-1]}, "milestones[0]", "int >= 1, found -1"),
+        ("fedavg", {"milestones": [0.5, 1.5]}, "milestones[1]", "int or float < 1.0, found 1.5"),
+        ("scalefl", {"milestones": [9, 20.0]}, "milestones[1]", "int or float < 1.0, found 20.0"),
+        ("depthfl", {"ramp": 1.0}, "ramp", "int or float < 1.0, found 1.0"),
+        ("depthfl", {"ramp": -0.1}, "ramp", "int or float >= 0.0, found -0.1"),
+        ("fedavg", {"milestones": 5}, "milestones", "array, got int, found 5"),
+        ("recipfl", {"models": "lenet"}, "models", "array, got str, found 'lenet'"),
+        ("recipfl", {"models": [1]}, "models[0]", "str, got int, found 1"),
+        ("fedfa", {"lr": "fast"}, "lr", "float, got str, found 'fast'"),
+        ("fedfa", {"lr": float("nan")}, "lr", "a finite number, found nan"),
+        ("fedfa", {"widths": [float("inf")]}, "widths[0]", "a finite number, found inf"),
+        ("fedfa", {"masked": 1}, "masked", "bool, got int, found 1"),
+        ("fedfa", {"epochs": 1.5}, "epochs", "int, got float, found 1.5"),
+        ("fedfa", {"epochs": True}, "epochs", "int, got bool, found True"),
+        ("fedfa", {"scaling": 2}, "scaling", "one of l2, rms, none, found 2"),
+        ("fedavg", {"weighting": "votes"}, "weighting", "one of samples, uniform, found 'votes'"),
     ],
 )
-def test_what_is_no_value_of_a_setting_is_refused(name, key, value, wanted):
-    with pytest.raises(
-        ConfigError,
-        match=f"setting '{key}' of {name}: expected {wanted}, found {re.escape(repr(value))}",
-    ):
-        configure(method(name), {key: value})
+def test_what_is_no_value_of_a_setting_is_refused(name, given, where, wanted):
+    with pytest.raises(ConfigError, match=re.escape(f"method {name}: {where}: expected {wanted}")):
+        configure(method(name), given)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -113,7 +103,7 @@ def test_defaults_are_within_their_own_ranges(name):
 def test_settings_replace_defaults():
     chosen = method("fedfa")
     found = configure(chosen, {"lr": 1, "depths": [2]})
-    assert (found["lr"], found["depths"]) == (1, [2])
+    assert (found["lr"], found["depths"]) == (1.0, (2,))
     assert found.keys() == {*chosen.settings, "seed", "rounds"}
 
 
@@ -122,33 +112,34 @@ def test_an_unknown_setting_is_named():
         configure(method("fedfa"), {"scalin": "rms"})
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("lr", "fast"),
-        ("masked", 1),
-        ("epochs", 1.5),
-        ("epochs", True),
-        ("scaling", 2),
-        ("lr", float("nan")),
-    ],
-)
-def test_a_setting_of_another_type_is_refused(key, value):
-    with pytest.raises(ConfigError, match=f"setting '{key}' of fedfa"):
-        configure(method("fedfa"), {key: value})
+@pytest.mark.parametrize("key", ["seed", "rounds"])
+def test_what_the_run_decides_is_no_setting_of_a_method(key):
+    with pytest.raises(Unknown, match=f"unknown setting of fedfa '{key}'"):
+        configure(method("fedfa"), {key: 3})
 
 
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        ("fedavg", {"weighting": "votes"}),
-        ("fedavg", {"norm": "layer"}),
-        ("fedfa", {"scaling": "max"}),
-    ],
-)
-def test_a_choice_that_does_not_exist_is_refused(name, given):
-    with pytest.raises(ConfigError, match="expected one of"):
-        start(name, **given)
+def test_an_agent_reads_the_settings_of_a_card_by_the_same_record():
+    """What `configure` made survives the wire, with the run's seed and rounds; another method's
+    does not.
+    """
+    made = configure(method("fedfa"), {"widths": [0.5, 1.0], "lr": 1}, seed=3, rounds=7)
+    plain = msgspec.msgpack.decode(msgspec.msgpack.encode(msgspec.to_builtins(made)))
+    read = validated(method("fedfa").record, plain, "card of run 'r': fedfa")
+    assert {**read} == {**made}
+    assert (read["seed"], read["rounds"], read["widths"]) == (3, 7, (0.5, 1.0))
+    with pytest.raises(ConfigError, match=r"card of run 'r': fedavg: unknown key '.*'; known: "):
+        validated(method("fedavg").record, plain, "card of run 'r': fedavg")
+    with pytest.raises(ConfigError, match="fedfa: seed: expected int >= 0, found -1"):
+        validated(method("fedfa").record, {**plain, "seed": -1}, "fedfa")
+
+
+def test_settings_are_read_by_name_and_cannot_be_changed():
+    found = configure(method("heterofl"), {})
+    assert (found["batch"], "sharing" in found, found.get("sharing")) == (10, False, None)
+    with pytest.raises(KeyError, match="sharing"):
+        found["sharing"]
+    with pytest.raises(AttributeError):
+        found.batch = 1
 
 
 def test_a_menu_that_cannot_be_is_refused():

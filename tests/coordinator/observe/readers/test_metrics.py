@@ -17,7 +17,7 @@ from coordinator.cli.main import main
 from coordinator.observe.events import AgentTurnedAway, Rejected
 from coordinator.observe.readers.metrics import REFUSALS, Meter, Server
 from coordinator.observe.readers.now import Observer
-from coordinator.settings.tables import Metrics
+from coordinator.settings.services import Metrics
 from federated.errors import ConfigError, LinkError, UsageError
 
 
