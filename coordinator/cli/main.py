@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from coordinator.cli import access, steering
+from coordinator.cli import access, init, schema, steering
 from coordinator.cli.options import RUNS, plainly
 from federated.errors import ExportError
 from federated.runtime.console import FORMAT, speaker
@@ -36,7 +36,7 @@ def main(verbose: bool) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-for command in (*access.COMMANDS, *steering.COMMANDS):
+for command in (*access.COMMANDS, *steering.COMMANDS, init.init_command, schema.schema_command):
     main.add_command(command)
 
 

@@ -1,0 +1,84 @@
+"""The JSON Schema of a configuration takes what `load` takes, and refuses what it refuses."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from coordinator.settings.config import load
+from coordinator.settings.schema import schema
+from federated.errors import EspalierError
+from federated.methods.catalogue import METHODS, method
+
+ROOT = Path(__file__).parents[3]
+EXPERIMENTS = sorted((ROOT / "benchmarks" / "experiments").glob("*.toml"))
+CHECKER = jsonschema.Draft202012Validator(json.loads(json.dumps(schema())))
+
+
+def refused(tree: dict[str, Any]) -> list[str]:
+    """The places of a configuration that the schema refuses."""
+    return sorted({one.json_path for one in CHECKER.iter_errors(tree)})
+
+
+def test_it_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(CHECKER.schema)
+    assert EXPERIMENTS
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
+def test_every_experiment_is_valid(file: Path) -> None:
+    assert refused(tomllib.loads(file.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("rouns = 5", "$"),
+        ("rounds = 0", "$.rounds"),
+        ("[fleet]\nmin_agent = 2", "$.fleet"),
+        ("[fleet]\nfraction = 1.5", "$.fleet.fraction"),
+        ('[robust]\nrule = "kurm"', "$.robust.rule"),
+        ('[method]\nname = "fedav"', "$.method.name"),
+        ("[method]\nseed = 3", "$.method"),
+        ("[method]\nmu = 0.1", "$.method"),
+        ('[method]\nname = "fedprox"\nmu = -1', "$.method.mu"),
+        ('[method]\nname = "fedprox"\nscaling = "l2"', "$.method"),
+        ('[method]\nname = "depthfl"\nramp = 1.5', "$.method.ramp"),
+        ('[train]\nname = "sgd"', "$.train.name"),
+        ('[train]\nlr = "fast"', "$.train.lr"),
+    ],
+)
+def test_what_load_refuses_is_refused_at_its_place(tmp_path: Path, text: str, place: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(EspalierError):
+        load(file, {}, [])
+    assert refused(tomllib.loads(text))[-1] == place
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_settings_of_a_method_are_in_either_table(name: str) -> None:
+    defaults = {
+        key: list(known.default) if isinstance(known.default, tuple) else known.default
+        for key, known in method(name).settings.items()
+    }
+    plain = json.loads(json.dumps(defaults))
+    assert refused({"method": {"name": name, **plain}}) == []
+    assert refused({"method": {"name": name}, "train": plain}) == []
+    assert refused({"method": {"name": name, "pace": 1}}) == ["$.method"]
+
+
+def test_every_field_has_a_description_that_ends_with_a_period() -> None:
+    told = {
+        f"{table}.{key}": one.get("description", "")
+        for table, part in {"": CHECKER.schema, **CHECKER.schema["$defs"]}.items()
+        for key, one in part["properties"].items()
+        if one.keys() not in ({"$ref"}, {"const"})
+    }
+    assert len(told) > 500
+    assert [place for place, text in told.items() if not text.endswith(".")] == []
