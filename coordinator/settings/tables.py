@@ -206,7 +206,7 @@ class Robust(Record, frozen=True):
     rule: Annotated[
         str,
         Meta(
-            description="How updates are combined: a built-in rule, a rule of an installed package, "
+            description="How updates are combined: a built-in rule, one of an installed package, "
             "or module:attribute. none: as the method does."
         ),
     ] = "none"
