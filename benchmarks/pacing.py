@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 
 from coordinator.broker import local as brokers
-from coordinator.cli.demo import Running, module, process, wait_for_words
+from coordinator.simulate.demo_fleet import Running, module, process, wait_for_words
 from coordinator.store.store import Store
 from federated.errors import FleetError, StoreError
 from federated.runtime.console import FORMAT, Say, speaker, speaking_plainly
@@ -199,7 +199,7 @@ def coordinator_command(broker: str, rounds: int, folder: Path) -> list[str]:
         str(rounds),
     ]
     return module(
-        "coordinator.cli.main",
+        "coordinator.cli",
         "start",
         "--broker",
         broker,
@@ -229,7 +229,7 @@ def agent_command(name: str, index: int, broker: str, folder: Path) -> list[str]
     join = ["join", *where, *shard, "--format", "json"]
     if CPUS[name] == 1:
         return [sys.executable, "-c", ON_ONE_PROCESSOR, *join]
-    return module("edge_agent.cli.main", *join, "--limit-cpus", str(CPUS[name]))
+    return module("edge_agent.cli", *join, "--limit-cpus", str(CPUS[name]))
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from benchmarks.raw.agent import Raw
 from benchmarks.raw.fleet import RawFleet
 from benchmarks.replay import replay
 from coordinator.broker import local as brokers
-from coordinator.cli.demo import Running, module, process
+from coordinator.simulate.demo_fleet import Running, module, process
 from coordinator.store.store import Store
 from federated.errors import ConfigError, FleetError, StoreError
 from federated.runtime.console import FORMAT, Say, speaker, speaking_plainly
@@ -210,9 +210,7 @@ def course(folder: Path, agents: int, rounds: int, say: Say, kind: str = "mosqui
         ]
         what = ["start", "--broker", broker.address, "--runs", str(folder), *run, *settings_of({})]
         coordinator = stack.enter_context(
-            process(
-                "coordinator", module("coordinator.cli.main", *what, "--format", "json"), folder
-            )
+            process("coordinator", module("coordinator.cli", *what, "--format", "json"), folder)
         )
         host, port = broker.address.rsplit(":", 1)
         fleet = RawFleet(RUN, names, (host, int(port)), Raw())

@@ -61,9 +61,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
             3,
             "--token-file none: expected a token: No such file or directory\n",
         ),
-        ([sys.executable, "-m", "edge_agent.cli.main", "join"], 2, "--broker is missing"),
+        ([sys.executable, "-m", "edge_agent.cli", "join"], 2, "--broker is missing"),
         (
-            [sys.executable, "-m", "coordinator.cli.main", "start", "--rounds", "0"],
+            [sys.executable, "-m", "coordinator.cli", "start", "--rounds", "0"],
             3,
             "rounds: expected int >= 1, found 0",
         ),

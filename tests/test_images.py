@@ -41,8 +41,10 @@ def tool(name: str) -> str:
 def accept(program: str, words: list[str]) -> None:
     """Parses a command line as the program does, without running it."""
     name, *rest = words
-    command = PROGRAMS[program].commands[name]
-    command.make_context(name, list(rest), parent=click.Context(PROGRAMS[program]))
+    context = click.Context(PROGRAMS[program])
+    command = PROGRAMS[program].get_command(context, name)
+    assert command is not None, name
+    command.make_context(name, list(rest), parent=context)
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)

@@ -56,6 +56,7 @@ ROOMS = {
         "run",
         "release",
         "simulate",
+        "views",
         "cli",
     ),
 }
@@ -66,6 +67,10 @@ MOST_PARAMETERS = 6  # of a function; the options of a command are collected int
 NO_METHODS = ("federated/wire", "federated/data")
 TORCH_FREE = (
     "coordinator.cli.main",
+    "coordinator.views.agent_table",
+    "coordinator.views.run_list",
+    "coordinator.views.run_log",
+    "coordinator.views.run_status",
     "edge_agent",
     "edge_agent.bench.measure",
     "edge_agent.bench.row",

@@ -82,7 +82,8 @@ def test_a_unit_is_exposed_to_little(path: Path, analyze: str) -> None:
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_a_unit_starts_a_command_with_flags_that_exist(path: Path) -> None:
     program, name, *words = read(path)["Service"]["ExecStart"].split()
-    command = COMMANDS[Path(program).name].commands[name]
+    group = COMMANDS[Path(program).name]
+    command = group.get_command(click.Context(group), name)
     assert isinstance(command, click.Command)
     known = {flag for parameter in command.params for flag in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= known
@@ -94,11 +95,9 @@ def test_the_shipped_environment_names_flags_that_exist(file: str, name: str) ->
     named = re.findall(
         r"^#?([A-Z_]+)=", (ROOT / "deploy" / "systemd" / file).read_text(), re.MULTILINE
     )
-    known = {
-        f"{prefix}{parameter.name}".upper()
-        for parameter in edge_agent.commands[name].params
-        if parameter.name
-    }
+    command = edge_agent.get_command(click.Context(edge_agent), name)
+    assert command is not None
+    known = {f"{prefix}{parameter.name}".upper() for parameter in command.params if parameter.name}
     assert named
     assert set(named) <= known
 

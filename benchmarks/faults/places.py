@@ -17,7 +17,7 @@ from pathlib import Path
 from coordinator.broker import embedded
 from coordinator.broker.addresses import free_port
 from coordinator.broker.mosquitto import MAX_PACKET, find_mosquitto
-from coordinator.cli.demo import environment
+from coordinator.simulate.demo_fleet import environment
 from federated.errors import FleetError
 
 __all__ = ["Broker", "Process", "Space", "link", "small_disk"]

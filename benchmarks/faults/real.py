@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.faults.places import Process, small_disk
 from benchmarks.faults.trial import RUN, Real, Trial, later
-from coordinator.cli.demo import module
+from coordinator.simulate.demo_fleet import module
 from federated.data import catalogue
 from federated.data.dataset import Dataset
 from federated.device.torch_tasks import perform
@@ -80,7 +80,7 @@ def join(trial: Trial, agent: Process) -> None:
         "--spool",
         str(trial.folder / "spool" / agent.name),
     ]
-    agent.start(module("edge_agent.cli.main", "join", *where, "--wait", "120", *shard))
+    agent.start(module("edge_agent.cli", "join", *where, "--wait", "120", *shard))
 
 
 def agent_killed(trial: Trial) -> None:

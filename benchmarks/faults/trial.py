@@ -19,7 +19,7 @@ from benchmarks.raw.agent import Raw
 from benchmarks.raw.fleet import RawFleet
 from benchmarks.replay import Make, Replayed, replay
 from benchmarks.scale import spelled
-from coordinator.cli.demo import module
+from coordinator.simulate.demo_fleet import module
 from coordinator.store.store import Store
 from federated.errors import EspalierError, StoreError
 
@@ -168,7 +168,7 @@ class Trial:
                 [sys.executable, "-m", "benchmarks.faults.fuse", *self.fuse, *arguments]
             )
         else:
-            self.coordinator.start(module("coordinator.cli.main", *arguments))
+            self.coordinator.start(module("coordinator.cli", *arguments))
 
     def strike(self) -> None:
         """Notes that something was broken now."""

@@ -19,11 +19,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coordinator.access.authority_folder import default_folder, open_authority
 from coordinator.broker import local as brokers
 from coordinator.broker.addresses import check_exposure
 from coordinator.broker.mosquitto import COORDINATOR
 from coordinator.settings.services import Broker as Wanted
-from federated.errors import ConfigError, EspalierError, MissingExtra
+from federated.errors import ConfigError, EspalierError
 from federated.runtime.console import Say
 from federated.wire.address import PORTS, identified, parse_address, scheme_of, url
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from coordinator.access.authority import Authority
     from coordinator.access.enrolment_server import Enrolment
 
-__all__ = ["Gate", "Keeper", "Watch", "authority_of", "default_folder", "open_gate", "shown"]
+__all__ = ["Gate", "Keeper", "Watch", "open_gate", "shown"]
 
 log = logging.getLogger(__name__)
 
@@ -150,14 +151,6 @@ class Keeper:
         )
 
 
-def default_folder() -> Path:
-    """Where the authority lies when nobody says where: with this user's data, whatever folder runs
-    are kept in.
-    """
-    base = os.environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local/share") / "espalier" / "pki"
-
-
 def shown(broker: str) -> str:
     """A broker's address with the coordinator's certificate, where one is asked for and the
     authority is this user's (or ESPALIER_BROKER__PKI).
@@ -170,15 +163,6 @@ def shown(broker: str) -> str:
     if not address.tls or address.cert is not None or address.user is not None or not pem.is_file():
         return broker
     return url(identified(address, str(folder / "ca.pem"), str(pem)))
-
-
-def authority_of(wanted: Wanted) -> Authority:
-    """The authority that a configuration names. Raises MissingExtra, ConfigError."""
-    try:
-        from coordinator.access.authority import Authority
-    except ModuleNotFoundError as error:
-        raise MissingExtra("--tls", "secure", error.name or "cryptography") from error
-    return Authority(Path(wanted.pki) if wanted.pki else default_folder(), wanted.hosts)
 
 
 @contextmanager
@@ -218,7 +202,7 @@ def _secured(wanted: Wanted, folder: Path, say: Say) -> Iterator[Gate]:
         )
     check_exposure(wanted.listen, known=True)
     with ExitStack() as stack:
-        authority = authority_of(wanted)
+        authority = open_authority(wanted)
         stack.callback(authority.close)
         if wanted.url:
             address = parse_address(wanted.url)

@@ -8,21 +8,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from coordinator.assign.decision_record import Decision
 from coordinator.assign.offers import Bounds, Offer, affordable, bounds, offers, quick
 from coordinator.assign.standing import Standing
 from coordinator.settings.tables import Assign
+from federated.runtime.units import human_seconds, megabytes
 from federated.task import Profile, Recipe
 from models.submodel import Submodel
 
 __all__ = [
     "Candidate",
     "Choice",
-    "Decision",
     "Verdict",
     "absent",
     "decide",
-    "human_seconds",
-    "megabytes",
     "undrawn",
 ]
 
@@ -45,24 +44,6 @@ class Candidate:
     standing: Standing = field(default_factory=Standing)
     previous: Submodel | None = None
     pinned: Submodel | None = None
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What was decided of an agent. submodel: by name, empty for none. asked: whether it trains in
-    this round.
-
-    step, seconds, memory: predicted seconds of a step and of the round, and bytes; 0 without a
-    submodel.
-    """
-
-    agent: str
-    submodel: str = ""
-    asked: bool = False
-    reason: str = ""
-    step: float = 0.0
-    seconds: float = 0.0
-    memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -221,20 +202,6 @@ def amount(offer: Offer, allowed: Bounds) -> str:
         if math.isfinite(allowed.step)
         else f"{human_seconds(offer.seconds)} a round"
     )
-
-
-def human_seconds(seconds: float) -> str:
-    return (
-        f"{seconds * 1000:.3g} ms"
-        if seconds < 1
-        else f"{seconds:.3g} s"
-        if seconds < 1000
-        else f"{seconds:.0f} s"
-    )
-
-
-def megabytes(count: float) -> str:
-    return f"{count / 1e6:.3g} MB" if count < 1e9 else f"{count / 1e9:.3g} GB"
 
 
 def undrawn(decision: Decision, why: str) -> Decision:

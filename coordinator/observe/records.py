@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from coordinator.assign.standing import Standing
 from federated.wire.release_files import marked
 from models.submodel import Submodel
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Entry", "Folded", "RoundRecord", "Score"]
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from coordinator.observe.records import Score
-from federated.device.torch_tasks import Tallies
-from federated.engine.tallies import Tally, add, metrics
+from federated.engine.tallies import Tallies, Tally, add, metrics
 from models.submodel import Submodel
 
 __all__ = [

@@ -14,7 +14,6 @@ from coordinator.assign.standing import Standing
 from coordinator.observe.records import Entry, Folded
 from coordinator.store.store import Store
 from coordinator.store.training_counts import Counts, by_round
-from federated.method import Method, Settings
 from federated.task import Task
 from models.submodel import Submodel
 
@@ -48,14 +47,12 @@ class FleetHistory:
     counts: Counts = field(default_factory=Counts)
 
 
-def recall(
-    store: Store, method: Method, settings: Settings, menu: Sequence[Submodel]
-) -> FleetHistory:
+def recall(store: Store, menu: Sequence[Submodel]) -> FleetHistory:
     """Read what the stored rounds have shown; nothing where none is stored. Tasks that are still
     open are not in the store.
     """
     known = {submodel.name: submodel for submodel in menu}
-    counts = by_round(store, method, settings, menu)
+    counts = by_round(store)
     return FleetHistory(
         Map({agent: known[name] for agent, name in store.assigned().items() if name in known}),
         Map(

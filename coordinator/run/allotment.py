@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence, Set
 from typing import NoReturn
 
 from coordinator.assign import decisions
-from coordinator.assign.decisions import Candidate, Decision, Verdict
+from coordinator.assign.decision_record import Decision
+from coordinator.assign.decisions import Candidate, Verdict
 from coordinator.assign.selection import generator, select
 from coordinator.assign.standing import Standing, measured_anew, waited
 from coordinator.phases.context import RunContext

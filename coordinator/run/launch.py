@@ -18,7 +18,6 @@ from coordinator.observe.readers.terminal import (
     Lines,
     Screen,
     closing_table,
-    human_bytes,
     score_table,
 )
 from coordinator.observe.score_summary import overall, untrained
@@ -30,12 +29,13 @@ from coordinator.run.start import RunOptions, run
 from coordinator.settings.config import Config, load, to_json
 from coordinator.settings.services import Log
 from coordinator.store.control import Stopped
+from coordinator.store.run_records import open_records
 from coordinator.store.runs import latest_run, run_names
-from coordinator.store.store import Store
 from federated.errors import ConfigError, UsageError
 from federated.runtime import logs
 from federated.runtime.console import Say
 from federated.runtime.service_manager import Manager
+from federated.runtime.units import human_bytes
 from federated.wire import topics
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
@@ -164,11 +164,11 @@ def resumed(wanted: Config, sources: ConfigSources, runs: Path) -> Config:
     ConfigError.
     """
     name = wanted.name or latest_run(runs)
-    store = Store.open(runs, name, read_only=True)
+    records = open_records(runs, name)
     try:
-        before = load(None, {}, (), base=store.read_facts().config)
+        before = load(None, {}, (), base=records.read_facts().config)
     finally:
-        store.close()
+        records.close()
     after = sources.load(base=to_json(before))
     check_same(before, after)
     return after

@@ -98,7 +98,7 @@ def conduct(run: RunContext, evaluator: Evaluator, first: State) -> Result:
 
 def recall_progress(run: RunContext, first: State) -> Progress:
     """How far earlier processes came; the beginning of a new run."""
-    history = recall(run.store, run.method, first.settings, run.menu)
+    history = recall(run.store, run.menu)
     last = run.store.last()
     if last is None:
         return Progress(first, history, ())

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -165,7 +165,7 @@ def _conduct(prepared: Prepared, fleet: Fleet, sight: Oversight, options: RunOpt
     check_covered(config, menu, known=prepared.held is not None)
     for reason in inactive(method, menu, settings):
         log.warning("%s: %s", method.name, reason)
-    store.write_facts(Facts(to_json(config), network, menu))
+    store.write_facts(Facts(to_json(config), network, menu, list_reach(method, menu, settings)))
     first = method.start(make_weights(config, network, method), menu, settings)
     past = Past(store, first, config.fleet.staleness) if fleet.round.rules.stale >= 0 else None
     run = RunContext(
@@ -182,6 +182,18 @@ def _conduct(prepared: Prepared, fleet: Fleet, sight: Oversight, options: RunOpt
         options.patience,
     )
     return conduct(run, Evaluator(run, prepared.held, options.device), first)
+
+
+def list_reach(
+    method: Method, menu: Sequence[Submodel], settings: Settings
+) -> dict[str, tuple[str, ...]]:
+    """For each submodel of the menu, the submodels that its updates train, without branches."""
+    return {
+        one.unowned.name: tuple(
+            dict.fromkeys(other.plain.name for other in method.trains(settings, menu, one))
+        )
+        for one in menu
+    }
 
 
 def learn_network(

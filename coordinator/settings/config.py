@@ -31,14 +31,20 @@ from coordinator.settings.tables import (
     Simulate,
     Wire,
 )
-from federated.engine.private import uniform_settings
 from federated.errors import ConfigError, Unknown, UsageError
-from federated.method import configure
-from federated.methods.catalogue import METHODS, method
 from federated.settings import MethodSettings, Record, Seed, validated
 from federated.task import Recipe
 
-__all__ = ["METHOD", "Config", "elsewhere", "load", "parse_setting", "table_of", "to_json"]
+__all__ = [
+    "METHOD",
+    "Config",
+    "elsewhere",
+    "load",
+    "parse_setting",
+    "read_tables",
+    "table_of",
+    "to_json",
+]
 
 PREFIX = "ESPALIER_"
 
@@ -84,6 +90,11 @@ class Config(Record, frozen=True, dict=True):
         """The validated settings of the method and its recipe, with the run's seed and rounds.
         Raises Unknown for a method that does not exist, UsageError, ConfigError.
         """
+        # not at the top: these load PyTorch, which reading a stored run does not need
+        from federated.engine.private import uniform_settings
+        from federated.method import configure
+        from federated.methods.catalogue import METHODS, method
+
         chosen = method(self.method_name)
         if self.private.noise:
             chosen = replace(chosen, settings=uniform_settings(chosen.settings))
@@ -126,10 +137,16 @@ def load(
             _put(tree, key, _value(text), where=name)
     for key, value in settings:
         _put(tree, key, value, where="--set " + key)
-    where = f"configuration {file}" if file else "configuration"
-    config = validated(Config, tree, where, elsewhere)
+    config = read_tables(tree, f"configuration {file}" if file else "configuration")
     _ = config.settings  # raises for settings that the method does not take
     return config
+
+
+def read_tables(tree: Mapping[str, Any], where: str = "configuration") -> Config:
+    """The record of plain values, such as those of a stored run. The method's settings are
+    validated when they are first used. Raises ConfigError that names the key.
+    """
+    return validated(Config, tree, where, elsewhere)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -153,6 +170,9 @@ def elsewhere(key: str) -> str:
     """Where a key belongs that was written into another table, as the end of a message; empty where
     it belongs nowhere.
     """
+    # not at the top: it loads PyTorch, which a configuration without mistakes does not need
+    from federated.methods.catalogue import METHODS
+
     tables = [
         name
         for name in Config.__struct_fields__

@@ -14,14 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.assign.data_cards import AGENTS, network_for
-from coordinator.assign.decisions import (
-    Candidate,
-    Decision,
-    Verdict,
-    decide,
-    human_seconds,
-    megabytes,
-)
+from coordinator.assign.decision_record import Decision
+from coordinator.assign.decisions import Candidate, Verdict, decide
 from coordinator.assign.eligibility import Eligibility
 from coordinator.assign.offers import Bounds, pinned
 from coordinator.assign.selection import generator
@@ -33,6 +27,7 @@ from federated.device.profile_file import Sheet
 from federated.errors import ConfigError
 from federated.method import Method, State
 from federated.methods.catalogue import method as method_named
+from federated.runtime.units import human_seconds, megabytes
 from federated.task import Card, Profile
 from models.cost import cost
 from models.families.catalogue import initial

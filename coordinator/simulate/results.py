@@ -62,7 +62,7 @@ HEADLINE = (
 
 def write(folder: Path, config: Config, store: Store, source: Source, say: Say) -> dict[str, Any]:
     """Write the results of one seed from what its store holds; return them as plain values."""
-    scores = marked(training_counts.stored(store), store.all_scores())
+    scores = marked(training_counts.by_round(store), store.all_scores())
     found = collect(config, store, scores)
     base = folder / f"seed{config.seed}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
 
 def collect(config: Config, store: Store, scores: Sequence[tuple[int, Score]]) -> dict[str, Any]:
     """The results of one seed as plain values. scores: all of them, each with its round."""
-    facts, trained = store.read_facts(), training_counts.stored(store)
+    facts, trained = store.read_facts(), training_counts.by_round(store)
     by_name = {submodel.name: submodel for submodel in facts.menu}
     assigned = {agent: by_name[name] for agent, name in store.assigned().items()}
     known = trained[max(trained)]

@@ -29,6 +29,7 @@ from coordinator.simulate import results
 from coordinator.simulate.data_source import Source
 from coordinator.simulate.data_source import names as devices
 from coordinator.simulate.devices import Devices
+from coordinator.store.run_records import open_records
 from coordinator.store.runs import run_names
 from coordinator.store.store import Store
 from coordinator.trust.defences import check_enough
@@ -155,11 +156,11 @@ def writing(folder: Path) -> Iterator[None]:
 
 def stored(runs: Path, name: str) -> Config:
     """The configuration of a run that is there. Raises StoreError."""
-    store = Store.open(runs, name, read_only=True)
+    records = open_records(runs, name)
     try:
-        return load(None, {}, (), base=store.read_facts().config)
+        return load(None, {}, (), base=records.read_facts().config)
     finally:
-        store.close()
+        records.close()
 
 
 def carry_out(prepared: Prepared, source: Source, say: Say) -> None:

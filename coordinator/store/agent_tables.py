@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from coordinator.assign.decisions import Decision
+from coordinator.assign.decision_record import Decision
 from coordinator.assign.standing import Standing
 from federated.errors import StoreError
 from federated.task import Profile

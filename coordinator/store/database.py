@@ -61,11 +61,14 @@ class Facts:
     config: its settings, as plain values.
     network: the largest network; None until it is known.
     menu: the submodels that agents train, smallest first.
+    reach: submodel as the menu lists it -> the submodels that its updates train, without branches;
+    empty until the menu is known, and in runs of versions that did not store it.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
     network: Network | None = None
     menu: tuple[Submodel, ...] = ()
+    reach: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def create_database(folder: Path, facts: Facts) -> None:
@@ -117,6 +120,7 @@ def write_facts(database: sqlite3.Connection, facts: Facts) -> None:
         "config": facts.config,
         "network": msgspec.to_builtins(facts.network),
         "menu": msgspec.to_builtins(facts.menu),
+        "reach": facts.reach,
     }
     database.executemany(
         "INSERT OR REPLACE INTO facts VALUES (?, ?)",
@@ -133,6 +137,7 @@ def read_facts(database: sqlite3.Connection) -> Facts:
         rows.get("config", {}),
         msgspec.convert(rows.get("network"), Network | None),
         msgspec.convert(rows.get("menu", []), tuple[Submodel, ...]),
+        msgspec.convert(rows.get("reach", {}), dict[str, tuple[str, ...]]),
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from coordinator.store import run_lock
 from federated.errors import StoreError
 
-__all__ = ["DATABASE", "absent", "latest_run", "no_run", "run_names"]
+__all__ = ["DATABASE", "absent", "current_run", "latest_run", "no_run", "run_names"]
 
 DATABASE = "run.sqlite"
 
@@ -25,6 +26,16 @@ def latest_run(root: Path) -> str:
     if not found:
         raise StoreError(f"nothing to resume: {no_run(root)}")
     return found[-1]
+
+
+def current_run(root: Path) -> str:
+    """The run that is under way, the latest where there are several; else the latest. Raises
+    StoreError where there is none.
+    """
+    found = run_names(root)
+    if not found:
+        raise StoreError(no_run(root))
+    return next((name for name in reversed(found) if run_lock.held(root / name)), found[-1])
 
 
 def no_run(root: Path, name: str = "") -> str:

@@ -26,20 +26,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from coordinator.observe.records import Entry, RoundRecord, Score
+from coordinator.observe.records import RoundRecord
 from coordinator.round.round import Round
-from coordinator.store import agent_tables, run_lock
+from coordinator.store import run_lock
 from coordinator.store.database import (
     Facts,
     create_database,
     open_database,
-    read_entries,
-    read_facts,
-    read_scores,
     write_facts,
     write_round,
 )
 from coordinator.store.journal import Base, Journal
+from coordinator.store.run_records import RunRecords
 from coordinator.store.runs import DATABASE, absent
 from coordinator.trust import norm_tables
 from federated.errors import StoreError
@@ -52,13 +50,13 @@ HOLDS = "single updates of devices"
 KEPT = 2  # checkpoints kept: the last, and the one before in case a disk lies about having written
 
 
-class Store:
-    """One run's folder, held by one coordinator at a time."""
+class Store(RunRecords):
+    """One run's folder, held by one coordinator at a time: its records, checkpoints and journal."""
 
     def __init__(self, folder: Path, database: sqlite3.Connection, lock: int | None) -> None:
-        self.folder, self._database, self._lock = folder, database, lock
+        super().__init__(folder, database)
+        self._lock = lock
         self.spool = folder / "spool"
-        self.ledger = agent_tables.Ledger(database)
         self.evidence = norm_tables.Evidence(database)
         self.journal = Journal(folder)
         self.kept = KEPT  # checkpoints that stay
@@ -113,7 +111,7 @@ class Store:
         """
         empty = discard and self.journal.empty and not any(self.folder.glob("round-*.safetensors"))
         self.journal.close()
-        self._database.close()
+        super().close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -126,10 +124,6 @@ class Store:
         """Write what the run is. Raises StoreError when the disk does not take it."""
         with self._writing("what it is"):
             write_facts(self._database, facts)
-
-    def read_facts(self) -> Facts:
-        """Read what the run is."""
-        return read_facts(self._database)
 
     def next_session(self) -> int:
         """Count one more start of a coordinator on this run. The number is the attempt that its
@@ -200,13 +194,6 @@ class Store:
         return f"{done.round}:{digest}"
 
     @property
-    def rounds_done(self) -> int:
-        """The number of the last finished round."""
-        return int(
-            self._database.execute("SELECT COALESCE(MAX(round), 0) FROM rounds").fetchone()[0]
-        )
-
-    @property
     def checkpoint_id(self) -> str:
         """Round and sha256 of the last checkpoint; empty before the first one. A round that folded
         nothing has the bytes of the one before.
@@ -261,83 +248,3 @@ class Store:
             raise StoreError(
                 f"checkpoint {path}, which a late update was made from, cannot be read: {error}"
             ) from error
-
-    def scores(self, number: int) -> list[Score]:
-        """The scores of a round."""
-        return read_scores(self._database, number)
-
-    def all_scores(self) -> list[tuple[int, Score]]:
-        """Every score with its round, in the order of rounds."""
-        numbers = [
-            number
-            for (number,) in self._database.execute(
-                "SELECT DISTINCT round FROM scores ORDER BY round"
-            )
-        ]
-        return [(number, score) for number in numbers for score in self.scores(number)]
-
-    def assigned(self) -> dict[str, str]:
-        """Agent -> name of the submodel that it was asked to train last, of the tasks that are
-        over.
-        """
-        # SQLite gives the row of the maximum (bare columns).
-        return {
-            agent: submodel
-            for agent, submodel, _ in self._database.execute(
-                "SELECT agent, submodel, MAX(task) FROM updates GROUP BY agent"
-            )
-        }
-
-    def updates_by_submodel(self) -> list[tuple[int, str, int]] | None:
-        """How many updates of each submodel each round folded, as (round, name as the menu lists
-        it, count) in the order of rounds.
-
-        None where finished rounds left no record of any update, folded or not: then nothing is
-        known.
-        """
-        counting = (
-            "SELECT round, submodel, SUM(outcome = 'folded') FROM updates GROUP BY round, "
-            "submodel ORDER BY round"
-        )
-        found = self._database.execute(counting).fetchall()
-        return found if found or not self.rounds_done else None
-
-    def folded(self) -> dict[str, int]:
-        """The last round of whose tasks each agent's update was folded."""
-        return dict(
-            self._database.execute(
-                "SELECT agent, MAX(task) FROM updates WHERE outcome = 'folded' GROUP BY agent"
-            )
-        )
-
-    def trained(self) -> dict[str, set[str]]:
-        """The names of all submodels of which an update of each agent was folded."""
-        found: dict[str, set[str]] = {}
-        for agent, submodel in self._database.execute(
-            "SELECT DISTINCT agent, submodel FROM updates WHERE outcome = 'folded'"
-        ):
-            found.setdefault(agent, set()).add(submodel)
-        return found
-
-    def lately(self) -> dict[str, tuple[int, Entry]]:
-        """What became of each agent's last task, with its round."""
-        last = self._database.execute(
-            "SELECT agent, MAX(round) FROM updates GROUP BY agent"
-        ).fetchall()
-        entries = {
-            number: {entry.agent: entry for entry in self.entries(number)}
-            for number in {number for _, number in last}
-        }
-        return {agent: (number, entries[number][agent]) for agent, number in last}
-
-    def history(self) -> list[tuple[int, float, int, int]]:
-        """Each finished round: its number, seconds, bytes up and bytes down."""
-        return list(
-            self._database.execute(
-                "SELECT round, seconds, bytes_up, bytes_down FROM rounds ORDER BY round"
-            )
-        )
-
-    def entries(self, number: int) -> list[Entry]:
-        """What became of each task in a round, by agent."""
-        return read_entries(self._database, number)

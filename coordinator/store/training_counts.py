@@ -4,19 +4,14 @@ resumed run and a finished one know it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from coordinator.observe.records import Score
-from coordinator.settings.config import load
-from coordinator.store.store import Store
-from federated.errors import EspalierError
-from federated.method import Method, Settings
-from federated.methods.catalogue import method as method_named
-from models.submodel import Submodel
+from coordinator.store.run_records import RunRecords
 
-__all__ = ["Counts", "Trained", "answering", "at", "by_round", "of_run", "stored"]
+__all__ = ["Counts", "Trained", "answering", "at", "by_round", "of_run"]
 
 
 @dataclass(frozen=True)
@@ -77,43 +72,18 @@ class Counts:
         )
 
 
-def by_round(
-    store: Store, method: Method, settings: Settings, menu: Sequence[Submodel]
-) -> dict[int, Counts]:
+def by_round(records: RunRecords) -> dict[int, Counts]:
     """The counts of a run after each round that has updates, in their order, and before the first
     one (0); no counts where nothing is recorded.
     """
-    records = store.updates_by_submodel()
-    if records is None:
+    facts, updates = records.read_facts(), records.updates_by_submodel()
+    if updates is None or not facts.reach:
         return {0: Counts()}
-    reach = {
-        one.unowned.name: frozenset(
-            other.plain.name for other in method.trains(settings, menu, one)
-        )
-        for one in menu
-    }
-    found = {0: Counts(reach, {one.plain.name: Trained() for one in menu})}
-    for round, several in groupby(records, key=lambda record: record[0]):
+    reach = {name: frozenset(trained) for name, trained in facts.reach.items()}
+    found = {0: Counts(reach, {one.plain.name: Trained() for one in facts.menu})}
+    for round, several in groupby(updates, key=lambda update: update[0]):
         found[round] = found[max(found)].after({submodel: count for _, submodel, count in several})
     return found
-
-
-def stored(store: Store) -> dict[int, Counts]:
-    """The same with the method, settings and menu of the store; no counts where this program does
-    not know these.
-    """
-    try:
-        facts = store.read_facts()
-        config = load(None, {}, (), base=facts.config)
-        method = method_named(config.method_name)
-        return by_round(
-            store,
-            method,
-            config.settings,
-            facts.menu,
-        )
-    except EspalierError:
-        return {0: Counts()}
 
 
 def at(found: Mapping[int, Counts], round: int) -> Counts:
@@ -121,24 +91,24 @@ def at(found: Mapping[int, Counts], round: int) -> Counts:
     return found[max(number for number in found if number <= round)]
 
 
-def of_run(store: Store, round: int | None = None) -> Counts:
+def of_run(records: RunRecords, round: int | None = None) -> Counts:
     """The counts of a stored run after a round, by default the last one."""
-    found = stored(store)
+    found = by_round(records)
     return at(found, max(found) if round is None else round)
 
 
-def answering(store: Store) -> dict[str, str]:
+def answering(records: RunRecords) -> dict[str, str]:
     """Which submodel each agent is to answer with, by name without branches: the one that it had
     last.
 
     Where no update trained that one, the largest trained one among the smaller ones, which fits the
     device too; without any, it stays.
     """
-    plain = {submodel.unowned.name: submodel.plain.name for submodel in store.read_facts().menu}
-    order, untrained = list(dict.fromkeys(plain.values())), set(of_run(store).untrained)
+    plain = {submodel.unowned.name: submodel.plain.name for submodel in records.read_facts().menu}
+    order, untrained = list(dict.fromkeys(plain.values())), set(of_run(records).untrained)
 
     def trained(name: str) -> str:
         smaller = order[: order.index(name)] if name in untrained else []
         return next((other for other in reversed(smaller) if other not in untrained), name)
 
-    return {agent: trained(plain.get(name, name)) for agent, name in store.assigned().items()}
+    return {agent: trained(plain.get(name, name)) for agent, name in records.assigned().items()}

@@ -27,26 +27,15 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.trust.norm_tables import WINDOW, Measured
 from federated.errors import Refused
 from federated.task import Update
 from federated.training.variates import PREFIX
 
-__all__ = ["LEAST", "WINDOW", "Bound", "Measured", "bounds", "check_change", "moved"]
+__all__ = ["LEAST", "Bound", "bounds", "check_change", "moved"]
 
-WINDOW = 10  # rounds before the present one that count
-LEAST = 5  # updates of a submodel in them, before its norms bound anything
+LEAST = 5  # updates of a submodel in the last WINDOW rounds, before its norms bound anything
 STATISTICS = ("running_mean", "running_var")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The L2 norm of one kind of change that one update made."""
-
-    round: int
-    agent: str
-    submodel: str
-    kind: str
-    norm: float
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from coordinator.settings.config import Config
 from coordinator.trust import privacy_budget
-from coordinator.trust.bounds import Bound, Measured, bounds, check_change, moved
-from coordinator.trust.norm_tables import Evidence
+from coordinator.trust.bounds import Bound, bounds, check_change, moved
+from coordinator.trust.norm_tables import Evidence, Measured
 from federated.engine.aggregate import Key, Part, Total, fold
 from federated.engine.kept_parts import Kept
 from federated.engine.private import private

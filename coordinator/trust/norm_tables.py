@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from coordinator.trust.bounds import WINDOW, Measured
 from federated.errors import StoreError
 
-__all__ = ["SCHEMA", "Evidence"]
+__all__ = ["SCHEMA", "WINDOW", "Evidence", "Measured"]
+
+WINDOW = 10  # rounds before the present one whose norms bound its updates
 
 SCHEMA = """
 CREATE TABLE norms (round INTEGER, agent TEXT, submodel TEXT, kind TEXT, norm REAL NOT NULL,
@@ -18,6 +20,17 @@ CREATE TABLE norms (round INTEGER, agent TEXT, submodel TEXT, kind TEXT, norm RE
 CREATE TABLE releases (release INTEGER, round INTEGER NOT NULL, agent TEXT, cost REAL NOT NULL,
                        PRIMARY KEY (release, agent));
 """
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The L2 norm of one kind of change that one update made."""
+
+    round: int
+    agent: str
+    submodel: str
+    kind: str
+    norm: float
 
 
 class Evidence:

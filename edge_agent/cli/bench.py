@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from edge_agent.device.limits import Limits, parse_size
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT, speaker, speaking_plainly
 
@@ -157,6 +156,7 @@ def bench(form: str, **given: Any) -> None:
     with speaking_plainly("edge-agent bench", "bench", "interrupted"):
         from edge_agent.bench.measure import Request
         from edge_agent.bench.measure import bench as measure
+        from edge_agent.device.limits import Limits, parse_size
 
         files, memory, cpus = given.pop("files"), given.pop("limit_memory"), given.pop("limit_cpus")
         own = ("model", "inputs", "classes", "widths", "depths", "submodels")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from edge_agent.access.admission import admitted
-from edge_agent.access.identity import machine_name
-from federated.runtime.console import FORMAT, speaking_plainly
+from edge_agent.cli.flags import plainly
+from federated.runtime.console import FORMAT
 
 __all__ = ["doctor"]
 
@@ -38,12 +37,13 @@ __all__ = ["doctor"]
 def doctor(
     broker: str | None, run: str | None, name: str | None, spool: Path | None, form: str
 ) -> None:
-    """Try whether this device can take part, and say of each thing that stands in the way what to
-    do. Joins nothing.
+    """Check whether this device can take part, and say how to solve each problem. It joins nothing.
 
-    Exits with 0 where nothing failed, else with the code of the first failure.
+    Exits with 0 if nothing failed, else with the code of the first failure.
     """
-    with speaking_plainly("edge-agent doctor", "train", "interrupted"):
+    with plainly("doctor"):
+        from edge_agent.access.admission import admitted
+        from edge_agent.access.identity import machine_name
         from edge_agent.device import state_folder
         from edge_agent.doctor.check import as_json, exit_code, text
         from edge_agent.doctor.examination import examine

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from federated.engine.tallies import add
+from federated.engine.tallies import Tallies, add
 from federated.errors import Refused
 from federated.methods.catalogue import method
 from federated.settings import validated
@@ -45,7 +45,6 @@ from models.submodel import Submodel
 __all__ = [
     "Examples",
     "Execution",
-    "Tallies",
     "calibrate",
     "errand",
     "evaluate",
@@ -53,7 +52,6 @@ __all__ = [
     "surveyed",
 ]
 
-Tallies = dict[str, dict[str, list[float]]]
 """Sums over examples by view; see `evaluate`."""
 
 

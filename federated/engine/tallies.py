@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from models.submodel import Network
 
-__all__ = ["CLASSES", "Tally", "add", "fields", "metrics"]
+__all__ = ["CLASSES", "Tallies", "Tally", "add", "fields", "metrics"]
 
 Tally = Mapping[str, Sequence[float]]
+Tallies = dict[str, dict[str, list[float]]]
+"""The tallies of one device, by view."""
 
 CLASSES = 1000  # beyond so many, no sums per class: a vocabulary's would outweigh the weights
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.access.authority import Authority
+from coordinator.access.broker_files import write_broker_files
 from coordinator.broker.mosquitto import COORDINATOR
-from coordinator.cli.access import hand_over
 from federated.errors import LinkError, Refused, UsageError
 from federated.wire import topics
 from federated.wire.links.mqtt import MqttLink
@@ -69,7 +69,7 @@ def test_who_was_revoked_may_do_nothing_any_more_and_not_come_back(
     link.publish(topics.say("r", "lost"), b"before")
     assert heard(hearing, 1.0) == [(topics.say("r", "lost"), b"before")]
     door.authority.revoke("lost")
-    hand_over(door.authority, door.files)
+    write_broker_files(door.authority, door.files)
     door.process.send_signal(signal.SIGHUP)
     time.sleep(0.5)
     link.publish(topics.say("r", "lost"), b"after")

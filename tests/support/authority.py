@@ -13,9 +13,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.access.authority import Authority
+from coordinator.access.broker_files import write_broker_files
 from coordinator.broker.addresses import free_port
 from coordinator.broker.mosquitto import find_mosquitto
-from coordinator.cli.access import hand_over
 from edge_agent.access.enrol import request, text_of
 from federated.wire.address import Address
 
@@ -66,7 +66,7 @@ def shipped(name: str, authority: Authority, folder: Path) -> Iterator[Door]:
     """
     program, port, files = find_mosquitto(), free_port("127.0.0.1", 0), folder / "broker"
     assert program is not None
-    hand_over(authority, files)
+    write_broker_files(authority, files)
     text = (SHIPPED / name).read_text().replace("/etc/mosquitto/espalier", str(files))
     text = "".join(
         f"listener {port} 127.0.0.1\n" if line.startswith("listener ") else line

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe import events
-from coordinator.observe.readers.now import STATES, TASKS, Observer
+from coordinator.observe.now_file import STATES, TASKS
+from coordinator.observe.readers.now import Observer
 from coordinator.observe.records import RoundRecord
 from coordinator.settings.services import Metrics
 from federated.errors import ConfigError, LinkError, MissingExtra, UsageError

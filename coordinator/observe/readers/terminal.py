@@ -19,26 +19,20 @@ from rich.text import Text
 from coordinator.observe import events
 from coordinator.observe.records import RoundRecord, Score
 from coordinator.observe.score_summary import best_view, overall
+from coordinator.observe.score_text import headline_metrics, metric_text
 from federated.runtime.console import Say
+from federated.runtime.units import human_bytes
 from federated.wire.release_files import marked
 from models.submodel import Submodel
 
 if TYPE_CHECKING:
     from coordinator.round.round import Agent
 
-__all__ = ["Lines", "Screen", "closing_table", "human_bytes", "measures", "score_table", "told"]
+__all__ = ["Lines", "Screen", "closing_table", "score_table"]
 
 NAMED = 8  # agents up to which a line names each
 RECENT = 5  # rounds that the estimate of time left goes by
 REDRAW = 0.1  # seconds between two drawings, except where something new must be seen at once
-
-
-def human_bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
 
 
 class Lines:
@@ -100,10 +94,10 @@ class Lines:
             + self._left(self._rounds - done.round)
         )
         found = overall(done.scores)
-        for key, title in measures(found).items():
+        for key, title in headline_metrics(found).items():
             self._say(
                 f"  {title} ({found[0].view}): "
-                + ", ".join(f"{s.label} {told(s.metrics, key)}" for s in found)
+                + ", ".join(f"{s.label} {metric_text(s.metrics, key)}" for s in found)
             )
 
     def _left(self, rounds: int) -> str:
@@ -195,35 +189,12 @@ class Screen:
         return Group(head, table, *([score_table(self._scores)] if self._scores else []))
 
 
-def measures(scores: Sequence[Score]) -> dict[str, str]:
-    """The metrics that people read these scores by, and what people call them: of values accuracy
-    is R2, the share of the variance explained.
-    """
-    found = {name for s in scores for name in s.metrics}
-    first = {"accuracy": "R2" if "rmse" in found else "accuracy"} if "accuracy" in found else {}
-    return first | {name: name for name in ("perplexity", "rmse") if name in found}
-
-
-def told(metrics: Mapping[str, float], name: str) -> str:
-    """Shares to a thousandth; what has no upper end to four digits, and before the point to all."""
-    value = metrics.get(name)
-    if value is None:
-        return "-"
-    return (
-        f"{value:.3f}"
-        if name == "accuracy"
-        else f"{value:.4g}"
-        if value < 10_000
-        else f"{value:,.0f}"
-    )
-
-
 def score_table(scores: Sequence[Score]) -> Table:
     """What there is to read of each submodel, one column per view."""
     scores = [s for s in scores if not s.agent]
     columns = [
         (key, title, view)
-        for key, title in measures(scores).items()
+        for key, title in headline_metrics(scores).items()
         for view in sorted({s.view for s in scores})
     ]
     table = Table(
@@ -235,7 +206,9 @@ def score_table(scores: Sequence[Score]) -> Table:
     )
     by_key = {(s.submodel, s.view): s.metrics for s in scores}
     for name, label in {s.submodel: s.label for s in scores}.items():
-        table.add_row(label, *(told(by_key.get((name, view), {}), key) for key, _, view in columns))
+        table.add_row(
+            label, *(metric_text(by_key.get((name, view), {}), key) for key, _, view in columns)
+        )
     return table
 
 
@@ -243,7 +216,7 @@ def closing_table(rows: Sequence[tuple[str, str, str, int, int]], scores: Sequen
     """What each agent carried (name, submodel, the name under which that is scored, parameters,
     MACs), with the accuracy of its submodel.
     """
-    view, title = best_view(scores), measures(scores).get("accuracy", "accuracy")
+    view, title = best_view(scores), headline_metrics(scores).get("accuracy", "accuracy")
     found = {s.submodel: s for s in overall(scores)}
     table = Table(
         "agent",
@@ -261,6 +234,6 @@ def closing_table(rows: Sequence[tuple[str, str, str, int, int]], scores: Sequen
             label,
             f"{parameters:,}",
             f"{macs / 1e6:.2f} M",
-            told(score.metrics if score else {}, "accuracy"),
+            metric_text(score.metrics if score else {}, "accuracy"),
         )
     return table

@@ -21,10 +21,8 @@ from coordinator.phases.fleet_history import (
     record_standings,
     record_tasks,
 )
-from coordinator.settings.config import load
 from coordinator.store.store import Store
 from coordinator.store.training_counts import Counts, Trained
-from federated.methods.catalogue import method
 from models.submodel import Network, Submodel
 from tests.support.federation import RUN, Member, digits, federate
 
@@ -120,13 +118,7 @@ def test_a_history_that_is_recalled_is_the_one_that_the_run_had(
     ]
     done = federate(tmp_path, fleet, {**QUICK, **given})
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
-    facts = store.read_facts()
-    found = recall(
-        store,
-        method(load(None, {}, (), base=facts.config).method_name),
-        done.result.state.settings,
-        facts.menu,
-    )
+    found = recall(store, store.read_facts().menu)
     store.close()
     assert found == done.result.history
     assert len(found.assigned) == len(found.standings) == 3

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.assign.decisions import Decision
+from coordinator.assign.decision_record import Decision
 from coordinator.phases.patience import ENDLESS, PATIENCE
 from coordinator.store.store import Store
 from federated.device.prediction import step_seconds

@@ -43,7 +43,7 @@ def started(tmp_path: Path):
     whatever it did.
     """
     (tmp_path / "long.toml").write_text(EXPERIMENT)
-    command = [sys.executable, "-m", "coordinator.cli.main", "simulate", "long.toml"]
+    command = [sys.executable, "-m", "coordinator.cli", "simulate", "long.toml"]
     # tests that run in the background ignore it, and so would what they start
     ours = signal.signal(signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen(
@@ -132,7 +132,7 @@ def test_ctrl_c_stops_long_training_at_once_and_quietly(started):
     process, workers = started
     os.killpg(process.pid, signal.SIGINT)
     said, _ = process.communicate(timeout=60)
-    assert said.endswith("interrupted; go on later with --resume\n")
+    assert said.endswith("interrupted; resume with --resume\n")
     assert "Traceback" not in said
     assert process.returncode == 130
     assert all(gone(pid) for pid in workers)

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.assign.decisions import Decision, Verdict
+from coordinator.assign.decision_record import Decision
+from coordinator.assign.decisions import Verdict
 from coordinator.assign.offers import Bounds, Offer
 from coordinator.assign.standing import Setback, Standing
 from coordinator.observe.records import Entry, Folded, RoundRecord

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.assign.decisions import Decision
+from coordinator.assign.decision_record import Decision
 from coordinator.assign.standing import Setback, Standing
 from coordinator.observe.records import Entry, RoundRecord, Score
 from coordinator.store import database as databases

@@ -12,10 +12,6 @@ from typing import Any
 
 import pytest
 
-from coordinator.cli.devices import overview
-from coordinator.cli.devices import text as overview_text
-from coordinator.cli.status import listed, listing_text, status
-from coordinator.cli.status import text as status_text
 from coordinator.release.archive import Archive
 from coordinator.release.export_run import ExportRequest, export_run
 from coordinator.release.rollout import Rollout, Wish
@@ -24,6 +20,11 @@ from coordinator.run.launch import report, show
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
 from coordinator.store.training_counts import Trained, answering, of_run
+from coordinator.views.agent_table import overview
+from coordinator.views.agent_table import text as overview_text
+from coordinator.views.run_list import listed, listing_text
+from coordinator.views.run_status import status
+from coordinator.views.run_status import text as status_text
 from export import bundle
 from federated.method import configure
 from federated.methods.catalogue import method

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.trust.bounds import LEAST, WINDOW, Bound, Measured, bounds, check_change, moved
+from coordinator.trust.bounds import LEAST, Bound, bounds, check_change, moved
+from coordinator.trust.norm_tables import WINDOW, Measured
 from federated.errors import Refused
 from federated.task import Update
 from models.families.catalogue import menu, network

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from coordinator.store.store import Store
-from coordinator.trust import norm_tables
-from coordinator.trust.bounds import Measured
 from coordinator.trust.defences import Defences
+from coordinator.trust.norm_tables import Evidence, Measured
 from federated.engine.aggregate import Part, Total, fold
 from federated.engine.kept_parts import Kept
 from federated.engine.robust.catalogue import RULES
@@ -63,7 +62,7 @@ def test_norms_outlive_the_coordinator(tmp_path):
 
 
 def test_norms_that_bound_nothing_any_more_are_not_kept_for_ever():
-    known = norm_tables.Evidence(database())
+    known = Evidence(database())
     for round in range(1, 100):
         known.keep([Measured(round, "a", "s", "weights", 1.0)])
     assert [one.round for one in known.measured(100)] == list(range(90, 100))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from coordinator.cli.methods import described, one_text
+from coordinator.views.method_pages import described, one_text
 from federated.method import SCHEDULE, configure, round_at
 from federated.methods.catalogue import METHODS, method
 from federated.methods.fedavg import rate

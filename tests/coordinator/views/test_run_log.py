@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from coordinator.cli.log import about, follow, lately, missed, past, told
 from coordinator.cli.main import main
+from coordinator.views.run_log import about, follow, lately, missed, past, told
 from federated.errors import StoreError
 from federated.runtime import logs
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from coordinator.assign.eligibility import unable
 from coordinator.cli.main import main
-from coordinator.cli.methods import described, one_text
+from coordinator.views.method_pages import described, one_text
 from federated.data import catalogue
 from federated.method import LAWS, MODES, configure
 from federated.methods.catalogue import METHODS, method

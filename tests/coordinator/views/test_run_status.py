@@ -18,12 +18,13 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.cli.main import main
-from coordinator.cli.status import drawn, listed, people, status, text
 from coordinator.fleet.fleet import Fleet
-from coordinator.observe.readers import now as live
+from coordinator.observe.now_file import FILE
 from coordinator.round.round_events import RoundPlanned
 from coordinator.store.control import Stopped, wish
 from coordinator.store.store import Store
+from coordinator.views.run_list import listed
+from coordinator.views.run_status import drawn, people, status, text
 from federated.errors import StoreError
 from federated.runtime.logs import EVENTS
 from tests.support.federation import RUN, Federation, Member, digits, federate
@@ -71,7 +72,7 @@ class Going:
         end = time.monotonic() + 60
         while time.monotonic() < end:
             with contextlib.suppress(StoreError):  # not begun
-                if (self.folder / live.FILE).exists() and true(made := status(RUN, self.runs)):
+                if (self.folder / FILE).exists() and true(made := status(RUN, self.runs)):
                     return made
             assert self._thread.is_alive(), self.found
             time.sleep(0.05)
@@ -228,20 +229,18 @@ def test_a_coordinator_that_was_killed_is_told_from_one_that_stopped(
 ) -> None:
     run = going(rounds=1)
     run.join()
-    now = json.loads((run.folder / live.FILE).read_text())
+    now = json.loads((run.folder / FILE).read_text())
     store = Store.open(run.runs, RUN)
     store._database.execute("DELETE FROM rounds")
     store._database.commit()
     store.close()
-    (run.folder / live.FILE).write_text(json.dumps(now | {"phase": "train", "round": 1}))
+    (run.folder / FILE).write_text(json.dumps(now | {"phase": "train", "round": 1}))
     dead = status(RUN, run.runs)
     assert dead["state"] == "dead"
     assert "the last one ended without a word, while it was in round 1 (train)" in text(dead)
-    (run.folder / live.FILE).write_text(
-        json.dumps(now | {"phase": "failed", "reason": "no space left"})
-    )
+    (run.folder / FILE).write_text(json.dumps(now | {"phase": "failed", "reason": "no space left"}))
     assert "ended by an error: no space left" in text(status(RUN, run.runs))
-    (run.folder / live.FILE).write_text("{")
+    (run.folder / FILE).write_text("{")
     assert status(RUN, run.runs)["state"] == "stopped", "what cannot be read is passed over"
 
 

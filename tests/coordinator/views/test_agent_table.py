@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from coordinator.cli.devices import overview, text
 from coordinator.cli.main import main
+from coordinator.views.agent_table import overview, text
 from federated.errors import StoreError
 from federated.task import Update
 from tests.support.federation import RUN, Member, digits, federate

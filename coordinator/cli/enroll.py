@@ -1,0 +1,89 @@
+"""The command `coordinator enroll`."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import click
+
+from coordinator.cli.options import PKI, plainly
+from federated.errors import UsageError
+from federated.runtime.console import FORMAT
+from federated.wire.enrolment_token import PORT
+
+__all__ = ["enroll"]
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--host",
+    metavar="HOST",
+    help="name or address by which the device reaches this machine  [default: as the coordinator "
+    "listens]",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    help=f"where the coordinator enrols  [default: as it does, or {PORT}]",
+)
+@click.option(
+    "--valid",
+    default="1h",
+    show_default=True,
+    metavar="TIME",
+    help="how long the token works: 90s, 30m, 1h, 7d",
+)
+@PKI
+@FORMAT
+def enroll(name: str, host: str | None, port: int | None, valid: str, pki: str, form: str) -> None:
+    """Print a token with which one device can enrol once, as NAME (`edge-agent join --token`).
+    Create the authority if there is none.
+    """
+    with plainly("enroll"):
+        from coordinator.access.authority_folder import open_authority
+        from coordinator.broker.addresses import own_address
+        from coordinator.settings.services import Broker
+
+        seconds = seconds_of(valid)
+        authority = open_authority(Broker(pki=pki))
+        try:
+            known = int(authority.registry.noted("enrolment") or PORT)
+            # not bound: where the coordinator listens, or did last
+            listen = authority.registry.noted("listen") or "0.0.0.0"  # noqa: S104
+            host = (host or (own_address(listen) if listen in ("0.0.0.0", "::") else listen)).strip(  # noqa: S104
+                "[]"
+            )
+            token = authority.invite(name, host, port or known, seconds)
+        finally:
+            authority.close()
+        if form == "json":
+            click.echo(
+                json.dumps(
+                    {
+                        "name": name,
+                        "token": str(token),
+                        "host": host,
+                        "port": token.port,
+                        "fingerprint": token.fingerprint.hex(),
+                    }
+                )
+            )
+            return
+        click.echo(str(token))
+        click.echo(
+            f"On the device, within {valid}, while the coordinator runs (start --tls):  "
+            "edge-agent join --token-file -   and paste the line above",
+            err=True,
+        )
+
+
+def seconds_of(text: str) -> float:
+    """`90s`, `30m`, `1h`, `7d` in seconds. Raises UsageError."""
+    found = re.fullmatch(r"([1-9][0-9]{0,4})([smhd])", text)
+    if found is None:
+        raise UsageError(f"--valid: expected a time such as 90s, 30m, 1h or 7d, found '{text}'")
+    return float(found[1]) * UNITS[found[2]]

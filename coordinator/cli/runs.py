@@ -1,0 +1,24 @@
+"""The command `coordinator runs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from coordinator.cli.options import RUNS, as_json, plainly
+from federated.runtime.console import FORMAT
+
+__all__ = ["list_runs"]
+
+
+@click.command("runs")
+@RUNS
+@FORMAT
+def list_runs(runs: Path, form: str) -> None:
+    """List all runs: method, model, rounds, accuracy and state."""
+    with plainly("runs"):
+        from coordinator.views.run_list import listed, listing_text
+
+        found = listed(runs)
+        click.echo(as_json(found) if form == "json" else listing_text(found, runs))

@@ -1,0 +1,1 @@
+"""What commands show: stored runs, their agents and logs, and the methods."""

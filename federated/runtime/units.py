@@ -1,0 +1,27 @@
+"""Seconds and bytes in words for people."""
+
+from __future__ import annotations
+
+__all__ = ["human_bytes", "human_seconds", "megabytes"]
+
+
+def human_seconds(seconds: float) -> str:
+    return (
+        f"{seconds * 1000:.3g} ms"
+        if seconds < 1
+        else f"{seconds:.3g} s"
+        if seconds < 1000
+        else f"{seconds:.0f} s"
+    )
+
+
+def megabytes(count: float) -> str:
+    return f"{count / 1e6:.3g} MB" if count < 1e9 else f"{count / 1e9:.3g} GB"
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError

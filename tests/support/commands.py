@@ -1,0 +1,64 @@
+"""Runs a command as a process of its own, and tells what it loaded and what it cost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["Cost", "cost_of"]
+
+ROOT = Path(__file__).parents[2]
+CODE = """
+import atexit, json, resource, sys
+
+def tell():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    found = {"modules": sorted(sys.modules), "cpu": used.ru_utime + used.ru_stime}
+    print(json.dumps(found), file=sys.stderr)
+
+atexit.register(tell)
+from PACKAGE.cli.main import main
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a command printed and used.
+
+    out: its standard output.
+    modules: all that it imported.
+    cpu: seconds of processor time, user and system.
+    """
+
+    out: str
+    modules: frozenset[str]
+    cpu: float
+
+
+def cost_of(package: str, *arguments: str, folder: Path) -> Cost:
+    """Run a command of `coordinator` or `edge_agent` in a folder, which also keeps its bytecode,
+    so that the second run takes as long as that of an installed package.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONPYCACHEPREFIX": str(folder / "pyc"),
+    }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.replace("PACKAGE", package), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=folder,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    told = msgspec.json.decode(done.stderr.splitlines()[-1])
+    return Cost(done.stdout, frozenset(told["modules"]), told["cpu"])
