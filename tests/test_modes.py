@@ -15,7 +15,7 @@ import pytest
 
 from coordinator.access.authority import Authority
 from coordinator.broker import local as brokers
-from coordinator.observe.readers.metrics import Server
+from coordinator.observe.readers.metrics import MetricsServer
 from coordinator.settings.services import Metrics
 from coordinator.store.store import Store
 from federated.device.spool import Spool
@@ -145,7 +145,7 @@ def test_a_key_for_metrics_that_everybody_may_read_is_said(
     made = Authority(tmp_path / "pki")
     made.close()
     made.server.chmod(0o604)
-    Server(
+    MetricsServer(
         Metrics(
             listen="127.0.0.1:0",
             certificate=str(made.server),

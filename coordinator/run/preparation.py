@@ -15,7 +15,8 @@ from torch import Tensor
 from coordinator.assign import constraints
 from coordinator.assign.data_cards import AGENTS, network_for
 from coordinator.assign.offers import pinned
-from coordinator.observe.readers.metrics import Server
+from coordinator.observe.readers.catalogue import find_readers
+from coordinator.observe.readers.metrics import MetricsServer
 from coordinator.settings.config import Config, to_json
 from coordinator.store.database import Facts
 from coordinator.store.runs import run_names
@@ -52,7 +53,7 @@ class Prepared:
     method: Method
     held: Dataset | None
     store: Store
-    metrics: Server | None = None
+    metrics: MetricsServer | None = None
 
     def close(self, *, discard: bool = False) -> None:
         """Release the folder and the metrics' address. discard: see `Store.close`."""
@@ -73,7 +74,7 @@ def prepare(config: Config, runs: Path, *, resume: bool) -> Prepared:
         store = Store.open(runs, config.name) if resume else None
         if store is not None:
             undo.callback(store.close)
-        metrics = Server(config.metrics) if config.metrics.listen else None
+        metrics = MetricsServer(config.metrics) if config.metrics.listen else None
         if metrics is not None:
             undo.callback(metrics.close)
         method, held = check_config(config)
@@ -99,6 +100,7 @@ def check_config(config: Config) -> tuple[Method, Dataset | None]:
             f"fleet.mode = 'buffered': method {method.name} takes no late updates: "
             f"{why}; methods that do: {', '.join(able)}"
         )
+    find_readers(config)
     if config.fleet.select:
         constraints.parse(config.fleet.select)  # raises ConfigError for a wrong one
     held = None if config.data.name == AGENTS else data.central(config.data.name, config.data.root)

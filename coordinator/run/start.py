@@ -19,7 +19,7 @@ from coordinator.assign.offers import pinned
 from coordinator.fleet.fleet import Fleet, Intake
 from coordinator.fleet.run_clock import RunClock
 from coordinator.observe.events import Publish
-from coordinator.observe.readers.catalogue import Oversight, overseen
+from coordinator.observe.readers.catalogue import Oversight, oversee
 from coordinator.phases.context import RunContext
 from coordinator.phases.evaluation import Evaluator
 from coordinator.phases.patience import ENDLESS, PATIENCE
@@ -76,7 +76,7 @@ def run(
     Raises Stopped if somebody asked for it (`coordinator.store.control`): the run can be resumed.
     """
     config = prepared.config
-    with overseen(prepared.store.folder, config, read, prepared.metrics, options.clock) as sight:
+    with oversee(prepared.store.folder, config, read, prepared.metrics, options.clock) as sight:
         leases = options.patience < ENDLESS
         rules = read_rules(prepared.method, config, durable=options.durable, leases=leases)
         fleet = assemble_fleet(prepared, link, sight, rules, RunClock(options.clock))

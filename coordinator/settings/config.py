@@ -25,6 +25,7 @@ from coordinator.settings.tables import (
     Fleet,
     Journal,
     Model,
+    Observe,
     Positive,
     Private,
     Robust,
@@ -80,6 +81,7 @@ class Config(Record, frozen=True, dict=True):
     simulate: Simulate = Simulate()
     log: Log = Log()
     metrics: Metrics = Metrics()
+    observe: Observe = Observe()
 
     @property
     def method_name(self) -> str:

@@ -19,6 +19,7 @@ __all__ = [
     "Fleet",
     "Journal",
     "Model",
+    "Observe",
     "Positive",
     "Private",
     "Robust",
@@ -301,6 +302,18 @@ class Wire(Record, frozen=True):
         Meta(ge=0, le=2**24, description="Bytes per chunk; 0: as many as the broker accepts."),
     ] = 0
     slots: Annotated[Positive, Meta(description="Updates that are received at a time.")] = 8
+
+
+class Observe(Record, frozen=True):
+    """Readers of the run's events, beside those that every run has."""
+
+    readers: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="csv, tensorboard, mlflow, the name of a reader of an installed package, "
+            "or module:function."
+        ),
+    ] = ()
 
 
 class Journal(Record, frozen=True):

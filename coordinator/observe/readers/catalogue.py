@@ -1,57 +1,107 @@
-"""What lets people see and steer a run: the readers of its events, and what was asked of it."""
+"""The readers of a run's events by name, and how a run publishes to them.
+
+Every run has the readers in ALWAYS. `observe.readers` names more of them: members of READERS, a
+`module:function` that makes a reader, or an entry point of the group `espalier.readers`.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.fleet.fleet import Fleet
-from coordinator.observe.events import Event, Publish, RunEnded, Turned, publish_to
-from coordinator.observe.readers.log import Log
-from coordinator.observe.readers.metrics import Meter, Server
-from coordinator.observe.readers.now import Observer
+from coordinator.observe.events import Event, Publish, RunEnded, Turned
+from coordinator.observe.readers.csv_files import write_csv
+from coordinator.observe.readers.log import write_log
+from coordinator.observe.readers.metrics import MetricsServer, count_metrics
+from coordinator.observe.readers.mlflow_tracker import track_by_mlflow
+from coordinator.observe.readers.now import write_now
+from coordinator.observe.readers.reader import ReaderContext, ReaderFactory
+from coordinator.observe.readers.tensorboard import write_tensorboard
 from coordinator.settings.config import Config
 from coordinator.store.control import Helm, Stopped
 from federated.runtime.clock_jumps import Jumps
 from federated.runtime.logs import EVENTS, recording
+from federated.runtime.plugins import find
+from models.extensions import Kind
 
-__all__ = ["Oversight", "overseen"]
+__all__ = ["READERS", "Oversight", "find_readers", "oversee"]
 
 log = logging.getLogger(__name__)
 
 
+def watch_clock(context: ReaderContext) -> Publish:
+    """Make a reader that logs a warning where the system's clock jumps."""
+    jumps = Jumps()
+
+    def read(event: Event) -> None:
+        if isinstance(event, Turned) and (jumped := jumps.look()):
+            log.warning("%s", jumped)
+
+    return read
+
+
+KIND = Kind("event reader", "espalier.readers")
+READERS: Mapping[str, ReaderFactory] = {
+    "clock": watch_clock,
+    "csv": write_csv,
+    "log": write_log,
+    "metrics": count_metrics,
+    "mlflow": track_by_mlflow,
+    "now": write_now,
+    "tensorboard": write_tensorboard,
+}
+ALWAYS = ("log", "now", "clock")
+
+
 @dataclass(frozen=True)
 class Oversight:
-    """publish: hands an event to all readers of the run. helm: what people asked of the run."""
+    """What lets people see and steer a run.
+
+    publish: hands an event to all readers of the run.
+    helm: what people asked of the run.
+    context: what the readers know of the run.
+    """
 
     publish: Publish
     helm: Helm
-    observer: Observer
-    meter: Meter | None
+    context: ReaderContext
 
     def follow(self, fleet: Fleet) -> None:
-        """Show this fleet."""
-        self.observer.follow(fleet)
-        if self.meter is not None:
-            self.meter.follow(fleet)
+        """Show the readers this fleet."""
+        self.context.fleet = fleet
+
+
+def find_readers(config: Config) -> dict[str, ReaderFactory]:
+    """The factories of a run's readers by name. Raises Unknown, and ConfigError for one that cannot
+    be imported.
+    """
+    served = ("metrics",) if config.metrics.listen else ()
+    names = dict.fromkeys((*ALWAYS, *served, *config.observe.readers))
+    return {name: find(KIND, name, READERS) for name in names}
 
 
 @contextmanager
-def overseen(
-    folder: Path, config: Config, read: Publish, server: Server | None, clock: Callable[[], float]
+def oversee(
+    folder: Path,
+    config: Config,
+    read: Publish,
+    server: MetricsServer | None,
+    clock: Callable[[], float],
 ) -> Iterator[Oversight]:
-    """The readers of a run, for as long as the context lasts.
+    """Publish a run's events to its readers, for as long as the context lasts.
 
-    read: the caller's own. server: of metrics; None: nobody wants them. clock: seconds of any
-    origin. Raises StoreError.
+    read: the caller's own reader. server: of metrics; None: nobody wants them. clock: gives
+    seconds of any origin. Raises StoreError, and what the factories of the readers raise.
     """
-    observer, logged = Observer(folder, config.name, config.rounds, clock), Log(config.name)
+    registry = None if server is None else server.registry
+    fields = {"run": config.name, "round": 0}
+    context = ReaderContext(folder, config, clock, registry, log_fields=fields)
     with ExitStack() as stack:
-        meter = None if server is None else Meter(observer, server.registry)
-        stack.enter_context(recording(folder / EVENTS, logged.about))
+        stack.enter_context(recording(folder / EVENTS, fields))
         helm = Helm(folder, clock)
         stack.callback(helm.close)
         if server is not None:
@@ -60,16 +110,10 @@ def overseen(
                 server.address,
                 extra={"event": "metrics", "address": server.address},
             )
-        readers = [
-            read,
-            logged.read,
-            observer.read,
-            clock_reader(),
-            *([] if meter is None else [meter.read]),
-        ]
-        publish = publish_to(*readers)
+        made = [(name, make(context)) for name, make in find_readers(config).items()]
+        publish = publish_safely([("of the caller", read), *made])
         try:
-            yield Oversight(publish, helm, observer, meter)
+            yield Oversight(publish, helm, context)
         except (Stopped, KeyboardInterrupt) as why:
             publish(RunEnded("stopped", str(why) or "interrupted"))
             raise
@@ -79,12 +123,22 @@ def overseen(
         publish(RunEnded("over", "the run is over"))
 
 
-def clock_reader() -> Publish:
-    """A reader that warns of jumps of the system's clock."""
-    jumps = Jumps()
+def publish_safely(readers: Sequence[tuple[str, Publish]]) -> Publish:
+    """One function that hands an event to each reader, in this order. A reader that raises is
+    logged, and gets no more events.
+    """
+    kept = dict(readers)
 
-    def read(event: Event) -> None:
-        if isinstance(event, Turned) and (jumped := jumps.look()):
-            log.warning("%s", jumped)
+    def publish(event: Event) -> None:
+        for name, read in list(kept.items()):
+            try:
+                read(event)
+            except Exception:  # whatever it is, the run goes on
+                del kept[name]
+                log.exception(
+                    "the event reader '%s' failed and gets no more events",
+                    name,
+                    extra={"event": "reader dropped", "reader": name},
+                )
 
-    return read
+    return publish

@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.fleet.fleet import Fleet
 from coordinator.observe import events
+from coordinator.observe.events import Publish
 from coordinator.observe.now_file import STATES, TASKS
-from coordinator.observe.readers.now import Observer
+from coordinator.observe.readers.now import fleet_load
+from coordinator.observe.readers.reader import ReaderContext
 from coordinator.observe.records import RoundRecord
 from coordinator.settings.services import Metrics
 from federated.errors import ConfigError, LinkError, MissingExtra, UsageError
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
 
-__all__ = ["REFUSALS", "STAGES", "Meter", "Server"]
+__all__ = ["REFUSALS", "STAGES", "MetricsServer", "RunMeter", "count_metrics"]
 
 STAGES = ("fold", "snapshot", "finish", "evaluate", "save")
 REFUSALS = ("joining", "protocol", "malformed", "message", "unasked", "size", "update")
@@ -44,16 +45,16 @@ LASTING = 10.0  # seconds that a client may be silent
 ENDING = 2.0  # seconds that ending the server may take
 
 
-class Meter:
+class RunMeter:
     """Counts events into a server's registry, and looks at the fleet when the server is asked."""
 
-    def __init__(self, observer: Observer, registry: CollectorRegistry) -> None:
+    def __init__(self, context: ReaderContext, registry: CollectorRegistry) -> None:
         from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
         # a second series for each, which says no more than when the process started
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._observer = observer
-        self._fleet: Fleet | None = None
+        self._context = context
+        self._epsilon: float | None = None
         self._rounds = Counter("espalier_rounds", "Finished rounds.", registry=registry)
         self._round = Gauge(
             "espalier_round", "The round under way, or done last.", registry=registry
@@ -103,9 +104,6 @@ class Meter:
             self._updates.labels(outcome)
         registry.register(self)
 
-    def follow(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
     def read(self, event: events.Event) -> None:
         match event:
             case events.RoundBegan(number, rounds, _):
@@ -113,6 +111,8 @@ class Meter:
                 self._wanted.set(rounds)
             case events.UpdateFolded(entry):
                 self._waited.observe(entry.seconds)
+            case events.PrivacySpent(epsilon):
+                self._epsilon = epsilon
             case events.StageTook(stage, seconds):
                 self._stages.labels(stage if stage in STAGES else "other").observe(seconds)
             case events.RoundEnded(done):
@@ -141,9 +141,9 @@ class Meter:
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        fleet, now = self._fleet, None if self._fleet is None else self._observer.now(self._fleet)
-        if fleet is None or now is None:
+        if self._context.fleet is None:
             return
+        now = fleet_load(self._context.fleet)
         agents = GaugeMetricFamily(
             "espalier_agents", "Agents that the coordinator knows, by state.", labels=["state"]
         )
@@ -181,15 +181,24 @@ class Meter:
         yield GaugeMetricFamily(
             "espalier_spool_bytes", "Bytes in the coordinator's spool.", now.spool_bytes
         )
-        if now.epsilon is not None:
+        if self._epsilon is not None:
             yield GaugeMetricFamily(
                 "espalier_privacy_epsilon",
                 "Privacy spent so far, epsilon at the configured delta.",
-                now.epsilon,
+                self._epsilon,
             )
 
 
-class Server:
+def count_metrics(context: ReaderContext) -> Publish:
+    """Make a reader that counts for Prometheus. Raises ConfigError where no address is named."""
+    if context.registry is None:
+        raise ConfigError(
+            "the reader 'metrics' has no address: set metrics.listen, such as 127.0.0.1:9464"
+        )
+    return RunMeter(context, context.registry).read
+
+
+class MetricsServer:
     """Answers at `wanted.listen`, in a thread of its own, until it is closed. It is there before
     the run is: an address that cannot be had is said before anything else begins. registry: what it
     serves. address: with the port that it got for port 0.

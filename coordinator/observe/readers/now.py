@@ -7,9 +7,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import time
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,11 +16,13 @@ import msgspec
 
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe import events
+from coordinator.observe.events import Publish
 from coordinator.observe.now_file import FILE, STATES, TASKS, Member, Now
+from coordinator.observe.readers.reader import ReaderContext
 from coordinator.round.round import Agent
 from coordinator.round.task_state import TaskState
 
-__all__ = ["Observer", "standing", "state_of"]
+__all__ = ["FleetLoad", "NowWriter", "fleet_load", "standing", "state_of", "write_now"]
 
 EVERY = 1.0  # seconds between two writings
 AGENTS = 1000  # at most so many are written one by one
@@ -50,21 +51,20 @@ def standing(entry: TaskState) -> str:
     return "lost" if entry.lost >= 0 else "open"
 
 
-class Observer:
+def write_now(context: ReaderContext) -> Publish:
+    """Make a reader that keeps the file up to date."""
+    return NowWriter(context).read
+
+
+class NowWriter:
     """Keeps the file up to date, about once a second and at each round's start and end."""
 
-    def __init__(
-        self, folder: Path, run: str, rounds: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.folder, self.run, self.rounds, self.clock = folder, run, rounds, clock
+    def __init__(self, context: ReaderContext) -> None:
+        self._context, self.rounds = context, context.config.rounds
         self.phase, self.round, self.wanted, self.reason = "between", 0, 0, ""
         self.epsilon: float | None = None
         self._started, self._began = _utc(), ""
-        self._fleet: Fleet | None = None
         self._written = -math.inf
-
-    def follow(self, fleet: Fleet) -> None:
-        self._fleet = fleet
 
     def read(self, event: events.Event) -> None:
         match event:
@@ -90,22 +90,21 @@ class Observer:
 
     def _write(self, *, now: bool) -> None:
         """Write the file, if it is time to."""
-        at = self.clock()
-        if self._fleet is None or not (now or at - self._written >= EVERY):
+        at, fleet, folder = self._context.clock(), self._context.fleet, self._context.folder
+        if fleet is None or not (now or at - self._written >= EVERY):
             return
         self._written = at
-        part = self.folder / f"{FILE}.part"
+        part = folder / f"{FILE}.part"
         with contextlib.suppress(OSError):  # a full disk is said by those who must write
-            part.write_bytes(msgspec.json.encode(self.now(self._fleet)))
-            part.replace(self.folder / FILE)
+            part.write_bytes(msgspec.json.encode(self.now(fleet)))
+            part.replace(folder / FILE)
 
     def now(self, fleet: Fleet) -> Now:
         entries = fleet.tasks
         phase = self.phase if self.phase != "train" or not entries else entries[0].task.work
         agents = sorted(fleet.agents.values(), key=lambda agent: agent.name)
-        (receiving, waiting), (files, size) = fleet.inbox.load, spooled(fleet.inbox.spool)
         return Now(
-            self.run,
+            self._context.config.name,
             os.getpid(),
             self._started,
             _utc(),
@@ -114,19 +113,42 @@ class Observer:
             self.rounds,
             self._began,
             self.wanted,
-            dict(Counter(map(standing, entries))),
-            dict(Counter(map(state_of, agents))),
-            tuple(members(agents[:AGENTS], entries)),
-            fleet.link.received_bytes,
-            fleet.link.sent_bytes,
-            receiving,
-            waiting,
-            fleet.link.backlog,
-            files,
-            size,
-            self.reason[:1000],
-            self.epsilon,
+            members=tuple(members(agents[:AGENTS], entries)),
+            reason=self.reason[:1000],
+            epsilon=self.epsilon,
+            **asdict(fleet_load(fleet)),
         )
+
+
+@dataclass(frozen=True)
+class FleetLoad:
+    """What a coordinator has to do, by the fields of the same names in `Now`."""
+
+    tasks: dict[str, int]
+    agents: dict[str, int]
+    bytes_up: int
+    bytes_down: int
+    receiving: int
+    waiting: int
+    queued: int
+    spool_files: int
+    spool_bytes: int
+
+
+def fleet_load(fleet: Fleet) -> FleetLoad:
+    """What the coordinator of a fleet has to do at this moment."""
+    (receiving, waiting), (files, size) = fleet.inbox.load, spooled(fleet.inbox.spool)
+    return FleetLoad(
+        tasks=dict(Counter(map(standing, fleet.tasks))),
+        agents=dict(Counter(map(state_of, fleet.agents.values()))),
+        bytes_up=fleet.link.received_bytes,
+        bytes_down=fleet.link.sent_bytes,
+        receiving=receiving,
+        waiting=waiting,
+        queued=fleet.link.backlog,
+        spool_files=files,
+        spool_bytes=size,
+    )
 
 
 def members(agents: list[Agent], entries: list[TaskState]) -> list[Member]:

@@ -23,9 +23,9 @@ from coordinator.assign.standing import Standing, measured_anew
 from coordinator.fleet.inbox import Inbox
 from coordinator.fleet.shipment import received
 from coordinator.observe import events
-from coordinator.observe.readers.log import Log
-from coordinator.observe.readers.metrics import Meter
-from coordinator.observe.readers.now import Observer
+from coordinator.observe.readers.log import write_log
+from coordinator.observe.readers.metrics import count_metrics
+from coordinator.observe.readers.reader import ReaderContext
 from coordinator.observe.readers.terminal import Lines
 from coordinator.observe.records import Folded
 from coordinator.observe.records import RoundRecord as Finished
@@ -34,7 +34,7 @@ from coordinator.phases.evaluation import Calibration, Scoring
 from coordinator.phases.outcomes import describe_fold, learn_from_update
 from coordinator.round.round import Round, TaskState
 from coordinator.round.round_events import ProfileCame, RoundEvent
-from coordinator.settings.config import load
+from coordinator.settings.config import Config, load
 from coordinator.settings.tables import Assign
 from coordinator.store.journal import Base, pack, unpack
 from coordinator.store.store import Store
@@ -319,8 +319,12 @@ def shown_to(folder: Path) -> events.Publish:
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry, lines = CollectorRegistry(), list[str]()
-    meter = Meter(Observer(folder, "r", 1), registry)
-    readers = events.publish_to(Log("r").read, meter.read, Lines(lines.append).read)
+    context = ReaderContext(
+        folder, Config(), lambda: 0.0, registry, log_fields={"run": "r", "round": 0}
+    )
+    readers = events.publish_to(
+        write_log(context), count_metrics(context), Lines(lines.append).read
+    )
 
     def read(event: events.Event) -> None:
         readers(event)

@@ -277,7 +277,7 @@ def test_a_simulation_goes_on_bit_for_bit(done, tmp_path: Path):
         run(tmp_path, *common, "simulate.partition=iid", resume=True)
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """Ends a simulation between two rounds."""
 
 

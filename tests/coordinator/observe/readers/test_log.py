@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
 from coordinator.observe import events
-from coordinator.observe.readers.log import Log
+from coordinator.observe.readers.log import write_log
+from coordinator.observe.readers.reader import ReaderContext
 from coordinator.observe.records import Entry, RoundRecord, Score
+from coordinator.settings.config import Config
+
+
+def context() -> ReaderContext:
+    fields = {"run": "r", "round": 0}
+    return ReaderContext(Path("unused"), Config(), lambda: 0.0, log_fields=fields)
+
 
 ENTRY = Entry("pi", "w0.5-d2", "folded", loss=0.25, seconds=1.5)
 
@@ -55,7 +64,7 @@ def test_an_event_is_one_record_with_its_fields(
     event: events.Event, fields: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    Log("r").read(event)
+    write_log(context())(event)
     (record,) = caplog.records
     assert {name: getattr(record, name) for name in fields} == fields
 
@@ -65,7 +74,7 @@ def test_a_round_is_a_record_for_each_task_without_an_update_and_one_for_itself(
 ) -> None:
     caplog.set_level(logging.INFO)
     score = Score("w1", "central", 0.5, 1.0, 5, metrics={"accuracy": 0.5})
-    Log("r").read(
+    write_log(context())(
         events.RoundEnded(
             RoundRecord(
                 3,
@@ -87,22 +96,23 @@ def test_records_of_a_round_carry_its_number_and_a_pause_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    reader = Log("r")
-    reader.read(events.RoundBegan(4, 9, {}))
-    assert reader.about == {"run": "r", "round": 4}
+    known = context()
+    read = write_log(known)
+    read(events.RoundBegan(4, 9, {}))
+    assert known.log_fields == {"run": "r", "round": 4}
     for _ in range(3):
-        reader.read(events.RunPaused())
+        read(events.RunPaused())
     assert [record.getMessage() for record in caplog.records][1:] == ["paused after round 4"]
 
 
 def test_a_reason_to_wait_is_logged_once_before_each_round(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    reader = Log("r")
+    read = write_log(context())
     for _ in range(2):
         for _ in range(3):
-            reader.read(events.RoundDelayed("no agent has room"))
-        reader.read(events.RoundBegan(4, 9, {}))
+            read(events.RoundDelayed("no agent has room"))
+        read(events.RoundBegan(4, 9, {}))
     assert [
         record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
     ] == ["no round begins: no agent has room"] * 2
@@ -121,5 +131,5 @@ def test_what_happens_all_the_time_is_not_logged(
     event: events.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    Log("r").read(event)
+    write_log(context())(event)
     assert not caplog.records

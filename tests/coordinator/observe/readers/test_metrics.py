@@ -15,8 +15,9 @@ from click.testing import CliRunner
 from coordinator.access.authority import Authority
 from coordinator.cli.main import main
 from coordinator.observe.events import AgentTurnedAway, Rejected
-from coordinator.observe.readers.metrics import REFUSALS, Meter, Server
-from coordinator.observe.readers.now import Observer
+from coordinator.observe.readers.metrics import REFUSALS, MetricsServer, RunMeter
+from coordinator.observe.readers.reader import ReaderContext
+from coordinator.settings.config import Config
 from coordinator.settings.services import Metrics
 from federated.errors import ConfigError, LinkError, UsageError
 
@@ -25,7 +26,7 @@ def test_beyond_loopback_nobody_is_answered_without_a_certificate() -> None:
     with pytest.raises(
         ConfigError, match=r"opens the metrics to the network: name metrics.certificate"
     ):
-        Server(Metrics(listen="0.0.0.0:0"))
+        MetricsServer(Metrics(listen="0.0.0.0:0"))
 
 
 @pytest.mark.parametrize(
@@ -33,14 +34,14 @@ def test_beyond_loopback_nobody_is_answered_without_a_certificate() -> None:
 )
 def test_addresses_that_are_none_are_said(listen: str) -> None:
     with pytest.raises(UsageError, match=r"metrics.listen: expected"):
-        Server(Metrics(listen=listen))
+        MetricsServer(Metrics(listen=listen))
 
 
 def test_a_port_that_is_taken_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(LinkError, match="choose another port by --metrics"):
-            Server(Metrics(listen=listen))
+            MetricsServer(Metrics(listen=listen))
 
 
 @pytest.mark.parametrize("command", ["start", "simulate"])
@@ -71,10 +72,10 @@ def test_files_that_are_missing_or_do_not_fit_are_said(tmp_path: Path) -> None:
         listen="127.0.0.1:0", certificate=str(there), key=str(there), ca=str(tmp_path / "missing")
     )
     with pytest.raises(ConfigError, match="missing does not exist"):
-        Server(wanted)
+        MetricsServer(wanted)
     wanted = Metrics(listen="127.0.0.1:0", certificate=str(there), key=str(there), ca=str(there))
     with pytest.raises(ConfigError, match="do not go together"):
-        Server(wanted)
+        MetricsServer(wanted)
 
 
 def test_with_an_authority_only_who_shows_its_certificate_is_answered(tmp_path: Path) -> None:
@@ -86,8 +87,8 @@ def test_with_an_authority_only_who_shows_its_certificate_is_answered(tmp_path: 
     stranger = ssl.create_default_context(cafile=str(made.ca))
     known = ssl.create_default_context(cafile=str(made.ca))
     known.load_cert_chain(made.coordinator)
-    server = Server(wanted)
-    Meter(Observer(tmp_path, "r", 3), server.registry)
+    server = MetricsServer(wanted)
+    RunMeter(ReaderContext(tmp_path, Config(), lambda: 0.0), server.registry)
     assert server.address.startswith("https://127.0.0.1:")
     with contextlib.closing(server):
         with urllib.request.urlopen(server.address, context=known, timeout=60) as answer:
@@ -103,8 +104,8 @@ def test_with_an_authority_only_who_shows_its_certificate_is_answered(tmp_path: 
 def test_rejected_messages_are_counted_by_kind_and_what_has_no_kind_of_its_own_is_not(
     tmp_path: Path,
 ) -> None:
-    with contextlib.closing(Server(Metrics(listen="127.0.0.1:0"))) as server:
-        meter = Meter(Observer(tmp_path, "r", 3), server.registry)
+    with contextlib.closing(MetricsServer(Metrics(listen="127.0.0.1:0"))) as server:
+        meter = RunMeter(ReaderContext(tmp_path, Config(), lambda: 0.0), server.registry)
         for kind in ("size", "update", "update", "answered"):
             meter.read(Rejected(kind, "pi", "reason", "pi", "t"))
         meter.read(AgentTurnedAway("pi", "reason"))
@@ -126,7 +127,7 @@ def test_a_silent_client_blocks_neither_other_clients_nor_shutdown(
     )
     known = ssl.create_default_context(cafile=str(made.ca))
     known.load_cert_chain(made.coordinator)
-    with contextlib.closing(Server(wanted)) as server:
+    with contextlib.closing(MetricsServer(wanted)) as server:
         silent = socket.create_connection(
             ("127.0.0.1", int(server.address.rpartition(":")[2].partition("/")[0]))
         )

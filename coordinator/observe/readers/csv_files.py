@@ -1,0 +1,56 @@
+"""Finished rounds and their scores as CSV files in the run's folder.
+
+rounds.csv has a line for each round. scores.csv has a line for each number: of which round,
+submodel, view and agent it is (empty: of all examples together), its name, and its value. A run
+that is resumed continues both files.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from coordinator.observe.events import Event, Publish, RoundEnded
+from coordinator.observe.readers.reader import ReaderContext
+from coordinator.observe.records import RoundRecord
+
+__all__ = ["ROUNDS", "SCORES", "write_csv"]
+
+ROUNDS, SCORES = "rounds.csv", "scores.csv"
+ROUND_COLUMNS = ("round", "seconds", "asked", "folded", "bytes_up", "bytes_down")
+SCORE_COLUMNS = ("round", "submodel", "view", "agent", "examples", "metric", "value")
+
+
+def write_csv(context: ReaderContext) -> Publish:
+    """Make a reader that appends each finished round to the CSV files."""
+    folder = context.folder
+
+    def read(event: Event) -> None:
+        if isinstance(event, RoundEnded):
+            append(folder / ROUNDS, ROUND_COLUMNS, [round_row(event.done)])
+            append(folder / SCORES, SCORE_COLUMNS, score_rows(event.done))
+
+    return read
+
+
+def append(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Append rows to a CSV file; a new file begins with the names of the columns."""
+    with path.open("a", newline="") as file:
+        lines = csv.writer(file)
+        if file.tell() == 0:
+            lines.writerow(columns)
+        lines.writerows(rows)
+
+
+def round_row(done: RoundRecord) -> Sequence[object]:
+    folded = sum(entry.outcome == "folded" for entry in done.entries)
+    asked = len(done.entries)
+    return done.round, round(done.seconds, 3), asked, folded, done.bytes_up, done.bytes_down
+
+
+def score_rows(done: RoundRecord) -> Iterable[Sequence[object]]:
+    for score in done.scores:
+        about = (done.round, score.submodel, score.view, score.agent, score.examples)
+        for name, value in score.metrics.items():
+            yield *about, name, value

@@ -1,0 +1,122 @@
+"""A run as a run of an MLflow server: its configuration as parameters, its rounds as metrics.
+
+MLFLOW_TRACKING_URI names the server, MLFLOW_EXPERIMENT_NAME the experiment (`espalier` unless
+set). A run that is resumed continues its MLflow run, whose id lies in the run's folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinator.observe.events import Event, Publish, RoundEnded, RunEnded
+from coordinator.observe.readers.reader import ReaderContext, round_scalars
+from coordinator.observe.records import RoundRecord
+from coordinator.settings.config import Config, to_json
+from federated.errors import ConfigError, MissingExtra
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+__all__ = ["FILE", "track_by_mlflow"]
+
+log = logging.getLogger(__name__)
+
+FILE = "mlflow-run.txt"
+ADDRESS, EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
+STATUS = {"over": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+ENDING = 10.0  # seconds that the end of a run waits for the server
+LONGEST = 500  # characters of a parameter's value, the least that servers take
+PARAMETERS, METRICS = 100, 1000  # of one request
+
+
+def track_by_mlflow(context: ReaderContext) -> Publish:
+    """Make a reader that sends what happens from a thread of its own: a server may be slow.
+
+    A server that fails is logged once, and hears no more of the run. Raises MissingExtra, and
+    ConfigError where no server is named.
+    """
+    if not os.environ.get(ADDRESS):
+        raise ConfigError(
+            f"the reader 'mlflow' has no server: set {ADDRESS}, such as http://localhost:5000"
+        )
+    try:
+        from mlflow import MlflowClient
+    except ModuleNotFoundError:
+        raise MissingExtra("the reader 'mlflow'", "mlflow", "mlflow-skinny") from None
+    events = queue.SimpleQueue[RoundEnded | RunEnded]()
+    given = (MlflowClient(), context.config, context.folder / FILE, events)
+    sender = threading.Thread(target=send, args=given, name="mlflow", daemon=True)
+    sender.start()
+
+    def read(event: Event) -> None:
+        if isinstance(event, RoundEnded | RunEnded):
+            events.put(event)
+        if isinstance(event, RunEnded):
+            sender.join(ENDING)
+
+    return read
+
+
+def send(
+    client: MlflowClient,
+    config: Config,
+    file: Path,
+    events: queue.SimpleQueue[RoundEnded | RunEnded],
+) -> None:
+    """Send events until the run ends or the server fails."""
+    try:
+        run = open_run(client, config, file)
+        while isinstance(event := events.get(), RoundEnded):
+            send_round(client, run, event.done)
+        client.set_terminated(run, STATUS[event.phase])
+    except Exception as error:  # whatever the library raises
+        log.error(
+            "MLflow at %s failed and hears no more of this run: %s",
+            os.environ.get(ADDRESS),
+            error,
+            extra={"event": "reader dropped", "reader": "mlflow"},
+        )
+
+
+def open_run(client: MlflowClient, config: Config, file: Path) -> str:
+    """The id of the MLflow run: the one of this run's earlier processes, or a new one."""
+    if file.is_file():
+        run = file.read_text().strip()
+        client.update_run(run, status="RUNNING")
+        return run
+    from mlflow.entities import Param
+
+    name = os.environ.get(EXPERIMENT) or "espalier"
+    known = client.get_experiment_by_name(name)
+    experiment = client.create_experiment(name) if known is None else known.experiment_id
+    run = client.create_run(experiment, run_name=config.name).info.run_id
+    file.write_text(f"{run}\n")
+    parameters = [Param(key, value[:LONGEST]) for key, value in flat(to_json(config))]
+    for start in range(0, len(parameters), PARAMETERS):
+        client.log_batch(run, params=parameters[start : start + PARAMETERS])
+    return str(run)
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Settings by their dotted keys. Addresses and files of the broker are no parameters."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and not prefix and key != "broker":
+            yield from flat(value, f"{key}.")
+        elif key != "broker":
+            yield f"{prefix}{key}", str(value)
+
+
+def send_round(client: MlflowClient, run: str, done: RoundRecord) -> None:
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    metrics = [Metric(key, value, now, done.round) for key, value in round_scalars(done).items()]
+    for start in range(0, len(metrics), METRICS):
+        client.log_batch(run, metrics=metrics[start : start + METRICS])

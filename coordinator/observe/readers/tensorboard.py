@@ -1,0 +1,36 @@
+"""Finished rounds as scalars for TensorBoard, in the folder `tensorboard` of the run's folder.
+
+They are written by tensorboardX, which needs neither TensorFlow nor TensorBoard itself.
+"""
+
+from __future__ import annotations
+
+from coordinator.observe.events import Event, Publish, RoundEnded, RunEnded
+from coordinator.observe.readers.reader import ReaderContext, round_scalars
+from federated.errors import MissingExtra
+
+__all__ = ["FOLDER", "write_tensorboard"]
+
+FOLDER = "tensorboard"
+
+
+def write_tensorboard(context: ReaderContext) -> Publish:
+    """Make a reader that writes each finished round. Raises MissingExtra."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ModuleNotFoundError:
+        raise MissingExtra("the reader 'tensorboard'", "tensorboard", "tensorboardX") from None
+    writer = SummaryWriter(str(context.folder / FOLDER))
+
+    def read(event: Event) -> None:
+        match event:
+            case RoundEnded(done):
+                for name, value in round_scalars(done).items():
+                    writer.add_scalar(name, value, done.round)
+                writer.flush()
+            case RunEnded():
+                writer.close()
+            case _:
+                pass
+
+    return read

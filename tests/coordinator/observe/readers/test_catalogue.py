@@ -1,0 +1,90 @@
+"""Readers are chosen by name, other packages can add some, and none of them can end a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from coordinator.observe.events import Event, RoundEnded, Turned
+from coordinator.observe.readers.catalogue import READERS, find_readers, publish_safely
+from coordinator.observe.readers.reader import ReaderContext
+from coordinator.run.preparation import prepare
+from coordinator.settings.config import Config, load
+from coordinator.settings.tables import Metrics, Observe
+from federated.errors import ConfigError, Unknown
+from tests.support.federation import RUN, Member, configured, digits, federate
+from tests.support.plugins import install
+
+TINY = {
+    "model.name": "mlp-small",
+    "method.widths": [0.5],
+    "method.depths": [1],
+    "rounds": 2,
+    "train.epochs": 1,
+    "train.steps": 2,
+}
+
+
+def test_a_run_has_the_usual_readers_then_those_that_it_names_each_once() -> None:
+    named = Config(observe=Observe(readers=("csv", "now", "csv")))
+    assert list(find_readers(Config())) == ["log", "now", "clock"]
+    assert list(find_readers(named)) == ["log", "now", "clock", "csv"]
+    assert "metrics" in find_readers(Config(metrics=Metrics(listen="127.0.0.1:0")))
+
+
+def test_an_unknown_reader_is_an_error_before_the_run_has_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(Unknown, match="unknown event reader 'cvs'; known: csv"):
+        prepare(configured({"observe.readers": ["cvs"]}), tmp_path, resume=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_metrics_without_an_address_are_an_error(tmp_path: Path) -> None:
+    context = ReaderContext(tmp_path, Config(), lambda: 0.0)
+    with pytest.raises(ConfigError, match=r"set metrics\.listen"):
+        READERS["metrics"](context)
+
+
+def test_readers_are_a_setting_of_every_source() -> None:
+    assert load(None, {"ESPALIER_OBSERVE__READERS": '["csv"]'}, ()).observe.readers == ("csv",)
+
+
+def test_a_reader_that_raises_is_logged_and_dropped_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    came: list[Event] = []
+
+    def fail(event: Event) -> None:
+        came.append(event)
+        raise OSError("no room")
+
+    seen: list[Event] = []
+    publish = publish_safely([("broken", fail), ("whole", seen.append)])
+    with caplog.at_level(logging.ERROR):
+        publish(Turned())
+        publish(Turned())
+    assert (came, seen) == ([Turned()], [Turned(), Turned()])
+    (record,) = caplog.records
+    assert "'broken' failed" in record.getMessage()
+    assert "no room" in str(record.exc_info)
+
+
+def test_readers_of_other_packages_hear_a_whole_run_and_one_that_fails_does_not_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "toy", {"espalier.readers": {"toy": "tests.support.toy_reader:count_events"}})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    readers = ["tests.support.toy_reader:fail_at_rounds", "toy"]
+    done = federate(tmp_path, [Member("a0", digits(0, 1))], {**TINY, "observe.readers": readers})
+    assert done.result.rounds == 2
+    counted = json.loads((tmp_path / "runs" / RUN / "counts.json").read_text())
+    assert {name: counted[name] for name in ("RoundBegan", "RoundEnded", "RunEnded")} == {
+        "RoundBegan": 2,
+        "RoundEnded": 2,
+        "RunEnded": 1,
+    }
+    log = (tmp_path / "runs" / RUN / "log.jsonl").read_text()
+    assert log.count("reader dropped") == 1
+    assert RoundEnded.__name__ in log
