@@ -42,7 +42,6 @@ def test_every_experiment_is_valid(file: Path) -> None:
         ("rounds = 0", "$.rounds"),
         ("[fleet]\nmin_agent = 2", "$.fleet"),
         ("[fleet]\nfraction = 1.5", "$.fleet.fraction"),
-        ('[robust]\nrule = "kurm"', "$.robust.rule"),
         ('[method]\nname = "fedav"', "$.method.name"),
         ("[method]\nseed = 3", "$.method"),
         ("[method]\nmu = 0.1", "$.method"),
