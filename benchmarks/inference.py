@@ -30,7 +30,7 @@ from federated.runtime.console import FORMAT, speaking_plainly
 from federated.task import Recipe
 from federated.training.loop import train
 from models.families.catalogue import build, full, network
-from models.submodel import Submodel
+from models.submodel import Moments, Submodel
 
 __all__ = ["Accuracy", "Goal", "Speed", "command", "learned", "timed"]
 
@@ -98,7 +98,7 @@ class Accuracy:
 
 def timed(model: str, side: int, goal: Goal, folder: Path) -> Speed:
     """One network on one picture at a time."""
-    made = network(model, (3, side, side), 1000, (123.0, 116.0, 103.0), (58.0, 57.0, 57.0))
+    made = network(model, (3, side, side), 1000, Moments((123.0, 116.0, 103.0), (58.0, 57.0, 57.0)))
     submodel = full(made)
     net = unlike(submodel)
     x = np.random.default_rng(0).integers(0, 256, (CALIBRATED, 3, side, side)).astype(np.uint8)
@@ -198,7 +198,7 @@ def learned(model: str, data: str, root: Path | None, steps: int, folder: Path) 
     """
     whole = central(data, root)
     card = whole.card()
-    made = network(model, card.inputs, card.outputs, card.mean, card.std, card.target)
+    made = network(model, card.inputs, card.outputs, card, card.target)
     submodel = full(made)
     torch.manual_seed(0)
     net = build(submodel)

@@ -24,7 +24,7 @@ from federated.runtime.console import FORMAT, speaker, speaking_plainly
 from federated.task import Timing
 from models.cost import cost
 from models.families.catalogue import full, menu, network, probes
-from models.submodel import Network, Submodel
+from models.submodel import Moments, Network, Submodel
 
 __all__ = ["FAMILIES", "Row", "Summary", "command", "drawn", "measure", "summary"]
 
@@ -278,7 +278,7 @@ def command(seed: int, count: int, families: str, batch: int, form: str) -> None
 def named(name: str) -> Network:
     """A network for pictures. Raises Unknown, ConfigError."""
     try:
-        return network(name, PICTURE, CLASSES, (127.0,), (60.0,))
+        return network(name, PICTURE, CLASSES, Moments((127.0,), (60.0,)))
     except LookupError as error:
         raise Unknown("model", str(error.args[0]), error.args[1]) from None
     except ValueError as error:

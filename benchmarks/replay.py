@@ -78,6 +78,7 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
             else method
         )
         method = late if config.fleet.mode == "buffered" or config.fleet.late == "take" else method
+        devices = Devices(method, config, menu, attempts, make or raw)
         for number in range(1, last.round + 1):
             entries = sorted(
                 (entry for entry in store.entries(number) if entry.outcome == "folded"),
@@ -86,7 +87,7 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
             folded[number] = [entry.agent for entry in entries]
             updates = {(entry.agent, entry.task) for entry in entries}
             doubled += 2 * len(entries) - len(updates) - len({entry.position for entry in entries})
-            total, odd = refolded(method, states, entries, menu, config, attempts, make or raw)
+            total, odd = refolded(devices, states, entries)
             foreign += odd
             after = (
                 method.finish(state, total, generator(config.seed, 3, number))
@@ -106,21 +107,33 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
         store.close()
 
 
-def refolded(
-    method: Method,
-    states: Sequence[State],
-    entries: Sequence[Entry],
-    menu: dict[str, Submodel],
-    config: Config,
-    attempts: int,
-    make: Make,
-) -> tuple[Total, int]:
-    """The total of a round, and how many of its updates are foreign: of none of so many attempts.
-    states: after each round so far.
+@dataclass(frozen=True)
+class Devices:
+    """What the devices of a run compute again.
+
+    method, config: of the run.
+    menu: its submodels by name.
+    attempts: of each task at most; 0 leaves out the comparison of digests.
+    make: gives the update of a task.
     """
+
+    method: Method
+    config: Config
+    menu: Mapping[str, Submodel]
+    attempts: int
+    make: Make
+
+
+def refolded(
+    devices: Devices, states: Sequence[State], entries: Sequence[Entry]
+) -> tuple[Total, int]:
+    """The total of a round, and how many of its updates match no attempt. states: after each round
+    so far.
+    """
+    method, config = devices.method, devices.config
     total, foreign = Total(), 0
     for entry in entries:
-        submodel, number = menu[entry.submodel], entry.task or len(states)
+        submodel, number = devices.menu[entry.submodel], entry.task or len(states)
         sent = states[number - 1]
         plan, recipe = (
             method.place(sent, submodel),
@@ -140,12 +153,12 @@ def refolded(
             recipe,
             60.0,
         )
-        update = make(task, weights)
+        update = devices.make(task, weights)
         made = [
             encoded(replace(update, attempt=attempt, tensors={}), update.tensors)
-            for attempt in range(1, attempts + 1)
+            for attempt in range(1, devices.attempts + 1)
         ]
-        foreign += attempts > 0 and entry.digest not in {
+        foreign += devices.attempts > 0 and entry.digest not in {
             hashlib.sha256(data).hexdigest() for data in made
         }
         plan = method.place(states[-1], submodel)

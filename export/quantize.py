@@ -55,7 +55,7 @@ def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
     if kind == "fp32":
         raise ExportError(f"{path}: expected a kind of int8 to quantise to, found '{kind}'")
     load(path).predict(examples[:1])  # one of ours, and fit for these
-    onnx, tools = _libraries()
+    onnx, _ = _libraries()
     found = _operators(onnx, path)
     if kind == "int8-dynamic" and ATTENTION not in found:
         raise ExportError(f"{path}: {kind} is for graphs with attention: others are slower by it")
@@ -66,9 +66,7 @@ def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
         )
     with tempfile.TemporaryDirectory(prefix="espalier-") as folder, _quiet():
         try:
-            made = _made(
-                onnx, tools, path, kind, examples, Path(folder), attention=ATTENTION in found
-            )
+            made = _made(path, kind, examples, Path(folder), attention=ATTENTION in found)
             seen = 0 if kind == "int8-dynamic" else len(examples)
             _inherit(
                 onnx,
@@ -87,9 +85,9 @@ def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
     return out
 
 
-def _made(
-    onnx: Any, tools: Any, path: Path, kind: Kind, examples: Array, folder: Path, *, attention: bool
-) -> Any:
+def _made(path: Path, kind: Kind, examples: Array, folder: Path, *, attention: bool) -> Any:
+    """The quantised graph. folder: for files of the tools; attention: whether the graph has it."""
+    onnx, tools = _libraries()
     prepared, out = folder / "prepared.onnx", folder / "made.onnx"
     # folds what is constant, such as a weight's new shape
     tools.shape_inference.quant_pre_process(path, prepared, skip_symbolic_shape=True)

@@ -1,18 +1,18 @@
 """Which network, and which part of it: two torch-free records that travel in every task.
 
 A `Network` names the largest network of a run; a `Submodel` names one part of it by a kept width
-and a
-mask of blocks. Every tensor of a submodel is the leading corner of the network's tensor of the same
-name.
+and a mask of blocks. Every tensor of a submodel is the leading corner of the network's tensor with
+the same name.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
-__all__ = ["Network", "Objective", "Submodel", "Target", "kept"]
+__all__ = ["DataMoments", "Moments", "Network", "Objective", "Submodel", "Target", "kept"]
 
 Target = Literal["class", "value", "token"]
 """What data give to learn: one class per example, values (regression), or a token after each token
@@ -23,6 +23,33 @@ Objective = Literal["class", "value", "next", "masked"]
 """What a network learns: a class, values, at each position the next token (causal), or the tokens
 that were hidden (masked).
 """
+
+
+class DataMoments(Protocol):
+    """Means and spreads of data, in raw units; a `federated.task.Card` and a `Network` have them.
+
+    mean, std: of the examples, one value or one per channel.
+    shift, scale: mean and spread of each value to learn; empty if the target is not values.
+    """
+
+    @property
+    def mean(self) -> Sequence[float]: ...
+    @property
+    def std(self) -> Sequence[float]: ...
+    @property
+    def shift(self) -> Sequence[float]: ...
+    @property
+    def scale(self) -> Sequence[float]: ...
+
+
+@dataclass(frozen=True)
+class Moments:
+    """`DataMoments` made of numbers."""
+
+    mean: Sequence[float] = (0.0,)
+    std: Sequence[float] = (1.0,)
+    shift: Sequence[float] = ()
+    scale: Sequence[float] = ()
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def menu(name: str, given: dict[str, Any]) -> tuple[str, tuple[Submodel, ...]]:
     chosen, card = method(name), catalogue.central("digits").card()
     for model in MODELS:
         try:
-            made = network(model, card.inputs, card.outputs, card.mean, card.std)
+            made = network(model, card.inputs, card.outputs, card)
             return model, chosen.menu(made, configure(chosen, given, rounds=2))
         except ConfigError:
             continue

@@ -88,6 +88,14 @@ def lines(found: Iterable[Summary]) -> list[str]:
     return [head, *told, *(f"{s.scenario}: {why}" for s in found for why in s.why)]
 
 
+def scenarios(names: Sequence[str], kind: str) -> list[str]:
+    """The scenarios to run with this kind of broker: those named, or all. Raises Unknown."""
+    known = [name for name in SCENARIOS if kind == "mosquitto" or name not in MOSQUITTO_ONLY]
+    if unknown := [name for name in names if name not in known]:
+        raise Unknown("scenario", unknown[0], known)
+    return list(names) or known
+
+
 @click.command("faults")
 @click.option(
     "--scenario", "names", multiple=True, metavar="NAME", help="only this one; may be repeated"
@@ -128,13 +136,7 @@ def command(
         speaking_plainly("python -m benchmarks faults", "coordinator", "interrupted"),
         ExitStack() as stack,
     ):
-        known = {
-            name: each
-            for name, each in SCENARIOS.items()
-            if kind == "mosquitto" or name not in MOSQUITTO_ONLY
-        }
-        if unknown := [name for name in names if name not in known]:
-            raise Unknown("scenario", unknown[0], known)
+        chosen = scenarios(names, kind)
         folder = keep or Path(
             stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="espalier-faults-", ignore_cleanup_errors=True)
@@ -149,7 +151,7 @@ def command(
                 seed_of(seed, name, number) if only is None else only,
                 kind,
             )
-            for place, name in enumerate(names or known)
+            for place, name in enumerate(chosen)
             for number in range(times if only is None else 1)
         ]
         outcomes = list[Outcome]()
@@ -161,17 +163,12 @@ def command(
                     f"{len(outcomes):3} of {len(jobs)}  {outcome.scenario}, "
                     f"{outcome.seconds:.0f} s, recovered in {outcome.recovery}{fault}"
                 )
-        found = [
-            summary(name, [o for o in outcomes if o.scenario == name]) for name in names or known
-        ]
+        found = [summary(name, [o for o in outcomes if o.scenario == name]) for name in chosen]
         for line in lines(found):
             say(line)
         if form == "json":
-            click.echo(
-                json.dumps(
-                    {"seed": seed, "broker": kind, "scenarios": [asdict(each) for each in found]}
-                )
-            )
+            rows = [asdict(each) for each in found]
+            click.echo(json.dumps({"seed": seed, "broker": kind, "scenarios": rows}))
         if any(
             s.lost_updates or s.double_folded or min(s.equal, s.survived) < s.runs for s in found
         ):

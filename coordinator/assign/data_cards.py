@@ -12,7 +12,7 @@ from coordinator.settings.config import Config
 from federated.errors import ConfigError, Unknown
 from federated.task import Card
 from models.families.catalogue import network as network_named
-from models.submodel import Network
+from models.submodel import Moments, Network
 
 __all__ = ["AGENTS", "FAR", "form", "majority", "misfit", "network_for", "pooled", "strange"]
 
@@ -102,11 +102,8 @@ def network_for(config: Config, cards: Sequence[Card]) -> Network:
             config.model.name,
             shapes[0],
             max(card.outputs for card in cards),
-            mean,
-            std,
+            Moments(mean, std, shift, scale),
             cards[0].target,
-            shift=shift,
-            scale=scale,
         )
     except LookupError as error:
         raise Unknown("model", str(error.args[0]), error.args[1]) from error

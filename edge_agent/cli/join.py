@@ -139,6 +139,7 @@ def join(
                 "--broker is missing: name the machine that the coordinator's broker "
                 "runs on, such as --broker 192.168.1.5"
             )
+        from edge_agent.join.agent import JoinRequest
         from edge_agent.join.agent import join as take_part
 
         if not options["data"]:
@@ -146,19 +147,17 @@ def join(
                 "no --data: using a shard of the built-in handwritten digits, drawn "
                 f"from the name '{job.name}'"
             )
-        limit = parse_size(spool_limit, "--spool-limit")
-        end = take_part(
+        request = JoinRequest(
             job,
             broker,
             run,
-            wait=wait,
-            spool=spool,
-            stop=stop_on_signals(),
-            say=say,
+            wait,
+            spool,
+            parse_size(spool_limit, "--spool-limit"),
             when=when,
             fresh=fresh,
-            limit=limit,
         )
+        end = take_part(request, stop_on_signals(), say)
         say(f"left run '{end.run}' after {end.updates} updates: {end.reason}")
         if form == "json":
             click.echo(json.dumps(asdict(end)))

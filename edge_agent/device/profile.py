@@ -27,7 +27,17 @@ from models.cost import cost
 from models.families.catalogue import build
 from models.submodel import Submodel
 
-__all__ = ["Measured", "Seen", "best_threads", "look", "measure", "named", "time_step", "timed"]
+__all__ = [
+    "Measured",
+    "Seen",
+    "TimingSite",
+    "best_threads",
+    "look",
+    "measure",
+    "named",
+    "time_step",
+    "timed",
+]
 
 WARM_UP = 2  # steps not counted
 WINDOWS = 3  # the quickest counts: others were disturbed by something else
@@ -91,28 +101,37 @@ def measure(run: Run, data: Any, limits: Limits, device: str, *, fresh: bool = F
     fresh: takes no timing from the cache. Raises ConfigError where none of the submodels fits the
     memory.
     """
-    notebook = Notebook(surroundings(limits, device), fresh=fresh)
+    site = TimingSite(limits, device, Notebook(surroundings(limits, device), fresh=fresh))
     timings: tuple[Timing, ...] = ()
     if run.calibration:
-        _, timings = timed(run.calibration, run.batch, data, limits, device, notebook)
+        _, timings = timed(run.calibration, run.batch, data, site)
     seen = look(limits, device)
     return Measured(seen, data.card(), timings, surveyed(run, data, seen.memory, device))
 
 
-def timed(
-    submodels: Sequence[Submodel],
-    batch: int,
-    data: Any,
-    limits: Limits,
-    device: str,
-    notebook: Notebook,
-    threads: int = 0,
-) -> tuple[int, tuple[Timing, ...]]:
-    """The threads that this process uses from now on (0: whichever number is best), and the time of
-    a step of each submodel that fits.
+@dataclass(frozen=True)
+class TimingSite:
+    """Where training steps are timed.
 
-    Raises ConfigError where none does.
+    limits: of this process.
+    device: where PyTorch computes.
+    notebook: known timings; new ones are added.
     """
+
+    limits: Limits
+    device: str
+    notebook: Notebook
+
+
+def timed(
+    submodels: Sequence[Submodel], batch: int, data: Any, site: TimingSite, threads: int = 0
+) -> tuple[int, tuple[Timing, ...]]:
+    """The number of threads that this process uses from now on, and the time of a step of each
+    submodel that fits. threads: the number to use; 0 finds the best.
+
+    Raises ConfigError if none fits.
+    """
+    limits, device, notebook = site.limits, site.device, site.notebook
     size = max(2, min(batch, len(data.x)))
     about = {"work": "train", "batch": size, "dtype": str(data.x.dtype)}
     if device == "cpu":

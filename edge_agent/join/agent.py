@@ -43,7 +43,7 @@ from federated.wire import envelope, messages, topics
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
 
-__all__ = ["Joined", "find_run", "join", "say_nothing", "take_part"]
+__all__ = ["JoinRequest", "Joined", "find_run", "join", "say_nothing", "take_part"]
 
 log = logging.getLogger(__name__)
 
@@ -121,71 +121,91 @@ def find_run(
     return next(iter(found.values()))
 
 
-def join(
-    job: Job,
-    broker: str,
-    run: str | None,
-    *,
-    wait: float,
-    spool: Path | None,
-    stop: threading.Event,
-    say: Say = say_nothing,
-    when: str = "",
-    fresh: bool = False,
-    limit: int = LIMIT,
-) -> Joined:
-    """Loads, measures and takes part until the run is over or `stop` is set. Raises as its parts
-    do.
+@dataclass(frozen=True)
+class JoinRequest:
+    """How an agent takes part.
 
-    when: the conditions under which the device trains (see `edge_agent.device.conditions`). fresh:
-    measures it whatever is known.
-    spool: where what outlives the agent lies, in a folder of its own for each run and name; limit:
-    bytes there of weights and updates.
+    job: what its training process does.
+    broker: address of the broker.
+    run: name of the run to join; None for the only one at the broker.
+    wait: seconds to wait for a run.
+    spool: folder of what outlives the agent, one below it for each run and name; None for the
+        default.
+    spool_limit: bytes of weights and updates in it.
+    when: the conditions under which the device trains (see `edge_agent.device.conditions`).
+    fresh: whether to measure the device even if its timings are known.
     """
-    session = secrets.token_hex(8)
-    pause = Conditions(when)
+
+    job: Job
+    broker: str
+    run: str | None
+    wait: float
+    spool: Path | None = None
+    spool_limit: int = LIMIT
+    when: str = ""
+    fresh: bool = False
+
+
+def join(request: JoinRequest, stop: threading.Event, say: Say = say_nothing) -> Joined:
+    """Load the data, measure the device, and take part until the run is over or `stop` is set.
+    Raises as its parts do.
+    """
+    job, session = request.job, secrets.token_hex(8)
+    pause = Conditions(request.when)
     with ExitStack() as stack:
-        manager = stack.enter_context(Manager())  # before the worker, which is not to inherit it
+        manager = stack.enter_context(Manager())  # before the worker, which must not inherit it
         worker = Worker(job)
         stack.callback(worker.close)
         card = worker.load()
         say(describe(job, card, worker.limits))
         manager.ready("looking for a run")
-        found = _find(broker, f"scout-{job.name}-{session[:4]}", run, wait, say, manager)
-        # before the link: of two of one name, the first stays
-        held = stack.enter_context(closing(_spool(spool, found, job.name, limit, stack, say)))
-        return _join(
-            job,
-            broker,
-            found,
+        run = _find(request, f"scout-{job.name}-{session[:4]}", say, manager)
+        # before the link: of two agents with one name, the first stays
+        spool = stack.enter_context(closing(_spool(request, run, stack, say)))
+        link = stack.enter_context(closing(_link(request, run, session)))
+        equipment = Equipment(
+            lambda card: measure(worker, card, link, job.name, say, fresh=request.fresh),
             worker,
-            session,
-            spool=held,
-            stop=stop,
-            say=say,
-            pause=pause,
-            fresh=fresh,
-            manager=manager,
+            spool,
+            pause,
         )
+        participant = Participant(link, run, job.name, session, equipment)
+        watch = Watch(lambda: bounds(worker))
+
+        def between() -> None:
+            manager.alive(lambda: _standing(participant))
+            remeasure(participant, worker, watch, say)
+
+        return take_part(participant, stop, say, between)
 
 
-def _find(
-    broker: str, client: str, name: str | None, wait: float, say: Say, manager: Manager
-) -> messages.Run:
-    """`find_run` over a link of its own: what the will of the other says needs the run."""
-    scout = open_link(broker, client)
+def _find(request: JoinRequest, client: str, say: Say, manager: Manager) -> messages.Run:
+    """`find_run` over a link of its own, because the will of the agent's link names the run."""
+    scout = open_link(request.broker, client)
     try:
-        return find_run(scout, name, wait, say, lambda: manager.alive(lambda: "looking for a run"))
+        return find_run(
+            scout,
+            request.run,
+            request.wait,
+            say,
+            lambda: manager.alive(lambda: "looking for a run"),
+        )
     finally:
         scout.close()
 
 
-def _spool(
-    root: Path | None, run: messages.Run, name: str, limit: int, stack: ExitStack, say: Say
-) -> Spool:
-    """This agent's spool of a run. Where there is no place for it, and none was named, one that
-    ends with the process. Raises StoreError.
+def _link(request: JoinRequest, run: messages.Run, session: str) -> Link:
+    """The agent's link; its will says that the agent is gone."""
+    name = request.job.name
+    gone = envelope.encode(messages.Status(name, session, False))
+    return open_link(request.broker, f"{run.run}-{name}", (topics.status(run.run, name), gone))
+
+
+def _spool(request: JoinRequest, run: messages.Run, stack: ExitStack, say: Say) -> Spool:
+    """This agent's spool of a run. If the default folder cannot be used, a temporary one that ends
+    with the process. Raises StoreError if a folder that was given cannot be used.
     """
+    root, name = request.spool, request.job.name
     try:
         base = root if root is not None else state_folder.folder() / "spool"
         (base / run.run).mkdir(parents=True, exist_ok=True)
@@ -197,52 +217,15 @@ def _spool(
             ) from error
         say(f"nothing of this agent will outlive its process: {error}; name a folder by --spool")
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="espalier-")))
-    spool = Spool(base / run.run / name, lasting=True, limit=limit)
+    spool = Spool(base / run.run / name, lasting=True, limit=request.spool_limit)
     spool.tidy(base.glob(f"*/{name}"))
     return spool
 
 
-def _join(
-    job: Job,
-    broker: str,
-    run: messages.Run,
-    worker: Worker,
-    session: str,
-    *,
-    spool: Spool,
-    stop: threading.Event,
-    say: Say,
-    pause: Callable[[], str],
-    fresh: bool,
-    manager: Manager,
-) -> Joined:
-    will = (
-        topics.status(run.run, job.name),
-        envelope.encode(messages.Status(job.name, session, False)),
-    )
-    link = open_link(broker, f"{run.run}-{job.name}", will)
-    try:
-        equipment = Equipment(
-            lambda card: measure(worker, card, link, job.name, say, fresh=fresh),
-            worker,
-            spool,
-            pause,
-        )
-        participant = Participant(link, run, job.name, session, equipment)
-        watch = Watch(lambda: bounds(worker))
-
-        def between() -> None:
-            manager.alive(
-                lambda: (
-                    f"run {run.run}: {participant.paused or participant.state}, "
-                    f"{participant.finished} updates"
-                )
-            )
-            remeasure(participant, worker, watch, say)
-
-        return take_part(participant, stop, say, between)
-    finally:
-        link.close()
+def _standing(participant: Participant) -> str:
+    """One line for the service manager."""
+    doing = participant.paused or participant.state
+    return f"run {participant.run.run}: {doing}, {participant.finished} updates"
 
 
 def bounds(worker: Worker) -> tuple[float, float]:

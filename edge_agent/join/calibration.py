@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from edge_agent.device.measurement_cache import Notebook, surroundings
-from edge_agent.device.profile import named, timed
+from edge_agent.device.profile import TimingSite, named, timed
 from edge_agent.join.worker import Job
 from export.latency import latency
 from federated.data.dataset import Dataset
@@ -79,9 +79,8 @@ def calibrate(job: Job, data: Any, order: Order) -> Calibrated:
     made = network_of(order.model, data)
     notebook = Notebook(surroundings(job.limits, job.device), fresh=order.fresh)
     if order.runtime == "torch":
-        threads, timings = timed(
-            to_time(made), order.batch, data, job.limits, job.device, notebook, order.threads
-        )
+        site = TimingSite(job.limits, job.device, notebook)
+        threads, timings = timed(to_time(made), order.batch, data, site, order.threads)
         return Calibrated(made.family, threads, timings, notebook.circumstances, notebook.taken)
     return _answers(made, data, order, notebook)
 
@@ -99,11 +98,8 @@ def network_of(model: str, data: Dataset) -> Network:
             model,
             card.inputs,
             card.outputs,
-            card.mean,
-            card.std,
+            card,
             card.target,
-            card.shift,
-            card.scale,
         )
     except LookupError as error:
         raise Unknown("model", str(error.args[0]), error.args[1]) from None

@@ -84,11 +84,8 @@ def _run(broker: str | None, name: str | None, card: Card, job: Job) -> messages
         job.model or "preresnet",
         card.inputs,
         card.outputs,
-        card.mean,
-        card.std,
+        card,
         card.target,
-        shift=card.shift,
-        scale=card.scale,
     )
     return messages.Run(
         "rehearsal", METHOD, made.family, made, probes(made, (2,)), 32, secrets.token_hex(8)

@@ -72,25 +72,22 @@ def read_function(spec: str) -> Dataset:
             f"data '{spec}': expected (x, y), (x, y, x_held, y_held) or a Dataset, "
             f"found {type(found).__name__}"
         )
-    return dataset(spec, *found)
+    return dataset(spec, dict(zip(("x", "y", "x_held", "y_held"), found, strict=False)))
 
 
-def dataset(
-    name: str,
-    x: Any,
-    y: Any,
-    x_held: Any = None,
-    y_held: Any = None,
-    outputs: Any = None,
-    target: Any = None,
-    users: Any = None,
-) -> Dataset:
-    """Whatever a person gave, as the arrays that a Dataset takes. Raises DataError."""
+def dataset(name: str, given: Mapping[str, Any]) -> Dataset:
+    """Whatever a person gave, as the arrays that a Dataset takes. given: x and y, and if they are
+    there x_held, y_held, outputs, target and users. Raises DataError.
+    """
+    target, outputs, users = (given.get(key) for key in ("target", "outputs", "users"))
     if target is None:
-        target = "value" if np.issubdtype(np.asarray(y).dtype, np.floating) else "class"
-    examples, truth = _examples(name, "x", x, str(target)), _truth(name, "y", y, str(target))
-    held = examples[:0] if x_held is None else _examples(name, "x_held", x_held, str(target))
-    held_truth = truth[:0] if y_held is None else _truth(name, "y_held", y_held, str(target))
+        target = "value" if np.issubdtype(np.asarray(given["y"]).dtype, np.floating) else "class"
+    examples = _examples(name, "x", given["x"], str(target))
+    truth = _truth(name, "y", given["y"], str(target))
+    held, held_truth = examples[:0], truth[:0]
+    if given.get("x_held") is not None:
+        held = _examples(name, "x_held", given["x_held"], str(target))
+        held_truth = _truth(name, "y_held", given["y_held"], str(target))
     if outputs is None and target == "value":
         outputs = truth.shape[1] if truth.ndim > 1 else 1
     elif outputs is None:
@@ -112,15 +109,16 @@ def _named(name: str, arrays: Mapping[str, Any]) -> Dataset:
         raise DataError(
             f"data '{name}': expected arrays x and y, found {', '.join(sorted(arrays)) or 'none'}"
         )
-    given = {key: arrays[key] for key in ("outputs", "target", "users") if key in arrays}
+    given = {key: arrays[key] for key in ("x", "y", "outputs", "target", "users") if key in arrays}
     for x_held, y_held in (("x_held", "y_held"), ("x_test", "y_test")):
         if (x_held in arrays) != (y_held in arrays):
             raise DataError(
                 f"data '{name}': expected {x_held} and {y_held} together, found only one"
             )
         if x_held in arrays:
-            return dataset(name, arrays["x"], arrays["y"], arrays[x_held], arrays[y_held], **given)
-    return dataset(name, arrays["x"], arrays["y"], **given)
+            given |= {"x_held": arrays[x_held], "y_held": arrays[y_held]}
+            break
+    return dataset(name, given)
 
 
 def _examples(name: str, key: str, value: Any, target: str) -> Array:

@@ -44,7 +44,7 @@ def digits(root: Path) -> Dataset:
         importlib.resources.files("federated.data").joinpath("digits.npz").open("rb") as file,
         np.load(file) as arrays,
     ):
-        return of_arrays("digits", arrays["x"], arrays["y"])
+        return of_arrays("digits", {key: arrays[key] for key in ("x", "y")})
 
 
 DATASETS: dict[str, Callable[[Path], Dataset]] = {
@@ -118,7 +118,6 @@ def device(
     shard: Shard | str | None = None,
     partition: str = "dirichlet:1.0",
     seed: int = 0,
-    held: float = HELD,
 ) -> Dataset:
     """What the agent `name` holds, with a part of its own held out (of every class, or the last
     recordings; at least 1 example).
@@ -134,12 +133,12 @@ def device(
         shard = Shard.parse(shard, partition, seed)
     if shard is not None:
         whole = central(spec, root)
-        return part(whole, shard.of_dataset(whole), name=name, held=held)
+        return part(whole, shard.of_dataset(whole), name=name)
     if spec in DATASETS:
         whole = central(spec, root)
-        return part(whole, drawn(whole, name), name=name, held=held)
+        return part(whole, drawn(whole, name), name=name)
     own = load(spec, root)
-    return own if len(own.x_held) else part(own, np.arange(len(own.x)), name=name, held=held)
+    return own if len(own.x_held) else part(own, np.arange(len(own.x)), name=name)
 
 
 def part(whole: Dataset, indices: Indices, *, name: str, held: float = HELD) -> Dataset:

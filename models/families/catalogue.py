@@ -31,7 +31,7 @@ from models.family import Address, Family
 from models.layers.basic import project, scale
 from models.layers.batch_norm import NORMS
 from models.own.user_network import own
-from models.submodel import Network, Submodel, Target
+from models.submodel import DataMoments, Moments, Network, Submodel, Target
 
 __all__ = [
     "FAMILIES",
@@ -73,6 +73,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 STATISTICS = ("running_mean", "running_var")
+UNSCALED = Moments()  # data that need no normalisation
 # widths: mostly calls of operations; channels that fill no vector; arithmetic
 PROBED = (0.125, 0.3, 0.5)
 
@@ -81,23 +82,23 @@ def network(
     model: str,
     inputs: Sequence[int],
     outputs: int,
-    mean: Sequence[float] = (0.0,),
-    std: Sequence[float] = (1.0,),
+    moments: DataMoments = UNSCALED,
     target: Target = "class",
-    shift: Sequence[float] = (),
-    scale: Sequence[float] = (),
 ) -> Network:
     """The network that `model` names, for raw examples of shape `inputs` and `outputs` classes,
     values or tokens.
 
     model: a family ("preresnet": its default preset), a family and a preset ("preresnet-18"), or
-    "module:function" (see `models.own.user_network`). mean, std: one value or one per channel, in
-    raw units. target: what the data give to learn.
-    shift, scale: mean and spread of each raw value, where the target is values. LookupError(model,
-    known names), ValueError: see the module.
+        "module:function" (see `models.own.user_network`).
+    moments: of the data, which the network is to normalise.
+    target: what the data give to learn.
+    LookupError(model, known names), ValueError: see the module.
     """
     name, preset = parse(model)
-    mean, std, shift, scale = (tuple(map(float, values)) for values in (mean, std, shift, scale))
+    mean, std, shift, scale = (
+        tuple(map(float, values))
+        for values in (moments.mean, moments.std, moments.shift, moments.scale)
+    )
     made = Network(name, preset, tuple(inputs), outputs, mean, std, shift=shift, scale=scale)
     known = family(made)
     check(made, known, target)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -69,8 +69,11 @@ class Size:
 
 @dataclass(frozen=True)
 class Style:
-    """What holds for a whole family. eps: of every norm. drop: with which probability the last
-    block of all is left out while training.
+    """What all layers of a family share.
+
+    activation: of every convolution but a block's last.
+    eps: of every norm.
+    drop: probability that training leaves out the last block of all.
     """
 
     activation: type[nn.Module]
@@ -111,7 +114,7 @@ class Drop(nn.Module):
 
 
 class Conv(nn.Module):
-    """conv, norm, activation (or none); [N, I, H, W] -> [N, O, H/stride, W/stride]."""
+    """conv, norm, activation; [N, I, H, W] -> [N, O, H/stride, W/stride]."""
 
     def __init__(
         self,
@@ -122,14 +125,13 @@ class Conv(nn.Module):
         *,
         stride: int = 1,
         groups: int = 1,
-        active: bool = True,
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(
             inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False
         )
         self.norm = Norm(outputs, style.eps)
-        self.activation = style.activation() if active else nn.Identity()
+        self.activation = style.activation()
         nn.init.kaiming_normal_(self.conv.weight, mode="fan_out")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -154,26 +156,32 @@ class Squeeze(nn.Module):
         return x * share[:, :, None, None]
 
 
+@dataclass(frozen=True)
+class Place:
+    """What a block's place in the network decides.
+
+    inputs: channels that reach it at width 1.
+    stride: of the block.
+    rate: probability of stochastic depth.
+    """
+
+    inputs: int
+    stride: int = 1
+    rate: float = 0.0
+
+
 class Block(nn.Module):
-    """An inverted residual, plus its input where a block neither strides nor changes channels; [N,
+    """An inverted residual, plus its input if the block neither strides nor changes channels; [N,
     I, H, W] -> [N, O, H/stride, W/stride].
 
-    inputs: channels that reach it at width 1. rate: of stochastic depth. With steps (NeFL), the
-    residual has a learnable factor.
+    With steps (NeFL), the residual has a learnable factor.
     """
 
     def __init__(
-        self,
-        section: Section,
-        inputs: int,
-        stride: int,
-        width: float,
-        style: Style,
-        rate: float,
-        *,
-        steps: bool,
+        self, section: Section, place: Place, width: float, style: Style, *, steps: bool
     ) -> None:
         super().__init__()
+        inputs, stride = place.inputs, place.stride
         fan, outputs = kept(width, inputs), kept(width, section.channels)
         hidden = kept(width, section.expansion * inputs)
         layers: dict[str, nn.Module] = {}
@@ -189,10 +197,10 @@ class Block(nn.Module):
         if section.squeeze:
             layers["squeeze"] = Squeeze(hidden, kept(width, max(1, inputs // SQUEEZED)))
         if not alone:
-            layers["project"] = Conv(hidden, outputs, 1, style, active=False)
+            layers["project"] = Conv(hidden, outputs, 1, replace(style, activation=nn.Identity))
         self.residual = nn.Sequential(OrderedDict(layers))
         self.adds = stride == 1 and inputs == section.channels
-        self.drop = Drop(rate)
+        self.drop = Drop(place.rate)
         self.step = nn.Parameter(torch.ones(1)) if steps and self.adds else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -212,19 +220,17 @@ class Inverted(nn.Module):
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.stem = Conv(network.inputs[0], kept(width, size.stem), 3, style, stride=size.stride)
         self.sections = nn.ModuleList()
-        # place: a block's among all blocks of the largest network, which sets how often it drops
-        inputs, place = size.stem, 0
+        # before: blocks of the largest network before a section, which decide how often one drops
+        inputs, before = size.stem, 0
         for section, mask in zip(size.sections, submodel.mask, strict=True):
             blocks = nn.ModuleDict()
             for index, keep in enumerate(mask):
                 if keep:
-                    rate = style.drop * (place + index) / sum(size.depths)
-                    stride = section.stride if index == 0 else 1
-                    blocks[str(index)] = Block(
-                        section, inputs, stride, width, style, rate, steps=steps
-                    )
+                    rate = style.drop * (before + index) / sum(size.depths)
+                    place = Place(inputs, section.stride if index == 0 else 1, rate)
+                    blocks[str(index)] = Block(section, place, width, style, steps=steps)
                 inputs = section.channels
-            place += len(mask)
+            before += len(mask)
             self.sections.append(blocks)
         self.last = Conv(kept(width, inputs), size.last, 1, style)
         self.dropout = nn.Dropout(DROPOUT)

@@ -23,11 +23,11 @@ from export.bundle_writer import Contents
 from federated.errors import ExportError, Unknown
 from models.cost import cost
 from models.families import catalogue
-from models.submodel import Submodel
+from models.submodel import Moments, Submodel
 
 X = np.random.default_rng(0).integers(0, 17, (24, 1, 8, 8)).astype(np.uint8)
 Y = np.arange(24) % 10
-NETWORK = catalogue.network("preresnet", (1, 8, 8), 10, (4.9,), (6.0,))
+NETWORK = catalogue.network("preresnet", (1, 8, 8), 10, Moments((4.9,), (6.0,)))
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from export.graph import OPSET, export, predict, weights_digest  # noqa: E402
 from export.verify import METADATA, compare, load  # noqa: E402
 from federated.errors import DataError, ExportError  # noqa: E402
 from models.families import catalogue  # noqa: E402
-from models.submodel import Network  # noqa: E402
+from models.submodel import Moments, Network  # noqa: E402
 
 ORIGIN = {"run": "spring", "round": 7, "submodel": "w0.25-d1.1.1"}
 TOY = Network("toy", "", (2,), 2, (1.0,), (2.0,))
@@ -57,7 +57,7 @@ class Branching(nn.Module):
 def test_a_submodel_of_the_real_network_keeps_its_logits_at_every_batch_size(
     tmp_path: Path,
 ) -> None:
-    network = catalogue.network("preresnet", (1, 8, 8), 10, (4.9,), (6.0,))
+    network = catalogue.network("preresnet", (1, 8, 8), 10, Moments((4.9,), (6.0,)))
     submodel = catalogue.menu(network, [0.25], [1])[0]
     net = catalogue.build(submodel)
     for module in net.modules():

@@ -47,7 +47,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ResNet that learned to read digits."""
     whole = central("digits")
     card = whole.card()
-    submodel = full(network("resnet-small", card.inputs, card.outputs, card.mean, card.std))
+    submodel = full(network("resnet-small", card.inputs, card.outputs, card))
     torch.manual_seed(0)
     net = build(submodel)
     train(

@@ -20,7 +20,7 @@ from export.variants import Examples, made, split
 from federated.errors import ExportError
 from federated.training.objective import pose
 from models.families.catalogue import build, full, network
-from models.submodel import Submodel
+from models.submodel import Moments, Submodel
 from tests.models.test_every_family import batch
 from tests.support.families import small
 
@@ -48,7 +48,7 @@ def test_values_are_scored_by_r2_in_raw_units(tmp_path: Path) -> None:
     variance.
     """
     submodel = full(
-        network("mlp", (6,), 2, target="value", shift=(100.0, -7.0), scale=(50.0, 0.001))
+        network("mlp", (6,), 2, Moments(shift=(100.0, -7.0), scale=(50.0, 0.001)), target="value")
     )
     net, x = drawn(submodel), np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
     said = variants.graph.predict(net, submodel.network, x)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from models.families.catalogue import build, full, initial, menu, network, shapes
 from models.slicing import Plan, Row, corner, corners, embed, extract, graft
-from models.submodel import Network
+from models.submodel import Moments, Network
 
-NET = network("preresnet", (1, 8, 8), 10, (4.9,), (6.0,))
+NET = network("preresnet", (1, 8, 8), 10, Moments((4.9,), (6.0,)))
 MENU = menu(NET, (0.03, 0.1, 0.5, 0.75, 1), (1, 2, 3, 4))
 WHOLE = shapes(full(NET))
 SUB = full(Network("preresnet", "small", (1, 8, 8), 10))

@@ -12,7 +12,7 @@ from federated.device.torch_tasks import perform
 from federated.task import Recipe, Task
 from federated.training.loop import TrainingSet
 from models.families.catalogue import build, menu, network, shapes, statistics
-from models.submodel import Network, Submodel
+from models.submodel import Moments, Network, Submodel
 
 __all__ = [
     "BARE",
@@ -28,7 +28,7 @@ __all__ = [
     "weights",
 ]
 
-NET = network("preresnet", (1, 4, 4), 3, (8.0,), (5.0,))
+NET = network("preresnet", (1, 4, 4), 3, Moments((8.0,), (5.0,)))
 (SMALL,) = menu(NET, (0.5,), (1,))
 # of networks made here by hand: classes to learn, and no exits
 BARE = Submodel(Network("none", "", (1,), 2), 1.0, ())

@@ -103,11 +103,8 @@ def others(network: Network, models: Sequence[str]) -> tuple[Submodel, ...]:
             model,
             network.inputs,
             network.outputs,
-            network.mean,
-            network.std,
+            network,
             target,
-            network.shift,
-            network.scale,
         )
         made.append(full(replace(other, label=re.sub(r"[^A-Za-z0-9_.-]", "_", model))))
         if parameters(made[-1]) > parameters(whole) and cost(made[-1]).macs > cost(whole).macs:

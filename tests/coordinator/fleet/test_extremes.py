@@ -48,6 +48,7 @@ from federated.methods.catalogue import method
 from federated.task import LONGEST, Profile, Recipe, Task, Update
 from federated.wire import envelope, tensors
 from models.families.catalogue import initial, menu, network, statistics
+from models.submodel import Moments
 from tests.support.clerk import CARD, DATA, SMALL
 from tests.support.federation import RUN, Member, digits, federate
 from tests.support.peer import PROFILE
@@ -81,7 +82,9 @@ EXTREMES: list[Any] = [
 CHANCE = 0.08  # of a field being extreme: several are in most messages, and none in some
 NETWORKS = {
     "class": network("preresnet", (1, 8, 8), 10),
-    "value": network("mlp-small", (1, 8, 8), 2, target="value", shift=(0, 1), scale=(1, 1e18)),
+    "value": network(
+        "mlp-small", (1, 8, 8), 2, Moments(shift=(0, 1), scale=(1, 1e18)), target="value"
+    ),
 }
 MENU = menu(CARD.network, (0.5, 1.0), (2,)) if CARD.network is not None else ()
 CONFIG = load(

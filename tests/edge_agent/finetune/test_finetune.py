@@ -46,7 +46,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network that learned all digits a little, as a fleet would have released it."""
     torch.set_num_threads(1)
     data = catalogue.central("digits")
-    network = families.network("preresnet", (1, 8, 8), 10, data.card().mean, data.card().std)
+    network = families.network("preresnet", (1, 8, 8), 10, data.card())
     submodel = families.menu(network, [0.25], [1])[0]
     torch.manual_seed(0)
     net = families.build(submodel)

@@ -33,7 +33,7 @@ def broker(tmp_path: Path) -> Iterator[str]:
 def shown(broker: str, name: str, **given: Any) -> dict[str, Any]:
     """What a device would send in a run by a method, announced at a broker."""
     chosen, card = method(name), catalogue.central("digits").card()
-    net = network("preresnet", card.inputs, card.outputs, card.mean, card.std)
+    net = network("preresnet", card.inputs, card.outputs, card)
     settings = configure(chosen, {"steps": 1, **given}, rounds=2)
     run = complete_card(
         messages.Run("r", name, "preresnet", net, choose_probes(net, chosen, settings), 8, "s"),

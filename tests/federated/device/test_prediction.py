@@ -20,7 +20,7 @@ from federated.device.prediction import KINDS, asked, fitted, latency_seconds, s
 from federated.task import Timing
 from models.cost import cost
 from models.families.catalogue import full, menu, network, probes
-from models.submodel import Submodel
+from models.submodel import Moments, Submodel
 from models.work import work
 from tests.support.families import SMALL, small
 
@@ -36,7 +36,7 @@ def measured(model: str) -> list[tuple[Submodel, float, int, int]]:
     """Submodel, seconds, and bytes before and at the most, of each row."""
     with MEASURED.open() as file:
         rows = [row for row in csv.DictReader(file) if row["model"] == model]
-    made = network(model, (3, 32, 32), 10, (127.0,), (60.0,))
+    made = network(model, (3, 32, 32), 10, Moments((127.0,), (60.0,)))
     depths = [tuple(map(int, row["depths"].split("."))) for row in rows]
     submodels = [
         menu(made, (float(row["width"]),), (depth,))[0]

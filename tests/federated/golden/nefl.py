@@ -15,7 +15,7 @@ from federated.methods.catalogue import method
 from federated.task import Card, Profile
 from models.families.catalogue import full, network, normalising, shapes
 from models.families.efficientnet import PRESETS, STYLE
-from models.layers.inverted_residual import Block
+from models.layers.inverted_residual import Block, Place
 from tests.support.golden import close, floats, golden, played
 
 WHOLE = full(network("resnet-small", (1, 8, 8), 10), ("steps",))
@@ -125,7 +125,7 @@ def check_nefl_step_forward(toy):
     x = floats(g["x"]).reshape(1, 2, 1, 1)
     seen = []
     for step in g["steps"]:
-        block = Block(section, 2, 1, 1.0, STYLE, 0.0, steps=True).eval()
+        block = Block(section, Place(2), 1.0, STYLE, steps=True).eval()
         block.residual = nn.Conv2d(2, 2, 1, bias=False)
         with torch.no_grad():
             block.residual.weight.copy_(0.5 * torch.eye(2).reshape(2, 2, 1, 1))

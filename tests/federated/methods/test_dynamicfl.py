@@ -22,9 +22,10 @@ from models.branching import Layer, layers
 from models.cost import cost
 from models.families.catalogue import build, full, initial, network, probes, shapes, statistics
 from models.layers.branches import Branch, originals
+from models.submodel import Moments
 from tests.support.federation import Member, digits, federate
 
-NET = network("preresnet", (1, 4, 4), 3, (8.0,), (5.0,))
+NET = network("preresnet", (1, 4, 4), 3, Moments((8.0,), (5.0,)))
 METHOD = method("dynamicfl")
 
 
@@ -172,7 +173,7 @@ def test_the_first_round_begins_at_the_bottom_and_the_next_with_the_highest_scor
 
 
 def test_a_network_with_attention_keeps_its_plan():
-    net = network("vit-micro", (1, 4, 4), 3, (8.0,), (5.0,))
+    net = network("vit-micro", (1, 4, 4), 3, Moments((8.0,), (5.0,)))
     menu, state = begun(net)
     _, first = trained(state, menu[1])
     turned = {name: np.full_like(value, index) for index, (name, value) in enumerate(first.items())}
@@ -234,7 +235,7 @@ def test_how_branches_start_changes_nothing_but_rounding(model):
     found = []
     for init in ("normal", "zeros"):
         menu, state = begun(
-            network(model, (1, 4, 4), 3, (8.0,), (5.0,)), init=init, steps=3, branches=2
+            network(model, (1, 4, 4), 3, Moments((8.0,), (5.0,))), init=init, steps=3, branches=2
         )
         found.append(trained(state, menu[1])[0])
     for name, value in found[0].items():
@@ -243,7 +244,7 @@ def test_how_branches_start_changes_nothing_but_rounding(model):
 
 def test_low_rank_branches_train_a_network_of_linear_layers():
     menu, state = begun(
-        network("mlp", (1, 4, 4), 3, (8.0,), (5.0,)), linear="low-rank", rank=2, branches=2
+        network("mlp", (1, 4, 4), 3, Moments((8.0,), (5.0,))), linear="low-rank", rank=2, branches=2
     )
     tensors, memory = trained(state, menu[1])
     assert set(counted(memory).values()) == {2}

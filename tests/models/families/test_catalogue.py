@@ -20,7 +20,7 @@ from models.families.catalogue import (
     network,
     shapes,
 )
-from models.submodel import Submodel, kept
+from models.submodel import Moments, Submodel, kept
 
 
 def test_presets_by_name():
@@ -53,7 +53,7 @@ def test_unknown_models_list_the_known(name):
 )
 def test_networks_that_cannot_be(inputs, outputs, mean, std, message):
     with pytest.raises(ValueError, match=message):
-        network("preresnet", inputs, outputs, mean, std)
+        network("preresnet", inputs, outputs, Moments(mean, std))
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,13 @@ def test_raw_units_that_cannot_be(target, shift, scale, message):
             "preresnet",
             (1, 8, 8),
             1 if target == "value" else 10,
+            Moments(shift=shift, scale=scale),
             target=target,
-            shift=shift,
-            scale=scale,
         )
 
 
 def test_a_network_of_values_keeps_their_units():
-    made = network("preresnet", (1, 8, 8), 1, target="value", shift=(20,), scale=(5,))
+    made = network("preresnet", (1, 8, 8), 1, Moments(shift=(20,), scale=(5,)), target="value")
     assert (made.objective, made.shift, made.scale) == ("value", (20.0,), (5.0,))
 
 

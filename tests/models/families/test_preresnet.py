@@ -22,6 +22,7 @@ from models.families.catalogue import (
 )
 from models.layers.basic import Scaler, Standardise
 from models.layers.batch_norm import norms
+from models.submodel import Moments
 from tests.support.counts import published
 
 CIFAR, DIGITS = (3, 32, 32), (1, 8, 8)
@@ -121,7 +122,7 @@ def test_raw_input():
     """The network standardises raw input itself, uint8 or float, by constants that are no part of
     its state.
     """
-    net = build(full(network("preresnet", (3, 4, 4), 10, (1, 2, 3), (2, 4, 8)))).eval()
+    net = build(full(network("preresnet", (3, 4, 4), 10, Moments((1, 2, 3), (2, 4, 8))))).eval()
     x = torch.tensor([3, 6, 11], dtype=torch.uint8).reshape(1, 3, 1, 1).expand(2, 3, 4, 4)
     assert torch.equal(net.standardise(x), torch.ones(2, 3, 4, 4))
     assert torch.equal(net(x), net(x.float()))

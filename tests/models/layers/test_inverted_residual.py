@@ -12,7 +12,7 @@ from torch import nn
 
 from models.families.catalogue import address, build, full, labelled, menu, network, shapes
 from models.layers.basic import Scaler, scale
-from models.layers.inverted_residual import Block, Drop, Section, Squeeze, Style, renamed
+from models.layers.inverted_residual import Block, Drop, Place, Section, Squeeze, Style, renamed
 
 DIGITS = (1, 8, 8)
 STYLE = Style(nn.ReLU6)
@@ -21,7 +21,7 @@ STYLE = Style(nn.ReLU6)
 def block(
     section: Section, inputs: int, stride: int = 1, width: float = 1.0, *, steps: bool = False
 ) -> Block:
-    return Block(section, inputs, stride, width, STYLE, 0.0, steps=steps).eval()
+    return Block(section, Place(inputs, stride), width, STYLE, steps=steps).eval()
 
 
 def test_a_block_adds_its_input_only_where_nothing_changes():
