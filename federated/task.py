@@ -17,6 +17,7 @@ from federated.wire.fields import Text, Word
 from models.submodel import Submodel, Target
 
 __all__ = [
+    "CODECS",
     "HEARTBEAT",
     "LABELS",
     "LONGEST",
@@ -38,6 +39,7 @@ __all__ = [
 HEARTBEAT, QUICKEST = 15.0, 3.0
 
 LABELS = 16  # words that an owner may label a device with
+CODECS = 32  # that a device may name
 
 # seconds: no machine's step is beyond them, and what is predicted from one would leave what floats
 # can hold
@@ -130,6 +132,7 @@ class Task:
     device kept then is what it goes on with. lease: seconds after which the coordinator asks
     another agent, unless heartbeats show that something goes on; 0: it never does. slot: the topic
     level that the weights are published under (`topics.model`).
+    codec: by which the tensors of the update are encoded (`federated.wire.codecs`).
     """
 
     run: str
@@ -146,6 +149,7 @@ class Task:
     since: int = 0
     lease: float = 0.0
     slot: str = "0"
+    codec: Word = "raw"
 
     @property
     def key(self) -> Key:
@@ -248,6 +252,7 @@ class Profile:
     runtime: name and version of what trains. survey: what a method's survey hook found, at most
         the `survey_limit` of the run's card (`federated.wire.messages`). labels: what its owner
         calls it (`--label eu`).
+    codecs: the names of those that it can encode updates by.
     """
 
     agent: str
@@ -263,6 +268,7 @@ class Profile:
     survey: Mapping[str, Any] = field(default_factory=dict)
     board: Board = field(default_factory=Board)
     labels: Annotated[tuple[Word, ...], Meta(max_length=LABELS)] = ()
+    codecs: Annotated[tuple[Word, ...], Meta(max_length=CODECS)] = ("raw",)
 
 
 def beats(lease: float) -> float:

@@ -11,6 +11,7 @@ import pytest
 from federated.engine.robust.catalogue import RULES
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
+from federated.wire.codecs.catalogue import CODECS
 
 ROOT = Path(__file__).parent.parent
 SETTING = re.compile(r"`(\w+ = [^`]+)`")
@@ -74,3 +75,16 @@ def rule_rows() -> list[str]:
 def test_the_table_of_robust_rules_is_the_catalogue() -> None:
     table = (ROOT / "SECURITY.md").read_text().split("\n| `robust.rule` |")[1].split("\n\n")[0]
     assert table.splitlines()[2:] == rule_rows()
+
+
+def codec_rows() -> list[str]:
+    """The rows of the table of codecs in docs/operations.md, as the catalogue has them."""
+    return [
+        f"| `{name}` | {one.help} | {one.size(10**6):,} |" for name, one in sorted(CODECS.items())
+    ]
+
+
+def test_the_table_of_codecs_is_the_catalogue() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    table = page.split("\n| `wire.codec` |")[1].split("\n\n")[0]
+    assert table.splitlines()[2:] == codec_rows()

@@ -47,6 +47,8 @@ from federated.training import device_memory
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.address import parse_address
 from federated.wire.chunks import Receiver, Sender
+from federated.wire.codecs.catalogue import CODECS
+from federated.wire.codecs.raw import RAW
 from federated.wire.enrolment_token import ENROL, parse_token
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from federated.wire.partial import Partial
@@ -245,7 +247,10 @@ def file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]
 def update(path: Path) -> object:
     if not path.stat().st_size:
         return None  # no transfer is empty
-    return reader.read(path)
+    for codec in CODECS.values():
+        with contextlib.suppress(WireError):
+            reader.read(path, codec)
+    return reader.read(path, RAW)
 
 
 reader = Inbox.__new__(Inbox)  # `read` needs nothing of one

@@ -20,6 +20,7 @@ from coordinator.round.round import Round, put
 from coordinator.round.step import HANDLERS
 from coordinator.store.journal import Journal
 from federated.task import Key
+from federated.wire.codecs.raw import RAW
 
 __all__ = ["DEFECTS", "Defect"]
 
@@ -114,7 +115,7 @@ def newest(self: Journal, checkpoint: str) -> Any:
 
 def unlooked(self: Driver, key: Any) -> Any:
     """An update is read from the spool without a look at its digest."""
-    return self._updates.pop(key, None) or self.inbox.read(self.inbox.path(key))
+    return self._updates.pop(key, None) or self.inbox.read(self.inbox.path(key), RAW)
 
 
 INBOX, TAKE = Inbox.__init__, Driver._take

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.offers import Bounds, Offer, affordable, bounds, offers, quick
 from coordinator.assign.standing import Standing
-from coordinator.settings.tables import Assign
+from coordinator.settings.config import Config
 from federated.runtime.units import human_seconds, megabytes
 from federated.task import Profile, Recipe
+from federated.wire.codecs.catalogue import codec
 from models.submodel import Submodel
 
 __all__ = [
@@ -62,41 +63,31 @@ def decide(
     menu: Sequence[Submodel],
     recipe: Recipe,
     candidates: Sequence[Candidate],
-    settings: Assign,
-    deadline: float,
+    config: Config,
     choose: Choice,
 ) -> list[Verdict]:
     """A verdict for each candidate, in their order; whoever has a submodel counts as asked.
-    deadline: seconds of a round, 0: none.
+
+    config: of the run, with what bounds a round and how updates travel.
     """
-    made = [tuple(offers(c.profile, menu, recipe, settings.memory, c.standing)) for c in candidates]
+    settings, sent = config.assign, codec(config.wire.codec)
+
+    def offered(candidate: Candidate, standing: Standing) -> tuple[Offer, ...]:
+        return tuple(offers(candidate.profile, menu, recipe, settings.memory, standing, sent))
+
+    made = [offered(c, c.standing) for c in candidates]
+    # by its latest speed, one slow round of the quickest agent would move all the others up
     pacing = [
-        calm(c, menu_of, menu, recipe, settings.memory)
+        menu_of
+        if c.standing.step == c.standing.usual
+        else offered(c, replace(c.standing, step=c.standing.usual))
         for c, menu_of in zip(candidates, made, strict=True)
     ]
-    allowed = bounds(pacing, recipe, settings.slack, deadline)
+    allowed = bounds(pacing, recipe, settings.slack, config.fleet.deadline)
     return [
         verdict(index, c, menu_of, allowed, settings.memory, choose)
         for index, (c, menu_of) in enumerate(zip(candidates, made, strict=True))
     ]
-
-
-def calm(
-    candidate: Candidate,
-    made: Sequence[Offer],
-    menu: Sequence[Submodel],
-    recipe: Recipe,
-    share: float,
-) -> Sequence[Offer]:
-    """A candidate's offers at its usual speed: by its latest, one slow round of the quickest agent
-    would move all the others up.
-    """
-    standing = replace(candidate.standing, step=candidate.standing.usual)
-    return (
-        made
-        if standing == candidate.standing
-        else offers(candidate.profile, menu, recipe, share, standing)
-    )
 
 
 def verdict(

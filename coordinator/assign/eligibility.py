@@ -31,7 +31,11 @@ class Eligibility:
         """Why a device cannot take part; empty where it can."""
         if self.network is None:
             return ""
-        why = misfit(profile.data, self.network) or unable(profile, self.method)
+        why = (
+            misfit(profile.data, self.network)
+            or unable(profile, self.method)
+            or lacking(profile, self.config.wire.codec)
+        )
         if not why and self.config.data.name == AGENTS:
             why = strange(profile.data, self.network)
         return brief(why)
@@ -52,4 +56,14 @@ def unable(profile: Profile, method: Method) -> str:
     return (
         f"method {method.name} trains with PyTorch alone, and this device has {profile.runtime}: "
         "pip install 'espalier[train]'"
+    )
+
+
+def lacking(profile: Profile, codec: str) -> str:
+    """Why a device cannot encode updates by a codec; empty if it can."""
+    if codec in profile.codecs:
+        return ""
+    return (
+        f"this run's updates are encoded by the codec '{codec}', and this device has "
+        f"{', '.join(profile.codecs) or 'none'}: install the version or package that has it"
     )

@@ -17,7 +17,9 @@ from coordinator.assign.standing import Setback, Standing, active
 from federated.device.prediction import step_seconds
 from federated.errors import ConfigError, Unknown
 from federated.task import Profile, Recipe
-from models.cost import cost
+from federated.wire.codecs.codec import Codec
+from federated.wire.codecs.raw import RAW
+from models.cost import Cost, cost
 from models.submodel import Submodel
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "pinned",
     "planned",
     "quick",
+    "traffic",
 ]
 
 # share of a bound by which something must be better to be worth a move: measurements are noisy
@@ -75,9 +78,10 @@ def offers(
     recipe: Recipe,
     share: float,
     standing: Standing | None = None,
+    codec: Codec = RAW,
 ) -> list[Offer]:
     """What each submodel of the menu would cost this agent in a round; `share` of its memory may be
-    filled. standing: what rounds have shown.
+    filled. standing: what rounds have shown. codec: of its update.
     """
     known = standing or Standing()
     steps = planned(recipe, profile.data.examples)
@@ -85,7 +89,7 @@ def offers(
     made = []
     for submodel in menu:
         what = cost(submodel, recipe.batch)
-        transfer = 2 * what.bytes / rate if rate > 0 else 0.0
+        transfer = traffic(what, codec) / rate if rate > 0 else 0.0
         step = known.step * step_seconds(profile.timings, submodel.unowned, recipe.batch)
         memory = math.ceil(known.memory * what.memory)
         made.append(
@@ -98,6 +102,11 @@ def offers(
             )
         )
     return [replace(one, barred=bar) if (bar := barring(one, made, known)) else one for one in made]
+
+
+def traffic(what: Cost, codec: Codec) -> int:
+    """Bytes that a training moves: weights down as they are, and the update up by a codec."""
+    return what.bytes + codec.size(what.bytes // 4)
 
 
 def barring(one: Offer, menu: Sequence[Offer], standing: Standing) -> str:

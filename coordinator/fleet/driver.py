@@ -25,6 +25,7 @@ from coordinator.trust.acceptance import check_match
 from federated.errors import Malformed, Refused, StoreError, WireError
 from federated.task import Key, Task, Update, Work
 from federated.wire import messages
+from federated.wire.codecs.catalogue import codec
 from federated.wire.messages import JOINING
 
 __all__ = ["Driver"]
@@ -238,7 +239,7 @@ class Driver:
         try:
             if digest_of(path) != self.round.tasks[key].digest:
                 raise Malformed(f"{path} is not what was accepted")
-            return self.inbox.read(path)
+            return self.inbox.read(path, codec(self.round.tasks[key].task.codec))
         except (OSError, ValueError, WireError) as error:
             what = f"the update of {key.agent} in round {key.round}, which was accepted"
             raise StoreError(f"{what}, cannot be read: {error}; {REMEDY}") from error
@@ -247,7 +248,7 @@ class Driver:
         """The update in a file, decoded once and checked once. elapsed: seconds since it was asked
         for. Raises WireError.
         """
-        update = self.inbox.read(path)
+        update = self.inbox.read(path, codec(task.codec))
         check_match(task, update)
         self._collectors[task.work].check(task, update, elapsed)
         self._updates[task.key] = update

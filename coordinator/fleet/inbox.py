@@ -13,15 +13,15 @@ import mmap
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from federated.errors import Malformed, Refused
+from federated.errors import Refused
 from federated.runtime import files
 from federated.task import Key, Update
-from federated.wire import messages, tensors
+from federated.wire import messages
+from federated.wire.codecs import update_file
+from federated.wire.codecs.codec import Codec
 from federated.wire.partial import HAVE, PART, Partial
 
 __all__ = ["Inbox"]
@@ -264,16 +264,13 @@ class Inbox:
                 transfer.begin(now)
         return slow
 
-    def read(self, path: Path) -> Update:
-        """The update in a file, its tensors as views of the mapped file. Raises Malformed."""
+    def read(self, path: Path, codec: Codec) -> Update:
+        """The update in a file; by the codec raw, its tensors are views of the mapped file. Raises
+        WireError.
+        """
         with path.open("rb") as file:
-            meta, values = tensors.decode(
-                memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            )
-        try:
-            return replace(msgspec.convert(meta, Update), tensors=values)
-        except msgspec.ValidationError as error:
-            raise Malformed(f"header of an update: {error}") from error
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return update_file.decode(memoryview(mapped), codec)
 
     def _make(self, folder: Path) -> None:
         """A folder that is there after a power cut too. Raises OSError."""

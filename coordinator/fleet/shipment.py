@@ -19,6 +19,7 @@ from coordinator.trust.acceptance import expected
 from federated.method import Method, State
 from federated.task import Recipe, Task, Update, Work
 from federated.wire import tensors
+from federated.wire.codecs.raw import RAW
 from models.slicing import Plan
 from models.submodel import Submodel
 
@@ -156,6 +157,7 @@ class Shipment:
             recipe,
             deadline,
             slot=sent.slot,
+            codec=fleet.run.codec if self.work == "train" else RAW.name,
         )
 
     def publish(self, submodel: Submodel) -> Published:
@@ -180,6 +182,6 @@ class Shipment:
     @staticmethod
     def limit(task: Task) -> int:
         """Largest acceptable encoding of an update to this task, bytes: no device sends more than
-        it received, but for the header.
+        it received, but for the header: no codec makes tensors larger.
         """
         return task.size + HEADER

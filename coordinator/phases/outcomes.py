@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from coordinator.assign.decisions import Verdict
+from coordinator.assign.offers import traffic
 from coordinator.assign.standing import Observed, Standing, failed, in_time, late, learned
 from coordinator.observe.records import Entry
 from coordinator.round.task_state import TaskState
 from federated.device.prediction import step_seconds
 from federated.task import Profile, Update
+from federated.wire.codecs.catalogue import codec
 from models.cost import cost
 
 __all__ = ["describe_fold", "describe_miss", "learn_from_miss", "learn_from_update"]
@@ -66,7 +68,7 @@ def learn_from_update(
             step_seconds(profile.timings, submodel, batch),
             what.memory,
             state.seconds,
-            2 * what.bytes,
+            traffic(what, codec(state.task.codec)),
             update.steps,
             read_number(update.notes, "step"),
             read_number(update.notes, "seconds"),

@@ -48,9 +48,7 @@ def judge_agents(
         )
 
     recipe = run.method.recipe(state, run.menu[-1])
-    made = decisions.decide(
-        run.menu, recipe, candidates, run.config.assign, run.config.fleet.deadline, choose
-    )
+    made = decisions.decide(run.menu, recipe, candidates, run.config, choose)
     for verdict in made:
         if verdict.submodel is None:
             name = verdict.decision.agent

@@ -121,6 +121,7 @@ def assemble_fleet(
         calibration=choose_probes(known, method, config.settings),
         batch=config.settings["batch"],
         session=secrets.token_hex(8),
+        codec=config.wire.codec,
     )
     card = complete_card(card, method, config.settings)
     intake = Intake(

@@ -302,6 +302,13 @@ class Wire(Record, frozen=True):
         Meta(ge=0, le=2**24, description="Bytes per chunk; 0: as many as the broker accepts."),
     ] = 0
     slots: Annotated[Positive, Meta(description="Updates that are received at a time.")] = 8
+    codec: Annotated[
+        str,
+        Meta(
+            description="How devices encode their updates: raw, fp16, or the name of a codec in a "
+            "package that is installed here and on the devices."
+        ),
+    ] = "raw"
 
 
 class Observe(Record, frozen=True):

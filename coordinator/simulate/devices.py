@@ -32,6 +32,7 @@ from federated.device.spool import Spool
 from federated.device.trainer import Outcome
 from federated.task import Card, Profile, Task, Timing
 from federated.wire import envelope, messages, topics
+from federated.wire.codecs.catalogue import installed
 from federated.wire.link import CHUNK
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.cost import cost
@@ -211,6 +212,7 @@ class Devices:
             data,
             timings,
             survey,
+            codecs=tuple(installed()),
         )
 
 

@@ -155,8 +155,7 @@ def judged(
         menu,
         method.recipe(state, menu[-1]),
         candidates,
-        config.assign,
-        config.fleet.deadline,
+        config,
         choice,
     )
     out = [

@@ -16,8 +16,10 @@ import msgspec
 
 from edge_agent.join.agent import find_run
 from edge_agent.join.worker import Job, Worker
-from federated.task import Card, Profile, Task, Work
+from federated.task import Card, Profile, Task, Update, Work
 from federated.wire import messages, tensors
+from federated.wire.codecs import update_file
+from federated.wire.codecs.catalogue import codec
 from federated.wire.links.catalogue import open_link
 
 __all__ = ["rehearse"]
@@ -125,27 +127,28 @@ def _updates(worker: Worker, job: Job, run: messages.Run) -> dict[str, dict[str,
     with tempfile.TemporaryDirectory(prefix="espalier-") as folder:
         for work in works:
             task = Task(run.run, 1, 1, job.name, work, submodel, "r0", "0" * 64, 0, recipe, 600.0)
-            header, values, size = _perform(
-                worker, task, sent if work == "train" else plain, Path(folder)
-            )
+            if work == "train":
+                task = replace(task, codec=run.codec)
+            update, size = _perform(worker, task, sent if work == "train" else plain, Path(folder))
             found[work] = {
-                "header": header,
-                "tensors": {name: list(value.shape) for name, value in values.items()},
+                "header": msgspec.to_builtins(replace(update, tensors={})),
+                "tensors": {name: list(value.shape) for name, value in update.tensors.items()},
+                "codec": task.codec,
                 "bytes": size,
             }
             if work == "calibrate":
-                plain |= values
+                plain |= update.tensors
     return found
 
 
 def _perform(
     worker: Worker, task: Task, weights: Mapping[str, Any], folder: Path
-) -> tuple[dict[str, Any], dict[str, Any], int]:
+) -> tuple[Update, int]:
+    """The update of a task, and the bytes that it takes as it would be sent."""
     sent, result = folder / "weights", folder / f"{task.work}.update"
     sent.write_bytes(tensors.encode({}, weights))
     worker.rehearse(msgspec.to_builtins(task), sent, result)
-    header, values = tensors.decode(result.read_bytes())
-    return header, values, result.stat().st_size
+    return update_file.decode(result.read_bytes(), codec(task.codec)), result.stat().st_size
 
 
 def _readable(leaving: Mapping[str, Any]) -> str:
@@ -153,7 +156,10 @@ def _readable(leaving: Mapping[str, Any]) -> str:
     for what, value in leaving.items():
         lines.append(f"\n{what} ({WHEN[what]}):")
         if "tensors" in value:
-            lines += [f"  {value['bytes']} bytes; header {json.dumps(value['header'])}"]
+            lines += [
+                f"  {value['bytes']} bytes by the codec {value['codec']}; "
+                f"header {json.dumps(value['header'])}"
+            ]
             lines += [
                 f"  {name} {'x'.join(map(str, shape))}" for name, shape in value["tensors"].items()
             ]

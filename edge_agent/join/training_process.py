@@ -26,8 +26,9 @@ from edge_agent.join.effort import Gauge
 from edge_agent.join.worker import Channel, Job
 from federated.errors import ConfigError, EspalierError, MissingExtra, Refused, UsageError
 from federated.runtime import files
-from federated.task import Card, Task
+from federated.task import CODECS, Card, Task
 from federated.wire import messages
+from federated.wire.codecs.catalogue import installed
 
 __all__ = ["check_allowed", "main", "serve"]
 
@@ -139,13 +140,20 @@ def _measure(job: Job, data: Any, message: dict[str, Any]) -> dict[str, Any]:
         "timings": [asdict(timing) for timing in found.timings],
         "survey": found.survey,
     }
-    return {**asdict(found.seen), **rest, "labels": job.labels}
+    return {**asdict(found.seen), **rest, **own(job)}
 
 
 def _look(job: Job) -> dict[str, Any]:
     from edge_agent.device.profile import look
 
-    return {**asdict(look(job.limits, job.device)), "labels": job.labels}
+    return {**asdict(look(job.limits, job.device)), **own(job)}
+
+
+def own(job: Job) -> dict[str, Any]:
+    """What a profile has of the installation and of its owner. No more codecs than a profile may
+    name.
+    """
+    return {"labels": job.labels, "codecs": tuple(installed())[:CODECS]}
 
 
 def _calibrate(job: Job, data: Any, order: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,9 @@ from federated.training.loop import (
     shuffled,
 )
 from federated.training.variates import kept_name
-from federated.wire import tensors as codec
+from federated.wire import tensors as blobs
+from federated.wire.codecs import update_file
+from federated.wire.codecs.catalogue import codec
 from federated.wire.messages import Run
 from models.families.catalogue import build, shapes, statistics
 from models.layers.batch_norm import calibrate as measure
@@ -195,18 +196,17 @@ def errand(
     device's memory beside it. Return the loss, NaN if there is none.
 
     effort: asked at the end for notes on what a training took; they are added to its own.
+    Raises Unknown for a codec that is not installed.
     """
     kept = result.parent / device_memory.FOLDER
     known = device_memory.read(kept, task.since, variates(task))
-    received = codec.decode(weights.read_bytes())[1]
+    received = blobs.decode(weights.read_bytes())[1]
     update, remembered = perform(task, received, data, known, execution)
     if remembered:
         device_memory.write(kept, task.round, remembered, since=task.since)
     if task.work == "train":
         update = replace(update, notes={**update.notes, **effort()})
-    result.write_bytes(
-        codec.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors)
-    )
+    result.write_bytes(update_file.encode(update, codec(task.codec)))
     return float(update.notes.get("loss", math.nan))
 
 

@@ -115,6 +115,7 @@ class Run:
     tasks of before.
     calibration: submodels to time at `batch` examples; data: what a device's data must look like.
     settings, menu: of the method, where it surveys the devices that join; empty otherwise.
+    codec: by which the tensors of trained updates are encoded.
     """
 
     run: Name
@@ -127,6 +128,7 @@ class Run:
     data: Card | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     menu: tuple[Submodel, ...] = ()
+    codec: Word = "raw"
 
     @property
     def survey_limit(self) -> int:

@@ -8,12 +8,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
-import msgspec
 import torch
 
 from coordinator.fleet.fleet import Fleet
@@ -32,7 +31,9 @@ from federated.device.spool import Spool
 from federated.device.torch_tasks import Execution, errand, surveyed
 from federated.device.trainer import Outcome
 from federated.task import Profile, Task, Timing, Update
-from federated.wire import envelope, messages, tensors, topics
+from federated.wire import envelope, messages, topics
+from federated.wire.codecs import update_file
+from federated.wire.codecs.catalogue import CODECS, codec
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
@@ -67,11 +68,8 @@ class Here:
         try:
             with ALONE:
                 loss = errand(task, weights, result, self.data, Execution(stop=self.stop))
-            meta, values = tensors.decode(result.read_bytes())
-            update = self.change(replace(msgspec.convert(meta, Update), tensors=values))
-            result.write_bytes(
-                tensors.encode(msgspec.to_builtins(replace(update, tensors={})), update.tensors)
-            )
+            update = self.change(update_file.decode(result.read_bytes(), codec(task.codec)))
+            result.write_bytes(update_file.encode(update, codec(task.codec)))
         except Exception as error:  # whatever goes wrong in training is a failure of the task
             logging.getLogger(__name__).info("failed", exc_info=error)
             self.outcome = Outcome(task, None, str(error))
@@ -89,7 +87,7 @@ class Here:
 @dataclass
 class Member:
     """An agent in a thread. speed: seconds of each step that it claims to have timed; memory: bytes
-    that it claims; pause: why it does not work.
+    that it claims; pause: why it does not work. codecs: that it says it has.
     """
 
     name: str
@@ -98,6 +96,7 @@ class Member:
     memory: int = 10**9
     change: Callable[[Update], Update] = lambda update: update
     pause: Callable[[], str] = lambda: ""
+    codecs: tuple[str, ...] = tuple(CODECS)
     participant: Participant | None = None
     error: BaseException | None = None
     # its coordinator is gone, and so may the test's process be at any moment
@@ -119,6 +118,7 @@ class Member:
             chunk=262_144,
             data=self.data.card(),
             timings=timings,
+            codecs=self.codecs,
             **facts,
         )
 

@@ -17,7 +17,8 @@ from coordinator.assign.decisions import (
 )
 from coordinator.assign.offers import MARGIN, offers
 from coordinator.assign.standing import Standing, failed, late
-from coordinator.settings.tables import Assign
+from coordinator.settings.config import Config
+from coordinator.settings.tables import Assign, Fleet
 from federated.task import Profile, Recipe, Timing
 from models.cost import cost
 from models.submodel import Submodel
@@ -41,8 +42,12 @@ def largest(index: int, candidate: Candidate, can: Sequence[Submodel]) -> Submod
     return can[-1]
 
 
+def configured(slack: float = 1.0, deadline: float = 0.0) -> Config:
+    return Config(assign=Assign(slack=slack), fleet=Fleet(deadline=deadline))
+
+
 def judged(*candidates: Candidate, deadline: float = 0, slack: float = 1.0) -> list[Verdict]:
-    return decide(MENU, RECIPE, candidates, Assign(slack=slack), deadline, largest)
+    return decide(MENU, RECIPE, candidates, configured(slack, deadline), largest)
 
 
 def reason(*candidates: Candidate, deadline: float = 0, slack: float = 1.0) -> str:
@@ -71,9 +76,7 @@ def test_the_pace_and_the_deadline() -> None:
     )
     assert reason(slow, QUICK) == f"the largest that keeps the pace: {told}"
     assert reason(slow, deadline=10.0) == f"the largest that ends before the deadline: {told}"
-    steps = decide(MENU, Recipe(batch=32), [slow, QUICK], Assign(slack=1.0), 0, largest)[
-        0
-    ].decision.reason
+    steps = decide(MENU, Recipe(batch=32), [slow, QUICK], configured(), largest)[0].decision.reason
     assert steps.startswith(
         f"the largest that keeps the pace: {human_seconds(fits.step)} a step of 1 s allowed; "
     )
@@ -140,7 +143,7 @@ def test_a_little_too_slow_is_kept() -> None:
 def test_pins_and_methods_are_named() -> None:
     pinned = Candidate("pinned", device("pinned", 0.01), Standing(step=5.0), pinned=MENU[-1])
     assert judged(pinned)[0].decision.reason == "pinned by assign.submodels"
-    own = decide(MENU, RECIPE, [QUICK], Assign(), 0, lambda index, candidate, can: can[0])[
+    own = decide(MENU, RECIPE, [QUICK], configured(1.15), lambda index, candidate, can: can[0])[
         0
     ].decision
     assert own.reason == f"the method's choice of 9 that it can afford; the largest is {NAMES[-1]}"

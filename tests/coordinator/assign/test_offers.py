@@ -13,6 +13,8 @@ from coordinator.assign.standing import Setback, Standing
 from federated.device.prediction import step_seconds
 from federated.errors import ConfigError
 from federated.task import Card, Profile, Recipe, Timing
+from federated.wire.codecs.fp16 import FP16
+from federated.wire.codecs.raw import RAW
 from models.cost import cost
 from models.families.catalogue import menu, network
 from models.submodel import Submodel
@@ -53,6 +55,14 @@ def test_a_round_is_its_steps_and_its_transfers() -> None:
     offer = offers(profile(uplink=1e6), [TIMED[0]], RECIPE, 0.6)[0]
     assert offer.step == law(TIMED[0])
     assert offer.seconds == pytest.approx(2 * 10 * law(TIMED[0]) + 2 * cost(TIMED[0]).bytes / 1e6)
+
+
+def test_a_codec_shortens_the_upload_alone() -> None:
+    """Four bytes of each weight down and two up, at 1 MB/s."""
+    raw, half = (
+        offers(profile(uplink=1e6), [TIMED[0]], RECIPE, 0.6, codec=one)[0] for one in (RAW, FP16)
+    )
+    assert raw.seconds - half.seconds == pytest.approx(2 * cost(TIMED[0]).parameters / 1e6)
 
 
 def test_slower_devices_get_smaller_submodels() -> None:

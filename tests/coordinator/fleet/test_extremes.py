@@ -35,7 +35,6 @@ from coordinator.phases.outcomes import describe_fold, learn_from_update
 from coordinator.round.round import Round, TaskState
 from coordinator.round.round_events import ProfileCame, RoundEvent
 from coordinator.settings.config import Config, load
-from coordinator.settings.tables import Assign
 from coordinator.store.journal import Base, pack, unpack
 from coordinator.store.store import Store
 from coordinator.trust.acceptance import check_match, check_profile, check_training, expected
@@ -47,6 +46,7 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import LONGEST, Profile, Recipe, Task, Update
 from federated.wire import envelope, tensors
+from federated.wire.codecs.raw import RAW
 from models.families.catalogue import initial, menu, network, statistics
 from models.submodel import Moments
 from tests.support.clerk import CARD, DATA, SMALL
@@ -176,7 +176,7 @@ def through(meta: dict[str, Any], values: dict[str, np.ndarray], folder: Path) -
     """An update as the coordinator reads it. Raises WireError."""
     path = folder / "update"
     path.write_bytes(tensors.encode(meta, values))
-    return Inbox(folder / "spool", 8).read(path)
+    return Inbox(folder / "spool", 8).read(path, RAW)
 
 
 def meta_of(task: Task, **changed: Any) -> dict[str, Any]:
@@ -192,8 +192,7 @@ def judged(profile: Profile, standing: Standing) -> Any:
         MENU,
         recipe,
         [Candidate("a", profile, standing)],
-        Assign(),
-        0.0,
+        Config(),
         lambda index, candidate, can: can[-1],
     )[0]
 

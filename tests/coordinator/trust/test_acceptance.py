@@ -28,6 +28,7 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import Recipe, Task, Update
 from federated.wire import tensors
+from federated.wire.codecs.raw import RAW
 from models.families.catalogue import initial, menu, network, statistics
 
 NETWORK = network("preresnet", (1, 8, 8), 10)
@@ -206,7 +207,7 @@ def test_statistics_are_means_and_variances_of_batches_that_can_be() -> None:
 def read(folder: Path, data: bytes) -> Update:
     path = folder / "update"
     path.write_bytes(data)
-    return Inbox(folder / "spool", 1).read(path)
+    return Inbox(folder / "spool", 1).read(path, RAW)
 
 
 def blob(header: Any, body: bytes = b"") -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,15 @@ def broker(tmp_path: Path) -> Iterator[str]:
         yield started.address
 
 
-def shown(broker: str, name: str, **given: Any) -> dict[str, Any]:
-    """What a device would send in a run by a method, announced at a broker."""
+def shown(broker: str, name: str, codec: str = "raw", **given: Any) -> dict[str, Any]:
+    """What a device would send in a run by a method and a codec, announced at a broker."""
     chosen, card = method(name), catalogue.central("digits").card()
     net = network("preresnet", card.inputs, card.outputs, card)
     settings = configure(chosen, {"steps": 1, **given}, rounds=2)
     run = complete_card(
-        messages.Run("r", name, "preresnet", net, choose_probes(net, chosen, settings), 8, "s"),
+        messages.Run(
+            "r", name, "preresnet", net, choose_probes(net, chosen, settings), 8, "s", codec=codec
+        ),
         chosen,
         settings,
     )
@@ -77,3 +80,18 @@ def test_tensors_of_the_method_are_shown_and_no_statistics_where_they_travel_wit
 
 def test_networks_with_more_than_their_plain_form_are_rehearsed(broker: str) -> None:
     assert "sections.0.0.step" in shown(broker, "nefl-wd")["train"]["tensors"]
+
+
+def test_the_bytes_shown_are_those_by_the_runs_codec(broker: str) -> None:
+    """Half of four per value; statistics and scores go as they are."""
+    raw, half = (
+        shown(broker, "fedavg", codec, widths=(0.25,), norm="static") for codec in ("raw", "fp16")
+    )
+    values = sum(math.prod(shape) for shape in raw["train"]["tensors"].values())
+    assert raw["train"]["bytes"] - half["train"]["bytes"] == pytest.approx(2 * values, rel=0.1)
+    assert {work: half[work]["codec"] for work in ("train", "calibrate", "evaluate")} == {
+        "train": "fp16",
+        "calibrate": "raw",
+        "evaluate": "raw",
+    }
+    assert {"fp16", "raw"} <= set(half["profile"]["codecs"])

@@ -1,0 +1,1 @@
+"""Codecs: how the tensors of a trained update become the arrays that are sent."""

@@ -1,0 +1,128 @@
+"""Codecs: what comes back, what it takes, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from federated.errors import Malformed, Refused, Unknown
+from federated.task import Update
+from federated.wire import tensors
+from federated.wire.codecs import update_file
+from federated.wire.codecs.catalogue import CODECS, codec, installed
+from federated.wire.codecs.codec import Codec
+from models.families.catalogue import full, network
+from tests.support.plugins import install
+
+SUBMODEL = full(network("mlp", (4,), 3))
+ORDINARY = st.floats(-6e4, 6e4, width=32, allow_subnormal=False)
+
+
+def update(**values: object) -> Update:
+    made = {name: np.asarray(value, np.float32) for name, value in values.items()}
+    return Update("r", 1, 1, "a0", "train", SUBMODEL, "r0", 5, 1, made, {"loss": 0.5})
+
+
+@pytest.mark.parametrize("name", CODECS)
+@settings(max_examples=50, deadline=None)
+@given(value=arrays(np.float32, array_shapes(max_dims=3, max_side=5), elements=ORDINARY))
+def test_every_codec_keeps_names_shapes_order_and_dtype(name: str, value: np.ndarray) -> None:
+    sent = update(b=value, a=value.T)
+    found = update_file.decode(update_file.encode(sent, CODECS[name]), CODECS[name])
+    assert list(found.tensors) == ["b", "a"]
+    assert found.tensors["a"].shape == value.T.shape
+    assert {array.dtype for array in found.tensors.values()} == {np.dtype(np.float32)}
+    assert replace(found, tensors={}) == replace(sent, tensors={})
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_every_codec_says_what_it_takes(name: str) -> None:
+    """A tensor of 4096 values: beyond the header's bytes, exactly as many as it says."""
+    empty = len(update_file.encode(update(w=np.zeros(0)), CODECS[name]))
+    full_size = len(update_file.encode(update(w=np.zeros(4096)), CODECS[name]))
+    assert abs(full_size - empty - CODECS[name].size(4096)) <= tensors.ALIGNMENT
+    assert CODECS[name].size(4096) <= 4 * 4096
+    assert CODECS[name].name == name
+
+
+def test_raw_is_the_format_of_tensors_byte_for_byte() -> None:
+    sent = update(w=[[1.0, 2.0]])
+    header, values = tensors.decode(update_file.encode(sent, CODECS["raw"]))
+    assert bytes(update_file.encode(sent, CODECS["raw"])) == bytes(tensors.encode(header, values))
+    assert values["w"].tolist() == [[1.0, 2.0]]
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=arrays(np.float32, 8, elements=st.floats(-65504, 65504, width=32)))
+def test_half_precision_loses_as_much_as_it_states(value: np.ndarray) -> None:
+    found = CODECS["fp16"].decode(CODECS["fp16"].encode({"w": value}))["w"]
+    wide = value.astype(np.float64)
+    assert (np.abs(found - wide) <= np.maximum(2.0**-11 * np.abs(wide), 2.0**-25)).all()
+
+
+def test_half_precision_by_hand() -> None:
+    """Of 1 + 2^-11 the half lies between two neighbours, and the even one is 1; 1e-9 is 0."""
+    found = CODECS["fp16"].decode(CODECS["fp16"].encode(update(w=[1 + 2**-11, 0.5, 1e-9]).tensors))
+    assert found["w"].tolist() == [1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("value", [65520.0, -1e30, np.inf, np.nan])
+def test_half_precision_refuses_what_it_cannot_hold(value: float) -> None:
+    with pytest.raises(Refused, match=r"tensor w: expected values up to 65504.*'raw'"):
+        update_file.encode(update(w=[1.0, value]), CODECS["fp16"])
+
+
+def test_half_precision_refuses_what_it_did_not_encode() -> None:
+    blob = update_file.encode(update(w=[1.0]), CODECS["raw"])
+    with pytest.raises(Malformed, match="tensor w: expected float16, found float32"):
+        update_file.decode(blob, CODECS["fp16"])
+
+
+def test_a_codec_of_another_package_that_breaks_is_the_senders_fault() -> None:
+    broken = Codec("broken", "", lambda t: t, lambda t: {"w": t["absent"]}, lambda n: n)
+    with pytest.raises(Malformed, match="codec broken: KeyError"):
+        update_file.decode(update_file.encode(update(w=[1.0]), broken), broken)
+
+
+TOY = """
+from federated.wire.codecs.codec import Codec
+NEGATED = Codec("negated", "minus", lambda t: {k: -v for k, v in t.items()},
+                lambda t: {k: -v for k, v in t.items()}, lambda count: 4 * count)
+"""
+
+
+@pytest.fixture
+def fresh() -> None:
+    installed.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_an_installed_package_adds_a_codec_and_a_broken_one_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "toy_negated.py").write_text(TOY)
+    points = {"negated": "toy_negated:NEGATED", "broken": "no_such_module:CODEC"}
+    install(tmp_path, "toy-codecs", {"espalier.codecs": points})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert codec("negated").encode({"w": np.ones(1)})["w"].tolist() == [-1.0]
+    assert set(installed()) == {*CODECS, "negated"}
+    assert "codec 'broken' of the package toy-codecs" in caplog.text
+    installed.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_name_from_a_message_imports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "foreign_codec.py").write_text(TOY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(Unknown, match="unknown codec 'foreign_codec:NEGATED'; known: "):
+        codec("foreign_codec:NEGATED")
+    assert "foreign_codec" not in sys.modules
