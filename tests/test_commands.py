@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
         (
             [*COORDINATOR, "start", "--set", "train.lr=fast"],
             3,
-            "setting 'lr' of fedfa: expected a number such as 0.1, found 'fast'",
+            "method fedfa: lr: expected float, got str, found 'fast'",
         ),
         ([*COORDINATOR, "start", "--resume"], 7, "nothing to resume"),
         ([*COORDINATOR, "start", "--listen", "0.0.0.0"], 3, "password"),
