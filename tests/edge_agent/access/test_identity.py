@@ -25,7 +25,7 @@ def test_a_second_agent_of_a_host_gets_a_number_and_gives_it_back(
         "import sys; from edge_agent.access.identity import free_name; print(free_name('host'), "
         "flush=True); sys.stdin.read()"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     other = subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,

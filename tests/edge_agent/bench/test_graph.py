@@ -11,7 +11,7 @@ import pytest
 from edge_agent.bench.graph import Graph, check, counted, drawn, provider_named
 from federated.errors import ExportError, Unknown
 
-KEPT = Path(__file__).parents[1] / "export"
+KEPT = Path(__file__).parents[2] / "export"
 
 
 def made(

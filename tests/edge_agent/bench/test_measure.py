@@ -18,7 +18,7 @@ from edge_agent.bench.report import read
 from edge_agent.cli.main import main
 
 pytestmark = pytest.mark.timed
-KEPT = Path(__file__).parents[1] / "export"
+KEPT = Path(__file__).parents[2] / "export"
 PICTURE, TOY = str(KEPT / "picture.onnx"), str(KEPT / "toy.onnx")
 
 

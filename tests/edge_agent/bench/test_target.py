@@ -13,7 +13,7 @@ from federated.errors import ConfigError, ExportError, Unknown, UsageError
 from models.submodel import Network
 
 torch = pytest.importorskip("torch")
-KEPT = Path(__file__).parents[1] / "export"
+KEPT = Path(__file__).parents[2] / "export"
 TINY = named("preresnet", (1, 8, 8), 10)
 TEXT = named("transformer-small", (8,), 12)
 

@@ -18,7 +18,7 @@ from export.verify import Session, load
 from federated.errors import DataError
 from tests.export.conftest import make_bytes, make_text
 
-GRAPHS = Path(__file__).parents[1] / "export"
+GRAPHS = Path(__file__).parents[2] / "export"
 PICTURE = np.array([[4, 1], [0, 0]], np.uint8)
 
 

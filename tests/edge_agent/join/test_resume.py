@@ -107,7 +107,7 @@ class Stage:
         self.environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONPATH": str(Path(__file__).parents[3]),
         }
         self._processes: list[subprocess.Popen[str]] = []
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -223,7 +223,7 @@ def test_the_defaults_are_the_authors():
             "weighting": "uniform",
             "variant": "code",
         }
-        assert found.items() >= wanted.items()
+        assert {key: found[key] for key in wanted} == wanted
     assert settings["inco-prox"]["mu"] == 0.1
 
 

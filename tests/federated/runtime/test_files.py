@@ -15,7 +15,7 @@ import pytest
 
 from federated.runtime import files
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def names(folder: Path) -> list[str]:

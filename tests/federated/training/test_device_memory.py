@@ -22,7 +22,7 @@ from federated.wire import tensors
 from models.families.catalogue import initial, menu, network, shapes, statistics
 from models.slicing import corners, extract
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NET = network("preresnet", (1, 4, 4), 3)
 SMALL, LARGE = menu(NET, (0.2, 0.5), (1,))
 HEAD = ("linear.weight", "linear.bias")
