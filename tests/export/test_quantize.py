@@ -27,6 +27,7 @@ from models.families.catalogue import FAMILIES, build, full, menu, network  # no
 from models.submodel import Submodel  # noqa: E402
 from tests.models.test_every_family import batch  # noqa: E402
 from tests.support.families import small  # noqa: E402
+from tests.support.int8 import exact_int8  # noqa: E402
 
 STATIC: tuple[Kind, ...] = ("int8-u8s8", "int8-s8s8")
 ATTENTIVE = ("transformer", "vit")
@@ -60,6 +61,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return exported(submodel, net, whole.x, tmp_path_factory.mktemp("digits"))
 
 
+@exact_int8
 @pytest.mark.parametrize("kind", STATIC)
 def test_int8_reads_digits_as_well_and_is_a_third_of_the_size(
     digits: Path, kind: Kind, tmp_path: Path
@@ -100,6 +102,7 @@ def test_raw_examples_meet_their_normalisation_in_float32(digits: Path, tmp_path
     ]
 
 
+@exact_int8
 def test_signed_and_unsigned_activations_give_the_same_answers(
     digits: Path, tmp_path: Path
 ) -> None:
@@ -111,6 +114,7 @@ def test_signed_and_unsigned_activations_give_the_same_answers(
     assert (one.argmax(1) == other.argmax(1)).mean() > 0.99
 
 
+@exact_int8
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_can_be_int8(family: str, tmp_path: Path) -> None:
     """On noise and untrained, with every number drawn: what differs is the rounding of each

@@ -23,6 +23,7 @@ from models.families.catalogue import build, full, network
 from models.submodel import Moments, Submodel
 from tests.models.test_every_family import batch
 from tests.support.families import small
+from tests.support.int8 import exact_int8
 
 ORIGIN = {"run": "r", "round": 1}
 
@@ -43,6 +44,7 @@ def test_half_of_the_examples_calibrate_at_most_and_none_of_them_measures(
     assert found.truth.tolist() == found.x[:, 0].tolist()
 
 
+@exact_int8
 def test_values_are_scored_by_r2_in_raw_units(tmp_path: Path) -> None:
     """The truth is what the network says: R2 is 1. Twice its distance from the mean: 1 - 1/4 of the
     variance.
