@@ -13,7 +13,8 @@ from coordinator.observe.readers.catalogue import READERS, find_readers, publish
 from coordinator.observe.readers.reader import ReaderContext
 from coordinator.run.preparation import prepare
 from coordinator.settings.config import Config, load
-from coordinator.settings.tables import Metrics, Observe
+from coordinator.settings.services import Metrics
+from coordinator.settings.tables import Observe
 from federated.errors import ConfigError, Unknown
 from tests.support.federation import RUN, Member, configured, digits, federate
 from tests.support.plugins import install

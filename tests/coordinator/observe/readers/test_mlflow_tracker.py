@@ -15,7 +15,7 @@ from coordinator.observe.readers.mlflow_tracker import FILE, flat, send, track_b
 from coordinator.observe.readers.reader import ReaderContext
 from coordinator.observe.records import RoundRecord, Score
 from coordinator.settings.config import Config, to_json
-from coordinator.settings.tables import Broker
+from coordinator.settings.services import Broker
 from federated.errors import ConfigError, MissingExtra
 
 
