@@ -105,8 +105,8 @@ def _unpack(archive: Path, folder: Path) -> None:
         if hasattr(tarfile, "data_filter"):
             tar.extractall(unpacked, filter="data")
         else:  # Python before 3.11.4, as Debian 12 and Raspberry Pi OS have it
-            # nosec B202  # these cannot leave the folder
-            tar.extractall(unpacked, members=[member for member in tar if _harmless(member)])  # noqa: S202
+            members = [member for member in tar if _harmless(member)]  # these stay in the folder
+            tar.extractall(unpacked, members=members)  # noqa: S202  # nosec B202
         (unpacked / folder.name if (unpacked / folder.name).is_dir() else unpacked).rename(folder)
 
 
