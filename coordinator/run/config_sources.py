@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinator.settings.config import Config, load, parse_setting
+from coordinator.settings.config import Config, load, load_tables, parse_setting
 
 __all__ = ["ConfigSources"]
 
@@ -31,3 +31,8 @@ class ConfigSources:
         """Read the configuration. base: values that every source overrides. Raises ConfigError."""
         given = [*map(parse_setting, self.settings), *self.flags]
         return load(self.file, self.environment, given, base=base)
+
+    def load_tables(self) -> Config:
+        """The same without a check of the method's settings. Raises ConfigError."""
+        given = [*map(parse_setting, self.settings), *self.flags]
+        return load_tables(self.file, self.environment, given)

@@ -73,12 +73,11 @@ def start_run(
     live: show a table that is redrawn instead of lines.
     Raises UsageError for `or_resume` without a name.
     """
-    config = sources.load()
+    config = sources.load_tables()
     if or_resume and not config.name:
         raise UsageError("--or-resume needs the name of a run: add --name NAME")
     resume = resume or (or_resume and config.name in run_names(runs))
-    if resume:
-        config = resumed(config, sources, runs)
+    config = resumed(config, sources, runs) if resume else sources.load()
     if not config.name:
         config = msgspec.structs.replace(config, name=find_name(config, runs))
     if config.log != Log():

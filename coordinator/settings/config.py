@@ -41,6 +41,7 @@ __all__ = [
     "Config",
     "elsewhere",
     "load",
+    "load_tables",
     "parse_setting",
     "read_tables",
     "table_of",
@@ -127,6 +128,20 @@ def load(
     """The record of `base`, a TOML file, the environment and settings, the later over the earlier,
     with valid settings of its method. Raises ConfigError or UsageError that names the key.
     """
+    config = load_tables(file, environment, settings, base)
+    _ = config.settings  # raises for settings that the method does not take
+    return config
+
+
+def load_tables(
+    file: Path | None,
+    environment: Mapping[str, str],
+    settings: Iterable[tuple[str, Any]],
+    base: Mapping[str, Any] | None = None,
+) -> Config:
+    """The same without a check of the method's settings, which a run that is resumed has by itself.
+    Raises ConfigError that names the key.
+    """
     tree: dict[str, Any] = dict(base or {})
     if file is not None:
         for key, value in _flatten(_read(file)):
@@ -139,9 +154,7 @@ def load(
             _put(tree, key, _value(text), where=name)
     for key, value in settings:
         _put(tree, key, value, where="--set " + key)
-    config = read_tables(tree, f"configuration {file}" if file else "configuration")
-    _ = config.settings  # raises for settings that the method does not take
-    return config
+    return read_tables(tree, f"configuration {file}" if file else "configuration")
 
 
 def read_tables(tree: Mapping[str, Any], where: str = "configuration") -> Config:
