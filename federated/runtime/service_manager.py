@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from sdnotify import SystemdNotifier
+from federated.runtime.notify_socket import NotifySocket
 
 __all__ = ["Manager"]
 
@@ -33,8 +33,8 @@ class Manager:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # without, it would leave a socket open
-        self._notifier = SystemdNotifier() if os.environ.get("NOTIFY_SOCKET") else None
+        address = os.environ.get("NOTIFY_SOCKET")
+        self._socket = NotifySocket(address) if address else None
         self._period = (
             watchdog(os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", ""))
             / PARTS
@@ -57,9 +57,8 @@ class Manager:
         trace: TracebackType | None,
     ) -> None:
         self._send("STOPPING=1")
-        if self._notifier is not None and self._notifier.socket is not None:
-            self._notifier.socket.close()
-            self._notifier = None
+        if self._socket is not None:
+            self._socket.close()
 
     def ready(self, status: str = "") -> None:
         """The command began what it is for; from now on the manager expects to hear that it is
@@ -72,7 +71,7 @@ class Manager:
         """The loop came round. Cheap: pings a few times in the manager's patience; asks for the
         status once a second, and tells another one.
         """
-        if self._notifier is None and self._file is None:
+        if self._socket is None and self._file is None:
             return
         now = self._clock()
         if self._file is not None and now >= self._touch:
@@ -89,8 +88,8 @@ class Manager:
                 self._send(f"STATUS={told}")
 
     def _send(self, state: str) -> None:
-        if self._notifier is not None:
-            self._notifier.notify(state)
+        if self._socket is not None:
+            self._socket.send(state)
 
 
 def watchdog(microseconds: str, pid: str) -> float:
@@ -104,5 +103,5 @@ def watchdog(microseconds: str, pid: str) -> float:
 
 
 def line(text: str) -> str:
-    """One line of plain characters: others would not be sent at all."""
-    return " ".join(text.split()).encode("ascii", "replace").decode()[:LONGEST]
+    """Return the text on one line, since a newline separates the assignments of a message."""
+    return " ".join(text.split())[:LONGEST]
