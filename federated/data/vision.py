@@ -68,6 +68,10 @@ def svhn(root: Path) -> Dataset:
     """73,257 and 26,032 house numbers, uint8 [3, 32, 32], 0 to 9 (Netzer et al. 2011); the extra
     part is left out. Raises DataError, MissingExtra.
     """
+    try:  # before the download, since torchvision imports it only to read the files
+        import scipy.io  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtra("the data set svhn", "data", "scipy") from error
     kinds = ({"split": "train"}, {"split": "test"})
     return _load(
         "svhn", "SVHN", root / "SVHN", root / "SVHN", "train_32x32.mat and test_32x32.mat", kinds
@@ -130,10 +134,7 @@ def _load(
     with _fetching(name, root, place, files), warnings.catch_warnings():
         # of numpy, on pickles as old as CIFAR's
         warnings.filterwarnings("ignore", message=r"dtype\(\): align should be")
-        try:
-            parts = [getattr(datasets, loader)(str(root), download=True, **kind) for kind in kinds]
-        except ModuleNotFoundError as error:
-            raise MissingExtra(f"the data set {name}", "data", error.name or "scipy") from error
+        parts = [getattr(datasets, loader)(str(root), download=True, **kind) for kind in kinds]
     (x, y), (x_held, y_held) = (_arrays(part) for part in parts)
     return Dataset(
         name, x, y, x_held, y_held, len(parts[0].classes) if hasattr(parts[0], "classes") else 10

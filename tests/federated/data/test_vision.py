@@ -11,6 +11,7 @@ import hashlib
 import os
 import pickle
 import shutil
+import sys
 import tarfile
 import urllib.request
 from pathlib import Path
@@ -22,7 +23,7 @@ import pytest
 from federated.data import vision
 from federated.data.catalogue import central, device
 from federated.data.partitions import Shard
-from federated.errors import DataError
+from federated.errors import DataError, MissingExtra
 from models.vision import torchvision
 
 pytest.importorskip("torch")
@@ -174,6 +175,16 @@ def test_house_numbers_become_pictures_channel_first_and_ten_is_zero(
     assert (data.outputs, data.y.tolist(), data.y_held.tolist()) == (10, [0, 1, 9], [2, 0])
     assert np.array_equal(data.x, pictures(3))
     assert np.array_equal(data.x_held, pictures(2, 5))
+
+
+def test_house_numbers_without_scipy_name_the_extra_before_any_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.delitem(sys.modules, "scipy.io", raising=False)
+    with pytest.raises(MissingExtra, match=r"'scipy'.*pip install 'espalier\[data\]'"):
+        central("svhn", tmp_path / "data")
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("inside", ["", "CINIC-10/"])

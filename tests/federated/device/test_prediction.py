@@ -16,7 +16,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from federated.device.prediction import KINDS, asked, fitted, latency_seconds, step_seconds
+from federated.device.prediction import (
+    KINDS,
+    TRUST,
+    asked,
+    fit,
+    fitted,
+    latency_seconds,
+    step_seconds,
+)
 from federated.task import Timing
 from models.cost import cost
 from models.families.catalogue import full, menu, network, probes
@@ -101,6 +109,37 @@ def test_an_accelerator_is_told_from_a_processor():
         assert step_seconds(known, submodel, 32) == pytest.approx(
             law(submodel, 32, 1e11, (1, 1, 50)), rel=0.01
         )
+
+
+def test_a_fit_of_two_timings_is_where_the_slope_of_its_loss_is_zero():
+    """One price and timings of 1 s and 3 s for the same work: the typical price is scaled to 2."""
+    loss, prices = fit(np.ones((2, 1)), np.array([1.0, 3.0]), np.array([7.0]))
+    x = np.log(prices[0] / 2)
+    errors = prices[0] / np.array([1.0, 3.0]) - 1
+    assert loss == pytest.approx((errors @ errors + (TRUST * x) ** 2) / 2, rel=1e-12)
+    slope = errors @ (prices[0] / np.array([1.0, 3.0])) + TRUST**2 * x
+    assert slope == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_fit_loses_no_more_than_that_of_scipy(seed):
+    optimize = pytest.importorskip("scipy.optimize")
+    draw = np.random.default_rng(seed)
+    count, typical = draw.integers(1, 9), np.array(KINDS[seed % len(KINDS)].prices)
+    work = np.exp(draw.normal(0, (2, 2, 1), (count, 3))) * (1e9, 1e7, 100)
+    off = np.exp(draw.normal(0, (0.1, 1, 3)[seed % 3], 3))
+    seconds = work @ (typical * off) / 1e10 * np.exp(draw.normal(0, seed % 4, count))
+    loss, prices = fit(work, seconds, typical)
+    scaled = typical * np.median(seconds / (work @ typical))
+
+    def residuals(logs):
+        return np.concatenate(
+            [work @ (scaled * np.exp(logs)) / seconds - 1, TRUST * np.asarray(logs)]
+        )
+
+    found = optimize.least_squares(residuals, np.zeros(3), xtol=1e-12, ftol=1e-14, gtol=1e-12)
+    assert loss <= found.cost * (1 + 1e-9)
+    assert np.log(prices / scaled) == pytest.approx(found.x, abs=1e-4)
 
 
 def test_another_batch_is_predicted_too():
