@@ -90,7 +90,6 @@ def defended(method: Method, config: Config) -> Method:
             "private.noise: expected fleet.mode = 'sync' and fleet.late = 'drop': what "
             "a late update tells is not accounted for"
         )
-    privacy_budget.check_installed()
     return private(method, guard.noise, guard.clip)
 
 

@@ -10,6 +10,7 @@ import torch
 from coordinator.store.store import Store
 from coordinator.trust.defences import Defences
 from coordinator.trust.norm_tables import Evidence, Measured
+from coordinator.trust.privacy_budget import epsilon
 from federated.engine.aggregate import Part, Total, fold
 from federated.engine.kept_parts import Kept
 from federated.engine.robust.catalogue import RULES
@@ -127,7 +128,6 @@ def test_a_disk_that_is_full_is_a_store_error(tmp_path, monkeypatch):
 
 
 def test_what_was_told_is_counted_before_it_is_shown_and_over_restarts(tmp_path):
-    pytest.importorskip("dp_accounting")
     known, given = database(), {"private__noise": 2.0, "private__clip": 1.0}
     total = Total()
     fold(total, [Part("w", ((0, 1),), (1,), torch.tensor([1.0]))], ("a", 1))
@@ -143,8 +143,7 @@ def test_what_was_told_is_counted_before_it_is_shown_and_over_restarts(tmp_path)
 
 
 def test_a_budget_ends_the_run_before_it_is_exceeded(tmp_path):
-    accounting = pytest.importorskip("dp_accounting")
-    limit = accounting.get_epsilon_gaussian(1.0, 1e-5)  # four rounds at noise 2
+    limit = epsilon({"a": 1.0}, 1e-5)  # four rounds at noise 2
     one = defences(tmp_path, private__noise=2.0, private__clip=1.0, private__epsilon=limit + 1e-6)
     total = Total()
     fold(total, [Part("w", ((0, 1),), (1,), torch.tensor([1.0]))], ("a", 1))

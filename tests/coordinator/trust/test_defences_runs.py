@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from coordinator.store.store import Store
+from coordinator.trust.privacy_budget import epsilon
 from tests.support.federation import Member, digits, federate
 
 FEDAVG = {"method.name": "fedavg", "train.norm": "tracked", "model.name": "mlp", "train.steps": 2}
@@ -66,7 +67,6 @@ def test_a_run_by_a_robust_rule_learns_in_spite_of_a_liar(tmp_path, rule):
 
 
 def test_a_private_run_tells_its_epsilon(tmp_path):
-    accounting = pytest.importorskip("dp_accounting")
     given = {
         **FEDAVG,
         "rounds": 2,
@@ -75,14 +75,11 @@ def test_a_private_run_tells_its_epsilon(tmp_path):
         "evaluate.devices": False,
     }
     found = federate(tmp_path, [Member(f"a{i}", digits(i, 3)) for i in range(3)], given)
-    assert found.result.epsilon == pytest.approx(
-        accounting.get_epsilon_gaussian(1.5 / 2**0.5, 1e-5)
-    )
+    assert found.result.epsilon == pytest.approx(epsilon({"a": 2 / 1.5**2}, 1e-5))
 
 
 def test_a_private_run_ends_at_its_budget(tmp_path):
-    accounting = pytest.importorskip("dp_accounting")
-    limit = float(accounting.get_epsilon_gaussian(1.5, 1e-5)) + 1e-6
+    limit = epsilon({"a": 1 / 1.5**2}, 1e-5) + 1e-6
     given = {
         **FEDAVG,
         "rounds": 5,
@@ -96,12 +93,9 @@ def test_a_private_run_ends_at_its_budget(tmp_path):
 
 
 def test_a_private_run_that_goes_on_goes_on_counting(tmp_path):
-    accounting = pytest.importorskip("dp_accounting")
     given = {**FEDAVG, "private.noise": 1.5, "private.clip": 1.0, "evaluate.devices": False}
     for rounds in (1, 3):
         members = [Member(f"a{i}", digits(i, 3)) for i in range(3)]
         found = federate(tmp_path, members, {**given, "rounds": rounds}, resume=rounds > 1)
     assert found.result.rounds == 3
-    assert found.result.epsilon == pytest.approx(
-        accounting.get_epsilon_gaussian(1.5 / 3**0.5, 1e-5)
-    )
+    assert found.result.epsilon == pytest.approx(epsilon({"a": 3 / 1.5**2}, 1e-5))

@@ -23,6 +23,7 @@ from coordinator.observe.now_file import FILE
 from coordinator.round.round_events import RoundPlanned
 from coordinator.store.control import Stopped, wish
 from coordinator.store.store import Store
+from coordinator.trust.privacy_budget import epsilon
 from coordinator.views.run_list import listed
 from coordinator.views.run_status import drawn, people, status, text
 from federated.errors import StoreError
@@ -305,14 +306,13 @@ def test_prometheus_gets_what_a_run_counts_and_names_no_agent(going: Callable[..
 def test_prometheus_gets_the_epsilon_of_a_private_run_also_after_it_is_resumed(
     going: Callable[..., Going],
 ) -> None:
-    accounting = pytest.importorskip("dp_accounting")
     private = {"metrics.listen": "127.0.0.1:0", "private.noise": 1.5, "private.clip": 1.0}
     run = going(rounds=500, **private)
     run.until(lambda made: made["rounds_done"] >= 2)
     wish(run.folder, "pause")
     done = run.until(lambda made: made["now"]["phase"] == "paused")["rounds_done"]
     told = scraped(run.metrics())["espalier_privacy_epsilon"]
-    assert told == pytest.approx(accounting.get_epsilon_gaussian(1.5 / done**0.5, 1e-5)), (
+    assert told == pytest.approx(epsilon({"a": done / 1.5**2}, 1e-5)), (
         "every device was in each round's sum once"
     )
     assert f"; epsilon {told:.4g}; " in text(status(RUN, run.runs))
