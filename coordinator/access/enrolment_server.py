@@ -1,5 +1,5 @@
-"""Where devices are let in: HTTPS by the authority's own certificate, at a port of its own.
-Starlette and uvicorn (the extra `serve`).
+"""Where devices are let in: HTTPS by the authority's own certificate, at a port of its own. It
+needs the extra `serve`.
 
 GET  /authority   the authority's certificate, which a device compares with its token before it says
 anything
@@ -12,29 +12,23 @@ being slow.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-import socket
 import ssl
-import threading
-import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coordinator.access.authority import Authority
 from federated.errors import LinkError, Refused
+from federated.runtime.web_server import CERTIFICATE, Limits, WebServer
 from federated.wire.enrolment_token import AUTHORITY, ENROL, LARGEST, RENEW, Answer, Ask, Renewal
 
 __all__ = ["LASTING", "OPEN", "Enrolment", "application"]
@@ -44,54 +38,8 @@ log = logging.getLogger(__name__)
 LASTING = 10.0  # seconds that a connection may take, whatever it does
 OPEN = 64  # connections at a time
 FAREWELL = 5.0  # seconds that questions under way have to end
-SHOWN = "espalier.certificate"  # in a request's scope: what the client showed (DER), or None
 
 Kind = TypeVar("Kind", Ask, Renewal)
-
-
-class Listening(socket.socket):
-    """Gives a connection its seconds from the first moment, before TLS too; where there are too
-    many, the oldest gives way to the newest.
-    """
-
-    def __init__(self, family: int) -> None:
-        super().__init__(family)
-        self._open: list[socket.socket] = []
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        made, address = super().accept()
-        self._open = [one for one in self._open if one.fileno() >= 0]
-        while len(self._open) >= OPEN:
-            _cut(self._open.pop(0))
-        self._open.append(made)
-        asyncio.get_running_loop().call_later(LASTING, _cut, made)
-        return made, address
-
-
-def _cut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it is over already
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-class Brief(H11Protocol):
-    """A connection that ends soon, and that knows its client's certificate."""
-
-    # as uvicorn's own
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._end = self.loop.call_later(LASTING, transport.abort)
-        secure, app = transport.get_extra_info("ssl_object"), self.app
-        shown = secure.getpeercert(True) if secure is not None else None
-
-        async def told(scope: Any, receive: Any, send: Any) -> None:
-            scope[SHOWN] = shown
-            await app(scope, receive, send)
-
-        self.app = told
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end.cancel()
-        super().connection_lost(exc)
 
 
 class Enrolment:
@@ -108,50 +56,26 @@ class Enrolment:
         self.context.load_verify_locations(authority.ca)
         self.context.verify_mode = ssl.CERT_OPTIONAL  # who enrols has none yet
         self.reload()
-        self._socket = Listening(socket.AF_INET6 if ":" in listen else socket.AF_INET)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self._socket.bind((listen, port))
-            self._socket.listen(128)
+            self._server = WebServer(
+                application(authority, broker),
+                (listen, port),
+                Limits(OPEN, FAREWELL, lifetime=LASTING),
+                tls=self.context,
+            )
         except OSError as error:
-            self._socket.close()
             raise LinkError(
                 f"enrolment cannot listen at port {port} of {listen}: {error.strerror}; "
                 "choose another by --set broker.enrol=PORT"
             ) from error
-        self.port = int(self._socket.getsockname()[1])
-        plain: dict[str, Any] = {
-            "loop": "asyncio",
-            "http": Brief,
-            "ws": "none",
-            "lifespan": "off",
-            "server_header": False,
-        }
-        quiet: dict[str, Any] = {"log_config": None, "access_log": False}
-        config = uvicorn.Config(
-            application(authority, broker),
-            **plain,
-            **quiet,
-            ssl_context_factory=lambda c, d: self.context,
-            timeout_graceful_shutdown=int(FAREWELL),
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._server.run, args=([self._socket],), name="enrolment", daemon=True
-        )
-        self._thread.start()
-        while not self._server.started and self._thread.is_alive():
-            time.sleep(0.01)
+        self.port = self._server.port
 
     def reload(self) -> None:
         """Shows the authority's present certificate from the next connection on."""
         self.context.load_cert_chain(self._authority.server)
 
     def close(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(FAREWELL + 5)
-        with contextlib.suppress(OSError):
-            self._socket.close()
+        self._server.close()
 
 
 def application(authority: Authority, broker: Callable[[], str]) -> Starlette:
@@ -171,7 +95,7 @@ def application(authority: Authority, broker: Callable[[], str]) -> Starlette:
         )
 
     async def renew(request: Request) -> Response:
-        shown = request.scope.get(SHOWN)
+        shown = request.scope[CERTIFICATE]
         if not shown:
             raise HTTPException(
                 401,

@@ -1,22 +1,16 @@
-"""What an agent serves, over HTTP: POST /infer, GET /health, GET /release. Starlette and uvicorn
-(the extra `serve`); no torch here.
+"""What an agent serves, over HTTP: POST /infer, GET /health, GET /release. It needs the extra
+`serve` and no torch.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hmac
 import logging
-import socket
-import threading
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -24,7 +18,6 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edge_agent.access.http_address import Address
 from edge_agent.infer.engine import Engine
@@ -32,6 +25,7 @@ from edge_agent.infer.inputs import unpacked
 from edge_agent.infer.replies import MOST, about, inputs_of, reply
 from export.verify import Array
 from federated.errors import ConfigError, DataError, ExportError, UsageError
+from federated.runtime.web_server import Limits, WebServer
 
 __all__ = ["LARGEST", "WAITING", "Server", "application"]
 
@@ -50,30 +44,6 @@ NPY = ("application/x-npy", "application/octet-stream")
 State = Callable[[], dict[str, Any]]
 
 
-class Hasty(H11Protocol):
-    """A connection that does not wait for ever: it is closed where no question begins on it for
-    PATIENCE seconds.
-    """
-
-    # as uvicorn's own
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._later = self.loop.call_later(PATIENCE, self._look, None)
-        if len(self.connections) > OPEN:
-            transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._later.cancel()
-        super().connection_lost(exc)
-
-    def _look(self, before: object) -> None:
-        """before: the question that was the last one when this was called before."""
-        if self.cycle is before and (self.cycle is None or self.cycle.response_complete):
-            self.transport.abort()
-        else:
-            self._later = self.loop.call_later(PATIENCE, self._look, self.cycle)
-
-
 class Server:
     """Serves an engine from a thread of its own until closed; questions under way then get their
     answers.
@@ -88,46 +58,22 @@ class Server:
                 f"--serve {address.host}: others can reach this address: name a secret "
                 "that askers must know by --token-file FILE"
             )
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        self._socket = socket.socket(family)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            self._socket.bind((address.host, address.port))
-            self._socket.listen(128)
-        except OSError as error:
-            self._socket.close()
-            raise ConfigError(
-                f"--serve {address.host}:{address.port}: {error.strerror or error}"
-            ) from error
-        host, port = self._socket.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         app = application(
             engine, state, token, names=(*LOCAL, address.host) if address.local else ()
         )
-        plain: dict[str, Any] = {
-            "loop": "asyncio",
-            "http": Hasty,
-            "ws": "none",
-            "lifespan": "off",
-            "server_header": False,
-        }
-        quiet: dict[str, Any] = {"log_config": None, "access_log": False}
-        self._server = uvicorn.Server(
-            uvicorn.Config(app, **plain, **quiet, timeout_graceful_shutdown=int(FAREWELL))
-        )
-        self._thread = threading.Thread(
-            target=self._server.run, args=([self._socket],), name="http", daemon=True
-        )
-        self._thread.start()
-        while not self._server.started and self._thread.is_alive():
-            time.sleep(0.01)
+        limits = Limits(OPEN, FAREWELL, idle=PATIENCE)
+        try:
+            self._server = WebServer(app, (address.host, address.port), limits)
+        except OSError as error:
+            raise ConfigError(
+                f"--serve {address.host}:{address.port}: {error.strerror or error}"
+            ) from error
+        host, port = self._server.host, self._server.port
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def close(self) -> None:
         """Takes no more questions, and waits for those under way."""
-        self._server.should_exit = True
-        self._thread.join(FAREWELL + 5)
-        with contextlib.suppress(OSError):
-            self._socket.close()
+        self._server.close()
 
 
 def application(
