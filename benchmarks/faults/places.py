@@ -98,7 +98,7 @@ class Broker:
         self._command = (
             self._mosquitto(folder, persistent)
             if kind == "mosquitto"
-            else embedded.command("127.0.0.1", self.port, folder, MAX_PACKET)
+            else embedded.prepare("127.0.0.1", self.port, folder, MAX_PACKET)
         )
         self.start()
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.fuzzing import samples
 from coordinator.access.authority import Authority
-from coordinator.access.enrolment_server import application
+from coordinator.access.enrolment_server import build_application
 from coordinator.assign import constraints
 from coordinator.broker import passwords
 from coordinator.fleet.fleet import Fleet
@@ -284,8 +284,8 @@ def part(path: Path) -> object:
 def enrolling() -> Callable[[bytes], object]:
     """A real authority behind its application, which must answer anything, and never with 500."""
     authority = Authority(Path(tempfile.mkdtemp(prefix="espalier-fuzz-")))
-    authority.registry.promise(samples.SECRET, samples.PROFILE.agent, 2**40)
-    app = application(authority, lambda: "1883")
+    authority.registry.add_token(samples.SECRET, samples.PROFILE.agent, 2**40)
+    app = build_application(authority, lambda: "1883")
 
     async def answer(body: bytes) -> int:
         status = 0

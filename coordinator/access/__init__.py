@@ -1,1 +1,1 @@
-"""Who may take part: the fleet's certificate authority, enrolment and revocation."""
+"""Access of devices to a run: the certificate authority, enrolment and revocation."""

@@ -1,4 +1,4 @@
-"""Where the fleet's certificate authority lies, and how it is opened."""
+"""The location of the certificate authority, and how to open it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["default_folder", "open_authority"]
 
 
 def default_folder() -> Path:
-    """Where the authority lies when nobody says where: with this user's data, whatever folder runs
-    are kept in.
+    """Return the default folder of the authority: with this user's data, independent of the folder
+    of the runs.
     """
     base = os.environ.get("XDG_DATA_HOME")
     return (Path(base) if base else Path.home() / ".local/share") / "espalier" / "pki"
 
 
 def open_authority(wanted: Broker) -> Authority:
-    """The authority that a configuration names. Raises MissingExtra, ConfigError."""
+    """Open the authority that the configuration names. Raises MissingExtra, ConfigError."""
     try:
         from coordinator.access.authority import Authority
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The files of the authority that a broker of somebody else's reads."""
+"""Export of the authority's files that an external broker needs."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import shutil
 from pathlib import Path
 
 from coordinator.access.authority import Authority
-from coordinator.broker.mosquitto import COORDINATOR, rights
+from coordinator.broker.local import ACL_FILE
+from coordinator.broker.mosquitto import COORDINATOR, format_acl
 from federated.errors import StoreError
 
 __all__ = ["write_broker_files"]
 
-COPIED = ("ca.pem", "server.pem", "crl.pem")  # of the authority's folder
-RIGHTS = "rights.acl"
+COPIED = ("ca.pem", "server.pem", "crl.pem")  # from the authority's folder
 
 
 def write_broker_files(authority: Authority, target: Path) -> None:
-    """Writes a broker's files, for nobody else to read; by root they become those of the folder's
-    owner. Raises StoreError.
+    """Write the files of an external broker, readable by the owner only; if run as root, they are
+    given to the owner of the folder. Raises StoreError.
     """
     try:
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner = target.stat()
         content = {name: (authority.folder / name).read_bytes() for name in COPIED}
-        content[RIGHTS] = rights(COORDINATOR, authority.registry.barred()).encode()
+        content[ACL_FILE] = format_acl(COORDINATOR, authority.registry.list_barred()).encode()
         for name, data in content.items():
             part = target / f".{name}.part"
             part.unlink(missing_ok=True)
@@ -37,4 +37,4 @@ def write_broker_files(authority: Authority, target: Path) -> None:
                 shutil.chown(part, owner.st_uid, owner.st_gid)
             part.replace(target / name)
     except OSError as error:
-        raise StoreError(f"{target}: expected a folder to write to: {error}") from error
+        raise StoreError(f"{target}: cannot write the broker's files: {error}") from error

@@ -1,11 +1,11 @@
-"""Certificates, their keys and lists as files, and what a request for one must be: functions over
-the library `cryptography`.
+"""Certificates, keys, revocation lists and signing requests, with the library `cryptography`.
 
-A certificate of ours and its key lie in one file, so that both are always replaced together.
+A certificate and its key lie in one file, so that both are always replaced together.
 """
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 import re
@@ -31,26 +31,26 @@ __all__ = [
     "BACKDATED",
     "Pair",
     "check_private",
-    "common",
-    "ending",
-    "general",
-    "key_of",
-    "lasting",
-    "name_of",
-    "own_names",
-    "pem",
-    "read",
+    "expires_soon",
+    "hash_public_key",
+    "is_fresh",
+    "list_own_names",
+    "make_key_usage",
+    "make_name",
+    "make_root",
+    "normalise_hosts",
+    "read_agent_name",
     "read_list",
+    "read_pair",
     "read_request",
-    "root",
-    "server_names",
-    "spelled",
-    "usage",
-    "write",
+    "read_server_names",
+    "to_general_name",
+    "to_pem",
+    "write_pair",
 ]
 
 ROOT_LIFE = timedelta(days=3650)
-# of the authority and its lists: devices without a clock's battery may be that far behind
+# for the authority and its lists: devices without a clock battery may be that far behind
 BACKDATED = timedelta(days=1)
 USES = (
     "digital_signature",
@@ -65,21 +65,21 @@ USES = (
 
 @dataclass(frozen=True)
 class Pair:
-    """A certificate and its key."""
+    """A certificate and its private key."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
 
-def usage(*uses: str) -> x509.KeyUsage:
-    """What a key is for, and for nothing else."""
+def make_key_usage(*uses: str) -> x509.KeyUsage:
+    """Return the extension that allows these uses of a key and no others."""
     return x509.KeyUsage(
         **{use: use in uses for use in USES}, encipher_only=False, decipher_only=False
     )
 
 
-def own_names() -> tuple[str, ...]:
-    """What others may call this machine: its names and the addresses of its interfaces."""
+def list_own_names() -> tuple[str, ...]:
+    """Return the names of this machine and the addresses of its interfaces."""
     host = socket.gethostname()
     addresses = [
         a.address
@@ -87,17 +87,19 @@ def own_names() -> tuple[str, ...]:
         for a in found
         if a.family in (socket.AF_INET, socket.AF_INET6)
     ]
-    # of a link alone, and in no certificate's form
-    lasting = [address for address in addresses if "%" not in address]
+    # link-local addresses carry a scope ("%eth0"), which certificates cannot hold
+    plain = [address for address in addresses if "%" not in address]
     return tuple(
-        dict.fromkeys(["localhost", "127.0.0.1", "::1", host, f"{host}.local", *sorted(lasting)])
+        dict.fromkeys(["localhost", "127.0.0.1", "::1", host, f"{host}.local", *sorted(plain)])
     )
 
 
-def server_names(path: Path) -> tuple[str, ...]:
-    """The names and addresses in a certificate of a server."""
+def read_server_names(path: Path) -> tuple[str, ...]:
+    """Return the names and addresses in a server's certificate."""
     found = (
-        read(path).certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        read_pair(path)
+        .certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        .value
     )
     return (
         *found.get_values_for_type(x509.DNSName),
@@ -109,6 +111,7 @@ def server_names(path: Path) -> tuple[str, ...]:
 
 
 def check_private(path: Path) -> None:
+    """Raise ConfigError if others than this user may open the path."""
     found = path.stat()
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise ConfigError(
@@ -118,18 +121,21 @@ def check_private(path: Path) -> None:
         )
 
 
-def write(path: Path, pair: Pair) -> None:
-    """The folder is closed to others, so that nobody sees the key before its own mode is set."""
+def write_pair(path: Path, pair: Pair) -> None:
+    """Write a certificate and its key. The folder is private already, so the key is never exposed
+    before the mode of its file is set.
+    """
     form = serialization.PrivateFormat.PKCS8
     files.write(
         path,
-        pem(pair.certificate)
+        to_pem(pair.certificate)
         + pair.key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()),
     )
     path.chmod(0o600)
 
 
-def read(path: Path) -> Pair:
+def read_pair(path: Path) -> Pair:
+    """Read a certificate and its key. Raises ConfigError."""
     check_private(path)
     data = path.read_bytes()
     try:
@@ -144,6 +150,7 @@ def read(path: Path) -> Pair:
 
 
 def read_list(path: Path) -> x509.CertificateRevocationList:
+    """Read a list of revoked certificates. Raises ConfigError."""
     try:
         return x509.load_pem_x509_crl(path.read_bytes())
     except ValueError as error:
@@ -152,33 +159,35 @@ def read_list(path: Path) -> x509.CertificateRevocationList:
         ) from error
 
 
-def lasting(path: Path, now: datetime) -> bool:
-    """Whether a certificate is there and has more than a third of its life left."""
+def is_fresh(path: Path, now: datetime) -> bool:
+    """Return whether a certificate exists and has more than a third of its life left."""
     if not path.exists():
         return False
-    certificate = read(path).certificate
+    certificate = read_pair(path).certificate
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return now < end - (end - begin) / 3
 
 
-def ending(found: x509.CertificateRevocationList, now: datetime) -> bool:
-    """Whether a list has less than half of its life left: a broker that is given no newer one in
-    time lets nobody in.
+def expires_soon(found: x509.CertificateRevocationList, now: datetime) -> bool:
+    """Return whether a list has less than half of its life left. Brokers whose list has expired
+    reject every client, so they must be given the next one in time.
     """
     end = found.next_update_utc
     return end is None or now > end - (end - found.last_update_utc) / 2
 
 
-def pem(certificate: x509.Certificate) -> bytes:
+def to_pem(certificate: x509.Certificate) -> bytes:
+    """Encode a certificate as PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 # ---- names ---------------------------------------------------------------------------------------
 
 
-def root() -> Pair:
+def make_root() -> Pair:
+    """Make the self-signed certificate and the key of a new authority."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    name = common(f"espalier {socket.gethostname()}"[:64])
+    name = make_name(f"espalier {socket.gethostname()}"[:64])
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -188,30 +197,32 @@ def root() -> Pair:
         .not_valid_before(now - BACKDATED)
         .not_valid_after(now + ROOT_LIFE)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage("key_cert_sign", "crl_sign"), critical=True)
+        .add_extension(make_key_usage("key_cert_sign", "crl_sign"), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
     return Pair(certificate, key)
 
 
-def common(name: str) -> x509.Name:
+def make_name(name: str) -> x509.Name:
+    """Return the X.509 name with this common name."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def general(host: str) -> x509.GeneralName:
+def to_general_name(host: str) -> x509.GeneralName:
+    """Return a host as an X.509 general name: an IP address or a DNS name."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
 
 
-def spelled(hosts: Iterable[str]) -> list[str]:
-    """As certificates spell them, each once. Raises ConfigError."""
+def normalise_hosts(hosts: Iterable[str]) -> list[str]:
+    """Return the hosts as certificates spell them, without duplicates. Raises ConfigError."""
     made = []
     for host in hosts:
         try:
-            name = general(host)
+            name = to_general_name(host)
             made.append(str(name.value))
             if isinstance(name, x509.DNSName) and (
                 not host or any(not (c.isalnum() or c in "-.") for c in host)
@@ -219,30 +230,30 @@ def spelled(hosts: Iterable[str]) -> list[str]:
                 raise ValueError
         except ValueError:
             raise ConfigError(
-                f"--host: expected a host's name in ASCII or an IP address, found '{host[:80]}'"
+                f"--host: expected an ASCII host name or an IP address, found '{host[:80]}'"
             ) from None
     return list(dict.fromkeys(made))
 
 
 def read_request(text: str) -> x509.CertificateSigningRequest:
-    """A request whose sender has the key that it names. Raises Refused."""
+    """Read a signing request that is signed by the key it names. Raises Refused."""
     try:
         request = x509.load_pem_x509_csr(text.encode())
         sound = request.is_signature_valid
     except (ValueError, InvalidSignature, UnsupportedAlgorithm) as error:
-        raise Refused(f"expected a request for a certificate in PEM: {str(error)[:200]}") from None
+        raise Refused(f"expected a certificate request in PEM: {str(error)[:200]}") from None
     public = request.public_key()
     if (
         not sound
         or not isinstance(public, ec.EllipticCurvePublicKey)
         or not isinstance(public.curve, ec.SECP256R1)
     ):
-        raise Refused("expected a request that its own key signed, of the curve P-256")
+        raise Refused("expected a request with a P-256 key, signed by that key")
     return request
 
 
-def name_of(request: x509.CertificateSigningRequest) -> str:
-    """The agent's name in a request; everything else that it may ask for is ignored. Raises
+def read_agent_name(request: x509.CertificateSigningRequest) -> str:
+    """Return the agent's name in a request; the request's other attributes are ignored. Raises
     Refused.
     """
     found = [
@@ -250,17 +261,15 @@ def name_of(request: x509.CertificateSigningRequest) -> str:
     ]
     if len(found) != 1 or not re.match(topics.AGENT, found[0]):
         raise Refused(
-            "expected an agent's name in the request: 1 to 64 letters, digits, '_', '.' "
+            "expected the agent's name in the request: 1 to 64 letters, digits, '_', '.' "
             "or '-', and not 'all'"
         )
     return found[0]
 
 
-def key_of(request: x509.CertificateSigningRequest) -> str:
-    """A digest of the public key."""
+def hash_public_key(request: x509.CertificateSigningRequest) -> str:
+    """Return the SHA-256 of the request's public key."""
     public = request.public_key().public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    made = hashes.Hash(hashes.SHA256())
-    made.update(public)
-    return made.finalize().hex()
+    return hashlib.sha256(public).hexdigest()

@@ -1,13 +1,13 @@
-"""Where devices are let in: HTTPS by the authority's own certificate, at a port of its own. It
-needs the extra `serve`.
+"""The enrolment server: HTTPS with the authority's own certificate, on a port of its own. Uses
+Starlette and uvicorn (the extra `serve`).
 
-GET  /authority   the authority's certificate, which a device compares with its token before it says
-anything
-POST /enrol       a token's secret and a request for a certificate: the certificate
-POST /renew       by who shows a certificate of ours that is good: another one for the same name
+GET  /authority   returns the authority's certificate, which a device compares with its token before
+                  it sends anything
+POST /enrol       exchanges a token's secret and a signing request for a certificate
+POST /renew       issues a new certificate to a client that shows a valid one, for the same name
 
-A connection is one question and lasts some seconds at most, so that nobody can keep others out by
-being slow.
+A connection carries one request and is closed after some seconds, so that slow clients cannot keep
+others out.
 """
 
 from __future__ import annotations
@@ -31,55 +31,55 @@ from federated.errors import LinkError, Refused
 from federated.runtime.web_server import CERTIFICATE, Limits, WebServer
 from federated.wire.enrolment_token import AUTHORITY, ENROL, LARGEST, RENEW, Answer, Ask, Renewal
 
-__all__ = ["LASTING", "OPEN", "Enrolment", "application"]
+__all__ = ["CONNECTION_TIMEOUT", "MAX_CONNECTIONS", "EnrolmentServer", "build_application"]
 
 log = logging.getLogger(__name__)
 
-LASTING = 10.0  # seconds that a connection may take, whatever it does
-OPEN = 64  # connections at a time
-FAREWELL = 5.0  # seconds that questions under way have to end
+CONNECTION_TIMEOUT = 10.0  # seconds
+MAX_CONNECTIONS = 64
+SHUTDOWN_TIMEOUT = 5.0  # seconds for requests in progress
 
 Kind = TypeVar("Kind", Ask, Renewal)
 
 
-class Enrolment:
-    """Serves an authority from a thread of its own until closed."""
+class EnrolmentServer:
+    """Serves an authority from a its own thread until closed."""
 
     def __init__(
         self, authority: Authority, listen: str, port: int, broker: Callable[[], str]
     ) -> None:
-        """broker: what devices are told of the broker (see `Answer`). port: 0 for any. Raises
-        LinkError where it cannot be listened there.
+        """broker: returns the broker's address for devices (see `Answer`). port: 0 picks a free
+        one. Raises LinkError if the port cannot be bound.
         """
         self._authority, self.context = authority, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.load_verify_locations(authority.ca)
-        self.context.verify_mode = ssl.CERT_OPTIONAL  # who enrols has none yet
+        self.context.verify_mode = ssl.CERT_OPTIONAL  # a device that enrols has no certificate yet
         self.reload()
         try:
             self._server = WebServer(
-                application(authority, broker),
+                build_application(authority, broker),
                 (listen, port),
-                Limits(OPEN, FAREWELL, lifetime=LASTING),
+                Limits(MAX_CONNECTIONS, SHUTDOWN_TIMEOUT, lifetime=CONNECTION_TIMEOUT),
                 tls=self.context,
             )
         except OSError as error:
             raise LinkError(
-                f"enrolment cannot listen at port {port} of {listen}: {error.strerror}; "
-                "choose another by --set broker.enrol=PORT"
+                f"enrolment cannot listen on port {port} of {listen}: {error.strerror}; "
+                "choose another with --set broker.enrol=PORT"
             ) from error
         self.port = self._server.port
 
     def reload(self) -> None:
-        """Shows the authority's present certificate from the next connection on."""
+        """Load the authority's current certificate; new connections use it."""
         self.context.load_cert_chain(self._authority.server)
 
     def close(self) -> None:
         self._server.close()
 
 
-def application(authority: Authority, broker: Callable[[], str]) -> Starlette:
-    """The application. broker: what devices are told of the broker."""
+def build_application(authority: Authority, broker: Callable[[], str]) -> Starlette:
+    """Build the application. broker: returns the broker's address for devices."""
 
     async def show(request: Request) -> Response:
         return Response(
@@ -90,7 +90,7 @@ def application(authority: Authority, broker: Callable[[], str]) -> Starlette:
 
     async def enrol(request: Request) -> Response:
         asked = await _read(request, Ask)
-        return await _signed(
+        return await sign(
             "enrolled", lambda: authority.enrol(bytes.fromhex(asked.secret), asked.request)
         )
 
@@ -99,15 +99,15 @@ def application(authority: Authority, broker: Callable[[], str]) -> Starlette:
         if not shown:
             raise HTTPException(
                 401,
-                "expected a certificate of this authority, to be followed by another; "
-                "without one, enrol by a token",
+                "expected a client certificate of this authority; a device without one enrols "
+                "with a token",
             )
         asked = await _read(request, Renewal)
-        return await _signed("renewed", lambda: authority.renew(shown, asked.request))
+        return await sign("renewed", lambda: authority.renew(shown, asked.request))
 
-    async def _signed(what: str, sign: Callable[[], str]) -> Response:
+    async def sign(what: str, issue: Callable[[], str]) -> Response:
         try:
-            certificate = await anyio.to_thread.run_sync(sign)
+            certificate = await anyio.to_thread.run_sync(issue)
         except Refused as error:
             log.warning("not %s: %s", what, error)
             raise HTTPException(403, str(error)) from error
@@ -118,11 +118,12 @@ def application(authority: Authority, broker: Callable[[], str]) -> Starlette:
         Route(ENROL, enrol, methods=["POST"]),
         Route(RENEW, renew, methods=["POST"]),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _told, Exception: _broken})
+    handlers = {HTTPException: _answer_rejection, Exception: _answer_failure}
+    return Starlette(routes=routes, exception_handlers=handlers)
 
 
 async def _read(request: Request, kind: type[Kind]) -> Kind:
-    """The question, never more of it in memory than is allowed."""
+    """Decode the body of a request, without ever holding more than the limit in memory."""
     body = b""
     try:
         async for part in request.stream():
@@ -130,21 +131,21 @@ async def _read(request: Request, kind: type[Kind]) -> Kind:
             if len(body) > LARGEST:
                 raise HTTPException(413, f"expected at most {LARGEST} bytes")
     except ClientDisconnect as error:
-        raise HTTPException(400, "the question broke off") from error
+        raise HTTPException(400, "the request was cut off") from error
     try:
         return msgspec.json.decode(body, type=kind)
-    except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise HTTPException(400, f"expected JSON of {kind.__name__}: {str(error)[:200]}") from error
 
 
-async def _told(request: Request, error: Exception) -> Response:
+async def _answer_rejection(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return _json({"error": error.detail}, error.status_code)
 
 
-async def _broken(request: Request, error: Exception) -> Response:
+async def _answer_failure(request: Request, error: Exception) -> Response:
     log.error("enrolment: %s", error)
-    return _json({"error": "the coordinator could not do that; its log says why"}, 500)
+    return _json({"error": "internal error; see the coordinator's log"}, 500)
 
 
 def _json(value: object, status: int = 200) -> Response:

@@ -1,7 +1,7 @@
-"""Who was let in: one-time tokens and certificates, in a SQLite file beside the authority's key.
-Whoever holds the file learns no secret.
+"""The registry of the authority: one-time tokens and issued certificates, in a SQLite file.
 
-Several processes may use it at once: a command that enrols, and the coordinator that signs.
+It holds hashes of the tokens only, so whoever reads the file learns no secret. Several processes
+may use it at once: a command that enrols a device, and the coordinator that signs its certificate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from federated.errors import Refused, StoreError
 
-__all__ = ["Certificate", "Registry", "digest"]
+__all__ = ["Certificate", "Registry", "hash_secret"]
 
 BUSY = 10.0  # seconds to wait for another process
 SCHEMA = """
@@ -34,8 +34,13 @@ COLUMNS = "serial, name, ends, revoked, pem"
 
 @dataclass(frozen=True)
 class Certificate:
-    """An agent's. serial: hexadecimal; ends, revoked: seconds since 1970, revoked None while it is
-    good.
+    """A certificate issued to an agent.
+
+    serial: serial number, hexadecimal.
+    name: of the agent.
+    ends: when it expires, seconds since 1970.
+    revoked: when it was revoked, seconds since 1970; None while it is not.
+    pem: the certificate itself.
     """
 
     serial: str
@@ -46,12 +51,12 @@ class Certificate:
 
 
 class Registry:
-    """The file, opened. Usable from any thread, one at a time; raises StoreError where it cannot be
+    """The open registry, usable from any thread. Methods raise StoreError if the file cannot be
     read or written.
     """
 
     def __init__(self, path: Path) -> None:
-        # threads share one connection, which has one transaction at a time
+        # threads share one connection, which can have only one transaction at a time
         self._change = threading.Lock()
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -62,17 +67,15 @@ class Registry:
                 f"pragma journal_mode = wal; pragma synchronous = full; {SCHEMA}"
             )
         except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"{path}: expected who was enrolled: {error}") from error
+            raise StoreError(f"{path}: cannot open the registry of agents: {error}") from error
         self.path = path
 
     def close(self) -> None:
         self._base.close()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """A change that happens whole or not at all, and beside no other one, of this process or
-        another.
-        """
+    def transaction(self) -> Iterator[None]:
+        """A transaction, exclusive across threads and processes."""
         with self._change:
             try:
                 self._base.execute("begin immediate")
@@ -82,7 +85,7 @@ class Registry:
                 yield
                 self._base.execute("commit")
             except BaseException as error:
-                # a disk that took nothing has ended the change itself
+                # SQLite rolls back by itself after some errors, such as a full disk
                 with suppress(sqlite3.Error):
                     self._base.execute("rollback")
                 if isinstance(error, sqlite3.Error):
@@ -91,50 +94,54 @@ class Registry:
 
     # ---- tokens ----------------------------------------------------------------------------------
 
-    def promise(self, secret: bytes, name: str, until: float) -> None:
-        """Lets whoever knows the secret enrol as `name`, once, until a time; earlier promises for
-        the name that nobody used are withdrawn.
+    def add_token(self, secret: bytes, name: str, until: float) -> None:
+        """Allow whoever knows the secret to enrol as `name`, once, until a time (seconds since
+        1970). Unused tokens of the same name are withdrawn.
         """
         self._base.execute("delete from tokens where name = ? and serial = ''", (name,))
         self._base.execute(
-            "insert into tokens (hash, name, until) values (?, ?, ?)", (digest(secret), name, until)
+            "insert into tokens (hash, name, until) values (?, ?, ?)",
+            (hash_secret(secret), name, until),
         )
 
-    def claim(self, secret: bytes, name: str, key: str, now: float) -> Certificate | None:
-        """Uses a token for a public key (by its digest). A certificate where this key was given it
-        already: its answer may have been lost.
+    def claim_token(self, secret: bytes, name: str, key: str, now: float) -> Certificate | None:
+        """Use a token for a public key, given by its digest. Return the certificate if this key
+        already received one for the token, because the answer may have been lost.
 
-        Call within `alone`. Raises Refused: unknown, of another name, used or over.
+        Call within `transaction`. Raises Refused if the token is unknown, used, expired, or issued
+        for another name.
         """
         row = self._base.execute(
-            "select hash, name, until, key, serial from tokens where hash = ?", (digest(secret),)
+            "select hash, name, until, key, serial from tokens where hash = ?",
+            (hash_secret(secret),),
         ).fetchone()
         if row is None:
             raise Refused(
-                "this token is unknown here: it was replaced by a later one, or is of "
-                "another coordinator"
+                "unknown token: a later one replaced it, or another coordinator issued it"
             )
         found, owner, until, used, serial = row
         if owner != name:
-            raise Refused(f"this token is for '{owner}', not for '{name}'")
+            raise Refused(f"this token was issued for '{owner}', not for '{name}'")
         if serial:
             if hmac.compare_digest(used, key):
                 return self.find(serial)
             raise Refused(
-                "this token was used already; if that was not this device, revoke "
-                f"'{owner}' at once (coordinator revoke {owner})"
+                "this token was already used; if not by this device, revoke the other's "
+                f"certificate at once (coordinator revoke {owner})"
             )
         if now > until:
             raise Refused(
-                f"this token ended {_ago(now - until)} ago: ask for another "
+                f"this token expired {_ago(now - until)} ago; issue a new one "
                 f"(coordinator enroll {owner})"
             )
         self._base.execute("update tokens set key = ? where hash = ?", (key, found))
         return None
 
-    def fulfil(self, secret: bytes, serial: str) -> None:
-        """Notes which certificate a token brought; it brings no other."""
-        self._base.execute("update tokens set serial = ? where hash = ?", (serial, digest(secret)))
+    def complete_token(self, secret: bytes, serial: str) -> None:
+        """Record the certificate that was issued for a token, which is then used up."""
+        self._base.execute(
+            "update tokens set serial = ? where hash = ?", (serial, hash_secret(secret))
+        )
 
     # ---- certificates ----------------------------------------------------------------------------
 
@@ -150,18 +157,18 @@ class Registry:
         return rows[0] if rows else None
 
     def certificates(self) -> list[Certificate]:
-        """All, by name and end."""
+        """Return all certificates, by name and expiry."""
         return self._select("true order by name, ends")
 
-    def good(self, name: str, now: float) -> Certificate | None:
-        """The certificate of a name that lasts longest, if one is neither revoked nor over."""
+    def find_valid(self, name: str, now: float) -> Certificate | None:
+        """Return the valid certificate of a name that expires last."""
         rows = self._select(
             "name = ? and revoked is null and ends > ? order by ends desc limit 1", name, now
         )
         return rows[0] if rows else None
 
-    def count(self, name: str, now: float) -> int:
-        """How many certificates of a name are neither revoked nor over."""
+    def count_valid(self, name: str, now: float) -> int:
+        """Count the certificates of a name that are neither revoked nor expired."""
         row = self._read(
             "select count(*) from certificates where name = ? and revoked is null and ends > ?",
             name,
@@ -170,24 +177,24 @@ class Registry:
         return int(row[0][0])
 
     def revoke(self, name: str, now: float) -> int:
-        """Revokes all that a name has, its unused tokens too, and what is over already; how many
-        certificates were good.
+        """Revoke all certificates of a name, expired ones as well, and delete its unused tokens.
+        Return how many certificates were valid.
         """
         self._base.execute("delete from tokens where name = ? and serial = ''", (name,))
-        good = self.count(name, now)
+        valid = self.count_valid(name, now)
         self._base.execute(
             "update certificates set revoked = ? where name = ? and revoked is null", (now, name)
         )
-        return good
+        return valid
 
-    def revoked(self, now: float) -> list[Certificate]:
-        """Those that a list must name: revoked and not over (a day later, for clocks that are
-        slow).
+    def list_revoked(self, now: float) -> list[Certificate]:
+        """Return the certificates for the revocation list: revoked, and not expired for more than a
+        day, for brokers whose clocks are slow.
         """
         return self._select("revoked is not null and ends > ? order by serial", now - 86400)
 
-    def barred(self) -> frozenset[str]:
-        """The names that have certificates, the last of which was revoked."""
+    def list_barred(self) -> frozenset[str]:
+        """Return the names all of whose certificates were revoked."""
         return frozenset(
             row[0]
             for row in self._read(
@@ -209,20 +216,22 @@ class Registry:
 
     # ---- facts -----------------------------------------------------------------------------------
 
-    def note(self, name: str, value: str) -> None:
+    def set_fact(self, name: str, value: str) -> None:
         self._base.execute(
             "insert into facts values (?, ?) on conflict (name) do update set value = "
             "excluded.value",
             (name, value),
         )
 
-    def noted(self, name: str) -> str:
+    def get_fact(self, name: str) -> str:
         rows = self._read("select value from facts where name = ?", name)
         return str(rows[0][0]) if rows else ""
 
 
-def digest(secret: bytes) -> str:
-    """What is kept of a secret. It is random, of 128 bits: nothing slower is needed."""
+def hash_secret(secret: bytes) -> str:
+    """Return the hash that is stored for a secret. Secrets are 128 random bits, so a slow hash is
+    not needed.
+    """
     return hashlib.sha256(b"espalier token " + secret).hexdigest()
 
 

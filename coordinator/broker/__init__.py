@@ -1,1 +1,1 @@
-"""Brokers that the coordinator starts itself: mosquitto, or the embedded one."""
+"""Brokers that the coordinator starts itself: mosquitto or the embedded one."""

@@ -1,4 +1,4 @@
-"""Addresses and ports of this machine to listen at, and what others call them."""
+"""Addresses and ports of this machine: where a broker listens, and how others reach it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import socket
 
 from federated.errors import ConfigError, LinkError
 
-__all__ = ["UNGIVEN", "check_exposure", "free_port", "own_address", "reachable"]
+__all__ = ["OWN_PORTS", "check_exposure", "find_own_address", "find_reachable_hosts", "free_port"]
 
-UNGIVEN = range(20_000, 32_000)  # below the ports that Linux and BSD give to outgoing connections
+OWN_PORTS = range(20_000, 32_000)  # below the ports that Linux and BSD use for outgoing connections
 
 
 def check_exposure(listen: str, *, known: bool, embedded: bool = False) -> None:
-    """Raises ConfigError for a broker that strangers could use, and for an invalid address.
+    """Raise ConfigError for a broker that strangers could use, or for an invalid address.
 
-    known: whether clients must prove who they are. embedded: whether it is the embedded broker,
-    which cannot ask them to.
+    known: whether clients are authenticated. embedded: whether it is the embedded broker, which
+    cannot authenticate them.
     """
     try:
         loopback = listen == "localhost" or ipaddress.ip_address(listen).is_loopback
@@ -29,64 +29,64 @@ def check_exposure(listen: str, *, known: bool, embedded: bool = False) -> None:
         ) from None
     if not loopback and embedded:
         raise ConfigError(
-            f"broker.listen = '{listen}': the embedded broker listens on loopback only: "
+            f"broker.listen = '{listen}': the embedded broker listens on loopback only; "
             "use mosquitto (apt install mosquitto)"
         )
     if not loopback and not known:
         raise ConfigError(
-            f"broker.listen = '{listen}' opens the broker to the network, where anyone "
-            "could take part: let in only devices that were "
-            "enrolled by --tls, or who knows a line of a file user:password by "
-            "--passwords, or use a broker of your own by --broker"
+            f"broker.listen = '{listen}' exposes the broker to the network without "
+            "authentication: use --tls (enrolled devices only), --passwords FILE (lines of "
+            "user:password), or your own broker with --broker"
         )
 
 
 def free_port(listen: str, port: int) -> int:
-    """`port`, if it can be bound; for 0 a free one that no outgoing connection is given before the
-    broker takes it.
+    """Return `port` if it can be bound. For 0, return a free port that the system does not give to
+    an outgoing connection before the broker binds it. Raises LinkError, ConfigError.
     """
     family = socket.AF_INET6 if ":" in listen else socket.AF_INET
-    for candidate in [port] if port else [secrets.choice(UNGIVEN) for _ in range(20)]:
+    for candidate in [port] if port else [secrets.choice(OWN_PORTS) for _ in range(20)]:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((listen, candidate))
                 return candidate
             except OSError as error:
-                failed = _unbound(listen, candidate, error)
+                failed = _explain_bind(listen, candidate, error)
     raise failed
 
 
-def _unbound(listen: str, port: int, error: OSError) -> ConfigError | LinkError:
+def _explain_bind(listen: str, port: int, error: OSError) -> ConfigError | LinkError:
     if error.errno == errno.EADDRINUSE:
         return LinkError(
-            f"port {port} of {listen} is in use: if a broker runs there, use it by "
-            f"--broker {listen}:{port}; else choose another by --port"
+            f"port {port} of {listen} is in use: if a broker runs there, use it with "
+            f"--broker {listen}:{port}; otherwise choose another with --port"
         )
     if error.errno == errno.EACCES:
-        return LinkError(
-            f"port {port} may not be used by this user: choose one above 1023 by --port"
-        )
-    return ConfigError(f"broker.listen = '{listen}': no address of this machine ({error.strerror})")
+        return LinkError(f"this user may not bind port {port}: choose one above 1023 with --port")
+    return ConfigError(
+        f"broker.listen = '{listen}': not an address of this machine ({error.strerror})"
+    )
 
 
-def reachable(listen: str) -> tuple[str, str]:
-    """The host to connect to from here and from elsewhere, as addresses spell it."""
+def find_reachable_hosts(listen: str) -> tuple[str, str]:
+    """Return the hosts to connect to from this machine and from others."""
     if listen in ("0.0.0.0", "::"):  # noqa: S104  # compared, not bound
-        return ("127.0.0.1" if listen == "0.0.0.0" else "[::1]"), own_address(listen)  # noqa: S104
+        loopback = "127.0.0.1" if listen == "0.0.0.0" else "[::1]"  # noqa: S104
+        return loopback, find_own_address(listen)
     host = f"[{listen}]" if ":" in listen else listen
     return host, host
 
 
-def own_address(listen: str) -> str:
-    """This machine's address on the way to the world, which others in its network can most likely
-    reach; its name where there is no network.
+def find_own_address(listen: str) -> str:
+    """Return this machine's address on its default route, which others in its network can most
+    likely reach; without a network, its host name.
     """
     family, world = (
         (socket.AF_INET6, "2001:db8::1") if ":" in listen else (socket.AF_INET, "192.0.2.1")
     )
     with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect((world, 9))  # a datagram socket sends nothing by this
+        probe.connect((world, 9))  # connecting a datagram socket sends nothing
         host = str(probe.getsockname()[0])
         return f"[{host}]" if ":" in host else host
     return socket.gethostname()

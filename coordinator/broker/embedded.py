@@ -1,11 +1,11 @@
-"""The embedded broker, for machines without mosquitto: rumqttd in a process of its own, from the
-wheels of the package iotcore.
+"""The embedded broker, for machines without mosquitto: rumqttd in its own process, from the wheels
+of the package iotcore.
 
-It listens on loopback only, since it has neither rights by topic nor hashed passwords, and keeps
-nothing on disk. Its limits were measured with iotcore 0.4 (docs/broker.md). It keeps the messages
-of each pattern that anybody subscribed to in a log, and drops them only by size, so the sizes below
-bound the memory of a pattern. The many patterns of weights, releases and commands get small logs:
-weights and releases are retained anyway, and commands are repeated.
+It listens on loopback only, because it has neither an access control list nor hashed passwords, and
+it keeps nothing on disk. Its limits were measured with iotcore 0.4 (docs/broker.md). It logs the
+messages of each subscribed pattern and drops them only by size, so the sizes below bound the memory
+of a pattern. The many patterns of weights, releases and commands get small logs: weights and
+releases are retained anyway, and commands are repeated.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from pathlib import Path
 from federated.errors import MissingExtra
 from federated.wire import topics
 
-__all__ = ["command", "name"]
+__all__ = ["describe", "prepare"]
 
-# bytes and number: together more than the chunks that all upload slots may have under way
+# bytes and count: together more than the chunks that all upload slots may have in flight
 SEGMENT, SEGMENTS = 4 << 20, 12
 SMALL, FEW = 128 << 10, 2
-SMALLEST = 1 << 10  # bytes: the smallest segment that rumqttd takes
+SMALLEST = 1 << 10  # bytes: the smallest segment that rumqttd accepts
 CONNECTIONS = 10_000
 
 
-def name() -> str:
-    """What runs, for people to read."""
+def describe() -> str:
+    """Return the broker's name and version."""
     return f"rumqttd (iotcore {metadata.version('iotcore')})"
 
 
-def command(listen: str, port: int, folder: Path, max_packet: int) -> list[str]:
-    """Write the configuration into `folder`; the command that runs the broker. max_packet: bytes of
-    the largest packet. Raises MissingExtra.
+def prepare(listen: str, port: int, folder: Path, max_packet: int) -> list[str]:
+    """Write the configuration into `folder`; return the command that runs the broker. max_packet:
+    largest packet, bytes. Raises MissingExtra.
     """
     if util.find_spec("iotcore") is None:
         raise MissingExtra("the embedded broker", "coordinator", "iotcore")
     host = "127.0.0.1" if listen == "localhost" else f"[{listen}]" if ":" in listen else listen
     file = folder / "embedded.toml"
-    file.write_text(configure(f"{host}:{port}", max_packet))
-    # glibc then returns the memory of large messages at once, where it otherwise keeps twice as
-    # much. -P: a folder named iotcore where the coordinator was started is not the package. Below
-    # CRITICAL, rumqttd logs every packet.
+    file.write_text(format_configuration(f"{host}:{port}", max_packet))
+    # The variable makes glibc return the memory of large messages at once; otherwise it keeps twice
+    # as much. -P: a folder named iotcore in the working directory must not shadow the package.
+    # Below CRITICAL, rumqttd logs every packet.
     return [
         "env",
         "MALLOC_MMAP_THRESHOLD_=65536",
@@ -57,9 +57,9 @@ def command(listen: str, port: int, folder: Path, max_packet: int) -> list[str]:
     ]
 
 
-def configure(address: str, max_packet: int) -> str:
-    """The broker's configuration, in TOML. MQTT 3.1.1, since for MQTT 5 it forgets the session of a
-    client whose connection breaks.
+def format_configuration(address: str, max_packet: int) -> str:
+    """Return the broker's configuration in TOML. It speaks MQTT 3.1.1, because with MQTT 5 it drops
+    the session of a client whose connection breaks.
     """
     sizes = {
         **dict.fromkeys(topics.retained_patterns(), (SMALLEST, 1)),

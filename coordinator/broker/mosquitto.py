@@ -1,6 +1,4 @@
-"""Mosquitto: where it is, and what is written for it: its configuration and who may do what (access
-control list).
-"""
+"""Mosquitto: how to find it, its configuration and its access control list."""
 
 from __future__ import annotations
 
@@ -17,33 +15,31 @@ from federated.wire.link import OVERHEAD
 
 __all__ = [
     "COORDINATOR",
-    "MAX_PACKET",
-    "Secured",
+    "TlsFiles",
+    "configure_limits",
+    "configure_tls",
     "find_mosquitto",
-    "limits",
-    "rights",
-    "secured",
-    "version_of",
+    "format_acl",
+    "read_version",
 ]
 
-# its user, and the name in its certificate; no agent can be called so
+# the coordinator's user, and the name in its certificate; not a valid name of an agent
 COORDINATOR = "coordinator@espalier"
-PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # where it often is and PATH is not
+PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # usual folders outside PATH
 MAX_PACKET = (16 << 20) + OVERHEAD  # bytes: the largest chunk that can be configured
-# messages per link that is down or slow: twice the chunks of 2.6 GB; mosquitto drops at 1000 by
-# default, and says nothing
+# messages queued for a client that is offline or slow: twice the chunks of 2.6 GB; by default
+# mosquitto silently drops messages beyond 1000
 QUEUE = 20_000
 QUEUE_BYTES = 1 << 30
 CONNECTIONS = 10_000
-KEEPALIVE = 600  # seconds: who asks for more is told to make do with this
+KEEPALIVE = 600  # seconds: the broker tells clients that request a longer keepalive to use this
 HEAD = """\
-# What agents may do, each under the name that it has shown to be its own (%u: the name in its
-# certificate, or its user), and nothing else. A client's id (%c) proves nothing: anyone
-# may choose any."""
+# Rights of agents. Each is identified by its authenticated name (%u: the name in its certificate,
+# or its user). The client id (%c) proves nothing, because clients choose it freely."""
 
 
 @dataclass(frozen=True)
-class Secured:
+class TlsFiles:
     """The files of a broker that identifies clients by their certificates.
 
     ca: certificate of the authority.
@@ -59,20 +55,23 @@ class Secured:
 
 
 def find_mosquitto() -> str | None:
-    """The program's path, on PATH or where systems put it."""
+    """Return the path of the program, from PATH or the usual folders."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path=os.pathsep.join(PLACES))
 
 
-def version_of(program: str) -> str:
-    shown = subprocess.run(  # noqa: S603
+def read_version(program: str) -> str:
+    """Return the version that mosquitto reports."""
+    output = subprocess.run(  # noqa: S603
         [program, "-h"], capture_output=True, text=True, check=False, timeout=10
     ).stdout
-    found = re.search(r"mosquitto version (\S+)", shown)
+    found = re.search(r"mosquitto version (\S+)", output)
     return found[1] if found else "of unknown version"
 
 
-def limits(folder: Path, max_packet: int) -> list[str]:
-    """What every broker of ours has: bounds, and a memory that outlives it."""
+def configure_limits(folder: Path, max_packet: int) -> list[str]:
+    """Return the configuration that is common to all brokers: limits, and persistence in
+    `folder`.
+    """
     return [
         f"max_packet_size {max_packet}",
         "max_inflight_messages 20",
@@ -90,29 +89,29 @@ def limits(folder: Path, max_packet: int) -> list[str]:
         "log_type warning",
         "log_type notice",
         "connection_messages false",
-        # else it becomes a user that may not write here, and keeps nothing
+        # as root it would switch to another user, which may not write here, and store nothing
         *(["user root"] if os.geteuid() == 0 else []),
     ]
 
 
-def secured(files: Secured) -> list[str]:
-    """A listener that takes only clients of the authority, and takes the names in their
-    certificates for theirs.
+def configure_tls(files: TlsFiles) -> list[str]:
+    """Return the configuration of a listener that accepts only certificates of the authority and
+    uses the names in them as user names.
     """
     return [
         f"cafile {files.ca.resolve()}",
         f"certfile {files.server.resolve()}",
         f"keyfile {files.server.resolve()}",
         f"crlfile {files.crl.resolve()}",
-        "tls_version tlsv1.2",  # the least: 1.3 is spoken where both sides can
+        "tls_version tlsv1.2",  # the minimum; 1.3 is used if both sides support it
         "require_certificate true",
         "use_identity_as_username true",
     ]
 
 
-def rights(coordinator: str, barred: Iterable[str] = ()) -> str:
-    """The access control list. coordinator: its user or the name in its certificate; barred: who
-    may do nothing at all, whatever else is said.
+def format_acl(coordinator: str, barred: Iterable[str] = ()) -> str:
+    """Return the access control list. coordinator: its user, or the name in its certificate.
+    barred: names without any rights.
     """
     lines: Sequence[str] = [
         HEAD,

@@ -1,8 +1,8 @@
-"""Users of a broker that is started here: a file of lines `user:password`, plain or as
-mosquitto_passwd hashes them.
+"""The password file of a local broker: lines `user:password`, in plain text or hashed by
+mosquitto_passwd.
 
-The hash is mosquitto's own, `$7$iterations$salt$hash` of PBKDF2 over SHA-512 (mosquitto_passwd(1)),
-so that the broker never sees a plain password.
+Hashes have mosquitto's own format, `$7$iterations$salt$hash` of PBKDF2 with SHA-512
+(mosquitto_passwd(1)), so that the broker never sees a plain password.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 
 from federated.errors import ConfigError
 
-__all__ = ["hashed", "read", "write"]
+__all__ = ["hash_password", "read", "write"]
 
-# mosquitto reads the number from the file; its own default of 101 is from another age
+# mosquitto reads the number from the file; its own default of 101 is far too low today
 ITERATIONS = 20_000
 
 
 def read(path: Path) -> dict[str, str]:
-    """user -> hash. Raises ConfigError for a file that is missing, empty, or has a line that is
-    none.
+    """Read the hash of each user. Raises ConfigError for a file that is missing or empty, or an
+    invalid line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -42,14 +42,14 @@ def read(path: Path) -> dict[str, str]:
             raise ConfigError(
                 f"password file {path}, line {number}: expected user:password, each user once"
             )
-        users[user] = password if _is_hash(password) else hashed(password)
+        users[user] = password if _is_hash(password) else hash_password(password)
     if not users:
         raise ConfigError(f"password file {path}: expected lines of user:password, found none")
     return users
 
 
 def write(path: Path, users: Mapping[str, str]) -> None:
-    """Writes hashes for a broker to read, for the eyes of this user only."""
+    """Write hashes for a broker, readable by this user only."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_text(
@@ -57,7 +57,8 @@ def write(path: Path, users: Mapping[str, str]) -> None:
     )
 
 
-def hashed(password: str) -> str:
+def hash_password(password: str) -> str:
+    """Hash a password as mosquitto does, with a random salt."""
     salt = secrets.token_bytes(12)
     return f"$7${ITERATIONS}${_text(salt)}${_text(_derive(password, salt, ITERATIONS))}"
 

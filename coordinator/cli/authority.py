@@ -68,7 +68,7 @@ def authority(hosts: tuple[str, ...], target: Path | None, pki: str, form: str) 
 
 def describe(authority: Authority) -> dict[str, Any]:
     """The authority as plain values. agents: the last certificate of each name."""
-    from coordinator.access.certificates import server_names
+    from coordinator.access.certificates import read_server_names
 
     last = {certificate.name: certificate for certificate in authority.registry.certificates()}
     agents = [
@@ -84,7 +84,7 @@ def describe(authority: Authority) -> dict[str, Any]:
         }
         for one in last.values()
     ]
-    hosts = list(server_names(authority.server))
+    hosts = list(read_server_names(authority.server))
     return {
         "folder": str(authority.folder),
         "fingerprint": authority.fingerprint.hex(),

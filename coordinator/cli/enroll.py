@@ -45,18 +45,19 @@ def enroll(name: str, host: str | None, port: int | None, valid: str, pki: str, 
     """
     with plainly("enroll"):
         from coordinator.access.authority_folder import open_authority
-        from coordinator.broker.addresses import own_address
+        from coordinator.broker.addresses import find_own_address
         from coordinator.settings.services import Broker
 
         seconds = seconds_of(valid)
         authority = open_authority(Broker(pki=pki))
         try:
-            known = int(authority.registry.noted("enrolment") or PORT)
+            known = int(authority.registry.get_fact("enrolment") or PORT)
             # not bound: where the coordinator listens, or did last
-            listen = authority.registry.noted("listen") or "0.0.0.0"  # noqa: S104
-            host = (host or (own_address(listen) if listen in ("0.0.0.0", "::") else listen)).strip(  # noqa: S104
-                "[]"
-            )
+            listen = authority.registry.get_fact("listen") or "0.0.0.0"  # noqa: S104
+            if not host:
+                everywhere = listen in ("0.0.0.0", "::")  # noqa: S104
+                host = find_own_address(listen) if everywhere else listen
+            host = host.strip("[]")
             token = authority.invite(name, host, port or known, seconds)
         finally:
             authority.close()

@@ -62,9 +62,9 @@ def release(runs: Path, form: str, **options: Any) -> None:
     Exits with 8 if a canary is not promoted, or was rolled back.
     """
     with plainly("release"):
-        from coordinator.release.rollout import Wish, release_run
+        from coordinator.release.rollout import ReleaseRequest, release_run
 
-        result = release_run(Wish(**options), runs, say=speaker(form))
+        result = release_run(ReleaseRequest(**options), runs, say=speaker(form))
         if form == "json":
             click.echo(json.dumps(result))
         if "error" in result:

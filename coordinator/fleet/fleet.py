@@ -13,7 +13,7 @@ from typing import Protocol
 
 from immutables import Map
 
-from coordinator.access.gate import Gate
+from coordinator.access.broker_access import BrokerAccess
 from coordinator.assign.eligibility import Eligibility
 from coordinator.fleet.driver import Driver
 from coordinator.fleet.endpoint import Endpoint
@@ -84,7 +84,7 @@ class Fleet:
             self.endpoint, self.inbox, intake.rules, publish, clock, intake.journal
         )
         self._helm: Helm | None = None
-        self._gate = Gate("")
+        self._gate = BrokerAccess("")
         self._eligibility: Eligibility | None = None
         self._barred: frozenset[str] = frozenset()
         self._ticked = self._filled = -math.inf
@@ -139,7 +139,7 @@ class Fleet:
         self.driver.take(on.CardChanged(self.clock()))
         self.endpoint.publish(card)
 
-    def obey(self, helm: Helm | None = None, gate: Gate | None = None) -> None:
+    def obey(self, helm: Helm | None = None, gate: BrokerAccess | None = None) -> None:
         """From now on looks, at every turn, at what people ask and whom the gate bars."""
         self._helm, self._gate = helm, gate or self._gate
 

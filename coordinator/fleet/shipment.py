@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from coordinator.fleet.fleet import Fleet
-from coordinator.trust.acceptance import expected
+from coordinator.trust.acceptance import expected_shapes
 from federated.method import Method, State
 from federated.task import Recipe, Task, Update, Work
 from federated.wire import tensors
@@ -80,7 +80,7 @@ class Parcel:
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that an agent sends back."""
-        return expected(self.plan)
+        return expected_shapes(self.plan)
 
     @cached_property
     def norms(self) -> dict[str, float]:

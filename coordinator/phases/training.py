@@ -256,7 +256,7 @@ def train(training: Training) -> Trained:
     history = record_counts(history, entries)
     scores = of_training([(one.submodel, one.entry.agent, one.tallies) for one in folded.values()])
     return Trained(
-        run.defences.settled(training.total, training.state),
+        run.defences.combine(training.total, training.state),
         sorted(entries, key=lambda entry: entry.agent),
         scores,
         history,

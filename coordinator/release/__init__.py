@@ -1,1 +1,1 @@
-"""From a finished run to ONNX files on the agents: export, rollout, canary, history."""
+"""Release of a run to its agents as ONNX files: export, rollout, canary, history."""

@@ -1,5 +1,6 @@
-"""Where a run's releases lie: `runs/RUN/releases/VERSION/`, and their history beside them, written
-whole or not at all.
+"""Storage of a run's releases in `runs/RUN/releases/VERSION/`, with their history beside them.
+
+Every write is atomic.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.release.history import FORMAT, History, kept
+from coordinator.release.history import FORMAT, History, list_kept
 from export import bundle, modelcard
 from federated.errors import StoreError
 from federated.runtime import files
@@ -26,26 +27,26 @@ HISTORY = "history.json"
 
 
 class Archive:
-    """The releases of one run. Several commands may hold one; `changing` lets one at a time change
-    the history.
+    """The releases of one run. Several processes may open one; `lock` lets one at a time change the
+    history.
     """
 
     def __init__(self, runs: Path, run: str) -> None:
-        """Raises StoreError where the folder cannot be made."""
+        """Raises StoreError if the folder cannot be created."""
         self.runs, self.run, self.folder = runs, run, runs / run / "releases"
         try:
             self.folder.mkdir(exist_ok=True)
         except OSError as error:
             raise StoreError(
-                f"releases of run '{run}' cannot be kept in {self.folder}: {error.strerror}"
+                f"cannot store releases of run '{run}' in {self.folder}: {error.strerror}"
             ) from error
 
     def path(self, version: str) -> Path:
         return self.folder / version
 
-    def take(self, folder: Path) -> str:
-        """Copies a release in, whole; the name of its version. Raises ExportError for what is no
-        whole release, StoreError.
+    def add(self, folder: Path) -> str:
+        """Copy a complete release into the archive and return its version. Raises ExportError for
+        an incomplete or damaged release, StoreError.
         """
         bundle.read(folder)
         name = bundle.version(folder)
@@ -59,18 +60,21 @@ class Archive:
                 *card,
             ):
                 shutil.copy(folder / file, partial)
-            bundle.read(partial)  # what was copied is what was checked
-            self._place(partial, name)
+            bundle.read(partial)  # verify the copy itself
+            # an existing version of this name is the same, or damaged
+            if self.path(name).exists():
+                shutil.rmtree(self.path(name))
+            partial.rename(self.path(name))
         except OSError as error:
             raise StoreError(
-                f"release {folder} cannot be kept in {self.folder}: {error.strerror or error}"
+                f"cannot store release {folder} in {self.folder}: {error.strerror or error}"
             ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return name
 
     def read(self) -> History:
-        """Raises StoreError for a history that is damaged or foreign."""
+        """Read the history. Raises StoreError if it is damaged or belongs to another run."""
         path = self.folder / HISTORY
         try:
             history = msgspec.json.decode(path.read_bytes(), type=History)
@@ -79,7 +83,7 @@ class Archive:
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreError(f"{path}: not a history of releases: {error}") from error
         if (history.run, history.format) != (self.run, FORMAT) or not set(
-            kept(history)
+            list_kept(history)
         ) <= history.items.keys():
             raise StoreError(
                 f"{path}: expected a history of run '{self.run}', format {FORMAT}, "
@@ -88,7 +92,7 @@ class Archive:
         return history
 
     def write(self, history: History) -> None:
-        """Raises StoreError; the history before stays then."""
+        """Replace the history. Raises StoreError, and then leaves the old one in place."""
         try:
             files.write(
                 self.folder / HISTORY,
@@ -96,26 +100,19 @@ class Archive:
             )
         except OSError as error:
             raise StoreError(
-                f"the history of releases could not be written to {self.folder}: {error.strerror}"
+                f"cannot write the history of releases to {self.folder}: {error.strerror}"
             ) from error
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Holds the history for this process; waits for another that does."""
+    def lock(self) -> Iterator[None]:
+        """Lock the history for this process, waiting for others."""
         with (self.folder / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def prune(self, history: History) -> None:
-        """Removes versions that no agent may want again."""
+        """Delete the versions that no agent can need again."""
+        wanted = list_kept(history)
         for path in self.folder.iterdir():
-            if re.match(VERSION, path.name) and path.name not in kept(history):
+            if re.match(VERSION, path.name) and path.name not in wanted:
                 shutil.rmtree(path, ignore_errors=True)
-
-    def _place(self, partial: Path, name: str) -> None:
-        """Puts a version where it belongs; one of that name that is there already is the same, or
-        damaged.
-        """
-        if self.path(name).exists():
-            shutil.rmtree(self.path(name))
-        partial.rename(self.path(name))

@@ -1,5 +1,5 @@
-"""A canary: which agents have a version first, and whether what they report speaks for it. Pure
-functions.
+"""Canary releases: which agents get a version first, and whether their reports allow to promote it.
+Pure functions.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from export.bundle import Bundle
 from federated.errors import FleetError, Unknown, UsageError
 from federated.wire.release_files import Serving
 
-__all__ = ["LOSS", "SLACK", "SLOWER", "Verdict", "drawn", "judged", "said"]
+__all__ = ["LOSS", "SLACK", "SLOWER", "Verdict", "draw_agents", "judge", "select_reports"]
 
 LOSS = 0.01  # accuracy that a version may lose
-SLOWER = 1.2  # times the latency (p90) that it may take
-SLACK = 0.5e-3  # seconds: less than this is the system's scheduling, not the network
+SLOWER = 1.2  # allowed ratio of latencies (p90)
+SLACK = 0.5e-3  # seconds: a smaller difference is due to the system's scheduling
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """reasons: what speaks against a version; without any it is good. notes: what was compared, or
-    could not be.
+    """The result of a canary.
+
+    reasons: what speaks against promotion; empty for a good version.
+    notes: what was compared, or could not be.
     """
 
     reasons: tuple[str, ...]
@@ -36,24 +38,23 @@ class Verdict:
         return not self.reasons
 
 
-def drawn(
+def draw_agents(
     share: str, version: str, known: Collection[str], others: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """The agents of a canary: `10%` of the known ones (rounded up), `3` of them, or those named,
-    which may be others.
+    """Return the agents of a canary: a percentage (`10%`) of the known ones, rounded up, a number
+    (`3`) of them, or the named ones, which may also be among `others`.
 
-    Drawn by a hash of version and agent: the same command draws the same agents, and another
-    version others.
-    Raises UsageError for what is no such share, FleetError where nobody is known, Unknown for a
-    name that is not.
+    The draw follows a hash of version and agent: the same command draws the same agents, another
+    version draws others. Raises UsageError for an invalid share, FleetError if no agent is known,
+    Unknown for an unknown name.
     """
     percent = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%", share)
     if not percent and not share.isdecimal():
-        return _named(share, {*known, *others})
+        return _check_names(share, {*known, *others})
     if not known:
         raise FleetError(
-            "no agent is known: none answers with a release, and none took part in the "
-            "run; name some by --canary NAME,NAME"
+            "no agent is known: none serves a release, and none took part in the run; "
+            "name some with --canary NAME,NAME"
         )
     wanted = math.ceil(round(len(known) * float(percent[1]) / 100, 9)) if percent else int(share)
     if not 1 <= wanted <= len(known) or (percent and not 0 < float(percent[1]) <= 100):
@@ -67,7 +68,7 @@ def drawn(
     return tuple(sorted(chosen))
 
 
-def _named(share: str, known: Collection[str]) -> tuple[str, ...]:
+def _check_names(share: str, known: Collection[str]) -> tuple[str, ...]:
     names = [name.strip() for name in share.split(",")]
     if not all(re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) for name in names):
         raise UsageError(
@@ -80,10 +81,10 @@ def _named(share: str, known: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def said(
+def select_reports(
     agents: Sequence[str], version: str, servings: Mapping[str, Serving]
 ) -> dict[str, Serving]:
-    """What these agents say of a version: that they answer with it, or that they refuse it."""
+    """Return the reports of these agents that they serve a version, or refuse it."""
     return {
         agent: servings[agent]
         for agent in agents
@@ -91,7 +92,7 @@ def said(
     }
 
 
-def judged(
+def judge(
     version: str,
     agents: Sequence[str],
     reports: Mapping[str, Serving],
@@ -99,50 +100,60 @@ def judged(
     made: Bundle,
     stable: tuple[str, Bundle] | None,
 ) -> Verdict:
-    """Whether a canary may go to all.
+    """Judge whether a canary may be promoted.
 
-    reports: what agents say of it; before: what they answered with until then. made: the canary's
-    manifest; stable: the version that is to be replaced, and its manifest, None where there is
-    none. Against it speak: no report; a report that it was refused; pooled accuracy on the agents'
-    own examples (where they have none: the manifests') lower by more than LOSS; p90 on the same
-    submodel more than SLOWER times as long, as the median over agents.
+    version: its name.
+    agents: those that got it.
+    reports: of agents about the canary.
+    before: what the agents served until then.
+    made: the canary's manifest.
+    stable: name and manifest of the stable version; None if there is none.
+
+    Reasons against it are: no report; a report of a refusal; accuracy lower by more than LOSS,
+    pooled over the agents' own examples (without any: from the manifests); p90 more than SLOWER
+    times as long on the same submodel, as the median over agents.
     """
-    heard = said(agents, version, reports)
+    heard = select_reports(agents, version, reports)
     refused = [
         f"{agent} refused it: {one.reason or 'no reason given'}"
         for agent, one in sorted(heard.items())
         if one.refused == version
     ]
-    taken = {agent: one for agent, one in heard.items() if one.version == version}
+    serving = {agent: one for agent, one in heard.items() if one.version == version}
     silent = sorted(set(agents) - heard.keys())
-    reasons, notes = (
-        list(refused),
-        [f"no report from {', '.join(silent)}"] if silent and heard else [],
-    )
+    reasons, notes = refused, [f"no report from {', '.join(silent)}"] if silent and heard else []
     if not heard:
-        reasons.append(f"none of its {len(agents)} agents reported ({', '.join(silent)})")
+        reasons.append(f"no report from any of its {len(agents)} agents ({', '.join(silent)})")
     if stable is None:
         return Verdict(
-            tuple(reasons), (*notes, "nothing was stable before: only the self-tests count")
+            tuple(reasons), (*notes, "no stable version to compare with: only the self-tests count")
         )
-    pairs = {agent: _pair(one, before.get(agent), stable[0]) for agent, one in taken.items()}
-    for bad, told in (_accuracy(taken, pairs, made, stable[1]), _latency(taken, pairs)):
-        if told:
-            (reasons if bad else notes).append(told)
+    pairs = {agent: _find_past(one, before.get(agent), stable[0]) for agent, one in serving.items()}
+    for bad, text in (
+        _compare_accuracy(serving, pairs, made, stable[1]),
+        _compare_latency(serving, pairs),
+    ):
+        if text:
+            (reasons if bad else notes).append(text)
     return Verdict(tuple(reasons), tuple(notes))
 
 
 @dataclass(frozen=True)
 class Past:
-    """What the stable version did on one agent: its submodel, seconds, accuracy."""
+    """The performance of the stable version on one agent.
+
+    submodel: that it served.
+    p90: latency, seconds.
+    accuracy: on the agent's own examples.
+    """
 
     submodel: str
     p90: float | None
     accuracy: float | None
 
 
-def _pair(report: Serving, before: Serving | None, stable: str) -> Past | None:
-    """Measured beside the canary where the agent did so, else as it was reported before."""
+def _find_past(report: Serving, before: Serving | None, stable: str) -> Past | None:
+    """Return the values that the agent measured beside the canary, else those reported before."""
     known = before if before is not None and before.version == stable else None
     submodel = known.submodel if known is not None else report.submodel
     if report.before == stable and report.p90_before is not None:
@@ -157,13 +168,13 @@ def _pair(report: Serving, before: Serving | None, stable: str) -> Past | None:
     return Past(submodel, known.p90, known.accuracy) if known is not None else None
 
 
-def _accuracy(
-    taken: Mapping[str, Serving], pairs: Mapping[str, Past | None], made: Bundle, stable: Bundle
+def _compare_accuracy(
+    serving: Mapping[str, Serving], pairs: Mapping[str, Past | None], made: Bundle, stable: Bundle
 ) -> tuple[bool, str]:
-    """Whether accuracy was lost, in words."""
+    """Return whether accuracy was lost, and the comparison in words."""
     rows = [
         (one.examples, past.accuracy, one.accuracy)
-        for agent, one in taken.items()
+        for agent, one in serving.items()
         if (past := pairs[agent]) is not None
     ]
     measured = [(n, old, new) for n, old, new in rows if n and old is not None and new is not None]
@@ -172,23 +183,25 @@ def _accuracy(
         old, new = (sum(row[0] * row[which] for row in measured) / total for which in (1, 2))
         what = f"accuracy on {total} examples of {len(measured)} agents"
     else:
-        listed = [(_listed(stable, one), _listed(made, one)) for one in taken.values()]
+        listed = [
+            (_read_accuracy(stable, one), _read_accuracy(made, one)) for one in serving.values()
+        ]
         both = [(a, b) for a, b in listed if a is not None and b is not None]
         if not both:
             return (
                 False,
-                "accuracy could not be compared: neither agents nor manifests say any"
-                if taken
+                "accuracy could not be compared: neither agents nor manifests report it"
+                if serving
                 else "",
             )
         old, new = (statistics.fmean(pair[which] for pair in both) for which in (0, 1))
-        what = "accuracy where it was exported"
-    return new < old - LOSS - 1e-9, f"{what}: {new:.3f}, of the stable version {old:.3f}"
+        what = "accuracy at export"
+    return new < old - LOSS - 1e-9, f"{what}: {new:.3f}, stable version {old:.3f}"
 
 
-def _listed(bundle: Bundle, report: Serving) -> float | None:
-    """What a manifest says of the graph that an agent answers with; of its submodel's first, where
-    it has no such variant.
+def _read_accuracy(bundle: Bundle, report: Serving) -> float | None:
+    """Return the accuracy in a manifest of the graph that an agent serves; without that variant, of
+    its submodel's first graph.
     """
     for entry in bundle.submodels:
         if entry.submodel == report.submodel:
@@ -199,11 +212,13 @@ def _listed(bundle: Bundle, report: Serving) -> float | None:
     return None
 
 
-def _latency(taken: Mapping[str, Serving], pairs: Mapping[str, Past | None]) -> tuple[bool, str]:
-    """Whether answers take longer, in words."""
+def _compare_latency(
+    serving: Mapping[str, Serving], pairs: Mapping[str, Past | None]
+) -> tuple[bool, str]:
+    """Return whether latency increased, and the comparison in words."""
     rows = [
         (past.p90, one.p90)
-        for agent, one in taken.items()
+        for agent, one in serving.items()
         if (past := pairs[agent]) is not None and past.submodel == one.submodel
     ]
     times = [(old, new) for old, new in rows if old and new is not None]
@@ -211,7 +226,7 @@ def _latency(taken: Mapping[str, Serving], pairs: Mapping[str, Past | None]) -> 
         return (
             False,
             "latency could not be compared: no agent measured both versions on the same submodel"
-            if taken
+            if serving
             else "",
         )
     ratio = statistics.median(new / old for old, new in times)

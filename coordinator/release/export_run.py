@@ -1,4 +1,4 @@
-"""From a stored run to ONNX files that are checked, and on to the agents."""
+"""Export of a stored run to verified ONNX files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from models.submodel import Network, Submodel
 
 __all__ = ["ExportRequest", "export_run", "write_release"]
 
-# raw inputs, some to calibrate int8 on and the others to measure with: half a point is 5 of them
+# raw inputs, 128 of them to calibrate int8: the others show half a percentage point as 5 examples
 EXAMPLES = 128 + 1024
 
 
@@ -45,7 +45,7 @@ class ExportRequest:
     runs: folder of all runs.
     out: folder to write the release into.
     submodels: names of the submodels to export; empty exports all that are ready.
-    inputs: file of raw examples to measure with, if the run's data are not here.
+    inputs: file of raw examples to measure with, for a run whose data is not on this machine.
     int8: whether to try int8 graphs.
     """
 
@@ -58,21 +58,21 @@ class ExportRequest:
 
 
 def export_run(request: ExportRequest, say: Say) -> dict[str, Any]:
-    """Export a run and report the measurements, as `coordinator export` does; return the manifest
-    as plain values. Raises StoreError, ExportError, Unknown, DataError, MissingExtra.
+    """Export a run and print the measurements, as `coordinator export` does; return the manifest as
+    plain values. Raises StoreError, ExportError, Unknown, DataError, MissingExtra.
     """
     run, out = request.run, request.out
 
-    def told(entry: bundle.Entry) -> None:
+    def say_entry(entry: bundle.Entry) -> None:
         say(f"{entry.label}: {entry.parameters:,} parameters, {entry.macs:,} multiply-adds")
         for line in [
-            *(_told(entry, variant) for variant in entry.variants),
+            *(_describe(entry, variant) for variant in entry.variants),
             *(f"left out: {why}" for why in entry.absent),
         ]:
             say(f"  {line}")
 
-    made, _ = write_release(request, told)
-    beside = "" if made.labelled else "; without labels, so that no accuracy is known"
+    made, _ = write_release(request, say_entry)
+    beside = "" if made.labelled else "; without labels, so the accuracy is unknown"
     say(f"measured on {made.examples} real examples that were not used to calibrate{beside}")
     first = bundle.usable(made)[0]
     mark = (
@@ -84,12 +84,12 @@ def export_run(request: ExportRequest, say: Say) -> dict[str, Any]:
         f"round {made.round} of run '{run}' is in {out}; try: edge-agent infer --model "
         f"{out / first.variants[0].file.name} INPUTS{mark}"
     )
-    say(f"release it to the agents by: coordinator release {run} --bundle {out} --broker HOST")
+    say(f"release it to the agents with: coordinator release {run} --bundle {out} --broker HOST")
     return {**msgspec.to_builtins(made), "out": str(out)}
 
 
-def _told(entry: bundle.Entry, variant: bundle.Variant) -> str:
-    """A line on one graph."""
+def _describe(entry: bundle.Entry, variant: bundle.Variant) -> str:
+    """Describe one graph in a line."""
     first, size = entry.variants[0], f"{variant.file.size / 1e3:.0f} kB"
     if variant is first:
         good = f"accuracy {first.accuracy:.4f}, " if first.accuracy is not None else ""
@@ -98,7 +98,7 @@ def _told(entry: bundle.Entry, variant: bundle.Variant) -> str:
     if variant.accuracy is not None and first.accuracy is not None:
         good = f"accuracy {variant.accuracy:.4f} ({variant.accuracy - first.accuracy:+.4f})"
     if variant not in bundle.right(entry):
-        good += "; no device will take it: it loses more than a point"
+        good += "; no device will use it, because it loses more than a percentage point"
     return f"{variant.kind:13}{size:>10}  {good}"
 
 
@@ -106,7 +106,7 @@ def write_release(
     request: ExportRequest, on_entry: Callable[[bundle.Entry], None] | None = None
 ) -> tuple[bundle.Bundle, dict[str, str]]:
     """Export a run's last state into a folder; return the bundle, and the submodel that each agent
-    is to answer with. on_entry: called with each finished submodel.
+    should serve. on_entry: called with each finished submodel.
     """
     run, out = request.run, request.out
     store = Store.open(request.runs, run, read_only=True)
@@ -127,10 +127,12 @@ def write_release(
     state = State(last.round, last.tensors, state.settings, last.fleet)
     nets = {
         submodel: assemble(state, method, submodel)
-        for submodel in chosen(run, method, state, facts.menu, request.submodels)
+        for submodel in choose_submodels(run, method, state, facts.menu, request.submodels)
     }
     first = next(iter(nets))
-    x, truth = examples(config, request.inputs, first.network, method.recipe(state, first).hide)
+    x, truth = load_examples(
+        config, request.inputs, first.network, method.recipe(state, first).hide
+    )
     about = {
         "method": method.name,
         "data": "of the agents" if config.data.name == AGENTS else config.data.name,
@@ -149,14 +151,14 @@ def write_release(
     try:
         made = bundle_writer.write(out, contents, on_entry)
     except OSError as error:
-        raise ExportError(f"{out}: cannot be written: {error.strerror or error}") from error
+        raise ExportError(f"{out}: cannot write the release: {error.strerror or error}") from error
     return made, wants
 
 
-def chosen(
+def choose_submodels(
     run: str, method: Method, state: State, menu: Sequence[Submodel], wanted: Sequence[str]
 ) -> list[Submodel]:
-    """The submodels that are asked for, or all that have batch norm statistics, each network once.
+    """Return the requested submodels, or all that have batch norm statistics, each network once.
     Raises Unknown, ExportError.
     """
     known = {submodel.name: submodel.plain for submodel in menu}
@@ -178,20 +180,20 @@ def chosen(
     return ready
 
 
-def examples(
+def load_examples(
     config: Config, inputs: Path | None, network: Network, hide: float
 ) -> tuple[Array, Array | None]:
-    """Real raw inputs to measure with, as the network is asked, and the right answers where they
-    are known: from a file, or held out from the run's data, drawn alike from all of them. hide:
-    share of tokens. Raises ConfigError, DataError.
+    """Return real raw inputs to measure with, in the form that the network receives, and the right
+    answers if they are known: from a file, or drawn from the run's held-out data. hide: share of
+    hidden tokens. Raises ConfigError, DataError.
     """
     if inputs is None and config.data.name == AGENTS:
         raise ConfigError(
-            "the coordinator of this run holds no data: name raw examples to compare "
-            "with by --inputs FILE.npz"
+            "the coordinator of this run has no data: give raw examples to compare with, "
+            "with --inputs FILE.npz"
         )
     if inputs is not None:
-        x, y = given(inputs, network)
+        x, y = load_inputs(inputs, network)
     else:
         whole = data.central(config.data.name, config.data.root)
         x, y = whole.x_held, whole.y_held
@@ -205,12 +207,12 @@ def examples(
     return posed.numpy(), truth.numpy()
 
 
-def given(path: Path, network: Network) -> tuple[Array, Array | None]:
-    """Raw examples of a file, and the answers if it holds any that fit the network. Raises
-    DataError.
+def load_inputs(path: Path, network: Network) -> tuple[Array, Array | None]:
+    """Return the raw examples of a file, and the answers if it has any. Raises DataError for an
+    invalid file, or answers that do not fit the network.
     """
     if path.suffix == ".npz" and path.is_file():
-        # read_npz says what is wrong
+        # read_npz reports what is wrong with the file
         with (
             contextlib.suppress(ValueError, OSError, zipfile.BadZipFile),
             np.load(path, allow_pickle=False) as arrays,

@@ -1,5 +1,6 @@
-"""The history of what a run released: which version is stable, which a canary, which was taken back
-and why. Pure functions over one record.
+"""The history of a run's releases: stable version, canary, and rollbacks with their reasons.
+
+Pure functions over one record.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ __all__ = [
     "Event",
     "History",
     "Item",
-    "canaried",
-    "card_of",
-    "kept",
-    "latest",
-    "promoted",
-    "released",
-    "reported",
-    "roll_target",
-    "rolled_back",
-    "taken_back",
+    "add_reports",
+    "build_card",
+    "find_rollback",
+    "find_rollback_target",
+    "list_kept",
+    "list_reports",
+    "promote",
+    "release",
+    "roll_back",
+    "start_canary",
 ]
 
 FORMAT = 1
@@ -33,8 +34,11 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Item:
-    """One version. before: what agents answered with as it was released; reports: what they last
-    said of it.
+    """One version.
+
+    version: its files, submodels and round.
+    before: what each agent served when the version was released.
+    reports: the last report of each agent about the version.
     """
 
     version: Version
@@ -44,8 +48,13 @@ class Item:
 
 @dataclass(frozen=True)
 class Event:
-    """What became of a version, and when (UTC, ISO 8601). reasons: why it was taken back, or what
-    spoke against a promotion that was forced.
+    """A change of a version's state.
+
+    time: UTC, ISO 8601.
+    version: its name.
+    what: the change.
+    reasons: why it was rolled back, or what a forced promotion ignored.
+    agents: of a canary.
     """
 
     time: str
@@ -57,8 +66,14 @@ class Event:
 
 @dataclass(frozen=True)
 class History:
-    """stable, previous, canary: names of versions, empty where there is none; agents: who has the
-    canary. items: by name of the version.
+    """The releases of a run.
+
+    run: its name.
+    stable, previous, canary: names of versions; empty if there is none.
+    agents: those that get the canary.
+    items: versions by name.
+    events: in the order in which they happened.
+    format: of the file.
     """
 
     run: str
@@ -71,65 +86,64 @@ class History:
     format: int = FORMAT
 
 
-def card_of(history: History) -> Release:
-    """What agents are told."""
+def build_card(history: History) -> Release:
+    """Return the card that tells agents what to serve."""
     stable, canary = (
         history.items[name].version if name else None for name in (history.stable, history.canary)
     )
     return Release(history.run, stable, canary, history.agents)
 
 
-def kept(history: History) -> tuple[str, ...]:
-    """The versions that agents may want, or want again."""
+def list_kept(history: History) -> tuple[str, ...]:
+    """Return the versions that agents may need, now or after a rollback."""
     return tuple(name for name in (history.stable, history.canary, history.previous) if name)
 
 
-def released(history: History, item: Item, time: str) -> History:
-    """To all agents at once. The same version again changes nothing; a canary of another one is
-    replaced.
+def release(history: History, item: Item, time: str) -> History:
+    """Release a version to all agents at once, replacing any other canary. Has no effect for the
+    stable version.
     """
     name = item.version.name
     if name == history.stable:
         return history
-    history = _added(_without_canary(history, name, time), item)
-    return _noted(
-        replace(history, stable=name, previous=history.stable), Event(time, name, "released")
-    )
+    history = _remove_canary(history, name, time)
+    items = {**history.items, name: item}
+    changed = replace(history, stable=name, previous=history.stable, items=items)
+    return _add_event(changed, Event(time, name, "released"))
 
 
-def canaried(history: History, item: Item, agents: Sequence[str], time: str) -> History:
-    """To some agents first; another canary is replaced. Raises ExportError for the version that all
-    have already.
+def start_canary(history: History, item: Item, agents: Sequence[str], time: str) -> History:
+    """Release a version to some agents, replacing another canary. Raises ExportError for the stable
+    version.
     """
     name = item.version.name
     if name == history.stable:
         raise ExportError(
-            f"version {name} (round {item.version.round}) is what all agents have "
-            "already: there is nothing to try"
+            f"version {name} (round {item.version.round}) is stable already: "
+            "there is nothing to try"
         )
-    history = _added(_without_canary(history, name, time), item)
-    return _noted(
-        replace(history, canary=name, agents=tuple(agents)),
-        Event(time, name, "canary", agents=tuple(agents)),
-    )
+    history = _remove_canary(history, name, time)
+    items = {**history.items, name: item}
+    changed = replace(history, canary=name, agents=tuple(agents), items=items)
+    return _add_event(changed, Event(time, name, "canary", agents=tuple(agents)))
 
 
-def promoted(history: History, time: str, reasons: Sequence[str] = ()) -> History:
-    """The canary becomes stable. reasons: what spoke against it. Raises ExportError where none is
-    on.
+def promote(history: History, time: str, reasons: Sequence[str] = ()) -> History:
+    """Make the canary stable. reasons: what a forced promotion ignores. Raises ExportError without
+    a canary.
     """
     name = history.canary
     if not name:
         raise ExportError(
-            f"run '{history.run}' has no canary to promote: start one by --canary 10%"
+            f"run '{history.run}' has no canary to promote: start one with --canary 10%"
         )
     changed = replace(history, stable=name, previous=history.stable, canary="", agents=())
-    return _noted(changed, Event(time, name, "promoted", tuple(reasons)))
+    return _add_event(changed, Event(time, name, "promoted", tuple(reasons)))
 
 
-def roll_target(history: History) -> tuple[str, str]:
-    """What a rollback takes back, and what agents have then, perhaps nothing. Raises ExportError
-    where there is nothing to go back to.
+def find_rollback_target(history: History) -> tuple[str, str]:
+    """Return the version that a rollback withdraws, and the one that replaces it (empty if there is
+    none). Raises ExportError if there is nothing to roll back to.
     """
     if history.canary:
         return history.canary, history.stable
@@ -139,27 +153,27 @@ def roll_target(history: History) -> tuple[str, str]:
     raise ExportError(f"run '{history.run}' has nothing to roll back to: {only}")
 
 
-def rolled_back(history: History, time: str, reasons: Sequence[str] = ()) -> History:
-    """The canary is withdrawn; without one, the stable version before this one is stable again.
-    Raises ExportError as `roll_target` does.
+def roll_back(history: History, time: str, reasons: Sequence[str] = ()) -> History:
+    """Withdraw the canary; without one, make the previous version stable again. Raises ExportError
+    as `find_rollback_target` does.
     """
-    name, then = roll_target(history)
+    name, then = find_rollback_target(history)
     changed = (
         replace(history, canary="", agents=())
         if history.canary
         else replace(history, stable=then, previous="")
     )
-    return _noted(changed, Event(time, name, "rolled back", tuple(reasons)))
+    return _add_event(changed, Event(time, name, "rolled back", tuple(reasons)))
 
 
-def taken_back(history: History, name: str) -> Event | None:
-    """The event that took a version back, where that is the last that became of it."""
+def find_rollback(history: History, name: str) -> Event | None:
+    """Return the event that rolled a version back, if that is its last event."""
     last = next((event for event in reversed(history.events) if event.version == name), None)
     return last if last is not None and last.what == "rolled back" else None
 
 
-def reported(history: History, servings: Mapping[str, Serving]) -> History:
-    """With what agents say by now, each noted with the version that it is about."""
+def add_reports(history: History, servings: Mapping[str, Serving]) -> History:
+    """Add the agents' current reports, each to the version that it is about."""
     items = dict(history.items)
     for agent, serving in servings.items():
         for name in {serving.version, serving.refused} & items.keys():
@@ -167,8 +181,8 @@ def reported(history: History, servings: Mapping[str, Serving]) -> History:
     return replace(history, items=items)
 
 
-def latest(history: History) -> dict[str, Serving]:
-    """What each agent last said, as far as it was noted."""
+def list_reports(history: History) -> dict[str, Serving]:
+    """Return the last known report of each agent."""
     names = (history.previous, history.stable, history.canary)
     return {
         agent: serving
@@ -178,15 +192,13 @@ def latest(history: History) -> dict[str, Serving]:
     }
 
 
-def _added(history: History, item: Item) -> History:
-    return replace(history, items={**history.items, item.version.name: item})
-
-
-def _without_canary(history: History, name: str, time: str) -> History:
+def _remove_canary(history: History, name: str, time: str) -> History:
     if not history.canary or history.canary == name:
         return replace(history, canary="", agents=())
-    return _noted(replace(history, canary="", agents=()), Event(time, history.canary, "replaced"))
+    return _add_event(
+        replace(history, canary="", agents=()), Event(time, history.canary, "replaced")
+    )
 
 
-def _noted(history: History, event: Event) -> History:
+def _add_event(history: History, event: Event) -> History:
     return replace(history, events=(*history.events, event))

@@ -1,5 +1,5 @@
-"""What `coordinator release` tells at its end: which version is whose, and a table of what agents
-answer with.
+"""The report that `coordinator release` prints at its end: the versions, and a table of what each
+agent serves.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from export.publish import Published
 from federated.runtime.console import Say
 from federated.wire.release_files import Serving
 
-__all__ = ["told"]
+__all__ = ["report"]
 
 
-def told(history: History, seen: Published, say: Say) -> dict[str, Any]:
-    """Says how the releases of a run stand, and what agents report; the same as plain values."""
+def report(history: History, seen: Published, say: Say) -> dict[str, Any]:
+    """Print the releases of a run and the agents' reports; return both as plain values."""
     for name, what in (
         (history.stable, "stable"),
         (history.canary, "canary"),
@@ -28,7 +28,7 @@ def told(history: History, seen: Published, say: Say) -> dict[str, Any]:
             to = f", for {', '.join(history.agents)}" if what == "canary" else ""
             say(f"{what + ':':<10}{name} (round {history.items[name].version.round}){to}")
     if not history.items:
-        say(f"run '{history.run}' released nothing yet")
+        say(f"run '{history.run}' has not released anything yet")
     rows = [_row(history, serving) for _, serving in sorted(seen.servings.items())]
     if rows:
         say(_table(rows))
@@ -48,7 +48,7 @@ def told(history: History, seen: Published, say: Say) -> dict[str, Any]:
 
 
 def _row(history: History, serving: Serving) -> dict[str, Any]:
-    """What one agent answers with, beside what it did before."""
+    """Return what one agent serves, and its accuracy before."""
     now = serving.version
     old = history.items[now].before.get(serving.agent) if now in history.items else None
     then = (
@@ -78,7 +78,7 @@ def _row(history: History, serving: Serving) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    def shown(row: dict[str, Any]) -> tuple[str, ...]:
+    def format_row(row: dict[str, Any]) -> tuple[str, ...]:
         p50, p90 = (
             f"{row[key] * 1e3:.2f}" if row[key] is not None else "-" for key in ("p50", "p90")
         )
@@ -114,19 +114,15 @@ def _table(rows: list[dict[str, Any]]) -> str:
         "failed",
         "state",
     )
-    lines = [head, *map(shown, rows)]
+    lines = [head, *map(format_row, rows)]
     wide = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    told = [
+    table = [
         "  ".join(f"{word:<{width}}" for word, width in zip(line, wide, strict=True)).rstrip()
         for line in lines
     ]
-    return "\n".join(
-        [
-            *told,
-            *(
-                f"{row['agent']} refused {row['refused']}: {row['reason']}"
-                for row in rows
-                if row["refused"]
-            ),
-        ]
-    )
+    refusals = [
+        f"{row['agent']} refused {row['refused']}: {row['reason']}"
+        for row in rows
+        if row["refused"]
+    ]
+    return "\n".join([*table, *refusals])

@@ -1,5 +1,5 @@
-"""The command `coordinator release`: brings what a run learned to the agents that answer with it;
-to some first, to all, or back.
+"""The command `coordinator release`: releases a run's result to the agents that serve it, to a
+canary first or to all, and rolls it back.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
-from coordinator.access.gate import shown
+from coordinator.access.broker_access import add_certificate
 from coordinator.release import canary
 from coordinator.release import history as releases
 from coordinator.release.archive import Archive
 from coordinator.release.export_run import ExportRequest, write_release
 from coordinator.release.history import History, Item
-from coordinator.release.reports import told
+from coordinator.release.reports import report
 from coordinator.store.store import Store
 from coordinator.store.training_counts import answering
 from export import bundle
@@ -31,16 +31,26 @@ from federated.runtime.console import Say
 from federated.wire.link import Link
 from federated.wire.links.catalogue import open_link
 
-__all__ = ["CANARY_WAIT", "Rollout", "Wish", "release_run"]
+__all__ = ["CANARY_WAIT", "ReleaseRequest", "Rollout", "release_run"]
 
 CANARY_WAIT = 60.0  # seconds for the agents of a canary to report
-LOOK = 0.2  # seconds between looks at what came
+POLL = 0.2  # seconds that one wait for a message lasts
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a person asks of `coordinator release`. wait: seconds, None for what fits; share: of the
-    canary, as `canary.drawn` takes it.
+class ReleaseRequest:
+    """The options of `coordinator release`.
+
+    run: name of the stored run.
+    broker: its address; None with `status` only.
+    bundle: folder of an exported release; None exports the last round.
+    share: agents of the canary, as `canary.draw_agents` takes it; None for all agents.
+    promote: whether to promote the canary.
+    rollback: whether to roll back.
+    status: whether to report only.
+    wait: seconds to wait for reports; None for the default.
+    force: whether to release or promote despite reasons against it.
+    inputs: file of raw examples to export with.
     """
 
     run: str
@@ -55,20 +65,24 @@ class Wish:
     inputs: Path | None = None
 
 
-def release_run(wish: Wish, runs: Path, say: Say) -> dict[str, Any]:
-    """What `coordinator release` does; its result as plain values, `error` why it exits with 8.
-
+def release_run(request: ReleaseRequest, runs: Path, say: Say) -> dict[str, Any]:
+    """Do what `coordinator release` is asked to do; return its result as plain values, with `error`
+    if it must exit with status 8.
     Raises UsageError, Unknown, StoreError, ExportError, FleetError, LinkError.
     """
-    _check(wish)
-    trained, rounds = _trained(runs, wish.run)
-    archive = Archive(runs, wish.run)
-    archive.read()  # a damaged one is said before anything happens
-    if wish.broker is None:
-        return told(archive.read(), Published(servings=releases.latest(archive.read())), say)
-    link = open_link(shown(wish.broker), f"release-{wish.run}-{secrets.token_hex(3)}")
+    _check_flags(request)
+    trained, rounds = _read_run(runs, request.run)
+    archive = Archive(runs, request.run)
+    archive.read()  # report a damaged history before anything happens
+    if request.broker is None:
+        return report(
+            archive.read(), Published(servings=releases.list_reports(archive.read())), say
+        )
+    link = open_link(
+        add_certificate(request.broker), f"release-{request.run}-{secrets.token_hex(3)}"
+    )
     try:
-        return Rollout(link, archive, trained, rounds, say).follow(wish)
+        return Rollout(link, archive, trained, rounds, say).follow(request)
     finally:
         link.close()
 
@@ -79,74 +93,74 @@ class Rollout:
     def __init__(
         self, link: Link, archive: Archive, trained: Mapping[str, str], rounds: int, say: Say
     ) -> None:
-        """trained: the submodel that each agent is to answer with; rounds: how many the run has
-        finished.
-        """
+        """trained: the submodel that each agent serves. rounds: number of finished rounds."""
         self._link, self._archive, self._say = link, archive, say
         self._trained, self._rounds = trained, rounds
         self.run = archive.run
         self.seen = published(link, self.run, time.monotonic)
 
-    def follow(self, wish: Wish) -> dict[str, Any]:
-        """Does what is asked."""
-        if wish.status:
+    def follow(self, request: ReleaseRequest) -> dict[str, Any]:
+        """Carry out a request. Raises as `release_run` does."""
+        if request.status:
             if self.seen.card != (
-                releases.card_of(self._archive.read()) if self._archive.read().items else None
+                releases.build_card(self._archive.read()) if self._archive.read().items else None
             ):
                 self._say(
-                    "the broker shows something else than what follows: coordinator "
-                    f"release {self.run} publishes it again"
+                    "the broker has other releases than the archive shows below: run coordinator "
+                    f"release {self.run} to publish them again"
                 )
-            return told(self._noted(), self.seen, self._say)
-        if wish.rollback:
+            return report(self._collect_reports(), self.seen, self._say)
+        if request.rollback:
             return self._roll_back()
-        if wish.promote and wish.share is None:
-            return self._promote(wish.force)
-        self._release(wish)
-        if wish.share is not None:
+        if request.promote and request.share is None:
+            return self._promote(request.force)
+        self._release(request)
+        if request.share is not None:
             self._await(
-                self._archive.read().agents, CANARY_WAIT if wish.wait is None else wish.wait
+                self._archive.read().agents, CANARY_WAIT if request.wait is None else request.wait
             )
-            if wish.promote:
-                return self._decide(wish.force)
-        elif wish.wait:
-            self._await(tuple(sorted({*self.seen.servings, *self._trained})), wish.wait)
-        return told(self._noted(), self.seen, self._say)
+            if request.promote:
+                return self._decide(request.force)
+        elif request.wait:
+            self._await(tuple(sorted({*self.seen.servings, *self._trained})), request.wait)
+        return report(self._collect_reports(), self.seen, self._say)
 
-    # ---- what is asked ---------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------
 
-    def _release(self, wish: Wish) -> None:
-        """A version to all, or to some; where the run has nothing new, what is released already is
-        published again.
+    def _release(self, request: ReleaseRequest) -> None:
+        """Release a version to all agents or to a canary; if the run has nothing new, publish the
+        current release again.
         """
-        if wish.share is not None:
-            self._drawn(wish.share, "")  # before an export, which may take minutes
-        with self._archive.changing():
+        if request.share is not None:
+            self._draw(request.share, "")  # fail before an export, which may take minutes
+        with self._archive.lock():
             old = self._archive.read()
-            known = None if wish.bundle is not None or wish.force else _of_round(old, self._rounds)
-            name = known or self._take(wish)
-            gone = releases.taken_back(old, name)
-            if gone is not None and not wish.force:
-                why = f"version {name} was rolled back at {gone.time}" + (
-                    f": {'; '.join(gone.reasons)}" if gone.reasons else ""
+            known = (
+                None
+                if request.bundle is not None or request.force
+                else _find_version(old, self._rounds)
+            )
+            name = known or self._add(request)
+            rolled_back = releases.find_rollback(old, name)
+            if rolled_back is not None and not request.force:
+                why = f"version {name} was rolled back at {rolled_back.time}" + (
+                    f": {'; '.join(rolled_back.reasons)}" if rolled_back.reasons else ""
                 )
-                if not known or wish.share is not None:
-                    raise ExportError(f"{why}; --force releases it all the same")
-                self._say(
-                    f"round {self._rounds}, {why}: it stays so (--force releases it all the same)"
-                )
+                if not known or request.share is not None:
+                    raise ExportError(f"{why}; use --force to release it anyway")
+                self._say(f"round {self._rounds} is not released: {why} (override with --force)")
                 new = old
-            elif known and wish.share is None and name in (old.stable, old.canary):
+            elif known and request.share is None and name in (old.stable, old.canary):
                 self._say(
                     f"nothing new: round {self._rounds} is version {name}, "
                     f"{'stable' if name == old.stable else 'a canary'}; published again"
                 )
                 new = old
             else:
-                new = self._changed(old, name, wish)
+                new = self._add_version(old, name, request)
             self._write(new)
 
-    def _changed(self, old: History, name: str, wish: Wish) -> History:
+    def _add_version(self, old: History, name: str, request: ReleaseRequest) -> History:
         version = version_of(self._archive.path(name), self.run, self._trained)
         past = old.items[name].before if name in old.items else {}
         now = {
@@ -158,131 +172,121 @@ class Rollout:
         missing = sorted(set(self._trained) - version.assignment.keys())
         if missing:
             self._say(
-                f"version {name} holds no submodel of {', '.join(missing)}; held: "
+                f"version {name} has no submodel for {', '.join(missing)}; it has "
                 f"{', '.join(version.submodels)}"
             )
         if version.untrained:
             self._say(
-                f"version {name} holds submodels that no update of the run trained: "
+                f"version {name} has submodels that no update of the run trained: "
                 f"{', '.join(version.untrained)}"
             )
-        if wish.share is None:
-            self._say(f"version {name} (round {version.round}) goes to all agents")
-            return releases.released(old, item, _now())
-        known, agents = self._drawn(wish.share, name)
+        if request.share is None:
+            self._say(f"releasing version {name} (round {version.round}) to all agents")
+            return releases.release(old, item, _now())
+        known, agents = self._draw(request.share, name)
         self._say(
-            f"version {name} (round {version.round}) goes to {len(agents)} of "
+            f"releasing version {name} (round {version.round}) to {len(agents)} of "
             f"{len(known)} agents first: {', '.join(agents)}"
         )
-        return releases.canaried(old, item, agents, _now())
+        return releases.start_canary(old, item, agents, _now())
 
-    def _drawn(self, share: str, version: str) -> tuple[list[str], tuple[str, ...]]:
-        """The agents that are known, and those of a canary. Raises what `canary.drawn` raises."""
+    def _draw(self, share: str, version: str) -> tuple[list[str], tuple[str, ...]]:
+        """Return the known agents, and those of a canary. Raises as `canary.draw_agents` does."""
         known = sorted(self.seen.servings) or sorted(self._trained)
-        return known, canary.drawn(share, version, known, self._trained)
+        return known, canary.draw_agents(share, version, known, self._trained)
 
     def _promote(self, force: bool) -> dict[str, Any]:
-        history = self._noted()
-        releases.promoted(history, "")  # is there one?
+        history = self._collect_reports()
+        releases.promote(history, "")  # raises ExportError without a canary
         verdict = self._judge(history)
         if not verdict.good and not force:
             listed = "".join(f"\n  - {reason}" for reason in verdict.reasons)
             raise ExportError(
-                f"version {history.canary} is not promoted (--force does it all the "
-                f"same, --rollback takes it back):{listed}"
+                f"version {history.canary} is not promoted (use --force to promote it anyway, "
+                f"or --rollback to withdraw it):{listed}"
             )
         return self._settle(history.canary, verdict, promote=True)
 
     def _decide(self, force: bool) -> dict[str, Any]:
-        """By what its agents reported, a canary goes to all or back."""
-        history = self._noted()
+        """Promote a canary or roll it back, depending on its agents' reports."""
+        history = self._collect_reports()
         verdict = self._judge(history)
         return self._settle(history.canary, verdict, promote=verdict.good or force)
 
     def _roll_back(self) -> dict[str, Any]:
-        with self._archive.changing():
-            history = releases.reported(self._archive.read(), self.seen.servings)
-            gone, then = releases.roll_target(history)
-            self._write(releases.rolled_back(history, _now(), ("by command",)))
-        self._say(f"version {gone} is taken back; agents go on with {then or 'what they had'}")
-        return told(self._archive.read(), self.seen, self._say)
+        with self._archive.lock():
+            history = releases.add_reports(self._archive.read(), self.seen.servings)
+            name, then = releases.find_rollback_target(history)
+            self._write(releases.roll_back(history, _now(), ("by command",)))
+        self._say(f"rolled back version {name}; agents serve {then or 'what they had before'}")
+        return report(self._archive.read(), self.seen, self._say)
 
     def _settle(self, name: str, verdict: canary.Verdict, *, promote: bool) -> dict[str, Any]:
-        with self._archive.changing():
+        with self._archive.lock():
             history = self._archive.read()
             if history.canary != name:
                 raise ExportError(
-                    f"version {name} is no canary any more: another command changed "
-                    "what is released"
+                    f"version {name} is no longer a canary: another command changed the release"
                 )
-            change = releases.promoted if promote else releases.rolled_back
+            change = releases.promote if promote else releases.roll_back
             self._write(change(history, _now(), verdict.reasons))
-        self._say(
-            f"version {name} is {'promoted: it goes to all agents' if promote else 'rolled back'}"
-        )
+        self._say(f"version {name} is {'promoted to all agents' if promote else 'rolled back'}")
         for reason in verdict.reasons if promote else ():
-            self._say(f"in spite of this: {reason}")
-        result = told(self._archive.read(), self.seen, self._say)
+            self._say(f"ignored: {reason}")
+        result = report(self._archive.read(), self.seen, self._say)
         result["verdict"] = msgspec.to_builtins(verdict)
-        return (
-            result
-            if promote
-            else {
-                **result,
-                "error": f"version {name} was rolled back: {'; '.join(verdict.reasons)}",
-            }
-        )
+        if not promote:
+            result["error"] = f"version {name} was rolled back: {'; '.join(verdict.reasons)}"
+        return result
 
     def _judge(self, history: History) -> canary.Verdict:
         item, stable = history.items[history.canary], history.stable
         made = bundle.manifest(self._archive.path(history.canary))
         old = (stable, bundle.manifest(self._archive.path(stable))) if stable else None
-        verdict = canary.judged(
-            history.canary, history.agents, item.reports, item.before, made, old
-        )
+        verdict = canary.judge(history.canary, history.agents, item.reports, item.before, made, old)
         for note in verdict.notes:
             self._say(note)
         return verdict
 
-    # ---- what is done ----------------------------------------------------------------------------
+    # ---- steps -----------------------------------------------------------------------------------
 
-    def _take(self, wish: Wish) -> str:
-        """Puts the release that is meant into the archive: a folder, or the run's last round,
-        exported. Its version.
+    def _add(self, request: ReleaseRequest) -> str:
+        """Add the given folder, or an export of the run's last round, to the archive. Return its
+        version.
         """
-        if wish.bundle is not None:
-            found = bundle.manifest(wish.bundle)
+        if request.bundle is not None:
+            found = bundle.manifest(request.bundle)
             if found.run != self.run:
                 raise ExportError(
-                    f"{wish.bundle}: expected a release of run '{self.run}', found one "
+                    f"{request.bundle}: expected a release of run '{self.run}', found one "
                     f"of '{found.run}'"
                 )
-            return self._archive.take(wish.bundle)
+            return self._archive.add(request.bundle)
         partial = self._archive.folder / f"export.{secrets.token_hex(3)}.part"
-        self._say(f"exporting round {self._rounds} of run '{self.run}', compared with PyTorch")
+        self._say(f"exporting round {self._rounds} of run '{self.run}' and comparing with PyTorch")
         try:
-            request = ExportRequest(self.run, self._archive.runs, partial, inputs=wish.inputs)
-            write_release(request, self._exported)
-            return self._archive.take(partial)
+            export = ExportRequest(self.run, self._archive.runs, partial, inputs=request.inputs)
+            write_release(export, self._say_exported)
+            return self._archive.add(partial)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def _exported(self, entry: bundle.Entry) -> None:
+    def _say_exported(self, entry: bundle.Entry) -> None:
         kinds = ", ".join(
             f"{variant.kind} {variant.file.size / 1e3:.0f} kB" for variant in entry.variants
         )
         self._say(f"  {entry.label}: {entry.parameters:,} parameters, {kinds}")
 
     def _write(self, history: History) -> None:
-        """Brings the broker to a history: its files, then the card; what nobody wants any more
-        goes.
+        """Bring the broker to the state of a history: publish its files, then the card, and
+        withdraw the versions that are no longer needed.
 
-        The history is written between the two: who interrupts this before may ask for the same once
-        more.
+        The history is written between files and card: after an interruption before that, the same
+        command can be repeated.
         """
         if not history.items:
             return
-        wanted, there = releases.kept(history), self.seen.manifests
+        wanted, there = releases.list_kept(history), self.seen.manifests
         sent = {
             key: one
             for name in wanted
@@ -290,7 +294,7 @@ class Rollout:
         }
         self._archive.write(history)
         self._archive.prune(history)
-        card, self.seen.card = releases.card_of(history), None  # until the broker shows it
+        card, self.seen.card = releases.build_card(history), None  # until the broker shows it
         announce(self._link, card)
         withdraw(self._link, self.run, wanted, there)
         self.seen.manifests = {
@@ -301,73 +305,73 @@ class Rollout:
         confirm(self._link, self.seen, card, time.monotonic)
 
     def _await(self, agents: tuple[str, ...], seconds: float) -> None:
-        """Hears agents until all have said something of the newest version, or time is up."""
+        """Receive messages until all agents reported on the newest version, or time is up."""
         history = self._archive.read()
         name, until = history.canary or history.stable, time.monotonic() + seconds
         self._say(f"waiting up to {seconds:g} s for {', '.join(agents) or 'agents'}")
         while (
-            len(canary.said(agents, name, self.seen.servings)) < len(agents)
+            len(canary.select_reports(agents, name, self.seen.servings)) < len(agents)
             and time.monotonic() < until
         ):
-            delivery = self._link.receive(LOOK)
+            delivery = self._link.receive(POLL)
             if delivery is not None:
                 self.seen.hear(delivery)
 
-    def _noted(self) -> History:
-        """The history with what agents say by now, written."""
-        with self._archive.changing():
-            history = releases.reported(self._archive.read(), self.seen.servings)
+    def _collect_reports(self) -> History:
+        """Add the agents' current reports to the history, and write it."""
+        with self._archive.lock():
+            history = releases.add_reports(self._archive.read(), self.seen.servings)
             if history.items:
                 self._archive.write(history)
         return history
 
 
-def _check(wish: Wish) -> None:
-    """Raises UsageError for flags that contradict each other."""
-    making = wish.bundle is not None or wish.share is not None or wish.inputs is not None
-    if (wish.rollback and (making or wish.promote)) or (
-        wish.status and (making or wish.promote or wish.rollback)
+def _check_flags(request: ReleaseRequest) -> None:
+    """Raise UsageError for flags that exclude each other."""
+    making = request.bundle is not None or request.share is not None or request.inputs is not None
+    if (request.rollback and (making or request.promote)) or (
+        request.status and (making or request.promote or request.rollback)
     ):
-        raise UsageError("--rollback and --status stand alone: the others release something")
-    if wish.promote and wish.share is None and making:
+        raise UsageError("--rollback and --status exclude all options that release something")
+    if request.promote and request.share is None and making:
         raise UsageError(
-            "--promote promotes the canary that is on; with --canary, it tries a new "
+            "--promote promotes the current canary; together with --canary it tries a new "
             "version and decides at once"
         )
-    if wish.bundle is not None and wish.inputs is not None:
+    if request.bundle is not None and request.inputs is not None:
         raise UsageError(
-            "--inputs is for exporting the run's last round: --bundle is exported already"
+            "--inputs is for exporting the run's last round, but --bundle is exported already"
         )
-    if wish.broker is None and not wish.status:
+    if request.broker is None and not request.status:
         raise UsageError(
-            "--broker is missing: name the broker that agents hear, such as --broker "
-            "192.168.1.5 (--status goes without)"
+            "--broker is missing: give the agents' broker, such as --broker 192.168.1.5 "
+            "(only --status works without)"
         )
-    if wish.wait is not None and not 0 <= wish.wait < float("inf"):
-        raise UsageError(f"--wait: expected seconds, found {wish.wait:g}")
+    if request.wait is not None and not 0 <= request.wait < float("inf"):
+        raise UsageError(f"--wait: expected a number of seconds, found {request.wait:g}")
 
 
-def _trained(runs: Path, run: str) -> tuple[dict[str, str], int]:
-    """Which submodel each agent is to answer with, and how many rounds were finished. Raises
+def _read_run(runs: Path, run: str) -> tuple[dict[str, str], int]:
+    """Return the submodel that each agent should serve, and the number of finished rounds. Raises
     StoreError.
     """
     store = Store.open(runs, run, read_only=True)
     try:
         return answering(store), store.rounds_done
     except ValueError as error:
-        raise StoreError(f"run '{run}' in {runs} cannot be read: {error}") from error
+        raise StoreError(f"cannot read run '{run}' in {runs}: {error}") from error
     finally:
         store.close()
 
 
-def _of_round(history: History, number: int) -> str:
-    """The version of this round that is here, or was rolled back; empty where there is none."""
+def _find_version(history: History, number: int) -> str:
+    """Return the version of a round that is kept or was rolled back; empty if there is none."""
     made = [name for name, item in history.items.items() if item.version.round == number]
     return next(
         (
             name
             for name in reversed(made)
-            if name in releases.kept(history) or releases.taken_back(history, name)
+            if name in releases.list_kept(history) or releases.find_rollback(history, name)
         ),
         "",
     )

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from coordinator.access.gate import open_gate
+from coordinator.access.broker_access import open_broker_access
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Event, Publish, Turned, publish_to
 from coordinator.observe.readers.terminal import (
@@ -107,7 +107,7 @@ def _run(prepared: Prepared, folder: Path, *, live: bool, say: Say) -> Result:
     config, fleets = prepared.config, list[Fleet]()
     with (
         Manager() as manager,  # before the broker, which must not inherit it
-        open_gate(config.broker, folder, say) as gate,
+        open_broker_access(config.broker, folder, say) as gate,
         linked(config, gate.address) as link,
         watching(config, fleets, live=live, say=say) as read,
     ):

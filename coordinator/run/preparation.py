@@ -21,7 +21,7 @@ from coordinator.settings.config import Config, to_json
 from coordinator.store.database import Facts
 from coordinator.store.runs import run_names
 from coordinator.store.store import Store
-from coordinator.trust.defences import check_covered, defended
+from coordinator.trust.defences import add_defences, check_leaks
 from federated.data import catalogue as data
 from federated.data.dataset import Dataset
 from federated.errors import ConfigError
@@ -94,7 +94,7 @@ def check_config(config: Config) -> tuple[Method, Dataset | None]:
             "--passwords is for a broker that is started here; for one that runs, put "
             "them into --broker mqtt://user:password@host"
         )
-    method = defended(method_named(config.method_name), config)
+    method = add_defences(method_named(config.method_name), config)
     if config.fleet.mode == "buffered" and (why := method.forbids.get("buffered")):
         able = sorted(name for name, made in METHODS.items() if "buffered" in made().allows)
         raise ConfigError(
@@ -115,7 +115,7 @@ def check_config(config: Config) -> tuple[Method, Dataset | None]:
         network = network_for(config, [held.card()])
         menu = propose_menu(method, network, config.settings)
         pinned(menu, config.assign.submodels)
-        check_covered(config, menu, known=True)
+        check_leaks(config, menu, known=True)
         if config.model.init:
             make_weights(config, network, method)
     return method, held

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from coordinator.access.gate import Gate
+from coordinator.access.broker_access import BrokerAccess
 from coordinator.assign.data_cards import network_for
 from coordinator.assign.eligibility import Eligibility
 from coordinator.assign.offers import pinned
@@ -30,7 +30,7 @@ from coordinator.run.rounds import Result, conduct
 from coordinator.settings.config import Config, to_json
 from coordinator.store.database import Facts
 from coordinator.store.past_states import Past
-from coordinator.trust.defences import Defences, check_covered
+from coordinator.trust.defences import Defences, check_leaks
 from federated.engine.buffered import buffered
 from federated.errors import EspalierError, LinkError, StoreError
 from federated.method import Method, Settings
@@ -57,7 +57,7 @@ class RunOptions:
     clock: seconds of any origin.
     """
 
-    gate: Gate | None = None
+    gate: BrokerAccess | None = None
     patience: float = PATIENCE
     device: str = "cpu"
     durable: bool = True
@@ -163,7 +163,7 @@ def _conduct(prepared: Prepared, fleet: Fleet, sight: Oversight, options: RunOpt
     network = learn_network(prepared, fleet, sight.publish, settings)
     fleet.admit(Eligibility(config, method, network))
     menu = propose_menu(method, network, settings)
-    check_covered(config, menu, known=prepared.held is not None)
+    check_leaks(config, menu, known=prepared.held is not None)
     for reason in inactive(method, menu, settings):
         log.warning("%s: %s", method.name, reason)
     store.write_facts(Facts(to_json(config), network, menu, list_reach(method, menu, settings)))
@@ -177,7 +177,7 @@ def _conduct(prepared: Prepared, fleet: Fleet, sight: Oversight, options: RunOpt
         store,
         sight.publish,
         sight.helm,
-        Defences(config, store.evidence, store.folder / "kept", store.rounds_done + 1),
+        Defences(config, store.trust, store.folder / "kept", store.rounds_done + 1),
         past,
         pinned(menu, config.assign.submodels),
         options.patience,

@@ -132,7 +132,7 @@ def told(config: Config, store: Store) -> dict[str, float]:
     guard = config.private
     return (
         {
-            "epsilon": privacy_budget.epsilon(store.evidence.spent(), guard.delta),
+            "epsilon": privacy_budget.compute_epsilon(store.trust.read_costs(), guard.delta),
             "delta": guard.delta,
         }
         if guard.noise

@@ -32,7 +32,7 @@ from coordinator.simulate.devices import Devices
 from coordinator.store.run_records import open_records
 from coordinator.store.runs import run_names
 from coordinator.store.store import Store
-from coordinator.trust.defences import check_enough
+from coordinator.trust.defences import check_buffer_size
 from federated.data import partitions
 from federated.errors import ConfigError, LinkError, StoreError
 from federated.runtime.console import Say
@@ -64,7 +64,7 @@ def simulate(
         raise ConfigError("--device cuda: this PyTorch sees no CUDA device")
     seeds, found = chosen.seeds or (config.seed,), []
     check_free(name, seeds, () if resume else run_names(runs))
-    check_enough(config, chosen.agents, "simulate.agents")
+    check_buffer_size(config, chosen.agents, "simulate.agents")
     for pattern in unused(config):
         say(
             f"assign.submodels: '{pattern}' fits none of the {chosen.agents} devices, "

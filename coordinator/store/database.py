@@ -17,7 +17,7 @@ import msgspec
 from coordinator.observe.records import Entry, RoundRecord, Score
 from coordinator.store import agent_tables
 from coordinator.store.runs import DATABASE
-from coordinator.trust import norm_tables
+from coordinator.trust import trust_tables
 from federated.errors import StoreError
 from federated.runtime.files import sync
 from models.submodel import Network, Submodel
@@ -81,7 +81,7 @@ def create_database(folder: Path, facts: Facts) -> None:
     database = sqlite3.connect(part)
     try:
         database.execute("PRAGMA journal_mode=WAL")
-        database.executescript(SCHEMA + agent_tables.SCHEMA + norm_tables.SCHEMA)
+        database.executescript(SCHEMA + agent_tables.SCHEMA + trust_tables.SCHEMA)
         database.execute(f"PRAGMA user_version={VERSION}")
         with database:
             write_facts(database, facts)

@@ -39,7 +39,7 @@ from coordinator.store.database import (
 from coordinator.store.journal import Base, Journal
 from coordinator.store.run_records import RunRecords
 from coordinator.store.runs import DATABASE, absent
-from coordinator.trust import norm_tables
+from coordinator.trust import trust_tables
 from federated.errors import StoreError
 from federated.runtime.files import look_over, make, sync
 from models.submodel import Submodel
@@ -57,7 +57,7 @@ class Store(RunRecords):
         super().__init__(folder, database)
         self._lock = lock
         self.spool = folder / "spool"
-        self.evidence = norm_tables.Evidence(database)
+        self.trust = trust_tables.TrustTables(database)
         self.journal = Journal(folder)
         self.kept = KEPT  # checkpoints that stay
 

@@ -1,1 +1,1 @@
-"""Validation of updates: shape, norm bounds, robust rules, differential privacy."""
+"""Validation of updates: shapes, norm bounds, robust rules, differential privacy."""

@@ -1,7 +1,7 @@
-"""What an update must be to be folded: pure functions of what was asked and what came. Each raises
-Refused and says what, expected and found.
+"""Validation of messages from agents: pure functions that compare what was requested with what was
+received. Each raises Refused with the expected and the found value.
 
-Acceptance never depends on who else came, or came first.
+Acceptance never depends on which other agents answered, or in which order.
 """
 
 from __future__ import annotations
@@ -28,32 +28,31 @@ __all__ = [
     "check_scores",
     "check_statistics",
     "check_training",
-    "expected",
+    "expected_shapes",
 ]
 
-OUTSIZE = 1e3  # times the norm that was sent (and a unit per entry, for tensors that start at zero)
+OUTSIZE = 1e3  # times the norm that was sent (plus one per entry, for tensors that start at zero)
 EXITS = 64  # more than any network has
 DRIFT = 0.02  # share, and seconds, by which two machines' clocks may differ over a round
-# of a mean, deviation, variance or tensor's norm: the square root of float32's range, so that
+# largest mean, deviation, variance or tensor norm: the square root of float32's range, so that
 # weighted sums are finite
 VAST = 1e18
-# least deviation of a channel or value (`Dataset.card` reports 1 for one without spread)
+# smallest deviation of a channel or value (`Dataset.card` reports 1 for one without spread)
 TINY = 1e-30
 # entries of tallies that cannot be negative
 COUNTED = ("errors", "guessed", "hits", "squares", "true")
-# of a loss, a sum or a survey's number: sums over all devices, and their squares, stay finite
+# largest loss, sum or number in a survey: sums over all devices, and their squares, stay finite
 HUGE = 1e100
 # examples, or tokens, of a tally: the sum over all devices fits the 63 bits of the database
 COUNT = 2**48
 EXAMPLES = 2**40  # on one device
 AXES, NUMBERS = 8, 2**26  # of one raw example: axes, and numbers in all (256 MiB as float32)
 OUTPUTS = 2**20  # classes, values or tokens
-
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def expected(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that a plan has a device send: its rows' local sides."""
+def expected_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of the tensors that a device with this plan sends back."""
     shapes: dict[str, tuple[int, ...]] = {}
     for row in plan.rows:
         extent = tuple(stop for _, stop in row.here)
@@ -64,11 +63,10 @@ def expected(plan: Plan) -> dict[str, tuple[int, ...]]:
 
 
 def check_profile(profile: Profile, run: Run) -> None:
-    """Measured by the run's present card, with plausible numbers and a survey of its size; nothing
-    of it is built or imported before.
+    """Check that a profile was measured with the run's current card, and has plausible numbers and
+    a survey within its limits. Nothing that it names is built or imported before.
 
-    A device with little memory times those of the card's submodels that it has room for, one at
-    least.
+    A device with little memory times only those submodels of the card that fit, at least one.
     """
     timed = [(t.submodel, t.batch) for t in profile.timings]
     asked = [
@@ -80,10 +78,9 @@ def check_profile(profile: Profile, run: Run) -> None:
         or not all(SHORTEST <= t.seconds <= LONGEST for t in profile.timings)
     ):
         raise Refused(
-            f"profile of {profile.agent}: expected timings of the "
-            f"{len(run.calibration)} submodels on the run's card, or of those that it "
-            "has room "
-            f"for, found {len(timed)} others"
+            f"profile of {profile.agent}: expected timings of the {len(run.calibration)} "
+            "submodels on the run's card, or of those that fit its memory, "
+            f"found {len(timed)} others"
         )
     check_survey(profile, run)
     try:
@@ -93,7 +90,7 @@ def check_profile(profile: Profile, run: Run) -> None:
 
 
 def check_card(card: Card) -> None:
-    """Sizes that can be allocated, and moments that can be pooled with those of others."""
+    """Check that the sizes can be allocated, and that the moments can be pooled with others'."""
     for name, found, least in (("examples", card.examples, 1), ("held_out", card.held_out, 0)):
         if not least <= found < EXAMPLES:
             raise Refused(f"expected '{name}' from {least} to {EXAMPLES - 1}, found {found}")
@@ -131,8 +128,8 @@ def check_card(card: Card) -> None:
 
 
 def check_survey(profile: Profile, run: Run) -> None:
-    """Finite numbers and words by name, lists of them, or such by a name in turn: it is written
-    down in every round, as JSON too.
+    """Check that a survey maps names to finite numbers and strings, lists of them, or such maps:
+    every round stores it, as JSON too.
     """
     for name, value in profile.survey.items():
         inner = (
@@ -142,10 +139,10 @@ def check_survey(profile: Profile, run: Run) -> None:
             if isinstance(value, list)
             else [value]
         )
-        if not all(isinstance(one, str | bool | None) or number(one) for one in inner):
+        if not all(isinstance(one, str | bool | None) or is_number(one) for one in inner):
             raise Refused(
                 f"profile of {profile.agent}: expected a survey of finite numbers and "
-                f"words, found something else in '{name[:100]}'"
+                f"strings, found something else in '{name[:100]}'"
             )
     if (size := len(msgspec.msgpack.encode(profile.survey))) > run.survey_limit:
         raise Refused(
@@ -155,12 +152,12 @@ def check_survey(profile: Profile, run: Run) -> None:
     if (size := len(msgspec.msgpack.encode(replace(profile, timings=())))) > run.profile_limit:
         raise Refused(
             f"profile of {profile.agent}: expected at most {run.profile_limit} bytes "
-            f"beside the timings, found {size}"
+            f"without the timings, found {size}"
         )
 
 
 def check_match(task: Task, update: Update) -> None:
-    """An answer to this task and no other."""
+    """Check that an update answers this task and no other."""
     for name in ("run", "round", "attempt", "agent", "work", "submodel", "version"):
         wanted, found = getattr(task, name), getattr(update, name)
         if wanted != found:
@@ -175,12 +172,12 @@ def check_training(
     steps: int,
     elapsed: float = math.inf,
 ) -> None:
-    """New weights of these shapes, from 1 to `examples` examples and 1 to `steps` steps, not out of
-    all proportion to what was sent.
+    """Check that an update has weights of these shapes and a plausible size, from 1 to `examples`
+    examples and 1 to `steps` steps.
 
-    elapsed: seconds since it was asked for, which its claims of effort cannot exceed.
-    sent: the L2 norm of each tensor that the device received; a bound, known before anyone answers,
-    that no honest training meets.
+    sent: the L2 norm of each tensor that the device received. It gives a bound that is known before
+        anyone answers, and that no honest training reaches.
+    elapsed: seconds since the task was sent, which bound the reported effort.
     """
     tensors.check(update.tensors, shapes)
     if not 1 <= update.samples <= examples or not 1 <= update.steps <= steps:
@@ -205,39 +202,41 @@ def check_training(
             f"update of {update.agent}: expected labels from 0 to {classes - 1}, each "
             f"once, found {str(labels)[:100]}"
         )
-    finite(update, "loss")
+    read_finite(update, "loss")
     check_tallies(update, {"before", "after"})
     check_effort(update, elapsed)
 
 
 def check_effort(update: Update, elapsed: float) -> None:
-    """What a device says of its effort, if it does: seconds within those that the coordinator saw
-    pass, and its steps within them.
+    """Check the effort that a device reports, if any: its seconds, and its steps, must fit into the
+    time that the coordinator measured.
 
-    An update of an earlier process or round has no such time. Then only `LONGEST` bounds what it
-    says.
+    That time is unknown for an update of an earlier process or round; then only `LONGEST` bounds
+    the report.
     """
     most = min(elapsed * (1 + DRIFT) + DRIFT, LONGEST)
-    # the first step, which warms up, is not in the mean
+    # the mean time of a step excludes the first one, which warms up
     for note, least_of in (("seconds", 1), ("step", update.steps - 1)):
-        if note in update.notes and not SHORTEST <= finite(update, note) <= most / max(1, least_of):
+        if note in update.notes and not (
+            SHORTEST <= read_finite(update, note) <= most / max(1, least_of)
+        ):
             raise Refused(
                 f"update of {update.agent}: expected '{note}' above 0 and within the "
-                f"{elapsed:.3g} s since, found {update.notes[note]}"
+                f"{elapsed:.3g} s since the task was sent, found {update.notes[note]}"
             )
-    if "peak" in update.notes and whole(update, "peak", 0) >= 2**60:
+    if "peak" in update.notes and read_whole(update, "peak", 0) >= 2**60:
         raise Refused(
-            f"update of {update.agent}: expected a 'peak' of bytes, found {update.notes['peak']}"
+            f"update of {update.agent}: expected 'peak' in bytes, found {update.notes['peak']}"
         )
 
 
 def check_statistics(update: Update) -> None:
-    """Running means and variances of the submodel's norms, from at least one batch."""
+    """Check the running means and variances of the submodel's norms, from at least one batch."""
     tensors.check(update.tensors, statistics(update.submodel))
-    whole(update, "batches", 1)
+    read_whole(update, "batches", 1)
     if not 1 <= update.samples < 2**40 or update.notes["batches"] > update.samples:
         raise Refused(
-            f"statistics of {update.agent}: {update.notes['batches']} batches of "
+            f"statistics of {update.agent}: found {update.notes['batches']} batches of "
             f"{update.samples} examples"
         )
     vast = [name for name, value in update.tensors.items() if np.abs(value).max(initial=0) > VAST]
@@ -259,7 +258,7 @@ def check_statistics(update: Update) -> None:
 
 
 def check_scores(update: Update) -> None:
-    """Tallies of the examples held out; no tensors."""
+    """Check the tallies of the held-out examples. Scores carry no tensors."""
     tensors.check(update.tensors, {})
     exits = (f"exit{i}" for i in range(EXITS))
     tallies = check_tallies(update, {"all", "labels", "ensemble", *exits})
@@ -271,8 +270,8 @@ def check_scores(update: Update) -> None:
 
 
 def check_tallies(update: Update, views: Collection[str]) -> Mapping[str, Any]:
-    """Sums of the right names and lengths, finite, of at least one example, and with no more right
-    answers than examples.
+    """Return the tallies after checking that their names and lengths are right, that all sums are
+    finite, and that they count at least one example and no more right answers than examples.
     """
     tallies = update.notes.get("tallies", {})
     if not isinstance(tallies, dict) or not tallies.keys() <= set(views):
@@ -283,7 +282,7 @@ def check_tallies(update: Update, views: Collection[str]) -> Mapping[str, Any]:
     known = [fields(update.submodel.network, per_class=per_class) for per_class in (False, True)]
     for view, sums in tallies.items():
         if not isinstance(sums, dict) or not all(
-            isinstance(values, list) and all(map(number, values)) for values in sums.values()
+            isinstance(values, list) and all(map(is_number, values)) for values in sums.values()
         ):
             raise Refused(
                 f"{update.work} of {update.agent}: expected lists of finite numbers in "
@@ -312,21 +311,26 @@ def check_tallies(update: Update, views: Collection[str]) -> Mapping[str, Any]:
     return tallies
 
 
-def number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether a value is a number that is not too large, and no bool."""
     return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= HUGE
 
 
-def finite(update: Update, note: str) -> float:
+def read_finite(update: Update, note: str) -> float:
+    """Return a note of an update that must be a finite number. Raises Refused."""
     value = update.notes.get(note)
-    if not number(value):
+    if not is_number(value):
         raise Refused(
             f"{update.work} of {update.agent}: expected '{note}' to be a finite number, "
             f"found {value!r}"
         )
-    return float(value)  # type: ignore[arg-type]  # a number, as was just seen
+    return float(value)  # type: ignore[arg-type]  # checked above
 
 
-def whole(update: Update, note: str, least: int) -> int:
+def read_whole(update: Update, note: str, least: int) -> int:
+    """Return a note of an update that must be a whole number of at least `least`. Raises
+    Refused.
+    """
     value = update.notes.get(note)
     if type(value) is not int or value < least:
         raise Refused(

@@ -1,20 +1,19 @@
-"""How far an update may move what it was sent: by what earlier rounds moved, so that it is known
-before anyone of a round answers.
+"""Norm bounds: how far an update may move from the weights that were sent, derived from how far
+updates of earlier rounds moved, so that the bound is known before anyone of a round answers.
 
-Of each submodel the norms of the changes in the last rounds are kept, those of refused updates too.
-A bound is a multiple of their median, which fewer than half of a submodel's updates cannot move as
-they like; and a fleet that really has come to move further is refused no longer than until half of
-what is known of it says so. Acceptance does not depend on who of a round came first, nor on whether
-the coordinator started again.
+The norms of the changes to each submodel in the last rounds are kept, those of refused updates too.
+A bound is a multiple of their median, which an attacker with fewer than half of a submodel's
+updates cannot set at will. A fleet that really starts to move further is refused only until half of
+the kept norms show it. Acceptance does not depend on the order of the answers in a round, nor on
+restarts of the coordinator.
 
-Where the median of all submodels together is larger, the bound is a multiple of that. Else a device
-that trains a submodel alone and has learned all that its data have to say, so that it hardly moves
-any more, would be refused as soon as it saw something new. As far as others move anyway is not too
-far for it; so a bound can only be raised, and fewer than half of all updates cannot raise it as
-they like.
+Where the median over all submodels is larger, the bound is a multiple of that one. Otherwise a
+device that trains a submodel alone and has converged, so that it hardly moves any more, would be
+refused as soon as it saw something new. This can only raise a bound, and an attacker with fewer
+than half of all updates cannot raise it at will.
 
-Norms are of three kinds, each with a bound of its own, since one is nothing beside another: of
-weights, of running statistics, of variates.
+Norms are of three kinds, each with its own bound, because their magnitudes differ: weights, running
+statistics and variates.
 """
 
 from __future__ import annotations
@@ -27,21 +26,26 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.trust.norm_tables import WINDOW, Measured
+from coordinator.trust.trust_tables import WINDOW, ChangeNorm
 from federated.errors import Refused
 from federated.task import Update
 from federated.training.variates import PREFIX
 
-__all__ = ["LEAST", "Bound", "bounds", "check_change", "moved"]
+__all__ = ["LEAST", "Bound", "check_change", "compute_bounds", "measure_change"]
 
-LEAST = 5  # updates of a submodel in the last WINDOW rounds, before its norms bound anything
+LEAST = 5  # updates of a submodel in the last WINDOW rounds, below which it has no bound
 STATISTICS = ("running_mean", "running_var")
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The largest acceptable norm, and how it came about. median: of the submodel; common: of all
-    submodels together.
+    """The largest acceptable norm, and its derivation.
+
+    factor: multiple of the median.
+    median: of the submodel's norms.
+    common: median over all submodels.
+    updates: number of norms of the submodel.
+    rounds: first and last round of these norms.
     """
 
     factor: float
@@ -68,13 +72,15 @@ class Bound:
         )
 
 
-def bounds(known: Iterable[Measured], round: int, factor: float) -> dict[tuple[str, str], Bound]:
-    """For a round, the bounds by submodel and kind; none where too little is known, or where
+def compute_bounds(
+    known: Iterable[ChangeNorm], round: int, factor: float
+) -> dict[tuple[str, str], Bound]:
+    """Return a round's bounds by submodel and kind, except where too few norms are known or where
     nothing moved.
 
-    factor: times the median; 0: no bounds.
+    factor: multiple of the median; 0 disables all bounds.
     """
-    groups: dict[tuple[str, str], list[Measured]] = {}
+    groups: dict[tuple[str, str], list[ChangeNorm]] = {}
     kinds: dict[str, list[float]] = {}
     for one in known:
         if factor and round - WINDOW <= one.round < round:
@@ -90,9 +96,9 @@ def bounds(known: Iterable[Measured], round: int, factor: float) -> dict[tuple[s
     return found
 
 
-def moved(update: Update, sent: Mapping[str, Any]) -> dict[str, float]:
-    """The norm of each kind of change in an update. sent: what the device received, by local name;
-    a variate comes back as its change alone.
+def measure_change(update: Update, sent: Mapping[str, Any]) -> dict[str, float]:
+    """Return the L2 norm of each kind of change in an update. sent: the tensors that the device
+    received, by local name; a variate is sent back as a change already.
     """
     squares: dict[str, float] = {}
     for name, value in update.tensors.items():
@@ -113,11 +119,11 @@ def moved(update: Update, sent: Mapping[str, Any]) -> dict[str, float]:
 def check_change(
     update: Update, norms: Mapping[str, float], known: Mapping[tuple[str, str], Bound]
 ) -> None:
-    """Raises Refused for an update that moved further than its submodel's bound of that kind."""
+    """Raise Refused for an update that moved further than a bound of its submodel allows."""
     for kind, norm in norms.items():
         bound = known.get((update.submodel.plain.name, kind))
         if bound is not None and norm > bound.most:
             raise Refused(
-                f"update of {update.agent}: expected {kind} to move by at most "
+                f"update of {update.agent}: expected a change of {kind} of at most "
                 f"{bound.most:.3g} ({bound.why}), found {norm:.3g}"
             )

@@ -1,9 +1,9 @@
-"""What a run does against updates that lie, and against what updates tell: from the configuration
-to the hooks of a round.
+"""Defences of a run against malicious updates, and against what updates reveal: from the
+configuration to the hooks of a round.
 
 robust.bound   coordinator.trust.bounds    refuses an update before it is folded
-robust.rule    federated.engine.robust      combines updates in another way than by the mean
-private.noise  federated.engine.private     bounds what each device adds, and covers the sum
+robust.rule    federated.engine.robust      aggregates updates with a rule other than the mean
+private.noise  federated.engine.private     bounds each device's change, and adds noise to the sum
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from coordinator.settings.config import Config
 from coordinator.trust import privacy_budget
-from coordinator.trust.bounds import Bound, bounds, check_change, moved
-from coordinator.trust.norm_tables import Evidence, Measured
+from coordinator.trust.bounds import Bound, check_change, compute_bounds, measure_change
+from coordinator.trust.trust_tables import ChangeNorm, TrustTables
 from federated.engine.aggregate import Key, Part, Total, fold
 from federated.engine.kept_parts import Kept
 from federated.engine.private import private
@@ -35,16 +35,16 @@ from federated.task import Update
 from models.families.catalogue import statistics
 from models.submodel import Submodel
 
-__all__ = ["Defences", "check_covered", "check_enough", "defended"]
+__all__ = ["Defences", "add_defences", "check_buffer_size", "check_leaks"]
 
 log = logging.getLogger(__name__)
 
 
-def defended(method: Method, config: Config) -> Method:
-    """The method with the defences that the configuration asks for.
+def add_defences(method: Method, config: Config) -> Method:
+    """Return the method with the configured defences.
 
-    Raises Unknown for a rule that does not exist, ConfigError for settings that exclude each other,
-    MissingExtra without the accountant of private runs.
+    Raises Unknown for an unknown rule, ConfigError for conflicting settings, MissingExtra without
+    the accountant of private runs.
     """
     wanted, guard, chosen = config.robust, config.private, rule(config.robust.rule)
     for mode, asked in (("robust", chosen is not None), ("private", bool(guard.noise))):
@@ -58,59 +58,59 @@ def defended(method: Method, config: Config) -> Method:
                 else f"private.noise = {guard.noise:g}"
             )
             raise ConfigError(
-                f"{key}: not with method {method.name}: {method.forbids[mode]}; methods "
-                f"that stand it: {able}"
+                f"{key}: not supported by method {method.name}: {method.forbids[mode]}; "
+                f"supported methods: {able}"
             )
     if wanted.clip and not (chosen and chosen.clips):
         raise ConfigError(
             f"robust.clip = {wanted.clip:g} has no effect with robust.rule = '{wanted.rule}': "
-            "expected a rule that clips, such as 'clip'"
+            "choose a rule that clips, such as 'clip'"
         )
     if config.fleet.mode == "buffered" and config.fleet.buffer:
-        check_enough(config, config.fleet.buffer, "fleet.buffer")
+        check_buffer_size(config, config.fleet.buffer, "fleet.buffer")
     if not guard.noise:
         if guard.clip or guard.epsilon or guard.uncovered:
             raise ConfigError(
-                "private: expected private.noise above 0, without which nothing is "
-                "private; robust.rule = 'clip' shortens alone"
+                "private.clip, private.epsilon and private.uncovered have no effect without "
+                "private.noise: set it above 0, or use robust.rule = 'clip' to clip alone"
             )
         return robust(method) if chosen else method
     if not guard.clip:
         raise ConfigError(
-            "private.noise is told in multiples of private.clip, the longest change of "
-            "one update: expected that above 0, found 0"
+            "private.noise is a multiple of private.clip, the largest change of one update: "
+            "expected private.clip above 0, found 0"
         )
     if chosen:
         raise ConfigError(
-            f"robust.rule = '{wanted.rule}' and private.noise: expected one of them; a "
-            "private run shortens every change, and its noise is for a mean"
+            f"robust.rule = '{wanted.rule}' and private.noise exclude each other: a private "
+            "run clips every change itself, and its noise is calibrated for a mean"
         )
     if config.fleet.mode != "sync" or config.fleet.late != "drop":
         raise ConfigError(
-            "private.noise: expected fleet.mode = 'sync' and fleet.late = 'drop': what "
-            "a late update tells is not accounted for"
+            "private.noise: expected fleet.mode = 'sync' and fleet.late = 'drop', because "
+            "the privacy cost of late updates is not accounted for"
         )
     return private(method, guard.noise, guard.clip)
 
 
-def check_enough(config: Config, most: int, what: str) -> None:
-    """ConfigError if a round never has the updates that the rule needs, so that nothing would be
-    learned. most: updates of a round.
+def check_buffer_size(config: Config, most: int, what: str) -> None:
+    """Raise ConfigError if a round can never have the updates that the rule requires, so that
+    nothing would be learned. most: updates of a round.
     """
     wanted, chosen = config.robust, rule(config.robust.rule)
     if chosen and most < (least := chosen.needed(wanted.byzantine)):
         raise ConfigError(
-            f"robust.rule = '{wanted.rule}' needs {least} updates of each {chosen.compares} to "
+            f"robust.rule = '{wanted.rule}' requires {least} updates of each {chosen.compares} to "
             f"withstand robust.byzantine = {wanted.byzantine}: "
             f"expected {what} of at least {least}, found {most}"
         )
 
 
-def check_covered(config: Config, menu: Sequence[Submodel], *, known: bool) -> None:
-    """ConfigError where a private run would show others something of devices without noise, and was
-    not told that it may.
+def check_leaks(config: Config, menu: Sequence[Submodel], *, known: bool) -> None:
+    """Raise ConfigError if a private run would reveal something about devices without noise that
+    private.uncovered does not allow.
 
-    known: whether the coordinator has data of its own, by which inputs are scaled.
+    known: whether the coordinator has its own data to scale inputs with.
     """
     if not config.private.noise:
         return
@@ -122,25 +122,25 @@ def check_covered(config: Config, menu: Sequence[Submodel], *, known: bool) -> N
     shown = {
         "moments": (
             not known,
-            "inputs are scaled by the mean and deviation of data at the devices: name "
-            "data at the coordinator (--data)",
+            "inputs are scaled with the mean and deviation of the devices' data: give the "
+            "coordinator its own data (--data)",
         ),
         "scores": (
             config.evaluate.devices or config.evaluate.local,
-            "devices score what they hold out: set evaluate.devices = false and "
+            "devices score their held-out examples: set evaluate.devices = false and "
             "evaluate.local = false",
         ),
         "statistics": (
             measured,
-            "batch norm statistics that the fleet measures are in the model: set "
+            "the model holds batch norm statistics measured by the fleet: set "
             "method.norm = 'tracked', or evaluate.calibrate = 'coordinator'",
         ),
     }
     for name, (leaks, how) in shown.items():
         if leaks and name not in config.private.uncovered:
             raise ConfigError(
-                f"a private run: {how}; or add '{name}' to private.uncovered, and that "
-                "goes without noise"
+                f"a private run: {how}; or add '{name}' to private.uncovered to release "
+                "them without noise"
             )
 
 
@@ -148,31 +148,33 @@ def check_covered(config: Config, menu: Sequence[Submodel], *, known: bool) -> N
 class Defences:
     """The hooks of a run's rounds.
 
-    folder: for updates that a rule keeps. round: the present one, which late updates of earlier
-    ones come into too.
-    pending: norms that are not written down yet.
+    config: of the run.
+    tables: norms and privacy costs in the run's database.
+    folder: for the updates that a rule needs together.
+    round: the current round, which late updates of earlier rounds are counted in too.
+    pending: norms that are not written yet, by agent, submodel and kind.
     """
 
     config: Config
-    evidence: Evidence
+    tables: TrustTables
     folder: Path
     round: int
-    pending: dict[tuple[str, str, str], Measured] = field(default_factory=dict)
+    pending: dict[tuple[str, str, str], ChangeNorm] = field(default_factory=dict)
     _known: tuple[int, Mapping[tuple[str, str], Bound]] = (-1, MappingProxyType({}))
 
     # ---- before the fold -------------------------------------------------------------------------
 
     def check(self, update: Update, sent: Mapping[str, Tensor]) -> None:
-        """Measures how far an update moved from what was sent. Raises Refused for one that moved
-        too far.
+        """Measure how far an update moved from the weights that were sent. Raises Refused if it
+        moved too far.
         """
-        # shortens what is too long; and a norm that bounds others is told without noise
+        # a private run clips instead, and a norm that bounds others would be released without noise
         if self.config.private.noise:
             return
-        norms = moved(update, sent)
+        norms = measure_change(update, sent)
         name = update.submodel.plain.name
         for kind, norm in norms.items():
-            self.pending[update.agent, name, kind] = Measured(
+            self.pending[update.agent, name, kind] = ChangeNorm(
                 self.round, update.agent, name, kind, norm
             )
         if self.config.robust.bound:
@@ -180,19 +182,19 @@ class Defences:
 
     @property
     def bounds(self) -> Mapping[tuple[str, str], Bound]:
-        """Those of the present round, which no update of it moves."""
+        """The bounds of the current round, which its own updates do not affect."""
         if self._known[0] != self.round:
             self._known = (
                 self.round,
-                bounds(
-                    self.evidence.measured(self.round), self.round, self.config.robust.bound or 1.0
+                compute_bounds(
+                    self.tables.read_norms(self.round), self.round, self.config.robust.bound or 1.0
                 ),
             )
         return self._known[1]
 
     def write(self) -> None:
-        """Keeps the norms measured so far, for later rounds. Raises StoreError."""
-        self.evidence.keep(self.pending.values())
+        """Write the norms measured so far, for later rounds. Raises StoreError."""
+        self.tables.write_norms(self.pending.values())
         self.pending.clear()
 
     # ---- the fold --------------------------------------------------------------------------------
@@ -202,10 +204,10 @@ class Defences:
         return rule(self.config.robust.rule)
 
     def begin(self, round: int, submodels: Iterable[Submodel]) -> Kept | None:
-        """Where to keep a round's updates, if the rule needs all of them together; None if they are
-        added up as they come.
+        """Begin a round. Return where to keep its updates if the rule needs them all together, or
+        None if they are added up as they arrive.
 
-        A rule that clips needs all of them while no norm of a submodel is known yet.
+        A rule that clips needs them together while no norm of a submodel is known yet.
         """
         self.round = round
         if self.rule is None or (self.rule.clips and all(map(self.limit, set(submodels)))):
@@ -213,8 +215,8 @@ class Defences:
         return Kept(self.folder)
 
     def limit(self, submodel: Submodel) -> float:
-        """The norm to which a rule that clips shortens a change, of all kinds together; 0 if none
-        is known yet.
+        """Return the norm to which a rule clips a change, over all kinds together; 0 if none is
+        known yet.
         """
         medians = [
             bound.median for (name, _), bound in self.bounds.items() if name == submodel.plain.name
@@ -224,22 +226,20 @@ class Defences:
     def fold(
         self, total: Total | Kept, state: State, submodel: Submodel, parts: Iterable[Part], key: Key
     ) -> bool:
-        """Adds an update to what a round collects. Raises StoreError where there is no room to keep
-        it.
-        """
+        """Fold an update into a round's total. Raises StoreError if there is no room to keep it."""
         if isinstance(total, Kept):
             try:
                 return total.fold(parts, key)
             except OSError as error:
                 raise StoreError(
-                    f"the update of {key[0]} could not be kept in {self.folder}: {error.strerror}"
+                    f"cannot keep the update of {key[0]} in {self.folder}: {error.strerror}"
                 ) from error
         if self.rule and self.rule.clips and (limit := self.limit(submodel)):
             parts = clipped(parts, state.tensors, limit)
         return fold(total, parts, key)
 
-    def settled(self, total: Total | Kept, state: State) -> Total:
-        """What a round collected, as a total of which the mean is the rule's result. Raises
+    def combine(self, total: Total | Kept, state: State) -> Total:
+        """Return a round's updates as a total whose mean is the rule's result. Raises
         StoreError.
         """
         if not isinstance(total, Kept):
@@ -250,43 +250,43 @@ class Defences:
             total.clear()
         except OSError as error:
             raise StoreError(
-                f"updates that were kept in {self.folder} could not be read: {error.strerror}"
+                f"cannot read the updates kept in {self.folder}: {error.strerror}"
             ) from error
         return found
 
-    # ---- after it --------------------------------------------------------------------------------
+    # ---- after the fold --------------------------------------------------------------------------
 
     def release(self, round: int, total: Total) -> None:
-        """Accounts for what a private round tells, before anyone sees its result. Raises
+        """Record the privacy cost of a private round before anyone sees its result. Raises
         StoreError.
         """
         guard = self.config.private
         if guard.noise and total.sums:
-            self.evidence.release(round, privacy_budget.costs(total.seen, guard.noise))
+            self.tables.write_costs(round, privacy_budget.compute_costs(total.seen, guard.noise))
             log.info("after round %d epsilon is %.4g at delta %g", round, self.epsilon, guard.delta)
 
     @property
     def epsilon(self) -> float:
-        """What all rounds so far have told of the device of which they told most; 0 where the run
-        is not private.
+        """Epsilon of the most exposed device after all rounds so far; 0 if the run is not
+        private.
         """
         return (
-            privacy_budget.epsilon(self.evidence.spent(), self.config.private.delta)
+            privacy_budget.compute_epsilon(self.tables.read_costs(), self.config.private.delta)
             if self.config.private.noise
             else 0.0
         )
 
     @property
     def exhausted(self) -> str:
-        """Why no further round may be shown to anyone; empty where one may."""
+        """Why no further result may be released; empty if one may."""
         guard = self.config.private
         if not guard.noise or not guard.epsilon:
             return ""
-        ahead = privacy_budget.epsilon(
-            privacy_budget.more(self.evidence.spent(), guard.noise), guard.delta
+        ahead = privacy_budget.compute_epsilon(
+            privacy_budget.add_round(self.tables.read_costs(), guard.noise), guard.delta
         )
         return (
-            f"another round could bring epsilon to {ahead:.4g}, and private.epsilon is "
+            f"another round could raise epsilon to {ahead:.4g}, above private.epsilon = "
             f"{guard.epsilon:g}"
             if ahead > guard.epsilon
             else ""

@@ -1,17 +1,17 @@
-"""The privacy accountant: what the results of a run's rounds have told of any one device, as
-epsilon at a delta.
+"""The privacy accountant: how much the results of a run's rounds reveal about any one device, as
+epsilon at a given delta.
 
-A device whose change counted in a round's sum, with noise of z times the bound on a change, is in
-one Gaussian mechanism of multiplier z; one whose changes counted twice in a sum, in one of z / 2.
-Through several such results a device is in one of multiplier 1 / sqrt(sum of 1 / z^2), which is
-exact for Gaussians (Dong, Roth and Su, Gaussian Differential Privacy, arXiv 1905.02383, section
-3.2), and its epsilon is that of Balle and Wang (arXiv 1805.06530, theorem 8). What is told is the
-worst device's.
+A device whose change counts once in a round's sum, with noise of z times the bound on a change,
+takes part in one Gaussian mechanism with multiplier z; if it counts twice, with multiplier z / 2.
+Several such results compose to a mechanism with multiplier 1 / sqrt(sum of 1 / z^2), which is exact
+for Gaussians (Dong, Roth and Su, Gaussian Differential Privacy, arXiv 1905.02383, section 3.2). Its
+epsilon is that of Balle and Wang (arXiv 1805.06530), theorem 8. The
+reported epsilon is that of the worst device.
 
-Nothing is gained by rounds that ask a part of the fleet alone, beyond that the others' budgets
-stay: amplification by sampling holds for a draw that nobody knows. Here devices know when they are
-asked, the draw follows the run's seed, the quick and the large are asked in place of the lost, and
-which coordinates of nested submodels a round touched shows who was in it.
+Rounds that ask only a part of the fleet spare the budgets of the others, but gain nothing more:
+amplification by sampling holds only for a draw that nobody knows. Here devices know when they are
+asked, the draw follows the run's seed, fast and large devices replace lost ones, and the
+coordinates of nested submodels that a round changed show who took part.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ from collections.abc import Iterable, Mapping
 
 from federated.engine.aggregate import Key
 
-__all__ = ["costs", "epsilon", "more"]
+__all__ = ["add_round", "compute_costs", "compute_epsilon"]
 
 # Relative; more than the sums below can be wrong by. It is added to them, so that rounding never
 # makes epsilon too small.
 ROUNDING = 1e-14
 
 
-def costs(keys: Iterable[Key], noise: float) -> dict[str, float]:
-    """(times / noise)^2 by agent, of the updates in one sum. keys: of the fold, whose first is the
-    agent. noise: times the bound on a change.
+def compute_costs(keys: Iterable[Key], noise: float) -> dict[str, float]:
+    """Return (times / noise)^2 by agent, where `times` is how often an agent counts in one sum.
+
+    keys: of the updates in the sum; each begins with the agent. noise: multiplier of the bound on a
+    change.
     """
     return {
         agent: (times / noise) ** 2 for agent, times in Counter(str(key[0]) for key in keys).items()
     }
 
 
-def more(spent: Mapping[str, float], noise: float) -> dict[str, float]:
-    """What will have been spent if every device that has spent anything is in one more sum; of
-    nobody, if one is.
+def add_round(spent: Mapping[str, float], noise: float) -> dict[str, float]:
+    """Return the costs after one more sum in which every device with any cost counts once; if there
+    is none, those of a single device.
     """
     return {agent: cost + noise**-2 for agent, cost in spent.items()} or {"": noise**-2}
 
 
-def epsilon(spent: Mapping[str, float], delta: float) -> float:
-    """Of the device of which most was told. spent: sums of costs by agent; 0 where nothing was told
-    of anyone.
+def compute_epsilon(spent: Mapping[str, float], delta: float) -> float:
+    """Return the epsilon of the most exposed device; 0 if nothing was released. spent: sum of costs
+    by agent.
     """
     worst = max(spent.values(), default=0.0)
     return gaussian_epsilon(math.sqrt(worst), delta) if worst else 0.0

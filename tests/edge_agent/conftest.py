@@ -11,7 +11,7 @@ import pytest
 
 if TYPE_CHECKING:
     from coordinator.access.authority import Authority
-    from coordinator.access.enrolment_server import Enrolment
+    from coordinator.access.enrolment_server import EnrolmentServer
     from federated.wire.enrolment_token import Token
 
 
@@ -23,5 +23,5 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def token(authority: Authority, office: Enrolment, request: pytest.FixtureRequest) -> Token:
+def token(authority: Authority, office: EnrolmentServer, request: pytest.FixtureRequest) -> Token:
     return authority.invite(f"a{abs(hash(request.node.name))}", "localhost", office.port, 60)

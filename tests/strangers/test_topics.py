@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker.mosquitto import COORDINATOR, rights
+from coordinator.broker.mosquitto import COORDINATOR, format_acl
 from federated.wire import topics
 from federated.wire.links.mqtt import MqttLink
 from federated.wire.links.paho_client import ClientSetup, connect, part
@@ -165,4 +165,4 @@ def test_the_brokers_own_figures_are_for_the_coordinator(
 
 
 def test_the_shipped_rights_are_those_of_a_broker_that_is_started_here() -> None:
-    assert (SHIPPED / "rights.acl").read_text() == rights(COORDINATOR)
+    assert (SHIPPED / "rights.acl").read_text() == format_acl(COORDINATOR)

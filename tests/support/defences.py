@@ -1,4 +1,4 @@
-"""Defences of a small run, and updates that change every weight by so much."""
+"""Defences of a small run, and updates that change every weight by a given amount."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.settings.config import load
-from coordinator.trust import norm_tables
+from coordinator.trust import trust_tables
 from coordinator.trust.defences import Defences
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import Update
 from models.families.catalogue import initial, network
 
-__all__ = ["MENU", "PLAIN", "STATE", "checked", "config", "database", "defences", "update"]
+__all__ = ["MENU", "PLAIN", "STATE", "check_update", "config", "database", "defences", "update"]
 
 NET = network("mlp", (4,), 3)
 PLAIN = method("fedavg")
@@ -30,18 +30,18 @@ def config(**given):
 
 def database() -> sqlite3.Connection:
     made = sqlite3.connect(":memory:")
-    made.executescript(norm_tables.SCHEMA)
+    made.executescript(trust_tables.SCHEMA)
     return made
 
 
 def defences(
     folder: Path, known: sqlite3.Connection | None = None, round: int = 1, **given
 ) -> Defences:
-    return Defences(config(**given), norm_tables.Evidence(known or database()), folder, round)
+    return Defences(config(**given), trust_tables.TrustTables(known or database()), folder, round)
 
 
-def checked(defences: Defences, update: Update) -> None:
-    """Raises Refused for an update of `STATE` that moved too far."""
+def check_update(defences: Defences, update: Update) -> None:
+    """Check an update made from `STATE`. Raises Refused if it moved too far."""
     defences.check(update, PLAIN.dispatch(STATE, PLAIN.place(STATE, update.submodel)))
 
 

@@ -1,5 +1,6 @@
-"""An authority and its office where devices enrol. Nothing of cryptography at import: the fixtures
-are for all, and some tests do without it.
+"""Fixtures: an authority and its enrolment server.
+
+cryptography is imported lazily, because some tests that load this file run without it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from coordinator.access.authority import Authority
-    from coordinator.access.enrolment_server import Enrolment
+    from coordinator.access.enrolment_server import EnrolmentServer
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +25,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
 
 
 @pytest.fixture(scope="module")
-def office(authority: Authority) -> Iterator[Enrolment]:
-    from coordinator.access.enrolment_server import Enrolment
+def office(authority: Authority) -> Iterator[EnrolmentServer]:
+    from coordinator.access.enrolment_server import EnrolmentServer
 
-    made = Enrolment(authority, "127.0.0.1", 0, lambda: "8883")
+    made = EnrolmentServer(authority, "127.0.0.1", 0, lambda: "8883")
     yield made
     made.close()

@@ -1,6 +1,4 @@
-"""The office where devices enrol: whatever it is asked, it refuses with a reason, and nobody keeps
-others out.
-"""
+"""The enrolment server: it refuses bad requests with a reason, and slow clients block no others."""
 
 from __future__ import annotations
 
@@ -12,14 +10,14 @@ import time
 
 import pytest
 
-from coordinator.access import enrolment_server as offices
+from coordinator.access import enrolment_server as enrolment_server
 from coordinator.access.authority import Authority
-from coordinator.access.enrolment_server import Enrolment
+from coordinator.access.enrolment_server import EnrolmentServer
 from federated.wire.enrolment_token import LARGEST
 
 
-def asked(
-    office: Enrolment, authority: Authority, method: str, path: str, body: bytes = b""
+def ask(
+    office: EnrolmentServer, authority: Authority, method: str, path: str, body: bytes = b""
 ) -> tuple[int, object]:
     link = http.client.HTTPSConnection(
         "localhost",
@@ -50,19 +48,19 @@ def asked(
         ("POST", "/renew", b'{"request": ""}', 401),
     ],
 )
-def test_what_is_no_question_is_refused_and_breaks_nothing(
-    office: Enrolment, authority: Authority, method: str, path: str, body: bytes, status: int
+def test_a_bad_request_is_refused_and_the_server_continues(
+    office: EnrolmentServer, authority: Authority, method: str, path: str, body: bytes, status: int
 ) -> None:
-    assert asked(office, authority, method, path, body)[0] == status
-    assert asked(office, authority, "GET", "/authority")[0] == 200
+    assert ask(office, authority, method, path, body)[0] == status
+    assert ask(office, authority, "GET", "/authority")[0] == 200
 
 
-def test_who_is_slow_is_cut_off_and_keeps_nobody_out(
+def test_slow_clients_are_disconnected_and_block_no_others(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offices, "LASTING", 1.0)
-    monkeypatch.setattr(offices, "OPEN", 4)
-    office = Enrolment(authority, "127.0.0.1", 0, lambda: "8883")
+    monkeypatch.setattr(enrolment_server, "CONNECTION_TIMEOUT", 1.0)
+    monkeypatch.setattr(enrolment_server, "MAX_CONNECTIONS", 4)
+    office = EnrolmentServer(authority, "127.0.0.1", 0, lambda: "8883")
     context = ssl.create_default_context(cafile=str(authority.ca))
     try:
         slow = [
@@ -74,24 +72,24 @@ def test_who_is_slow_is_cut_off_and_keeps_nobody_out(
         for one in slow:
             one.sendall(b"POST /enrol HTTP/1.1\r\n")
         time.sleep(1.5)
-        assert asked(office, authority, "GET", "/authority")[0] == 200
+        assert ask(office, authority, "GET", "/authority")[0] == 200
         for one in slow:
             one.close()
     finally:
         office.close()
 
 
-def test_who_does_not_even_begin_tls_keeps_nobody_out_and_is_cut_off(
+def test_clients_that_never_start_tls_are_disconnected_and_block_no_others(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offices, "OPEN", 4)
-    monkeypatch.setattr(offices, "LASTING", 2.0)
-    office = Enrolment(authority, "127.0.0.1", 0, lambda: "8883")
+    monkeypatch.setattr(enrolment_server, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(enrolment_server, "CONNECTION_TIMEOUT", 2.0)
+    office = EnrolmentServer(authority, "127.0.0.1", 0, lambda: "8883")
     try:
         silent = [
             socket.create_connection(("127.0.0.1", office.port), timeout=60) for _ in range(10)
         ]
-        assert asked(office, authority, "GET", "/authority")[0] == 200
+        assert ask(office, authority, "GET", "/authority")[0] == 200
         start = time.monotonic()
         assert [one.recv(1) for one in silent] == [b""] * 10
         assert time.monotonic() - start < 5

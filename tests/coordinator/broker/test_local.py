@@ -1,4 +1,4 @@
-"""A broker that is started here: it answers, keeps to itself, and is gone when its starter is."""
+"""A local broker: it answers on loopback only, and ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.broker
 
 
-def starter(kind: str, folder: Path) -> subprocess.Popen[bytes]:
-    """A process that starts a broker, prints its address, and lingers."""
+def run_starter(kind: str, folder: Path) -> subprocess.Popen[bytes]:
+    """Start a process that starts a broker, prints its address and sleeps."""
     code = (
         "import sys, time; from pathlib import Path; from coordinator.broker.local import start\n"
         "broker = start(port=0, kind=sys.argv[1], directory=Path(sys.argv[2])); "
@@ -52,10 +52,10 @@ def test_a_started_broker_answers_on_loopback_only_and_stops(kind: str, tmp_path
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_broker_is_gone_when_its_starter_is_killed(
+def test_a_broker_ends_when_its_starter_is_killed(
     kind: str, how: signal.Signals, tmp_path: Path
 ) -> None:
-    process = starter(kind, tmp_path)
+    process = run_starter(kind, tmp_path)
     assert process.stdout is not None
     address = process.stdout.readline().decode().strip()
     assert listens(address)
@@ -66,12 +66,12 @@ def test_a_broker_is_gone_when_its_starter_is_killed(
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_ctrl_c_is_for_the_coordinator_and_not_for_its_broker(kind: str, tmp_path: Path) -> None:
-    """A terminal sends SIGINT to the whole group of the starter."""
-    process = starter(kind, tmp_path)
+def test_ctrl_c_does_not_reach_the_broker(kind: str, tmp_path: Path) -> None:
+    """A terminal sends SIGINT to the whole process group of the starter."""
+    process = run_starter(kind, tmp_path)
     assert process.stdout is not None
     address = process.stdout.readline().decode().strip()
-    process.send_signal(signal.SIGSTOP)  # so that its own end does not end the broker
+    process.send_signal(signal.SIGSTOP)  # it must not end, which would end the broker
     os.killpg(process.pid, signal.SIGINT)
     time.sleep(0.3)
     assert listens(address)
@@ -91,7 +91,7 @@ def test_without_mosquitto_the_embedded_broker_starts(
         brokers.start(port=0, kind="mosquitto", directory=tmp_path)
 
 
-def test_a_port_in_use_is_called_so_with_both_ways_out(tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error_with_both_remedies(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
@@ -102,21 +102,23 @@ def test_a_port_in_use_is_called_so_with_both_ways_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0", "192.0.2.7", "::"])
-def test_no_broker_is_opened_to_the_network_without_passwords(listen: str, tmp_path: Path) -> None:
+def test_no_broker_is_exposed_to_the_network_without_authentication(
+    listen: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="--passwords"):
         brokers.start(listen, 0, directory=tmp_path)
 
 
 def test_a_listening_address_must_be_one_of_this_machine(tmp_path: Path) -> None:
     (tmp_path / "users").write_text("me:x\n")
-    with pytest.raises(ConfigError, match="no address of this machine"):
+    with pytest.raises(ConfigError, match="not an address of this machine"):
         brokers.start("192.0.2.7", 0, directory=tmp_path, clients=tmp_path / "users")
     with pytest.raises(ConfigError, match="expected an IP address or localhost, found 'my-host'"):
         brokers.start("my-host", 0, directory=tmp_path)
 
 
 @needs_mosquitto
-def test_with_passwords_the_coordinator_has_one_of_its_own_and_none_is_kept_plain(
+def test_passwords_are_stored_hashed_and_the_coordinator_has_its_own(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "users").write_text("me:correct-horse\n")
@@ -128,26 +130,26 @@ def test_with_passwords_the_coordinator_has_one_of_its_own_and_none_is_kept_plai
         assert "@" not in broker.address
 
 
-def test_passwords_need_mosquitto_and_nothing_is_started_without_it(tmp_path: Path) -> None:
+def test_passwords_require_mosquitto(tmp_path: Path) -> None:
     (tmp_path / "users").write_text("me:x\n")
     with pytest.raises(
         LinkError,
-        match="--passwords needs mosquitto, because the embedded broker cannot restrict clients",
+        match="--passwords requires mosquitto",
     ):
         brokers.start(port=0, kind="embedded", directory=tmp_path / "b", clients=tmp_path / "users")
     assert not (tmp_path / "b").exists()
 
 
 @needs_mosquitto
-def test_a_broker_that_does_not_start_is_quoted(tmp_path: Path) -> None:
+def test_the_error_of_a_broker_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
     with pytest.raises(
-        LinkError, match=r"(?s)mosquitto .* ended with status \d+; its log .*max_packet_size"
+        LinkError, match=r"(?s)mosquitto .* exited with status \d+; .*max_packet_size"
     ):
         brokers.start(port=0, kind="mosquitto", directory=tmp_path, max_packet=1)
 
 
 @needs_mosquitto
-def test_mosquitto_keeps_what_is_retained_across_a_restart_in_its_folder(tmp_path: Path) -> None:
+def test_mosquitto_keeps_retained_messages_across_a_restart(tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     with brokers.start(port=0, kind="mosquitto", directory=folder) as broker:
         link = open_link(broker.address, "a")

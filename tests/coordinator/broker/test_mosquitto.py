@@ -1,4 +1,4 @@
-"""Rights: every topic that an agent uses is its own to use, and no other one."""
+"""Access control: an agent may use exactly the topics that it needs."""
 
 from __future__ import annotations
 
@@ -8,26 +8,33 @@ from pathlib import Path
 import pytest
 
 from coordinator.broker import local as brokers
-from coordinator.broker.mosquitto import COORDINATOR, rights
+from coordinator.broker.mosquitto import COORDINATOR, format_acl
 from federated.errors import LinkError
 from federated.wire import topics
 from federated.wire.links.catalogue import open_link
 from tests.support.brokers import needs_mosquitto
 
 VERSION = "0123456789ab"
-SAID = [topics.status, topics.profile, topics.heartbeat, topics.say, topics.probe, topics.serving]
+PUBLISHED = [
+    topics.status,
+    topics.profile,
+    topics.heartbeat,
+    topics.say,
+    topics.probe,
+    topics.serving,
+]
 
 
-def written(name: str) -> list[str]:
-    """Where the agent of a name speaks."""
-    return [say("r", name) for say in SAID] + [
+def list_published(name: str) -> list[str]:
+    """Return the topics that the agent publishes to."""
+    return [say("r", name) for say in PUBLISHED] + [
         topics.chunk(topics.upload("r", name, "t"), 0),
         topics.answer("r", name, "q"),
     ]
 
 
-def heard(name: str) -> list[str]:
-    """What the agent of a name listens to, as the code asks for it."""
+def list_subscribed(name: str) -> list[str]:
+    """Return the patterns that the agent subscribes to."""
     model, release = topics.model("r", "v", "w1"), topics.release("r", VERSION, "f")
     shared = [
         topics.any_run(),
@@ -46,40 +53,36 @@ def heard(name: str) -> list[str]:
 
 
 def may(user: str, access: str, topic: str) -> bool:
-    """Whether the rights let an agent publish (write) to a topic, or subscribe (read) to a
-    pattern.
-    """
+    """Return whether an agent may publish (write) to a topic, or subscribe (read) to a pattern."""
     return any(
         wanted == access and topics.matches(pattern.replace("%u", user), topic)
         for wanted, pattern in topics.agent_rights()
     )
 
 
-@pytest.mark.parametrize("topic", written("a"))
-def test_an_agent_may_speak_where_it_does(topic: str) -> None:
+@pytest.mark.parametrize("topic", list_published("a"))
+def test_an_agent_may_publish_to_its_topics(topic: str) -> None:
     assert may("a", "write", topic)
 
 
 @pytest.mark.parametrize(
     "topic",
     [
-        *written("b"),
-        *heard("a")[:3],
+        *list_published("b"),
+        *list_subscribed("a")[:3],
         topics.release_card("r"),
         topics.ask("r", "a", "q"),
         "x",
         "fl/v1/r/agent/a",
     ],
 )
-def test_an_agent_may_speak_nowhere_else(topic: str) -> None:
-    """The last of them, `agent/a`, is the parent that `agent/a/#` stands for as well: nobody
-    listens there.
-    """
+def test_an_agent_may_publish_to_no_other_topic(topic: str) -> None:
+    """Except `agent/a`, the parent that `agent/a/#` matches as well: nobody subscribes to it."""
     assert not may("a", "write", topic) or topic == "fl/v1/r/agent/a"
 
 
-@pytest.mark.parametrize("pattern", heard("a"))
-def test_an_agent_may_hear_what_it_listens_to(pattern: str) -> None:
+@pytest.mark.parametrize("pattern", list_subscribed("a"))
+def test_an_agent_may_subscribe_to_its_patterns(pattern: str) -> None:
     assert may("a", "read", pattern)
 
 
@@ -94,19 +97,19 @@ def test_an_agent_may_hear_what_it_listens_to(pattern: str) -> None:
         "$SYS/#",
     ],
 )
-def test_an_agent_may_hear_nothing_else(pattern: str) -> None:
+def test_an_agent_may_subscribe_to_no_other_pattern(pattern: str) -> None:
     assert not may("a", "read", pattern)
 
 
-def test_who_is_barred_is_denied_everything_by_name() -> None:
-    assert rights(COORDINATOR, ["b", "a"]).endswith(
+def test_barred_agents_are_denied_every_topic() -> None:
+    assert format_acl(COORDINATOR, ["b", "a"]).endswith(
         "user a\ntopic deny #\n\nuser b\ntopic deny #\n"
     )
 
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_with_passwords_too_a_user_speaks_for_the_agent_of_its_name_alone(tmp_path: Path) -> None:
+def test_with_passwords_a_user_may_act_only_for_the_agent_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "users").write_text("a:x\nb:y\n")
     with brokers.start(port=0, directory=tmp_path / "b", clients=tmp_path / "users") as broker:
         coordinator = open_link(broker.url, "c")
@@ -128,7 +131,7 @@ def test_with_passwords_too_a_user_speaks_for_the_agent_of_its_name_alone(tmp_pa
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_a_reloaded_broker_denies_who_was_barred_and_a_restarted_one_keeps_what_is_retained(
+def test_a_reloaded_broker_denies_barred_agents_and_a_restarted_one_keeps_retained_messages(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "users").write_text("a:x\n")

@@ -1,4 +1,4 @@
-"""Users of a broker: plain or hashed, never kept plain."""
+"""The password file of a broker: entries in plain text or hashed, stored hashed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker.passwords import hashed, read, write
+from coordinator.broker.passwords import hash_password, read, write
 from federated.errors import ConfigError
 
 MADE_BY_MOSQUITTO = (
@@ -18,7 +18,7 @@ MADE_BY_MOSQUITTO = (
 
 
 def verify(password: str, entry: str) -> bool:
-    """As mosquitto does: PBKDF2 over SHA-512, `$7$iterations$salt$hash`."""
+    """Check a password as mosquitto does: PBKDF2 with SHA-512, `$7$iterations$salt$hash`."""
     _, kind, iterations, salt, digest = entry.split("$")
     derived = hashlib.pbkdf2_hmac(
         "sha512", password.encode(), base64.b64decode(salt), int(iterations), 64
@@ -27,10 +27,10 @@ def verify(password: str, entry: str) -> bool:
 
 
 def test_a_hash_verifies_its_password_and_no_other() -> None:
-    entry = hashed("p:a ss")
+    entry = hash_password("p:a ss")
     assert verify("p:a ss", entry)
     assert not verify("p:a s", entry)
-    assert entry != hashed("p:a ss")  # salted
+    assert entry != hash_password("p:a ss")  # salted
 
 
 def test_a_hash_made_by_mosquitto_verifies() -> None:
@@ -52,7 +52,7 @@ def test_plain_lines_are_hashed_and_hashed_ones_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# nobody\n", "me\n", ":x\n", "me:\n", "me:x\nme:y\n"])
-def test_a_file_that_names_no_users_is_a_config_error(tmp_path: Path, text: str) -> None:
+def test_a_file_without_valid_users_is_a_config_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "users"
     path.write_text(text)
     with pytest.raises(ConfigError, match="users"):

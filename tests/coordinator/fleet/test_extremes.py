@@ -37,7 +37,7 @@ from coordinator.round.round_events import ProfileCame, RoundEvent
 from coordinator.settings.config import Config, load
 from coordinator.store.journal import Base, pack, unpack
 from coordinator.store.store import Store
-from coordinator.trust.acceptance import check_match, check_profile, check_training, expected
+from coordinator.trust.acceptance import check_match, check_profile, check_training, expected_shapes
 from federated.engine.aggregate import Total, dump, fold
 from federated.engine.aggregate import load as load_total
 from federated.engine.tallies import fields
@@ -244,7 +244,7 @@ def test_an_update_that_is_taken_is_folded_learned_from_written_and_shown(
     )
     submodel = chosen.menu(NETWORKS["class"], settings)[0]
     plan = chosen.place(state, submodel)
-    shapes = expected(plan)
+    shapes = expected_shapes(plan)
     norms = {home: float(value.norm()) for home, value in chosen.dispatch(state, plan).items()}
     task = Task("r", 1, 1, "a", "train", submodel, "r0", "0" * 64, 1000, Recipe(), 60.0)
     profile, standings = PROFILE, {"a": Standing()}

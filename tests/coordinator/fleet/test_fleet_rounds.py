@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.access.gate import Gate
+from coordinator.access.broker_access import BrokerAccess
 from coordinator.fleet.fleet import Fleet
 from federated.errors import Refused
 from federated.task import Task
@@ -139,7 +139,7 @@ def test_of_an_agent_that_was_shut_out_nothing_is_heard_asked_or_folded(
 ) -> None:
     first, second = Peer(memory, "a"), Peer(memory, "b")
     listen(fleet)
-    original, done, gate = fleet.turn, [], Gate("")
+    original, done, gate = fleet.turn, [], BrokerAccess("")
     fleet.obey(gate=gate)
 
     def turn(timeout: float) -> None:

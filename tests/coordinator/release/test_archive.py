@@ -1,4 +1,4 @@
-"""Releases of a run are kept whole, and their history is never half written."""
+"""The archive of a run: complete releases, and a history that is written atomically."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.release.archive import Archive
-from coordinator.release.history import History, Item, released
+from coordinator.release.history import History, Item, release
 from export import bundle
 from export.publish import version_of
 from federated.errors import ExportError, StoreError
@@ -23,12 +23,14 @@ def archive(tmp_path: Path) -> Archive:
     return Archive(tmp_path / "runs", "spring")
 
 
-def test_a_release_is_copied_whole_and_twice_is_fine(archive: Archive, tmp_path: Path) -> None:
+def test_a_release_is_copied_completely_and_can_be_added_twice(
+    archive: Archive, tmp_path: Path
+) -> None:
     folder = toy(tmp_path / "made")
     (folder / "notes.txt").write_text("not of the release")
     (folder / "MODEL.md").write_text("for people")
-    name = archive.take(folder)
-    assert name == bundle.version(folder) == archive.take(folder)
+    name = archive.add(folder)
+    assert name == bundle.version(folder) == archive.add(folder)
     assert {path.name for path in archive.path(name).iterdir()} == {
         "MODEL.md",
         "manifest.json",
@@ -37,26 +39,26 @@ def test_a_release_is_copied_whole_and_twice_is_fine(archive: Archive, tmp_path:
         "w1-d1.tensors",
     }
     (archive.path(name) / "w1-d1.onnx").write_bytes(b"damaged")
-    archive.take(folder)
+    archive.add(folder)
     assert bundle.read(archive.path(name)).run == "spring"
 
 
-def test_a_damaged_release_is_not_taken(archive: Archive, tmp_path: Path) -> None:
+def test_a_damaged_release_is_refused(archive: Archive, tmp_path: Path) -> None:
     folder = toy(tmp_path / "made")
     (folder / "w1-d1.tensors").write_bytes(b"damaged")
     with pytest.raises(ExportError, match="expected sha256"):
-        archive.take(folder)
+        archive.add(folder)
     assert not list(archive.folder.iterdir())
 
 
-def test_a_history_is_read_as_it_was_written_and_versions_nobody_wants_go(
+def test_a_history_round_trips_and_unneeded_versions_are_deleted(
     archive: Archive, tmp_path: Path
 ) -> None:
     assert archive.read() == History("spring")
     history = History("spring")
     for i in range(3):
-        name = archive.take(toy(tmp_path / str(i), bytes([i + 1])))
-        history = released(history, Item(version_of(archive.path(name), "spring", {})), f"t{i}")
+        name = archive.add(toy(tmp_path / str(i), bytes([i + 1])))
+        history = release(history, Item(version_of(archive.path(name), "spring", {})), f"t{i}")
     archive.write(history)
     assert archive.read() == history
     archive.prune(history)
@@ -78,7 +80,7 @@ def test_a_history_is_read_as_it_was_written_and_versions_nobody_wants_go(
         '{"run": "spring", "stable": "aaaaaaaaaaaa"}',
     ],
 )
-def test_a_damaged_or_foreign_history_is_named_and_stays(archive: Archive, text: str) -> None:
+def test_a_damaged_or_foreign_history_is_an_error_and_stays(archive: Archive, text: str) -> None:
     path = archive.folder / "history.json"
     path.write_text(text)
     with pytest.raises(
@@ -88,7 +90,7 @@ def test_a_damaged_or_foreign_history_is_named_and_stays(archive: Archive, text:
     assert path.read_text() == text
 
 
-def test_a_history_that_cannot_be_written_leaves_the_old_one(
+def test_a_failed_write_leaves_the_old_history(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive.write(History("spring"))
@@ -104,14 +106,14 @@ def test_a_history_that_cannot_be_written_leaves_the_old_one(
     assert [path.name for path in archive.folder.iterdir()] == ["history.json"]
 
 
-def test_one_at_a_time_changes_it(archive: Archive) -> None:
+def test_the_lock_excludes_other_processes(archive: Archive) -> None:
     order: list[str] = []
 
     def other() -> None:
         with Archive(archive.folder.parents[1], "spring").changing():
             order.append("second")
 
-    with archive.changing():
+    with archive.lock():
         thread = threading.Thread(target=other)
         thread.start()
         time.sleep(0.2)
@@ -120,6 +122,6 @@ def test_one_at_a_time_changes_it(archive: Archive) -> None:
     assert order == ["first", "second"]
 
 
-def test_a_run_that_is_not_there_has_no_archive(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="releases of run 'none' cannot be kept"):
+def test_a_missing_run_has_no_archive(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="releases of run 'none'"):
         Archive(tmp_path, "none")

@@ -1,4 +1,4 @@
-"""Who is a canary, and what speaks for and against a version."""
+"""Canaries: how their agents are drawn, and how their reports are judged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.release.canary import Verdict, drawn, judged, said
+from coordinator.release.canary import Verdict, draw_agents, judge, select_reports
 from export.bundle import Bundle, Entry, File, Variant
 from federated.errors import FleetError, Unknown, UsageError
 from federated.wire.release_files import Serving
@@ -20,38 +20,38 @@ FLEET = [f"d{i}" for i in range(21)]
     ("share", "count"), [("10%", 3), ("100%", 21), ("0.1%", 1), ("1", 1), ("21", 21), ("33.3%", 7)]
 )
 def test_a_share_is_rounded_up(share: str, count: int) -> None:
-    found = drawn(share, OLD, FLEET)
+    found = draw_agents(share, OLD, FLEET)
     assert len(set(found)) == count
     assert set(found) <= set(FLEET)
 
 
 def test_ten_percent_of_ten_is_one() -> None:
-    """Not two, as 10 * 0.1 in floating point, rounded up, might say."""
-    assert len(drawn("10%", OLD, FLEET[:10])) == 1
-    assert len(drawn("70%", OLD, FLEET[:10])) == 7
+    """Not two, as 10 * 0.1 in floating point might give when rounded up."""
+    assert len(draw_agents("10%", OLD, FLEET[:10])) == 1
+    assert len(draw_agents("70%", OLD, FLEET[:10])) == 7
 
 
-def test_the_same_command_draws_the_same_agents_and_another_version_others() -> None:
-    assert drawn("20%", OLD, FLEET) == drawn("20%", OLD, FLEET[::-1])
-    assert drawn("20%", OLD, FLEET) != drawn("20%", NEW, FLEET)
+def test_the_draw_depends_on_the_version_only() -> None:
+    assert draw_agents("20%", OLD, FLEET) == draw_agents("20%", OLD, FLEET[::-1])
+    assert draw_agents("20%", OLD, FLEET) != draw_agents("20%", NEW, FLEET)
 
 
 def test_agents_may_be_named() -> None:
-    assert drawn("d3, d1,d3", OLD, FLEET) == ("d1", "d3")
+    assert draw_agents("d3, d1,d3", OLD, FLEET) == ("d1", "d3")
     with pytest.raises(Unknown, match="unknown agent 'd99'; known: d9"):
-        drawn("d99", OLD, FLEET)
-    assert drawn("away", OLD, FLEET, ["away"]) == ("away",)
+        draw_agents("d99", OLD, FLEET)
+    assert draw_agents("away", OLD, FLEET, ["away"]) == ("away",)
 
 
 @pytest.mark.parametrize("share", ["0%", "101%", "0", "22", "", "a b", "10%%"])
-def test_what_is_no_share_is_a_usage_error(share: str) -> None:
+def test_an_invalid_share_is_a_usage_error(share: str) -> None:
     with pytest.raises(UsageError, match="--canary: expected"):
-        drawn(share, OLD, FLEET)
+        draw_agents(share, OLD, FLEET)
 
 
-def test_without_any_agent_there_is_no_canary() -> None:
+def test_a_canary_requires_a_known_agent() -> None:
     with pytest.raises(FleetError, match="no agent is known"):
-        drawn("10%", OLD, [])
+        draw_agents("10%", OLD, [])
 
 
 def manifest(accuracy: float | None = None, int8: float | None = None) -> Bundle:
@@ -83,7 +83,7 @@ def serving(
     )
 
 
-def judge(
+def judge_reports(
     reports: list[Serving],
     before: list[Serving],
     made: Bundle | None = None,
@@ -91,7 +91,7 @@ def judge(
     agents: str = "pi tv",
 ) -> Verdict:
     named = agents.split()
-    return judged(
+    return judge(
         NEW,
         named,
         {one.agent: one for one in reports},
@@ -101,8 +101,8 @@ def judge(
     )
 
 
-def test_a_version_as_good_as_before_is_good() -> None:
-    verdict = judge(
+def test_a_version_as_good_as_the_stable_one_passes() -> None:
+    verdict = judge_reports(
         [serving("pi", NEW), serving("tv", NEW)], [serving("pi", OLD), serving("tv", OLD)]
     )
     assert verdict.good
@@ -112,29 +112,29 @@ def test_a_version_as_good_as_before_is_good() -> None:
     )
 
 
-def test_without_a_report_nothing_is_promoted() -> None:
-    assert judge([], []).reasons == ("none of its 2 agents reported (pi, tv)",)
-    assert judge([serving("pi", OLD)], [], agents="pi").reasons == (
+def test_a_canary_without_any_report_fails() -> None:
+    assert judge_reports([], []).reasons == ("no report from any of its 2 agents (pi, tv)",)
+    assert judge_reports([serving("pi", OLD)], [], agents="pi").reasons == (
         "none of its 1 agents reported (pi)",
     )
 
 
-def test_one_report_is_enough_and_who_is_silent_is_noted() -> None:
-    verdict = judge([serving("pi", NEW)], [serving("pi", OLD)])
+def test_one_report_is_enough_and_missing_ones_are_noted() -> None:
+    verdict = judge_reports([serving("pi", NEW)], [serving("pi", OLD)])
     assert verdict.good
     assert "no report from tv" in verdict.notes
 
 
-def test_a_single_refusal_is_against_it() -> None:
-    verdict = judge(
+def test_a_single_refusal_fails_a_canary() -> None:
+    verdict = judge_reports(
         [serving("pi", NEW), serving("tv", OLD, refused=NEW, reason="the self-test fails")], []
     )
     assert verdict.reasons == ("tv refused it: the self-test fails",)
 
 
-def test_accuracy_is_pooled_by_examples() -> None:
-    """900 examples lose nothing, 100 lose 5 points: half a point in all; the other way round 4.5
-    points.
+def test_accuracy_is_pooled_over_examples() -> None:
+    """900 examples lose nothing and 100 lose 5 points: half a point in total. The other way round
+    it is 4.5 points.
     """
     before = [
         serving("pi", OLD, accuracy=0.9, examples=900),
@@ -144,9 +144,9 @@ def test_accuracy_is_pooled_by_examples() -> None:
         serving("pi", NEW, accuracy=0.9, examples=900),
         serving("tv", NEW, accuracy=0.85, examples=100),
     ]
-    assert judge(after, before).good
+    assert judge_reports(after, before).good
     swapped = [replace(one, examples=1000 - one.examples) for one in after]
-    assert judge(swapped, before).reasons == (
+    assert judge_reports(swapped, before).reasons == (
         "accuracy on 1000 examples of 2 agents: 0.855, of the stable version 0.900",
     )
 
@@ -154,7 +154,7 @@ def test_accuracy_is_pooled_by_examples() -> None:
 @pytest.mark.parametrize(("new", "good"), [(0.89, True), (0.889, False), (1.0, True)])
 def test_one_point_may_be_lost(new: float, good: bool) -> None:
     assert (
-        judge(
+        judge_reports(
             [serving("pi", NEW, accuracy=new, examples=10)],
             [serving("pi", OLD, accuracy=0.9, examples=10)],
         ).good
@@ -162,14 +162,16 @@ def test_one_point_may_be_lost(new: float, good: bool) -> None:
     )
 
 
-def test_without_data_on_devices_the_manifests_count_for_the_variant_in_use() -> None:
+def test_without_data_on_devices_the_accuracy_in_the_manifests_counts() -> None:
     reports = [serving("pi", NEW, variant="int8-u8s8")]
     before = [serving("pi", OLD, variant="int8-u8s8")]
-    assert judge(reports, before, manifest(0.9, 0.9), manifest(0.95, 0.9)).good
-    assert judge(reports, before, manifest(0.9, 0.8), manifest(0.9, 0.9)).reasons == (
-        "accuracy where it was exported: 0.800, of the stable version 0.900",
+    assert judge_reports(reports, before, manifest(0.9, 0.9), manifest(0.95, 0.9)).good
+    assert judge_reports(reports, before, manifest(0.9, 0.8), manifest(0.9, 0.9)).reasons == (
+        "accuracy at export: 0.800, stable version 0.900",
     )
-    assert any("accuracy could not be compared" in note for note in judge(reports, before).notes)
+    assert any(
+        "accuracy could not be compared" in note for note in judge_reports(reports, before).notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_without_data_on_devices_the_manifests_count_for_the_variant_in_use() ->
 def test_latency_is_the_median_ratio_over_agents(times: tuple[float, ...], good: bool) -> None:
     before = [serving(f"d{i}", OLD, p90=0.010) for i in range(3)]
     after = [serving(f"d{i}", NEW, p90=0.010 * ratio) for i, ratio in enumerate(times)]
-    verdict = judge(after, before, agents="d0 d1 d2")
+    verdict = judge_reports(after, before, agents="d0 d1 d2")
     assert verdict.good is good
     if not good:
         assert verdict.reasons == (
@@ -186,18 +188,20 @@ def test_latency_is_the_median_ratio_over_agents(times: tuple[float, ...], good:
         )
 
 
-def test_a_ratio_of_microseconds_is_no_reason() -> None:
-    assert judge([serving("pi", NEW, p90=0.0003)], [serving("pi", OLD, p90=0.0001)]).good
+def test_a_difference_of_microseconds_is_ignored() -> None:
+    assert judge_reports([serving("pi", NEW, p90=0.0003)], [serving("pi", OLD, p90=0.0001)]).good
 
 
 def test_latency_on_another_submodel_is_not_compared() -> None:
-    verdict = judge([serving("pi", NEW, p90=0.1)], [replace(serving("pi", OLD), submodel="w0.5")])
+    verdict = judge_reports(
+        [serving("pi", NEW, p90=0.1)], [replace(serving("pi", OLD), submodel="w0.5")]
+    )
     assert verdict.good
     assert any("latency could not be compared" in note for note in verdict.notes)
 
 
-def test_what_was_measured_in_the_same_minute_counts_before_what_was_known() -> None:
-    """The device has become hot: both versions take three times as long."""
+def test_a_measurement_beside_the_canary_counts_before_an_earlier_report() -> None:
+    """The device is hot now, so both versions take three times as long."""
     before = [serving("pi", OLD, p90=0.010, accuracy=0.9, examples=10)]
     hot = serving(
         "pi",
@@ -209,19 +213,17 @@ def test_what_was_measured_in_the_same_minute_counts_before_what_was_known() -> 
         p90_before=0.030,
         accuracy_before=0.8,
     )
-    assert judge([hot], before).good
-    assert not judge([replace(hot, before="c" * 12)], before).good, (
+    assert judge_reports([hot], before).good
+    assert not judge_reports([replace(hot, before="c" * 12)], before).good, (
         "measured beside some other version"
     )
 
 
-def test_a_first_release_is_judged_by_its_self_tests_alone() -> None:
-    assert judged(NEW, ["pi"], {"pi": serving("pi", NEW)}, {}, manifest(), None).good
-    assert not judged(
-        NEW, ["pi"], {"pi": serving("pi", "", refused=NEW)}, {}, manifest(), None
-    ).good
+def test_a_first_release_is_judged_by_its_self_tests_only() -> None:
+    assert judge(NEW, ["pi"], {"pi": serving("pi", NEW)}, {}, manifest(), None).good
+    assert not judge(NEW, ["pi"], {"pi": serving("pi", "", refused=NEW)}, {}, manifest(), None).good
 
 
-def test_only_what_is_about_the_version_counts_as_a_report() -> None:
+def test_only_reports_about_the_version_count() -> None:
     servings = {"pi": serving("pi", NEW), "tv": serving("tv", OLD), "old": serving("old", NEW)}
-    assert said(["pi", "tv", "away"], NEW, servings) == {"pi": servings["pi"]}
+    assert select_reports(["pi", "tv", "away"], NEW, servings) == {"pi": servings["pi"]}

@@ -1,6 +1,4 @@
-"""What a run learned as ONNX: of methods whose submodels have homes of their own, are made, or stay
-on devices in part.
-"""
+"""Export to ONNX, for methods that own, generate or share the tensors of their submodels."""
 
 from __future__ import annotations
 
@@ -26,9 +24,9 @@ QUICK = {
 }
 
 
-def trained(folder: Path, *pins: str, **given: Any) -> dict[str, str]:
-    """Runs a round with a device per pin; the submodels that were exported, and which of them each
-    device finds as its own.
+def run_and_export(folder: Path, *pins: str, **given: Any) -> dict[str, str]:
+    """Run a round with a device per pinned submodel, and export it. Return the exported submodel of
+    each device.
     """
     members = [Member(f"a{i}", digits(i, len(pins))) for i in range(len(pins))]
     named = {key.replace("_", "."): value for key, value in given.items()}
@@ -44,16 +42,14 @@ def trained(folder: Path, *pins: str, **given: Any) -> dict[str, str]:
     assert len(released) == len(made.submodels)
     assert all(entry.variants[0].max_abs_diff < 1e-4 for entry in made.submodels)
     assert set(assignment.values()) <= released, (
-        "an agent would wait for a submodel that nobody publishes"
+        "otherwise an agent would wait for a submodel that is never published"
     )
     return assignment
 
 
 @pytest.mark.parametrize("norm", ["static", "tracked"])
-def test_branches_are_merged_and_every_device_finds_the_one_network(
-    tmp_path: Path, norm: str
-) -> None:
-    found = trained(
+def test_branches_are_merged_into_one_network_for_all_devices(tmp_path: Path, norm: str) -> None:
+    found = run_and_export(
         tmp_path,
         "w1-d2.2.2",
         "w1-d2.2.2-x2",
@@ -66,26 +62,26 @@ def test_branches_are_merged_and_every_device_finds_the_one_network(
 
 
 @pytest.mark.parametrize("norm", ["static", "tracked"])
-def test_submodels_with_norms_and_steps_of_their_own_are_exported(
-    tmp_path: Path, norm: str
-) -> None:
+def test_submodels_with_their_own_norms_and_steps_are_exported(tmp_path: Path, norm: str) -> None:
     pins = ("w0.447214-d2.2.2-steps", "w1-d2.2.2-steps")
     assert set(
-        trained(
+        run_and_export(
             tmp_path, *pins, method_name="nefl-w", method_gammas=(0.2, 1.0), train_norm=norm
         ).values()
     ) == set(pins)
 
 
-def test_what_a_hypernetwork_makes_is_exported(tmp_path: Path) -> None:
-    assert set(trained(tmp_path, "w0.2-d2.2.2", "w1-d2.2.2", method_name="recipfl").values()) == {
+def test_submodels_of_a_hypernetwork_are_exported(tmp_path: Path) -> None:
+    assert set(
+        run_and_export(tmp_path, "w0.2-d2.2.2", "w1-d2.2.2", method_name="recipfl").values()
+    ) == {
         "w0.2-d2.2.2",
         "w1-d2.2.2",
     }
 
 
 def test_networks_of_several_families_are_one_release(tmp_path: Path) -> None:
-    found = trained(
+    found = run_and_export(
         tmp_path, "mlp-w1-d2", "w1-d2.2.2", method_name="recipfl", method_models=("mlp",)
     )
     assert set(found.values()) == {"mlp-w1-d2", "w1-d2.2.2"}
@@ -97,7 +93,7 @@ def test_networks_of_several_families_are_one_release(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of two rounds."""
+    """A run of two rounds, in a folder."""
     folder = tmp_path_factory.mktemp("run")
     members = [Member(f"a{i}", digits(i, 2)) for i in range(2)]
     federate(
@@ -114,48 +110,48 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_export_tells_each_graphs_size_and_accuracy(run: Path) -> None:
-    said: list[str] = []
-    found = export_run(ExportRequest(RUN, run / "runs", run / "told", ("w1-d2.2.2",)), said.append)
+def test_an_export_reports_the_size_and_accuracy_of_each_graph(run: Path) -> None:
+    lines: list[str] = []
+    found = export_run(ExportRequest(RUN, run / "runs", run / "told", ("w1-d2.2.2",)), lines.append)
     entry = found["submodels"][0]
     assert [variant["kind"] for variant in entry["variants"]] == ["fp32", "int8-u8s8", "int8-s8s8"]
     assert (found["calibrated"], found["examples"], found["labelled"]) == (128, 231, True)
     assert found["about"] == {"method": "fedfa", "data": "digits", "model": "resnet-small"}
     before, after = (variant["accuracy"] for variant in entry["variants"][:2])
     size = entry["variants"][1]["file"]["size"]
-    assert said[0] == "w1-d2.2.2: 174,970 parameters, 1,648,256 multiply-adds"
-    assert said[1].startswith("  fp32 ")
-    assert f"accuracy {before:.4f}, at most" in said[1]
-    assert said[2].split()[:5] == [
+    assert lines[0] == "w1-d2.2.2: 174,970 parameters, 1,648,256 multiply-adds"
+    assert lines[1].startswith("  fp32 ")
+    assert f"accuracy {before:.4f}, at most" in lines[1]
+    assert lines[2].split()[:5] == [
         "int8-u8s8",
         f"{size / 1e3:.0f}",
         "kB",
         "accuracy",
         f"{after:.4f}",
     ]
-    assert "measured on 231 real examples that were not used to calibrate" in said
+    assert "measured on 231 real examples that were not used to calibrate" in lines
     assert (
         f"w1-d2.2.2 | 174,970 | 1,648,256 | int8-u8s8 | {size / 1e3:,.0f} kB | {after:.4f}"
         in (run / "told/MODEL.md").read_text()
     )
 
 
-def test_a_file_of_inputs_may_come_with_answers_or_without(run: Path) -> None:
+def test_an_input_file_may_have_answers_or_none(run: Path) -> None:
     whole = central("digits")
     np.savez(run / "blind.npz", x=whole.x_held[:40])
     np.savez(run / "seeing.npz", x=whole.x_held[:40], y=whole.y_held[:40])
     for name, labelled in (("blind", False), ("seeing", True)):
-        said: list[str] = []
+        lines: list[str] = []
         found = export_run(
             ExportRequest(RUN, run / "runs", run / name, ("w1-d2.2.2",), run / f"{name}.npz"),
-            said.append,
+            lines.append,
         )
         assert (found["calibrated"], found["examples"], found["labelled"]) == (20, 20, labelled)
         assert all(
             (variant["accuracy"] is not None) == labelled
             for variant in found["submodels"][0]["variants"]
         )
-        assert labelled or "agrees with PyTorch in " in said[2]
+        assert labelled or "agrees with PyTorch in " in lines[2]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +169,7 @@ def test_a_file_of_inputs_may_come_with_answers_or_without(run: Path) -> None:
         ({"x": np.zeros((1, 1, 8, 8), np.uint8)}, "example to export with: expected at least 2"),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused(
+def test_inputs_that_do_not_fit_the_network_are_refused(
     run: Path, tmp_path: Path, arrays: dict[str, np.ndarray], message: str
 ) -> None:
     np.savez(tmp_path / "odd.npz", **arrays)
@@ -186,10 +182,12 @@ def test_inputs_that_do_not_fit_are_refused(
         )
 
 
-def test_layers_that_stay_on_devices_are_named(tmp_path: Path) -> None:
+def test_a_method_that_keeps_layers_on_devices_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(
         ExportError,
         match=r"submodel w1-d1.1.1 under flexifed: \d+ tensors stay on the devices, such as "
         r"linear.bias",
     ):
-        trained(tmp_path, "w1-d1.1.1", "w1-d2.2.2", method_name="flexifed", method_strategy="basic")
+        run_and_export(
+            tmp_path, "w1-d1.1.1", "w1-d2.2.2", method_name="flexifed", method_strategy="basic"
+        )

@@ -1,4 +1,4 @@
-"""A release at a broker that is slow: who made it hears of it, and nothing of it is lost."""
+"""A release to a slow broker: the command waits for it, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.broker import local as brokers
 from coordinator.release.archive import Archive
-from coordinator.release.rollout import Rollout, Wish
+from coordinator.release.rollout import ReleaseRequest, Rollout
 from export import bundle
 from export.publish import published
 from federated.errors import LinkError
@@ -23,11 +23,11 @@ from tests.support.release import toy
 
 @pytest.mark.broker
 @pytest.mark.beside
-def test_a_release_to_a_broker_that_stands_still_is_there_when_the_command_ends(
+def test_a_release_to_a_stalled_broker_is_complete_when_the_command_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stops longer than a link waits when it is closed, as brokers do over a slow disk; packets
-    beyond the window were never sent.
+    """The broker stalls longer than a closing link waits, as with a slow disk, and packets beyond
+    the window were never sent.
     """
     monkeypatch.setattr("federated.wire.links.mqtt.FAREWELL", 0.2)
     (tmp_path / "runs" / "spring").mkdir(parents=True)
@@ -38,7 +38,7 @@ def test_a_release_to_a_broker_that_stands_still_is_there_when_the_command_ends(
         os.killpg(broker.pid, signal.SIGSTOP)
         threading.Timer(1.0, os.killpg, (broker.pid, signal.SIGCONT)).start()
         folder = toy(tmp_path / "made", bytes(20_000))
-        rollout.follow(Wish("spring", "h", bundle=folder))
+        rollout.follow(ReleaseRequest("spring", "h", bundle=folder))
         link.close()
         other = open_link(broker.address, "other")
         seen = published(other, "spring", time.monotonic)
@@ -56,7 +56,7 @@ def test_a_release_to_a_broker_that_stands_still_is_there_when_the_command_ends(
     }
 
 
-def test_a_broker_that_does_not_show_a_release_is_an_error(
+def test_a_release_that_the_broker_does_not_confirm_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("export.publish.SETTLE", 0.1)
@@ -70,4 +70,4 @@ def test_a_broker_that_does_not_show_a_release_is_an_error(
     )
     rollout = Rollout(link, Archive(tmp_path / "runs", "spring"), {}, 7, print)
     with pytest.raises(LinkError, match="coordinator release spring publishes it again"):
-        rollout.follow(Wish("spring", "h", bundle=toy(tmp_path / "made", b"1")))
+        rollout.follow(ReleaseRequest("spring", "h", bundle=toy(tmp_path / "made", b"1")))

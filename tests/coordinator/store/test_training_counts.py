@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.release.archive import Archive
 from coordinator.release.export_run import ExportRequest, export_run
-from coordinator.release.rollout import Rollout, Wish
+from coordinator.release.rollout import ReleaseRequest, Rollout
 from coordinator.run.config_sources import ConfigSources
 from coordinator.run.launch import report, show
 from coordinator.simulate.simulation import simulate
@@ -260,7 +260,7 @@ def test_a_release_marks_it(copied: Path) -> None:
         2,
         said.append,
     )
-    made = rollout.follow(Wish(RUN, "memory"))
+    made = rollout.follow(ReleaseRequest(RUN, "memory"))
     assert any(line.startswith(f"  {SMALL} (not trained): ") for line in said)
     assert any(line.endswith(f"no update of the run trained: {SMALL}") for line in said)
     assert made["versions"][made["stable"]]["untrained"] == [SMALL]

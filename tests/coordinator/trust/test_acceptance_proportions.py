@@ -1,4 +1,4 @@
-"""Updates, statistics and scores whose numbers cannot be."""
+"""Updates, statistics and scores with implausible numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.clerk import SMALL
 from tests.support.peer import weights
 
 
-def test_updates_out_of_all_proportion_are_refused() -> None:
+def test_updates_of_implausible_size_are_refused() -> None:
     made = Update(
         "r", 1, 1, "a", "train", SMALL, "r0", 10, 1, weights(1.0), {"labels": [1], "loss": 1.0}
     )

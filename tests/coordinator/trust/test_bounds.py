@@ -1,12 +1,12 @@
-"""Bounds on how far updates move: from earlier rounds alone, by hand."""
+"""Norm bounds, derived by hand: they depend on earlier rounds only."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from coordinator.trust.bounds import LEAST, Bound, bounds, check_change, moved
-from coordinator.trust.norm_tables import WINDOW, Measured
+from coordinator.trust.bounds import LEAST, Bound, check_change, compute_bounds, measure_change
+from coordinator.trust.trust_tables import WINDOW, ChangeNorm
 from federated.errors import Refused
 from federated.task import Update
 from models.families.catalogue import menu, network
@@ -16,8 +16,8 @@ SMALL, LARGE = menu(network("mlp", (4,), 3), (0.5, 1.0), (1,))
 
 def known(
     *norms: float, round: int = 1, submodel: str = "s", kind: str = "weights"
-) -> list[Measured]:
-    return [Measured(round, f"a{i}", submodel, kind, norm) for i, norm in enumerate(norms)]
+) -> list[ChangeNorm]:
+    return [ChangeNorm(round, f"a{i}", submodel, kind, norm) for i, norm in enumerate(norms)]
 
 
 def update(**tensors: np.ndarray) -> Update:
@@ -25,53 +25,53 @@ def update(**tensors: np.ndarray) -> Update:
 
 
 def test_a_bound_is_a_multiple_of_the_median_of_earlier_rounds() -> None:
-    found = bounds([*known(1.0, 2.0, 3.0), *known(4.0, 900.0, round=2)], 3, 10.0)
+    found = compute_bounds([*known(1.0, 2.0, 3.0), *known(4.0, 900.0, round=2)], 3, 10.0)
     assert found == {("s", "weights"): Bound(10.0, 3.0, 3.0, 5, (1, 2))}
     assert found["s", "weights"].most == 30.0
 
 
-def test_fewer_than_half_of_the_updates_cannot_move_it_as_they_like() -> None:
+def test_fewer_than_half_of_the_updates_cannot_set_the_bound_at_will() -> None:
     honest, lies = [1.0, 1.1, 1.2, 1.3], [1e30, 1e30, 1e30]
-    assert bounds(known(*honest, *lies), 2, 10.0)["s", "weights"].most == pytest.approx(13.0)
+    assert compute_bounds(known(*honest, *lies), 2, 10.0)["s", "weights"].most == pytest.approx(
+        13.0
+    )
 
 
-def test_the_present_round_and_rounds_long_past_bound_nothing() -> None:
-    """Whoever comes first in a round has the same bound as whoever comes last."""
+def test_the_current_round_and_rounds_beyond_the_window_do_not_count() -> None:
+    """The first update of a round has the same bound as the last."""
     present = known(*[1.0] * LEAST, round=20)
-    assert bounds(present, 20, 10.0) == {}
-    assert bounds(present, 21, 10.0)
-    assert bounds(present, 20 + WINDOW, 10.0)
-    assert bounds(present, 21 + WINDOW, 10.0) == {}
+    assert compute_bounds(present, 20, 10.0) == {}
+    assert compute_bounds(present, 21, 10.0)
+    assert compute_bounds(present, 20 + WINDOW, 10.0)
+    assert compute_bounds(present, 21 + WINDOW, 10.0) == {}
 
 
-def test_little_that_is_known_bounds_nothing() -> None:
-    assert bounds(known(*[1.0] * (LEAST - 1)), 2, 10.0) == {}
-    assert bounds(known(*[0.0] * LEAST), 2, 10.0) == {}
-    assert bounds(known(*[1.0] * LEAST), 2, 0.0) == {}
+def test_too_few_or_zero_norms_give_no_bound() -> None:
+    assert compute_bounds(known(*[1.0] * (LEAST - 1)), 2, 10.0) == {}
+    assert compute_bounds(known(*[0.0] * LEAST), 2, 10.0) == {}
+    assert compute_bounds(known(*[1.0] * LEAST), 2, 0.0) == {}
 
 
-def test_submodels_and_kinds_are_apart() -> None:
+def test_submodels_and_kinds_have_separate_bounds() -> None:
     rows = [
         *known(*[1.0] * 6),
         *known(*[5.0] * 5, submodel="t"),
         *known(*[7.0] * 5, kind="statistics"),
     ]
-    assert {key: bound.most for key, bound in bounds(rows, 2, 2.0).items()} == {
+    assert {key: bound.most for key, bound in compute_bounds(rows, 2, 2.0).items()} == {
         ("s", "weights"): 2,
         ("t", "weights"): 10,
         ("s", "statistics"): 14,
     }
 
 
-def test_a_lone_device_that_hardly_moved_any_more_may_move_as_the_fleet_does() -> None:
-    """84 times its own median, and 0.7 times what the others move; what would be too far for these
-    is too far for it.
-    """
+def test_a_converged_device_that_is_alone_may_move_as_far_as_the_fleet() -> None:
+    """0.84 is 84 times its own median, and 0.7 times that of the others, whose bound applies."""
     lone, others = (
         known(*[0.01] * 5, submodel=SMALL.plain.name),
         known(*[1.2] * 6, submodel=LARGE.plain.name),
     )
-    found = bounds([*lone, *others], 2, 3.0)
+    found = compute_bounds([*lone, *others], 2, 3.0)
     check_change(update(), {"weights": 0.84}, found)
     with pytest.raises(
         Refused,
@@ -81,13 +81,13 @@ def test_a_lone_device_that_hardly_moved_any_more_may_move_as_the_fleet_does() -
         check_change(update(), {"weights": 3.7}, found)
 
 
-def test_a_submodel_that_moves_little_lowers_no_bound_of_another() -> None:
+def test_a_submodel_that_moves_little_does_not_lower_the_bound_of_another() -> None:
     rows = [*known(*[0.01] * 9, submodel="s"), *known(*[1.2] * 5, submodel="t")]
-    assert bounds(rows, 2, 3.0)["t", "weights"].most == pytest.approx(3.6)
+    assert compute_bounds(rows, 2, 3.0)["t", "weights"].most == pytest.approx(3.6)
 
 
-def test_a_change_is_what_came_minus_what_was_sent() -> None:
-    """(3, 4) of the weights, 2 of a statistic; a variate comes as its change."""
+def test_a_change_is_the_received_minus_the_sent_tensor() -> None:
+    """Weights change by (3, 4), a statistic by 2; a variate is a change already."""
     one = np.ones(1, np.float32)
     made = update(
         w=np.array([4.0], np.float32),
@@ -95,15 +95,15 @@ def test_a_change_is_what_came_minus_what_was_sent() -> None:
         **{"n.running_mean": 3 * one, "c/w": 6 * one},
     )
     sent = {"w": one, "b": one, "n.running_mean": one, "c/w": 100 * one}
-    assert moved(made, sent) == {"weights": 5.0, "statistics": 2.0, "variates": 6.0}
+    assert measure_change(made, sent) == {"weights": 5.0, "statistics": 2.0, "variates": 6.0}
 
 
-def test_a_refusal_says_norm_bound_and_where_the_bound_is_from() -> None:
+def test_a_refusal_shows_the_norm_the_bound_and_its_derivation() -> None:
     name = SMALL.plain.name
-    limits = bounds(known(*[0.5] * 6, submodel=name), 2, 10.0)
+    limits = compute_bounds(known(*[0.5] * 6, submodel=name), 2, 10.0)
     made = update(w=np.array([6.0], np.float32))
     words = (
-        r"update of a: expected weights to move by at most 5 \(10 times 0\.5, the median of 6 "
+        r"update of a: expected a change of weights of at most 5 \(10 times 0\.5, the median of 6 "
         r"updates of its submodel in rounds 1 to 1\), found 6"
     )
     with pytest.raises(Refused, match=words):

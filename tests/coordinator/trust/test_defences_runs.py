@@ -1,4 +1,4 @@
-"""Whole runs with liars, and whole runs that are private."""
+"""Whole runs with malicious devices, and whole private runs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from coordinator.store.store import Store
-from coordinator.trust.privacy_budget import epsilon
+from coordinator.trust.privacy_budget import compute_epsilon
 from tests.support.federation import Member, digits, federate
 
 FEDAVG = {"method.name": "fedavg", "train.norm": "tracked", "model.name": "mlp", "train.steps": 2}
 
 
-def liar(factor: float):
-    """Spoils what a device learned from the second round on: its update is so many times what it
-    was.
-    """
+def scale_update(factor: float):
+    """Return a change that multiplies a device's update by a factor from the third round on."""
     return lambda update: (
         update
         if update.round < 3
@@ -28,9 +26,11 @@ def liar(factor: float):
     )
 
 
-def test_a_liar_is_refused_with_the_reason_and_honest_devices_are_not(tmp_path):
+def test_a_malicious_update_is_refused_and_honest_ones_are_folded(tmp_path):
     members = [
-        Member(f"a{i}", digits(i, 6), change=liar(60.0) if i == 5 else lambda update: update)
+        Member(
+            f"a{i}", digits(i, 6), change=scale_update(60.0) if i == 5 else lambda update: update
+        )
         for i in range(6)
     ]
     found = federate(tmp_path, members, {**FEDAVG, "rounds": 3})
@@ -42,15 +42,19 @@ def test_a_liar_is_refused_with_the_reason_and_honest_devices_are_not(tmp_path):
     assert {
         agent: outcome for agent, outcome in outcomes.items() if agent != "a5"
     } == dict.fromkeys([f"a{i}" for i in range(5)], "folded")
-    assert "expected weights to move by at most" in outcomes["a5"]
+    assert "expected a change of weights of at most" in outcomes["a5"]
     assert found.result.epsilon == 0.0
 
 
 @pytest.mark.parametrize("rule", ["clip", "trimmed", "krum"])
-def test_a_run_by_a_robust_rule_learns_in_spite_of_a_liar(tmp_path, rule):
-    """The liar is below every bound, since those are off: the rule alone stands against it."""
+def test_a_run_with_a_robust_rule_learns_despite_a_malicious_device(tmp_path, rule):
+    """Norm bounds are off, so that only the rule protects the run."""
     members = [
-        Member(f"a{i}", digits(i, 6, "iid"), change=liar(-5.0) if i == 5 else lambda update: update)
+        Member(
+            f"a{i}",
+            digits(i, 6, "iid"),
+            change=scale_update(-5.0) if i == 5 else lambda update: update,
+        )
         for i in range(6)
     ]
     given = {
@@ -66,7 +70,7 @@ def test_a_run_by_a_robust_rule_learns_in_spite_of_a_liar(tmp_path, rule):
     assert not list((tmp_path / "runs" / "test" / "kept").glob("*"))
 
 
-def test_a_private_run_tells_its_epsilon(tmp_path):
+def test_a_private_run_reports_its_epsilon(tmp_path):
     given = {
         **FEDAVG,
         "rounds": 2,
@@ -75,11 +79,11 @@ def test_a_private_run_tells_its_epsilon(tmp_path):
         "evaluate.devices": False,
     }
     found = federate(tmp_path, [Member(f"a{i}", digits(i, 3)) for i in range(3)], given)
-    assert found.result.epsilon == pytest.approx(epsilon({"a": 2 / 1.5**2}, 1e-5))
+    assert found.result.epsilon == pytest.approx(compute_epsilon({"a": 2 / 1.5**2}, 1e-5))
 
 
 def test_a_private_run_ends_at_its_budget(tmp_path):
-    limit = epsilon({"a": 1 / 1.5**2}, 1e-5) + 1e-6
+    limit = compute_epsilon({"a": 1 / 1.5**2}, 1e-5) + 1e-6
     given = {
         **FEDAVG,
         "rounds": 5,
@@ -92,10 +96,10 @@ def test_a_private_run_ends_at_its_budget(tmp_path):
     assert found.result.rounds == 1
 
 
-def test_a_private_run_that_goes_on_goes_on_counting(tmp_path):
+def test_a_resumed_private_run_continues_its_accounting(tmp_path):
     given = {**FEDAVG, "private.noise": 1.5, "private.clip": 1.0, "evaluate.devices": False}
     for rounds in (1, 3):
         members = [Member(f"a{i}", digits(i, 3)) for i in range(3)]
         found = federate(tmp_path, members, {**given, "rounds": rounds}, resume=rounds > 1)
     assert found.result.rounds == 3
-    assert found.result.epsilon == pytest.approx(epsilon({"a": 3 / 1.5**2}, 1e-5))
+    assert found.result.epsilon == pytest.approx(compute_epsilon({"a": 3 / 1.5**2}, 1e-5))

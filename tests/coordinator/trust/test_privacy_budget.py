@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.trust.privacy_budget import (
-    costs,
-    epsilon,
+    add_round,
+    compute_costs,
+    compute_epsilon,
     gaussian_epsilon,
     log_delta,
     mills_ratio,
-    more,
 )
 
 DELTA = 1e-5
@@ -24,7 +24,7 @@ DELTAS = st.floats(-300, -0.01).map(lambda power: 10.0**power)
 
 
 def after(rounds: int, noise: float) -> float:
-    return epsilon({"a": rounds * noise**-2}, DELTA)
+    return compute_epsilon({"a": rounds * noise**-2}, DELTA)
 
 
 def test_noise_as_large_as_the_change_gives_the_published_epsilon() -> None:
@@ -88,8 +88,8 @@ def test_epsilon_is_that_of_the_library(noise: float, delta: float) -> None:
 
 
 @pytest.mark.parametrize(("rounds", "noise"), [(1, 1.0), (10, 1.1), (50, 4.0)])
-def test_rounds_add_up_as_the_accountants_of_the_library_say(rounds: int, noise: float) -> None:
-    """The numeric accountant is near, and the one by Renyi divergences is never below."""
+def test_rounds_compose_as_in_the_accountants_of_the_library(rounds: int, noise: float) -> None:
+    """Epsilon is close to the numeric accountant, never above that with Renyi divergences."""
     accounting = pytest.importorskip("dp_accounting")
     event = accounting.SelfComposedDpEvent(accounting.GaussianDpEvent(noise), rounds)
     relation = accounting.NeighboringRelation.REPLACE_SPECIAL
@@ -114,15 +114,15 @@ def test_epsilon_grows_with_every_round_and_falls_with_noise() -> None:
     assert after(5, 2.0) < after(5, 1.0)
 
 
-def test_the_device_of_which_most_was_told_counts() -> None:
-    assert epsilon({"a": 1.0, "b": 3.0, "c": 0.0}, DELTA) == after(3, 1.0)
+def test_the_most_exposed_device_counts() -> None:
+    assert compute_epsilon({"a": 1.0, "b": 3.0, "c": 0.0}, DELTA) == after(3, 1.0)
 
 
-def test_two_updates_in_one_sum_tell_as_much_as_twice_the_change() -> None:
-    """A sensitivity of 2 at noise 2: a multiplier of 1."""
-    assert costs([("a", 1), ("a", 2), ("b", 1)], 2.0) == {"a": 1.0, "b": 0.25}
+def test_two_updates_in_one_sum_cost_as_much_as_one_of_twice_the_size() -> None:
+    """A sensitivity of 2 with noise 2 is a multiplier of 1."""
+    assert compute_costs([("a", 1), ("a", 2), ("b", 1)], 2.0) == {"a": 1.0, "b": 0.25}
 
 
-def test_what_another_round_could_tell_is_known_before_it() -> None:
-    assert more({}, 2.0) == {"": 0.25}
-    assert more({"a": 1.0, "b": 0.5}, 2.0) == {"a": 1.25, "b": 0.75}
+def test_the_costs_after_another_round_are_known_before_it() -> None:
+    assert add_round({}, 2.0) == {"": 0.25}
+    assert add_round({"a": 1.0, "b": 0.5}, 2.0) == {"a": 1.25, "b": 0.75}

@@ -23,7 +23,7 @@ from coordinator.observe.now_file import FILE
 from coordinator.round.round_events import RoundPlanned
 from coordinator.store.control import Stopped, wish
 from coordinator.store.store import Store
-from coordinator.trust.privacy_budget import epsilon
+from coordinator.trust.privacy_budget import compute_epsilon
 from coordinator.views.run_list import listed
 from coordinator.views.run_status import drawn, people, status, text
 from federated.errors import StoreError
@@ -312,7 +312,7 @@ def test_prometheus_gets_the_epsilon_of_a_private_run_also_after_it_is_resumed(
     wish(run.folder, "pause")
     done = run.until(lambda made: made["now"]["phase"] == "paused")["rounds_done"]
     told = scraped(run.metrics())["espalier_privacy_epsilon"]
-    assert told == pytest.approx(epsilon({"a": done / 1.5**2}, 1e-5)), (
+    assert told == pytest.approx(compute_epsilon({"a": done / 1.5**2}, 1e-5)), (
         "every device was in each round's sum once"
     )
     assert f"; epsilon {told:.4g}; " in text(status(RUN, run.runs))

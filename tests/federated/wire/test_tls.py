@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from coordinator.access.authority import Authority
-from coordinator.access.certificates import Pair, common, general, read, write
+from coordinator.access.certificates import Pair, make_name, read_pair, to_general_name, write_pair
 from federated.errors import ConfigError
 from federated.wire import tls
 from federated.wire.address import Address
@@ -69,10 +69,10 @@ def server(
     authority: Authority, folder: Path, begins: timedelta, ends: timedelta, host: str = "localhost"
 ) -> Path:
     """A server's certificate of the authority, from now + begins to now + ends."""
-    root, now = read(authority.folder / "root.pem"), datetime.now(UTC)
+    root, now = read_pair(authority.folder / "root.pem"), datetime.now(UTC)
     builder = (
         x509.CertificateBuilder()
-        .subject_name(common("s"))
+        .subject_name(make_name("s"))
         .issuer_name(root.certificate.subject)
         .public_key(root.key.public_key())
     )
@@ -81,8 +81,10 @@ def server(
         .not_valid_before(now + begins)
         .not_valid_after(now + ends)
     )
-    builder = builder.add_extension(x509.SubjectAlternativeName([general(host)]), critical=False)
-    write(folder / "server.pem", Pair(builder.sign(root.key, hashes.SHA256()), root.key))
+    builder = builder.add_extension(
+        x509.SubjectAlternativeName([to_general_name(host)]), critical=False
+    )
+    write_pair(folder / "server.pem", Pair(builder.sign(root.key, hashes.SHA256()), root.key))
     return folder / "server.pem"
 
 

@@ -1,5 +1,5 @@
-"""What a run's database keeps of updates that cannot be taken on trust: how far each moved, and
-what each round told of whom.
+"""Tables of a run's database for validation and privacy: the norms of the updates, and the privacy
+cost of each released result.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from federated.errors import StoreError
 
-__all__ = ["SCHEMA", "WINDOW", "Evidence", "Measured"]
+__all__ = ["SCHEMA", "WINDOW", "ChangeNorm", "TrustTables"]
 
-WINDOW = 10  # rounds before the present one whose norms bound its updates
+WINDOW = 10  # earlier rounds whose norms bound the updates of a round
 
 SCHEMA = """
 CREATE TABLE norms (round INTEGER, agent TEXT, submodel TEXT, kind TEXT, norm REAL NOT NULL,
@@ -23,8 +23,15 @@ CREATE TABLE releases (release INTEGER, round INTEGER NOT NULL, agent TEXT, cost
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The L2 norm of one kind of change that one update made."""
+class ChangeNorm:
+    """The L2 norm of one kind of change that one update made.
+
+    round: of the update.
+    agent: its sender.
+    submodel: plain name.
+    kind: weights, statistics or variates.
+    norm: L2 norm.
+    """
 
     round: int
     agent: str
@@ -33,19 +40,19 @@ class Measured:
     norm: float
 
 
-class Evidence:
-    """These tables of an open database. What writes raises StoreError when the disk does not take
-    it.
+class TrustTables:
+    """Access to these tables of an open database. Methods that write raise StoreError if that
+    fails.
     """
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
 
-    def keep(self, measured: Iterable[Measured]) -> None:
-        """Writes norms; what is measured again is written over. Norms that bound nothing any more
-        go.
+    def write_norms(self, norms: Iterable[ChangeNorm]) -> None:
+        """Write norms, replacing those of the same update, and delete those that are too old for
+        any bound.
         """
-        rows = [(one.round, one.agent, one.submodel, one.kind, one.norm) for one in measured]
+        rows = [(one.round, one.agent, one.submodel, one.kind, one.norm) for one in norms]
         try:
             with self._database:
                 self._database.executemany(
@@ -57,20 +64,20 @@ class Evidence:
                         (max(row[0] for row in rows) - 2 * WINDOW,),
                     )
         except sqlite3.Error as error:
-            raise StoreError(f"the norms of updates could not be written: {error}") from error
+            raise StoreError(f"cannot write the norms of updates: {error}") from error
 
-    def measured(self, round: int) -> list[Measured]:
-        """The norms by which a round's updates are bounded: of the rounds before it."""
+    def read_norms(self, round: int) -> list[ChangeNorm]:
+        """Read the norms that bound a round's updates: those of the rounds before it."""
         rows = self._database.execute(
             "SELECT round, agent, submodel, kind, norm FROM norms WHERE round >= ? AND "
             "round < ? ORDER BY round, agent",
             (round - WINDOW, round),
         )
-        return [Measured(*row) for row in rows]
+        return [ChangeNorm(*row) for row in rows]
 
-    def release(self, round: int, costs: Mapping[str, float]) -> None:
-        """Writes down what a result will tell, before it is shown to anyone; a round that ends
-        twice has told twice. costs: by agent.
+    def write_costs(self, round: int, costs: Mapping[str, float]) -> None:
+        """Write the privacy cost of a result before anyone sees it. A round that ends twice costs
+        twice. costs: by agent.
         """
         try:
             with self._database:
@@ -80,10 +87,8 @@ class Evidence:
                 rows = [(last + 1, round, agent, cost) for agent, cost in costs.items()]
                 self._database.executemany("INSERT INTO releases VALUES (?, ?, ?, ?)", rows)
         except sqlite3.Error as error:
-            raise StoreError(
-                f"what round {round} tells of whom could not be written: {error}"
-            ) from error
+            raise StoreError(f"cannot write the privacy cost of round {round}: {error}") from error
 
-    def spent(self) -> dict[str, float]:
-        """What all results so far have told of each agent, as a sum of costs."""
+    def read_costs(self) -> dict[str, float]:
+        """Read the sum of each agent's costs over all results so far."""
         return dict(self._database.execute("SELECT agent, SUM(cost) FROM releases GROUP BY agent"))

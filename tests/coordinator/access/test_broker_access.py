@@ -1,6 +1,4 @@
-"""The way in: a broker with certificates for as long as a run lasts, and what it does when somebody
-is revoked while it runs.
-"""
+"""The broker access of a run: a broker with certificates, and revocation while the run goes on."""
 
 from __future__ import annotations
 
@@ -22,7 +20,12 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.access.authority import Authority
-from coordinator.access.gate import Gate, Keeper, open_gate, shown
+from coordinator.access.broker_access import (
+    AuthorityWatcher,
+    BrokerAccess,
+    add_certificate,
+    open_broker_access,
+)
 from coordinator.cli.main import main
 from coordinator.fleet.fleet import REVOKED, Fleet
 from coordinator.settings.services import Broker
@@ -43,11 +46,11 @@ from tests.support.waiting import eventually
 
 
 @contextmanager
-def opened(folder: Path, **more: object) -> Iterator[tuple[Gate, list[str]]]:
-    """A gate at free ports, and what it says."""
+def opened(folder: Path, **more: object) -> Iterator[tuple[BrokerAccess, list[str]]]:
+    """Broker access on free ports, and its messages."""
     said: list[str] = []
     wanted = Broker(**{"port": 0, "tls": True, "enrol": 0, "pki": str(folder / "pki"), **more})  # type: ignore[arg-type]
-    with open_gate(wanted, folder, said.append) as gate:
+    with open_broker_access(wanted, folder, said.append) as gate:
         yield gate, said
 
 
@@ -63,7 +66,7 @@ def token_for(folder: Path, name: str) -> str:
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_come_back(
+def test_an_agent_revoked_during_a_run_is_disconnected_and_the_others_reconnect(
     tmp_path: Path,
 ) -> None:
     with opened(tmp_path) as (gate, _):
@@ -120,7 +123,7 @@ def test_who_is_revoked_while_a_run_goes_on_is_cut_off_at_once_and_all_others_co
 @pytest.mark.broker
 @needs_mosquitto
 @pytest.mark.parametrize("tls", [False, True])
-def test_a_broker_that_was_killed_is_started_again(tmp_path: Path, tls: bool) -> None:
+def test_a_killed_broker_is_restarted(tmp_path: Path, tls: bool) -> None:
     with opened(tmp_path, tls=tls) as (gate, _):
         link = open_link(gate.address, "coordinator-r")
         (program,) = [
@@ -131,18 +134,16 @@ def test_a_broker_that_was_killed_is_started_again(tmp_path: Path, tls: bool) ->
         link.close()
 
 
-def test_a_look_that_failed_is_taken_again(tmp_path: Path) -> None:
-    """Not before the broker was told does the keeper take it for told; the coordinator refuses
-    meanwhile.
-    """
-    told: list[frozenset[str]] = []
+def test_a_failed_poll_is_repeated(tmp_path: Path) -> None:
+    """The coordinator refuses the agent at once, even while the broker cannot be updated."""
+    reloaded: list[frozenset[str]] = []
 
     class Full:
-        def mend(self) -> None: ...
+        def restart_if_dead(self) -> None: ...
 
         def reload(self, names: frozenset[str]) -> None:
-            told.append(names)
-            if len(told) == 1:
+            reloaded.append(names)
+            if len(reloaded) == 1:
                 raise OSError(errno.ENOSPC, "no space")
 
         def restart(self) -> None: ...
@@ -150,24 +151,24 @@ def test_a_look_that_failed_is_taken_again(tmp_path: Path) -> None:
     class Office:
         def reload(self) -> None: ...
 
-    authority, gate = Authority(tmp_path / "pki"), Gate("h")
-    keeper = Keeper(authority, gate, Full(), Office())  # type: ignore[arg-type]
+    authority, gate = Authority(tmp_path / "pki"), BrokerAccess("h")
+    watcher = AuthorityWatcher(authority, gate, Full(), Office())  # type: ignore[arg-type]
     member(authority, "a", tmp_path)
     authority.revoke("a")
     with pytest.raises(OSError, match="no space"):
-        keeper.look()
+        watcher.poll()
     assert gate.barred() == {"a"}
-    keeper.look()
-    keeper.look()
-    assert told == [{"a"}, {"a"}]
+    watcher.poll()
+    watcher.poll()
+    assert reloaded == [{"a"}, {"a"}]
     authority.registry.close()
-    with pytest.raises(StoreError):  # what Watch logs, and goes on
-        keeper.look()
+    with pytest.raises(StoreError):  # which Poller logs
+        watcher.poll()
 
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_a_certificate_that_is_renewed_while_its_link_lives_is_shown_when_that_comes_back(
+def test_a_certificate_renewed_during_a_connection_is_used_at_the_next_one(
     tmp_path: Path,
 ) -> None:
     authority = Authority(tmp_path / "pki")
@@ -176,15 +177,15 @@ def test_a_certificate_that_is_renewed_while_its_link_lives_is_shown_when_that_c
         key = ec.generate_private_key(ec.SECP256R1())
         pem = tmp_path / "agent.pem"
         first = authority.enrol(token.secret, request("a", key))
-        shown = enrol.x509.load_pem_x509_certificate(first.encode()).public_bytes(
+        certificate = enrol.x509.load_pem_x509_certificate(first.encode()).public_bytes(
             enrol.serialization.Encoding.DER
         )
         pem.write_bytes(
-            authority.renew(shown, request("a", key), life=timedelta(seconds=4)).encode()
+            authority.renew(certificate, request("a", key), life=timedelta(seconds=4)).encode()
             + text_of(key)
         )
         link = connected(door.address(pem), "r-a")
-        time.sleep(4)  # by now the certificate that the link has shown is over
+        time.sleep(4)  # the certificate of the first connection has expired
         pem.write_bytes(first.encode() + text_of(key))
         door.restart()
         eventually(lambda: (d := link.receive(0.05)) is not None and d.topic == LINK_UP)
@@ -194,7 +195,7 @@ def test_a_certificate_that_is_renewed_while_its_link_lives_is_shown_when_that_c
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_all_that_a_person_types_is_tls_and_a_token(tmp_path: Path) -> None:
+def test_tls_needs_only_the_flag_and_a_token(tmp_path: Path) -> None:
     with opened(tmp_path, listen="0.0.0.0") as (gate, said):
         assert "mqtts://" in said[0]
         assert "devices enrol at port" in said[0]
@@ -203,15 +204,15 @@ def test_all_that_a_person_types_is_tls_and_a_token(tmp_path: Path) -> None:
         open_link(str(broker), "r-pi-kitchen").close()
         assert not renew_when_due(stored()[0])
         assert parse_address(gate.address).cert == str(tmp_path / "pki" / "coordinator.pem")
-        shown = json.loads(run(tmp_path, "authority", "--format", "json"))
-        assert [(agent["name"], agent["state"]) for agent in shown["agents"]] == [
+        listing = json.loads(run(tmp_path, "authority", "--format", "json"))
+        assert [(agent["name"], agent["state"]) for agent in listing["agents"]] == [
             ("pi-kitchen", "good")
         ]
 
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_a_brokers_certificate_with_a_new_name_is_shown_without_a_restart(tmp_path: Path) -> None:
+def test_a_broker_certificate_with_a_new_name_is_used_without_a_restart(tmp_path: Path) -> None:
     with opened(tmp_path) as (gate, _):
         address = parse_address(gate.address)
 
@@ -231,7 +232,7 @@ def test_a_brokers_certificate_with_a_new_name_is_shown_without_a_restart(tmp_pa
 
 @pytest.mark.broker
 @needs_mosquitto
-def test_with_a_broker_of_ones_own_the_coordinator_shows_its_certificate_and_enrols(
+def test_an_external_broker_works_with_the_coordinators_certificate_and_enrolment(
     tmp_path: Path,
 ) -> None:
     authority = Authority(tmp_path / "pki")
@@ -257,35 +258,35 @@ def lets_in(address: str) -> bool:
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"passwords": "users"}, "choose one of them"),
-        ({"url": "mqtt://h"}, "needs a broker that speaks it: mqtts://HOST, found mqtt://h:1883"),
+        ({"passwords": "users"}, "exclude each other"),
+        ({"url": "mqtt://h"}, "mqtts://HOST, found mqtt://h:1883"),
         ({"listen": "my-host"}, "expected an IP address or localhost"),
-        ({"hosts": ("a b",)}, "--host: expected a host's name"),
+        ({"hosts": ("a b",)}, "--host: expected"),
     ],
 )
-def test_what_does_not_go_together_is_said_before_anything_starts(
+def test_conflicting_settings_are_refused_before_anything_starts(
     tmp_path: Path, more: dict[str, object], why: str
 ) -> None:
     with pytest.raises(ConfigError, match=why), opened(tmp_path, **more):
         pass
 
 
-def test_certificates_need_mosquitto(tmp_path: Path) -> None:
+def test_tls_requires_mosquitto(tmp_path: Path) -> None:
     with (
-        pytest.raises(LinkError, match=r"--tls needs mosquitto.*broker\.kind = 'auto'"),
+        pytest.raises(LinkError, match=r"--tls requires mosquitto.*broker\.kind = 'auto'"),
         opened(tmp_path, kind="embedded"),
     ):
         pass
 
 
-def test_a_brokers_files_are_for_nobody_else_to_read(tmp_path: Path) -> None:
-    shown = run(tmp_path, "authority", "--for-broker", str(tmp_path / "own"))
-    assert "rights.acl" in shown
+def test_files_for_an_external_broker_are_private(tmp_path: Path) -> None:
+    output = run(tmp_path, "authority", "--for-broker", str(tmp_path / "own"))
+    assert "rights.acl" in output
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "own").iterdir()}
     assert modes == dict.fromkeys(["ca.pem", "crl.pem", "rights.acl", "server.pem"], 0o600)
 
 
-def test_revoking_who_never_came_lists_where_to_look_and_bad_times_are_refused(
+def test_unknown_agents_and_invalid_arguments_are_refused(
     tmp_path: Path,
 ) -> None:
     run(tmp_path, "revoke", "nobody", code=2)
@@ -296,7 +297,7 @@ def test_revoking_who_never_came_lists_where_to_look_and_bad_times_are_refused(
 
 
 @needs_mosquitto
-def test_a_token_leads_where_the_coordinator_listens(tmp_path: Path) -> None:
+def test_a_token_holds_the_address_of_the_coordinator(tmp_path: Path) -> None:
     with opened(tmp_path):
         token = run(tmp_path, "enroll", "a").strip()
     assert token.startswith("a@127.0.0.1:")
@@ -309,12 +310,14 @@ def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     assert "pip install 'espalier[secure]'" in result.output
 
 
-def test_commands_beside_the_run_show_the_coordinators_certificate_where_a_broker_wants_one(
+def test_commands_use_the_coordinators_certificate_for_a_broker_with_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPALIER_BROKER__PKI", str(tmp_path / "pki"))
-    assert shown("mqtts://h") == "mqtts://h"  # no authority here
+    assert add_certificate("mqtts://h") == "mqtts://h"  # no authority here
     Authority(tmp_path / "pki").close()
-    assert parse_address(shown("mqtts://h")).cert == str(tmp_path / "pki" / "coordinator.pem")
+    assert parse_address(add_certificate("mqtts://h")).cert == str(
+        tmp_path / "pki" / "coordinator.pem"
+    )
     for other in ("h", "mqtts://me:x@h", "mqtts://h?cert=mine.pem"):
-        assert shown(other) == other
+        assert add_certificate(other) == other

@@ -1,0 +1,243 @@
+"""Access to a run for as long as it lasts: the broker and, with --tls, the certificate authority.
+
+With --tls a thread checks every second what `coordinator enroll` and `coordinator revoke` changed
+in the authority's folder, and updates the broker: a revoked agent loses its rights at once and its
+connections are closed. Every hour it renews the certificates that expire soon. A broker that this
+process started is restarted when it crashes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator.access.authority_folder import default_folder, open_authority
+from coordinator.broker import local as brokers
+from coordinator.broker.addresses import check_exposure
+from coordinator.broker.mosquitto import COORDINATOR
+from coordinator.settings.services import Broker as Wanted
+from federated.errors import ConfigError, EspalierError
+from federated.runtime.console import Say
+from federated.wire.address import PORTS, identified, parse_address, scheme_of, url
+
+if TYPE_CHECKING:
+    from coordinator.access.authority import Authority
+    from coordinator.access.enrolment_server import EnrolmentServer
+
+__all__ = ["AuthorityWatcher", "BrokerAccess", "Poller", "add_certificate", "open_broker_access"]
+
+log = logging.getLogger(__name__)
+
+POLL = 1.0  # seconds between checks of the authority's folder
+RENEWAL_CHECK = 3600.0  # seconds between checks for certificates that expire soon
+HAND_OVER = (
+    "the broker's certificate or the revocation list changed, and the broker is external: install "
+    "both before the old ones expire, or it rejects every client (coordinator authority "
+    "--for-broker DIR)"
+)
+
+
+class BrokerAccess:
+    """What a coordinator needs to use a broker.
+
+    address: of the broker, with the coordinator's credentials.
+    names: agents whose certificates were all revoked; their messages must be ignored.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.names: frozenset[str] = frozenset()
+
+    def barred(self) -> frozenset[str]:
+        """Return the agents whose certificates were all revoked."""
+        return self.names
+
+
+class Poller:
+    """Calls a function every second, from its own thread, until closed."""
+
+    def __init__(self, poll: Callable[[], object]) -> None:
+        self._poll, self._stop = poll, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(POLL):
+            try:
+                self._poll()
+            except (EspalierError, OSError) as error:  # the next poll may succeed
+                log.error("broker access: %s", error)
+
+
+class AuthorityWatcher:
+    """Applies changes in an authority's folder to the broker and the enrolment server.
+
+    broker: the broker that this process started; None for an external one. clock: Unix time, which
+    advances while the machine is suspended.
+    """
+
+    def __init__(
+        self,
+        authority: Authority,
+        gate: BrokerAccess,
+        broker: brokers.Broker | None,
+        enrolment: EnrolmentServer,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._authority, self._gate, self._broker, self._enrolment, self._clock = (
+            authority,
+            gate,
+            broker,
+            enrolment,
+            clock,
+        )
+        self._checked = clock()
+        if broker is None and authority.renewed:
+            log.warning("%s", HAND_OVER)
+        gate.names = authority.registry.list_barred()
+        self._applied = gate.names, self._file_times()  # what the broker has
+        if broker is not None and gate.names:
+            broker.reload(gate.names)
+
+    def poll(self) -> None:
+        """Restart a crashed broker, load new files, and disconnect newly revoked agents.
+
+        What fails is tried again at the next poll. Raises EspalierError, OSError.
+        """
+        names, stamp = self._authority.registry.list_barred(), self._file_times()
+        self._gate.names = names  # the coordinator ignores an agent before the broker does
+        if self._broker is not None:
+            self._broker.restart_if_dead()
+        if (names, stamp) != self._applied:
+            self._apply(names, names - self._applied[0])
+            self._applied = names, stamp
+        # abs: the system clock may be set back
+        if abs((now := self._clock()) - self._checked) > RENEWAL_CHECK:
+            # the next poll loads what is renewed here
+            self._authority.renew_own(datetime.fromtimestamp(now, UTC))
+            self._checked = now
+
+    def _apply(self, names: frozenset[str], new: frozenset[str]) -> None:
+        self._enrolment.reload()
+        if self._broker is not None:
+            self._broker.reload(names)
+            if new:
+                log.warning(
+                    "revoked: %s; restarting the broker to close their connections",
+                    ", ".join(sorted(new)),
+                )
+                self._broker.restart()
+        elif new:
+            log.warning(
+                "revoked: %s; the broker is external: install the new revocation list "
+                "(coordinator authority --for-broker DIR)",
+                ", ".join(sorted(new)),
+            )
+        else:
+            log.warning("%s", HAND_OVER)
+
+    def _file_times(self) -> tuple[int, ...]:
+        """Return when the files that the broker and the server read were last written."""
+        return tuple(
+            path.stat().st_mtime_ns for path in (self._authority.crl, self._authority.server)
+        )
+
+
+def add_certificate(broker: str) -> str:
+    """Return a broker's address with the coordinator's certificate, if the address requires one and
+    this user has the authority (or ESPALIER_BROKER__PKI names it).
+    """
+    if scheme_of(broker) not in PORTS:
+        return broker  # only MQTT brokers use certificates
+    address = parse_address(broker)
+    folder = Path(os.environ.get("ESPALIER_BROKER__PKI") or default_folder())
+    pem = folder / "coordinator.pem"
+    if not address.tls or address.cert is not None or address.user is not None or not pem.is_file():
+        return broker
+    return url(identified(address, str(folder / "ca.pem"), str(pem)))
+
+
+@contextmanager
+def open_broker_access(wanted: Wanted, folder: Path, say: Say) -> Iterator[BrokerAccess]:
+    """Use the configured broker, or start one for the lifetime of the context. With `tls`, also
+    open the authority and serve enrolment.
+    """
+    if wanted.tls:
+        with _open_with_tls(wanted, folder, say) as access:
+            yield access
+        return
+    if wanted.url:
+        yield BrokerAccess(wanted.url)
+        return
+    passwords = Path(wanted.passwords) if wanted.passwords else None
+    port = PORTS["mqtt"] if wanted.port is None else wanted.port
+    with ExitStack() as stack:
+        broker = stack.enter_context(
+            brokers.start(wanted.listen, port, wanted.kind, folder / "broker", passwords)
+        )
+        stack.callback(Poller(broker.restart_if_dead).close)
+        address = f"mqtt://USER:PASSWORD@{broker.address}" if passwords else broker.address
+        say(
+            f"started {broker.name} at {broker.address}; agents join with: edge-agent "
+            f"join --broker {address}"
+        )
+        yield BrokerAccess(broker.url)
+
+
+@contextmanager
+def _open_with_tls(wanted: Wanted, folder: Path, say: Say) -> Iterator[BrokerAccess]:
+    from coordinator.access.enrolment_server import EnrolmentServer
+
+    if wanted.passwords:
+        raise ConfigError(
+            "--tls and --passwords exclude each other: the one identifies devices by certificates, "
+            "the other by users"
+        )
+    check_exposure(wanted.listen, known=True)
+    with ExitStack() as stack:
+        authority = open_authority(wanted)
+        stack.callback(authority.close)
+        if wanted.url:
+            address = parse_address(wanted.url)
+            if not address.tls:
+                raise ConfigError(
+                    f"--tls requires a broker with TLS: expected mqtts://HOST, found {address}"
+                )
+            address = identified(address, str(authority.ca), str(authority.coordinator))
+            broker, public, access = None, str(address), BrokerAccess(url(address))
+        else:
+            # compared, not bound
+            authority.add_hosts([wanted.listen] if wanted.listen not in ("0.0.0.0", "::") else [])  # noqa: S104
+            port = PORTS["mqtts"] if wanted.port is None else wanted.port
+            broker = stack.enter_context(
+                brokers.start(
+                    wanted.listen, port, wanted.kind, folder / "broker", authority.tls_files
+                )
+            )
+            public, access = broker.address.rpartition(":")[2], BrokerAccess(broker.url)
+        enrolment = EnrolmentServer(authority, wanted.listen, wanted.enrol, lambda: public)
+        stack.callback(enrolment.close)
+        authority.registry.set_fact("enrolment", str(enrolment.port))
+        authority.registry.set_fact("listen", wanted.listen)
+        stack.callback(Poller(AuthorityWatcher(authority, access, broker, enrolment).poll).close)
+        what = (
+            f"started {broker.name} at {broker.address}"
+            if broker
+            else f"using the broker at {public} as '{COORDINATOR}'"
+        )
+        say(
+            f"{what}; devices enrol at port {enrolment.port}: coordinator enroll NAME "
+            "prints a token for edge-agent join --token"
+        )
+        yield access
