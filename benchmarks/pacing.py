@@ -300,7 +300,7 @@ def turns_of(folder: Path) -> list[Turn]:
         decided = {
             (number, name): decision
             for name in CPUS
-            for number, decision in store.ledger.history(name)
+            for number, decision in store.agents.read_decisions(name)
         }
         return [
             Turn(

@@ -61,7 +61,7 @@ def replay(runs: Path, name: str, attempts: int = 0, make: Make | None = None) -
     torch.set_num_threads(1)
     store = Store.open(runs, name, read_only=True)
     try:
-        facts, last = store.read_facts(), store.last()
+        facts, last = store.read_facts(), store.read_last()
         if last is None or facts.network is None:
             raise StoreError(f"run '{name}' finished no round")
         config = load(None, {}, [], facts.config)

@@ -74,7 +74,7 @@ def settings(name: str) -> dict[str, Any]:
 
 def tensors(runs: Path, name: str) -> dict[str, torch.Tensor]:
     store = Store.open(runs, name, read_only=True)
-    last = store.last()
+    last = store.read_last()
     store.close()
     assert last is not None
     assert last.round == 2

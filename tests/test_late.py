@@ -24,7 +24,7 @@ from coordinator.phases.evaluation import Evaluator
 from coordinator.run import start
 from coordinator.run.preparation import make_weights, prepare
 from coordinator.settings.config import Config
-from coordinator.store.agent_tables import Ledger
+from coordinator.store.agent_tables import AgentTables
 from coordinator.store.journal import Journal
 from coordinator.store.store import Store
 from coordinator.trust import defences
@@ -331,7 +331,7 @@ def test_a_crash_while_somebody_is_asked_besides_loses_nothing_and_doubles_nothi
     """The third agent's update of the first round comes as the first of the second, where the third
     is then asked besides.
     """
-    monkeypatch.setattr(Ledger, "asked", Fuse(1).around(Ledger.asked))
+    monkeypatch.setattr(AgentTables, "asked", Fuse(1).around(AgentTables.asked))
     second, besides = threading.Event(), threading.Event()
 
     def wait(update: Update) -> Update:

@@ -137,7 +137,7 @@ DEFECTS: dict[str, Defect] = {
         (("coordinator.round.task_state.TaskState.due", property(lambda self: float("inf"))),)
     ),
     "actions come before their event is written": Defect(((f"{DRIVER}._take", acted_first),)),
-    "a torn record is read": Defect((("coordinator.store.journal.payloads", uncut),)),
+    "a torn record is read": Defect((("coordinator.store.journal.split_records", uncut),)),
     "a journal continues any checkpoint": Defect(
         (("coordinator.store.journal.Journal._find", newest),)
     ),

@@ -33,21 +33,21 @@ def log(
     """
     with plainly("log"):
         from coordinator.store import run_lock
-        from coordinator.store.runs import absent, current_run
+        from coordinator.store.run_folders import find_current_run, missing_run
         from coordinator.views import run_log
 
-        folder = runs / (run or current_run(runs))
+        folder = runs / (run or find_current_run(runs))
         if not folder.is_dir():
-            raise absent(folder)
+            raise missing_run(folder)
 
-        chosen, going = run_log.about(agent, number), follow and run_lock.held(folder)
+        chosen, going = run_log.about(agent, number), follow and run_lock.is_held(folder)
         if missed := run_log.missed(folder, agent, number):
             if not going:
                 raise UsageError(missed)
             click.echo(f"{missed}; waiting for one", err=True)
         empty = True
         for event in (
-            run_log.follow(folder, chosen, until=lambda: not run_lock.held(folder))
+            run_log.follow(folder, chosen, until=lambda: not run_lock.is_held(folder))
             if follow
             else run_log.past(folder, chosen)
         ):

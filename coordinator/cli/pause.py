@@ -21,10 +21,10 @@ def pause(run: str | None, off: bool, runs: Path, form: str) -> None:
     """Pause RUN (default: the one in progress) after its present round. With --off, continue it."""
     with plainly("pause"):
         from coordinator.store import control
-        from coordinator.store.runs import current_run
+        from coordinator.store.run_folders import find_current_run
 
-        folder = runs / (run or current_run(runs))
-        before = control.wish(folder, "go on" if off else "pause").paused
+        folder = runs / (run or find_current_run(runs))
+        before = control.send_request(folder, "resume" if off else "pause").paused
         if off:
             print_answer(folder, "goes on" if before else "was not paused, and goes on", form)
         else:

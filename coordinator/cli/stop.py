@@ -32,14 +32,14 @@ def stop(run: str | None, now: bool, wait: float, runs: Path, form: str) -> None
     """
     with plainly("stop"):
         from coordinator.store import control, run_lock
-        from coordinator.store.runs import current_run
+        from coordinator.store.run_folders import find_current_run
 
-        folder = runs / (run or current_run(runs))
-        control.wish(folder, "stop now" if now else "stop")
+        folder = runs / (run or find_current_run(runs))
+        control.send_request(folder, "stop now" if now else "stop")
         until = time.monotonic() + wait
-        while run_lock.held(folder) and time.monotonic() < until:
+        while run_lock.is_held(folder) and time.monotonic() < until:
             time.sleep(0.2)
-        if wait and run_lock.held(folder):
+        if wait and run_lock.is_held(folder):
             raise StoreError(f"run '{folder.name}' has not stopped after {wait:g} s; it will")
         print_answer(
             folder,

@@ -83,7 +83,7 @@ class Fleet:
         self.driver = Driver(
             self.endpoint, self.inbox, intake.rules, publish, clock, intake.journal
         )
-        self._helm: Helm | None = None
+        self._control: Helm | None = None
         self._gate = BrokerAccess("")
         self._eligibility: Eligibility | None = None
         self._barred: frozenset[str] = frozenset()
@@ -139,9 +139,9 @@ class Fleet:
         self.driver.take(on.CardChanged(self.clock()))
         self.endpoint.publish(card)
 
-    def obey(self, helm: Helm | None = None, gate: BrokerAccess | None = None) -> None:
+    def obey(self, control: Helm | None = None, gate: BrokerAccess | None = None) -> None:
         """From now on looks, at every turn, at what people ask and whom the gate bars."""
-        self._helm, self._gate = helm, gate or self._gate
+        self._control, self._gate = control, gate or self._gate
 
     def admit(self, eligibility: Eligibility) -> None:
         """From now on only eligible agents take part; those that are here are judged anew."""
@@ -179,8 +179,8 @@ class Fleet:
 
     def turn(self, timeout: float) -> None:
         """Handles one delivery, if one comes in time; otherwise time passes for the round."""
-        if self._helm is not None:
-            self._helm.look()
+        if self._control is not None:
+            self._control.look()
         self.publish(Turned())
         if (barred := self._gate.barred()) is not self._barred:
             self.driver.take(on.AgentsBarred(self.clock(), barred, REVOKED))

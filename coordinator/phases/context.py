@@ -9,8 +9,8 @@ from coordinator.fleet.fleet import Fleet
 from coordinator.observe.events import Publish
 from coordinator.phases.patience import ENDLESS
 from coordinator.settings.config import Config
-from coordinator.store.control import Helm
-from coordinator.store.past_states import Past
+from coordinator.store.control import Control
+from coordinator.store.past_states import PastStates
 from coordinator.store.store import Store
 from coordinator.trust.defences import Defences
 from federated.method import Method
@@ -31,7 +31,7 @@ class RunContext:
     fleet: the agents, and the phase that is under way.
     store: the run's folder.
     publish: hands an event to all readers of the run.
-    helm: what people ask of the run while it is under way.
+    control: what people ask of the run while it is under way.
     defences: checks of updates, robust rules, and the account of a private run.
     past: the states that late updates were made from; None where late updates do not count.
     pinned: agent -> the submodel that the configuration fixes for it, if any.
@@ -44,9 +44,9 @@ class RunContext:
     fleet: Fleet
     store: Store
     publish: Publish
-    helm: Helm
+    control: Control
     defences: Defences
-    past: Past | None
+    past: PastStates | None
     pinned: Callable[[str], Submodel | None]
     patience: float
 

@@ -13,7 +13,7 @@ from immutables import Map
 from coordinator.assign.standing import Standing
 from coordinator.observe.records import Entry, Folded
 from coordinator.store.store import Store
-from coordinator.store.training_counts import Counts, by_round
+from coordinator.store.training_counts import Counts, count_by_round
 from federated.task import Task
 from models.submodel import Submodel
 
@@ -52,17 +52,19 @@ def recall(store: Store, menu: Sequence[Submodel]) -> FleetHistory:
     open are not in the store.
     """
     known = {submodel.name: submodel for submodel in menu}
-    counts = by_round(store)
+    counts = count_by_round(store)
     return FleetHistory(
-        Map({agent: known[name] for agent, name in store.assigned().items() if name in known}),
+        Map(
+            {agent: known[name] for agent, name in store.last_submodels().items() if name in known}
+        ),
         Map(
             {
                 agent: frozenset(known[name].plain for name in names if name in known)
-                for agent, names in store.trained().items()
+                for agent, names in store.trained_submodels().items()
             }
         ),
-        Map(store.folded()),
-        Map(store.ledger.standings()),
+        Map(store.last_folded()),
+        Map(store.agents.read_standings()),
         counts[max(counts)],
     )
 

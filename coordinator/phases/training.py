@@ -185,7 +185,7 @@ class Training:
     def prepare(self, agent: str) -> Planned:
         verdict = self.plan.verdicts[agent]
         assert verdict.submodel is not None
-        self.run.store.ledger.asked(
+        self.run.store.agents.mark_asked(
             self.plan.round,
             agent,
             f"asked while the round was under way: {verdict.decision.reason}",

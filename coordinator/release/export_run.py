@@ -18,7 +18,7 @@ from coordinator.fleet.shipment import statistics_of
 from coordinator.phases.evaluation import assemble
 from coordinator.settings.config import Config, load
 from coordinator.store.store import Store
-from coordinator.store.training_counts import answering, of_run
+from coordinator.store.training_counts import choose_serving, count_run
 from export import bundle, bundle_writer
 from export.bundle_writer import Contents
 from export.verify import Array
@@ -111,11 +111,11 @@ def write_release(
     run, out = request.run, request.out
     store = Store.open(request.runs, run, read_only=True)
     try:
-        facts, last = store.read_facts(), store.last()
+        facts, last = store.read_facts(), store.read_last()
         config = load(None, {}, (), base=facts.config)
         if last is None or facts.network is None:
             raise StoreError(f"run '{run}' has no finished round to export")
-        known, wants = of_run(store), answering(store)
+        known, wants = count_run(store), choose_serving(store)
     finally:
         store.close()
     method = method_named(config.method_name)

@@ -23,7 +23,7 @@ from coordinator.release.export_run import ExportRequest, write_release
 from coordinator.release.history import History, Item
 from coordinator.release.reports import report
 from coordinator.store.store import Store
-from coordinator.store.training_counts import answering
+from coordinator.store.training_counts import choose_serving
 from export import bundle
 from export.publish import Published, announce, confirm, publish, published, version_of, withdraw
 from federated.errors import ExportError, StoreError, UsageError
@@ -357,7 +357,7 @@ def _read_run(runs: Path, run: str) -> tuple[dict[str, str], int]:
     """
     store = Store.open(runs, run, read_only=True)
     try:
-        return answering(store), store.rounds_done
+        return choose_serving(store), store.rounds_done
     except ValueError as error:
         raise StoreError(f"cannot read run '{run}' in {runs}: {error}") from error
     finally:

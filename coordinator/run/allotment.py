@@ -111,4 +111,4 @@ def record_decisions(
         )
         made[name] = verdict.decision if drawn else decisions.undrawn(verdict.decision, why)
     profiles = {a.name: a.profile for a in run.fleet.agents.values() if a.profile is not None}
-    run.store.ledger.decided(number, made, profiles)
+    run.store.agents.write_decisions(number, made, profiles)

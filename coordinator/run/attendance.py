@@ -38,11 +38,11 @@ def await_round(run: RunContext) -> None:
         )
         fleet.turn(TURN)
     while True:
-        while run.helm.paused:  # agents stay, and are heard
+        while run.control.paused:  # agents stay, and are heard
             run.publish(RunPaused())
             fleet.turn(TURN)
         await_agents(fleet, config.min_agents, config.wait, run.publish)
-        if not run.helm.paused:  # nobody asked for a pause while agents were awaited
+        if not run.control.paused:  # nobody asked for a pause while agents were awaited
             return
 
 
@@ -67,10 +67,10 @@ def await_able(run: RunContext, plan: Callable[[], RoundPlan]) -> RoundPlan:
             {agent.name for agent in fleet.ready()},
             fleet.clock() + (min(AGAIN, limit) if limit else AGAIN),
         )
-        while run.helm.paused or (
+        while run.control.paused or (
             fleet.clock() < again and unable.issuperset(agent.name for agent in fleet.ready())
         ):
-            run.publish(RunPaused() if run.helm.paused else RoundDelayed(why))
+            run.publish(RunPaused() if run.control.paused else RoundDelayed(why))
             fleet.turn(TURN)
         # a broker may have lost the card, so that nobody else can join
         fleet.endpoint.publish(fleet.run)

@@ -29,8 +29,8 @@ from coordinator.run.start import RunOptions, run
 from coordinator.settings.config import Config, load, to_json
 from coordinator.settings.services import Log
 from coordinator.store.control import Stopped
+from coordinator.store.run_folders import find_latest_run, list_runs
 from coordinator.store.run_records import open_records
-from coordinator.store.runs import latest_run, run_names
 from federated.errors import ConfigError, UsageError
 from federated.runtime import logs
 from federated.runtime.console import Say
@@ -76,7 +76,7 @@ def start_run(
     config = sources.load_tables()
     if or_resume and not config.name:
         raise UsageError("--or-resume needs the name of a run: add --name NAME")
-    resume = resume or (or_resume and config.name in run_names(runs))
+    resume = resume or (or_resume and config.name in list_runs(runs))
     config = resumed(config, sources, runs) if resume else sources.load()
     if not config.name:
         config = msgspec.structs.replace(config, name=find_name(config, runs))
@@ -162,7 +162,7 @@ def resumed(wanted: Config, sources: ConfigSources, runs: Path) -> Config:
     """The configuration of a stored run, with the changes that the sources make. Raises StoreError,
     ConfigError.
     """
-    name = wanted.name or latest_run(runs)
+    name = wanted.name or find_latest_run(runs)
     records = open_records(runs, name)
     try:
         before = load(None, {}, (), base=records.read_facts().config)

@@ -19,7 +19,7 @@ from coordinator.observe.readers.catalogue import find_readers
 from coordinator.observe.readers.metrics import MetricsServer
 from coordinator.settings.config import Config, to_json
 from coordinator.store.database import Facts
-from coordinator.store.runs import run_names
+from coordinator.store.run_folders import list_runs
 from coordinator.store.store import Store
 from coordinator.trust.defences import add_defences, check_leaks
 from federated.data import catalogue as data
@@ -147,7 +147,7 @@ def find_name(config: Config, runs: Path) -> str:
     base = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{config.method_name}-{Path(config.data.name).stem}")[
         :48
     ].rstrip("-")
-    taken = set(run_names(runs))
+    taken = set(list_runs(runs))
     return next(
         name for name in (base, *(f"{base}-{i}" for i in range(2, 10_000))) if name not in taken
     )

@@ -26,7 +26,7 @@ from coordinator.round.round_events import RoundPlanned, TasksDropped
 from coordinator.run.attendance import await_able, await_round
 from coordinator.run.planning import plan_round
 from coordinator.run.recovery import resume_round
-from coordinator.store.past_states import spelled
+from coordinator.store.past_states import encode_touched
 from federated.engine.aggregate import Total
 from federated.engine.buffered import Touched, touched
 from federated.errors import FleetError
@@ -91,7 +91,7 @@ def conduct(run: RunContext, evaluator: Evaluator, first: State) -> Result:
     while not is_over(run, progress):
         progress = advance(run, evaluator, progress, training)
         training = None
-        run.helm.between()
+        run.control.end_round()
     dismiss_agents(run)
     return sum_up(run, progress, time.monotonic() - start)
 
@@ -99,7 +99,7 @@ def conduct(run: RunContext, evaluator: Evaluator, first: State) -> Result:
 def recall_progress(run: RunContext, first: State) -> Progress:
     """How far earlier processes came; the beginning of a new run."""
     history = recall(run.store, run.menu)
-    last = run.store.last()
+    last = run.store.read_last()
     if last is None:
         return Progress(first, history, ())
     log.info("going on after round %d", last.round)
@@ -171,7 +171,7 @@ def advance(
         await_round(run)
     training = training or begin_training(run, progress)
     before = read_usage(run.fleet.link)
-    run.helm.within()
+    run.control.begin_round()
     plan = training.plan
     run.publish(RoundBegan(plan.round, run.config.rounds, plan.chosen))
     trained = train(training)
@@ -191,7 +191,7 @@ def advance(
         used.up - before.up,
         used.down - before.down,
         trained.history.standings,
-        spelled(changed) if run.past is not None else "",
+        encode_touched(changed) if run.past is not None else "",
     )
     store_round(run, record, changed)
     return Progress(state, trained.history, scores)

@@ -29,7 +29,7 @@ from coordinator.run.preparation import Prepared, make_weights, propose_menu
 from coordinator.run.rounds import Result, conduct
 from coordinator.settings.config import Config, to_json
 from coordinator.store.database import Facts
-from coordinator.store.past_states import Past
+from coordinator.store.past_states import PastStates
 from coordinator.trust.defences import Defences, check_leaks
 from federated.engine.buffered import buffered
 from federated.errors import EspalierError, LinkError, StoreError
@@ -80,7 +80,7 @@ def run(
         leases = options.patience < ENDLESS
         rules = read_rules(prepared.method, config, durable=options.durable, leases=leases)
         fleet = assemble_fleet(prepared, link, sight, rules, RunClock(options.clock))
-        fleet.obey(sight.helm, options.gate)
+        fleet.obey(sight.control, options.gate)
         bind(fleet)
         sight.follow(fleet)
         return _announce(prepared, fleet, sight, options)
@@ -168,7 +168,9 @@ def _conduct(prepared: Prepared, fleet: Fleet, sight: Oversight, options: RunOpt
         log.warning("%s: %s", method.name, reason)
     store.write_facts(Facts(to_json(config), network, menu, list_reach(method, menu, settings)))
     first = method.start(make_weights(config, network, method), menu, settings)
-    past = Past(store, first, config.fleet.staleness) if fleet.round.rules.stale >= 0 else None
+    past = (
+        PastStates(store, first, config.fleet.staleness) if fleet.round.rules.stale >= 0 else None
+    )
     run = RunContext(
         config,
         method if past is None else buffered(method, past.base),
@@ -176,7 +178,7 @@ def _conduct(prepared: Prepared, fleet: Fleet, sight: Oversight, options: RunOpt
         fleet,
         store,
         sight.publish,
-        sight.helm,
+        sight.control,
         Defences(config, store.trust, store.folder / "kept", store.rounds_done + 1),
         past,
         pinned(menu, config.assign.submodels),

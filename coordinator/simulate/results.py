@@ -62,7 +62,7 @@ HEADLINE = (
 
 def write(folder: Path, config: Config, store: Store, source: Source, say: Say) -> dict[str, Any]:
     """Write the results of one seed from what its store holds; return them as plain values."""
-    scores = marked(training_counts.by_round(store), store.all_scores())
+    scores = marked(training_counts.count_by_round(store), store.all_scores())
     found = collect(config, store, scores)
     base = folder / f"seed{config.seed}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,9 +83,9 @@ def write(folder: Path, config: Config, store: Store, source: Source, say: Say) 
 
 def collect(config: Config, store: Store, scores: Sequence[tuple[int, Score]]) -> dict[str, Any]:
     """The results of one seed as plain values. scores: all of them, each with its round."""
-    facts, trained = store.read_facts(), training_counts.by_round(store)
+    facts, trained = store.read_facts(), training_counts.count_by_round(store)
     by_name = {submodel.name: submodel for submodel in facts.menu}
-    assigned = {agent: by_name[name] for agent, name in store.assigned().items()}
+    assigned = {agent: by_name[name] for agent, name in store.last_submodels().items()}
     known = trained[max(trained)]
     return {
         "run": config.name,
@@ -152,7 +152,8 @@ def marked(
     the counts by round.
     """
     known = {
-        number: training_counts.at(trained, number) for number in {number for number, _ in scores}
+        number: training_counts.count_at(trained, number)
+        for number in {number for number, _ in scores}
     }
     return [(number, known[number].mark([score])[0]) for number, score in scores]
 

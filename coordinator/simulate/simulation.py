@@ -29,8 +29,8 @@ from coordinator.simulate import results
 from coordinator.simulate.data_source import Source
 from coordinator.simulate.data_source import names as devices
 from coordinator.simulate.devices import Devices
+from coordinator.store.run_folders import list_runs
 from coordinator.store.run_records import open_records
-from coordinator.store.runs import run_names
 from coordinator.store.store import Store
 from coordinator.trust.defences import check_buffer_size
 from federated.data import partitions
@@ -63,7 +63,7 @@ def simulate(
     if chosen.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: this PyTorch sees no CUDA device")
     seeds, found = chosen.seeds or (config.seed,), []
-    check_free(name, seeds, () if resume else run_names(runs))
+    check_free(name, seeds, () if resume else list_runs(runs))
     check_buffer_size(config, chosen.agents, "simulate.agents")
     for pattern in unused(config):
         say(
@@ -118,7 +118,7 @@ def simulate_once(
     """One seed, from its partition to its results, which it gives as plain values."""
     source = Source.of(config)
     parts = source.parts
-    going_on = resume and config.name in run_names(runs)
+    going_on = resume and config.name in list_runs(runs)
     if going_on:
         check_same(stored(runs, config.name), config)
     prepared = prepare(config, runs, resume=going_on)
@@ -191,7 +191,7 @@ def emptied(folder: Path, store: Store) -> Iterator[Path]:
         if path.name != device_memory.FOLDER:
             path.unlink()
     yield folder
-    since = store.folded()
+    since = store.last_folded()
     for device in folder.iterdir():
         device_memory.prune(device / device_memory.FOLDER, since.get(device.name, 0))
         for path in device.iterdir():

@@ -1,12 +1,13 @@
-"""What a run's database keeps of its agents: as they measured themselves, what was decided of them
-in each round, and how they stand.
+"""Tables of a run's database about its agents: their profiles, the decisions of each round, and
+their standings.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import msgspec
 
@@ -15,7 +16,7 @@ from coordinator.assign.standing import Standing
 from federated.errors import StoreError
 from federated.task import Profile
 
-__all__ = ["SCHEMA", "Ledger"]
+__all__ = ["SCHEMA", "AgentTables"]
 
 SCHEMA = """
 CREATE TABLE profiles (agent TEXT PRIMARY KEY, profile TEXT NOT NULL);
@@ -27,90 +28,79 @@ CREATE TABLE decisions (round INTEGER, agent TEXT, submodel TEXT NOT NULL, asked
 """
 
 
-class Ledger:
-    """These tables of an open database."""
+class AgentTables:
+    """Access to these tables of an open database. Methods that begin a transaction raise StoreError
+    if it fails.
+    """
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
-        self._profiles: dict[str, Profile] = {}  # as they were last written: most never change
+        self._profiles: dict[str, Profile] = {}  # as last written: most never change
 
-    def decided(
+    def write_decisions(
         self, round: int, decisions: Mapping[str, Decision], profiles: Mapping[str, Profile]
     ) -> None:
-        """Writes what was decided in a round, as it begins, and the profiles that are new; a round
-        that begins again is written over.
-
-        Raises StoreError when the disk does not take it.
+        """Write the decisions of a round that begins, replacing those of an earlier attempt, and
+        the profiles that are new.
         """
         new = {
             agent: profile
             for agent, profile in profiles.items()
             if self._profiles.get(agent) is not profile
         }
-        try:
-            with self._database:
-                self._write(round, decisions, new)
-        except sqlite3.Error as error:
-            raise StoreError(
-                f"what was decided in round {round} could not be written: {error}"
-            ) from error
+        rows = [(agent, msgspec.json.encode(profile).decode()) for agent, profile in new.items()]
+        with self._writing(round):
+            self._database.executemany("INSERT OR REPLACE INTO profiles VALUES (?, ?)", rows)
+            self._database.execute("DELETE FROM decisions WHERE round = ?", (round,))
+            self._database.executemany(
+                "INSERT INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (round, d.agent, d.submodel, d.asked, d.reason, d.step, d.seconds, d.memory)
+                    for d in decisions.values()
+                ],
+            )
         self._profiles |= new
 
-    def asked(self, round: int, agent: str, reason: str) -> None:
-        """Writes that an agent was asked after all. Raises StoreError when the disk does not take
-        it.
-        """
+    def mark_asked(self, round: int, agent: str, reason: str) -> None:
+        """Record that an agent was asked after the round's decisions were written."""
+        with self._writing(round):
+            self._database.execute(
+                "UPDATE decisions SET asked = 1, reason = ? WHERE round = ? AND agent = ?",
+                (reason, round, agent),
+            )
+
+    @contextmanager
+    def _writing(self, round: int) -> Iterator[None]:
         try:
             with self._database:
-                self._database.execute(
-                    "UPDATE decisions SET asked = 1, reason = ? WHERE round = ? AND agent = ?",
-                    (reason, round, agent),
-                )
+                yield
         except sqlite3.Error as error:
-            raise StoreError(
-                f"what was decided in round {round} could not be written: {error}"
-            ) from error
+            raise StoreError(f"cannot write the decisions of round {round}: {error}") from error
 
-    def _write(
-        self, round: int, decisions: Mapping[str, Decision], profiles: Mapping[str, Profile]
-    ) -> None:
-        rows = [
-            (agent, msgspec.json.encode(profile).decode()) for agent, profile in profiles.items()
-        ]
-        self._database.executemany("INSERT OR REPLACE INTO profiles VALUES (?, ?)", rows)
-        self._database.execute("DELETE FROM decisions WHERE round = ?", (round,))
-        self._database.executemany(
-            "INSERT INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (round, d.agent, d.submodel, d.asked, d.reason, d.step, d.seconds, d.memory)
-                for d in decisions.values()
-            ],
-        )
-
-    def keep(self, standings: Mapping[str, Standing]) -> None:
-        """Writes how agents stand; within the caller's transaction."""
+    def write_standings(self, standings: Mapping[str, Standing]) -> None:
+        """Write the standings of agents; within the caller's transaction."""
         rows = [
             (agent, json.dumps(msgspec.to_builtins(standing)))
             for agent, standing in standings.items()
         ]
         self._database.executemany("INSERT OR REPLACE INTO standings VALUES (?, ?)", rows)
 
-    def standings(self) -> dict[str, Standing]:
+    def read_standings(self) -> dict[str, Standing]:
         return {
             agent: msgspec.json.decode(text, type=Standing)
             for agent, text in self._database.execute("SELECT * FROM standings")
         }
 
-    def profiles(self) -> dict[str, Profile]:
+    def read_profiles(self) -> dict[str, Profile]:
         return {
             agent: msgspec.json.decode(text, type=Profile)
             for agent, text in self._database.execute("SELECT * FROM profiles")
         }
 
-    def decisions(self) -> dict[str, tuple[int, Decision]]:
-        """The last decision of each agent, by name, with its round."""
-        # SQLite gives the row of the maximum (bare columns): a long run of many agents has too many
-        # rows to read them all.
+    def read_last_decisions(self) -> dict[str, tuple[int, Decision]]:
+        """Read the last decision about each agent, by name, with its round."""
+        # SQLite returns the row of the maximum (bare columns). A long run with many agents has too
+        # many rows to read them all.
         rows = self._database.execute(
             "SELECT agent, submodel, asked, reason, step, seconds, memory, MAX(round) "
             "FROM decisions GROUP BY agent"
@@ -120,8 +110,8 @@ class Ledger:
             for agent, submodel, asked, *rest, round in rows
         }
 
-    def history(self, agent: str) -> list[tuple[int, Decision]]:
-        """Every decision of an agent, with its round, in order."""
+    def read_decisions(self, agent: str) -> list[tuple[int, Decision]]:
+        """Read every decision about an agent, with its round, in order."""
         rows = self._database.execute(
             "SELECT round, submodel, asked, reason, step, seconds, memory FROM "
             "decisions WHERE agent = ? ORDER BY round",

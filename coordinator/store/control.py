@@ -1,9 +1,9 @@
-"""What people ask of a coordinator that runs: to pause, to go on, to stop. Wishes go through the
-run's database, so no port is opened.
+"""Control of a running coordinator: pause, resume, stop. Requests go through the run's database, so
+that no port is opened.
 
-Whoever may write the run's folder may steer it. The coordinator looks once a second; it takes a
-wish to stop away as it heeds it, while a pause stays until it is taken back, whoever starts the
-coordinator again in between.
+Whoever may write the run's folder may control the run. The coordinator looks once a second. It
+deletes a request to stop when it obeys, while a pause lasts until it is resumed, even if the
+coordinator is restarted in between.
 """
 
 from __future__ import annotations
@@ -19,29 +19,32 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from coordinator.store import run_lock
-from coordinator.store.runs import DATABASE, absent
+from coordinator.store.run_folders import DATABASE, missing_run
 from federated.errors import StoreError
 
-__all__ = ["Helm", "Stopped", "Wish", "Wishes", "wish", "wishes"]
+__all__ = ["Command", "Control", "Requests", "Stopped", "read_requests", "send_request"]
 
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS wishes (about TEXT PRIMARY KEY, wanted TEXT NOT NULL, at TEXT "
     "NOT NULL, heard INTEGER NOT NULL)"
 )
-LOOK = 1.0  # seconds between looks
-LOCKED = 5.0  # seconds that a wish waits for a coordinator that writes
+POLL = 1.0  # seconds between looks
+LOCKED = 5.0  # seconds that a request waits for a coordinator that is writing
 
-Wish: TypeAlias = Literal["pause", "go on", "stop", "stop now"]
+Command: TypeAlias = Literal["pause", "resume", "stop", "stop now"]
 
 
 class Stopped(Exception):
-    """The coordinator was asked to stop, and does so in order: the run can be resumed."""
+    """The coordinator stops on request; the run can be resumed."""
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """paused: no round is to begin. stop: empty, `stop` (after the present round) or `stop now`.
-    heard: whether the coordinator knows.
+class Requests:
+    """The requests to a coordinator.
+
+    paused: whether no further round may begin.
+    stop: empty, `stop` (after the current round) or `stop now`.
+    heard: whether the coordinator has read them.
     """
 
     paused: bool = False
@@ -49,37 +52,37 @@ class Wishes:
     heard: bool = True
 
 
-def wish(folder: Path, wanted: Wish) -> Wishes:
-    """Leaves a wish for the coordinator of a run; what was asked of it before.
+def send_request(folder: Path, command: Command) -> Requests:
+    """Send a request to the coordinator of a run; return the requests before it.
 
-    Raises StoreError where there is no such run, or no coordinator to hear it.
+    Raises StoreError if there is no such run, or if no coordinator is running it.
     """
     if not (folder / DATABASE).exists():
-        raise absent(folder)
-    if not run_lock.held(folder):
+        raise missing_run(folder)
+    if not run_lock.is_held(folder):
         raise StoreError(
             f"run '{folder.name}' has no coordinator at the moment: there is nothing to "
-            f"{wanted.split()[0]}"
+            f"{command.split()[0]}"
         )
-    before = wishes(folder)
-    about = "stop" if wanted.startswith("stop") else "pause"
+    before = read_requests(folder)
+    about = "stop" if command.startswith("stop") else "pause"
     try:
-        with _opened(folder) as database, database:
+        with _connect(folder) as database, database:
             database.execute(
                 "INSERT OR REPLACE INTO wishes VALUES (?, ?, ?, 0)",
-                (about, wanted, datetime.now(UTC).isoformat()),
+                (about, command, datetime.now(UTC).isoformat()),
             )
     except sqlite3.Error as error:
-        raise StoreError(f"run '{folder.name}' could not be asked to {wanted}: {error}") from error
+        raise StoreError(f"cannot ask run '{folder.name}' to {command}: {error}") from error
     return before
 
 
-def wishes(folder: Path) -> Wishes:
-    """What is asked of a run's coordinator; nothing where no coordinator ever listened. Raises
-    StoreError.
+def read_requests(folder: Path) -> Requests:
+    """Return the requests to a run's coordinator; none if no coordinator has ever looked for any.
+    Raises StoreError.
     """
     try:
-        with _opened(folder) as database:
+        with _connect(folder) as database:
             rows = {
                 about: (wanted, heard)
                 for about, wanted, heard in database.execute(
@@ -88,23 +91,24 @@ def wishes(folder: Path) -> Wishes:
             }
     except sqlite3.OperationalError as error:
         if "no such table" in str(error):
-            return Wishes()
+            return Requests()
         raise StoreError(f"{folder / DATABASE}: {error}") from error
-    return Wishes(
+    return Requests(
         rows.get("pause", ("", 1))[0] == "pause",
         rows.get("stop", ("", 1))[0],
         all(heard for _, heard in rows.values()),
     )
 
 
-class Helm:
-    """The coordinator's side: looks for wishes, and heeds them. paused: whether no round is to
-    begin.
+class Control:
+    """The coordinator's side: reads requests and obeys them.
+
+    paused: whether no further round may begin.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes away a stop that was meant for an earlier coordinator. Raises StoreError where the
-        run's database is not to be written.
+        """Delete a request to stop that was meant for an earlier coordinator. Raises StoreError if
+        the run's database cannot be written.
         """
         self._clock = clock
         self._database = sqlite3.connect(folder / DATABASE, timeout=LOCKED)
@@ -114,9 +118,9 @@ class Helm:
                 self._database.execute("DELETE FROM wishes WHERE about = 'stop'")
         except sqlite3.Error as error:
             raise StoreError(f"{folder / DATABASE}: {error}") from error
-        # whoever writes at the moment, the next look is a second away
+        # never wait for a writer: the next look is a second away
         self._database.execute("PRAGMA busy_timeout = 0")
-        self._looked = -LOOK
+        self._looked = -POLL
         self._stop = ""
         self._within = False
         self.paused = False
@@ -127,28 +131,27 @@ class Helm:
 
     @property
     def stopping(self) -> bool:
-        """Whether the run stops once its present round is done."""
+        """Whether the run stops after its current round."""
         return bool(self._stop)
 
     def look(self) -> None:
-        """Called often, looks once a second. Raises Stopped where the wish is to stop now, or to
-        stop and no round is under way.
+        """Look for requests, at most once a second. Raises Stopped on a request to stop now, or to
+        stop while no round is in progress.
         """
         now = self._clock()
-        if now - self._looked >= LOOK:
+        if now - self._looked >= POLL:
             self._looked = now
-            # a disk in trouble is said by those who must write
+            # those who must write report a failing disk
             with contextlib.suppress(sqlite3.Error):
                 self._read()
         if self._stop == "stop now" or (self._stop and not self._within):
             self._obey()
 
-    def within(self) -> None:
-        """A round is under way."""
+    def begin_round(self) -> None:
         self._within = True
 
-    def between(self) -> None:
-        """None is. Raises Stopped as `look` does."""
+    def end_round(self) -> None:
+        """Note that no round is in progress. Raises Stopped as `look` does."""
         self._within = False
         self.look()
 
@@ -169,7 +172,7 @@ class Helm:
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[sqlite3.Connection]:
+def _connect(folder: Path) -> Iterator[sqlite3.Connection]:
     database = sqlite3.connect(folder / DATABASE, timeout=LOCKED)
     try:
         yield database

@@ -1,5 +1,5 @@
-"""The SQLite database of a run: its tables, and how facts, rounds, entries and scores become rows
-of them.
+"""The SQLite database of a run: its tables, and the conversion of facts, rounds, entries and scores
+to rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from coordinator.observe.records import Entry, RoundRecord, Score
 from coordinator.store import agent_tables
-from coordinator.store.runs import DATABASE
+from coordinator.store.run_folders import DATABASE
 from coordinator.trust import trust_tables
 from federated.errors import StoreError
 from federated.runtime.files import sync
@@ -33,7 +33,7 @@ __all__ = [
     "write_round",
 ]
 
-VERSION = 2  # of the schema; 1 kept the round under way in tables
+VERSION = 2  # of the schema; version 1 kept the round in progress in tables
 PRESENT = """
 SELECT checkpoint, fleet, metrics, task, standing, reason, norm, cost
 FROM rounds, scores, updates, standings, decisions, norms, releases LIMIT 1
@@ -56,13 +56,13 @@ CREATE TABLE scores (round INTEGER, submodel TEXT, view TEXT, agent TEXT, accura
 
 @dataclass
 class Facts:
-    """What a run is.
+    """The description of a run.
 
     config: its settings, as plain values.
     network: the largest network; None until it is known.
     menu: the submodels that agents train, smallest first.
-    reach: submodel as the menu lists it -> the submodels that its updates train, without branches;
-    empty until the menu is known, and in runs of versions that did not store it.
+    reach: name of a submodel in the menu -> names of the submodels that its updates train, without
+        branches; empty until the menu is known, and in runs of versions that did not store it.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -72,8 +72,8 @@ class Facts:
 
 
 def create_database(folder: Path, facts: Facts) -> None:
-    """Create a run's database under a temporary name, then rename it: a process that dies before
-    leaves no run. Raises OSError, sqlite3.Error.
+    """Create a run's database under a temporary name, then rename it, so that a process that dies
+    before leaves no run. Raises OSError, sqlite3.Error.
     """
     part = folder / f"{DATABASE}.part"
     for old in folder.glob(f"{part.name}*"):
@@ -93,8 +93,8 @@ def create_database(folder: Path, facts: Facts) -> None:
 
 
 def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
-    """Open the database of a run. Raises StoreError if it is not one, or if another version wrote
-    it and this one is to resume the run.
+    """Open the database of a run. Raises StoreError if it is invalid, or, for writing, if another
+    version wrote it.
     """
     database = sqlite3.connect(folder / DATABASE)
     try:
@@ -102,20 +102,20 @@ def open_database(folder: Path, *, read_only: bool) -> sqlite3.Connection:
         found = database.execute("PRAGMA user_version").fetchone()[0]
     except sqlite3.DatabaseError as error:
         database.close()
-        raise StoreError(f"{folder / DATABASE} is not a run's history: {error}") from error
+        raise StoreError(f"{folder / DATABASE} is not a run's database: {error}") from error
     if not read_only and found != VERSION:
         database.close()
         raise StoreError(
-            f"run '{folder.name}' was written by another version of espalier: expected "
-            f"schema {VERSION}, found {found or 1}; finish it with that "
-            "version (pip install 'espalier<0.2' for schema 1), or start a new run "
+            f"run '{folder.name}' was written by another version of espalier (expected "
+            f"schema {VERSION}, found {found or 1}): finish it with that version "
+            "(pip install 'espalier<0.2' for schema 1), or start a new run "
             f"from its weights: --init {folder}/round-NNNNNN.safetensors"
         )
     return database
 
 
 def write_facts(database: sqlite3.Connection, facts: Facts) -> None:
-    """Write what a run is; within the caller's transaction."""
+    """Write the description of a run; within the caller's transaction."""
     values = {
         "config": facts.config,
         "network": msgspec.to_builtins(facts.network),
@@ -129,7 +129,7 @@ def write_facts(database: sqlite3.Connection, facts: Facts) -> None:
 
 
 def read_facts(database: sqlite3.Connection) -> Facts:
-    """Read what a run is."""
+    """Read the description of a run."""
     rows = {
         key: json.loads(value) for key, value in database.execute("SELECT key, value FROM facts")
     }
@@ -144,8 +144,8 @@ def read_facts(database: sqlite3.Connection) -> Facts:
 def write_round(
     database: sqlite3.Connection, done: RoundRecord, checkpoint: str, digest: str
 ) -> None:
-    """Write a finished round; within the caller's transaction. checkpoint: name of its file;
-    digest: sha256 of that.
+    """Write a finished round; within the caller's transaction. checkpoint: name of its file.
+    digest: sha256 of the file.
     """
     fleet = json.dumps(
         [[msgspec.to_builtins(submodel), count] for submodel, count in done.fleet.items()]
@@ -184,7 +184,7 @@ def write_round(
 
 
 def read_entries(database: sqlite3.Connection, number: int) -> list[Entry]:
-    """Read what became of each task in a round, by agent."""
+    """Read the outcome of each task in a round, by agent."""
     columns = (
         "agent, submodel, outcome, samples, steps, loss, seconds, step, peak, position, digest, "
         "IIF(task = round, 0, task)"

@@ -1,15 +1,15 @@
-"""The journal of a run: the events of its rounds in order, so that a coordinator that died goes on
-by replaying them.
+"""The journal of a run: the events of its rounds in order. A restarted coordinator replays them.
 
-It lies in segments, journal-000001.log and so on. A segment begins with a base: the round's value,
-and the file of the total, if updates were folded since the last checkpoint. Events follow. A
-snapshot or a checkpoint begins a new segment, and the old one is removed. Each base names the
-checkpoint that it continues by the checkpoint's sha256, so a lost journal is noticed.
+It consists of segments, journal-000001.log and so on. A segment begins with a base: the round's
+value and, if updates were folded since the last checkpoint, the name of the file with their total.
+Events follow. A snapshot or a checkpoint begins a new segment, and the old one is removed. Each
+base names the checkpoint that it continues by the checkpoint's sha256, so a lost journal is
+noticed.
 
 A record is its length and its CRC-32 (four bytes each, little-endian), then MessagePack. The
-highest bit of the length says that all records before this one were on disk when it was written.
-Only what came after the last such record may be damaged by a power cut, and is cut off. Damage
-before it would lose what others were promised, so it is an error.
+highest bit of the length says that all records before this one were on disk when it was written. A
+power cut can damage only what came after the last such record; that is cut off. Damage before it
+would lose what others were promised, so it is an error.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ SYNCED = 1 << 31  # flag in the length of a record
 
 
 class Base(Struct, frozen=True):
-    """What a segment begins with.
+    """The first record of a segment.
 
     checkpoint: round and sha256 of the checkpoint that it continues (`Store.checkpoint_id`); empty
-    before the first one.
+        before the first one.
     round: the value that the events start from.
     total: name of the file that holds the total; empty while nothing was folded since the
-    checkpoint.
+        checkpoint.
     folded: the updates in that total.
     """
 
@@ -63,26 +63,24 @@ class Base(Struct, frozen=True):
 
 
 class Journal:
-    """The journal in a run's folder. Every method raises StoreError when the disk does not take it,
-    or lost it.
-    """
+    """The journal in a run's folder. Every method raises StoreError if the disk fails."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: FileIO | None = None
         self._base: Base | None = None
         self._unsynced = False
-        self.records = self.written = 0  # events in the present segment, and their bytes
+        self.records = self.written = 0  # events in the current segment, and their bytes
 
     @property
     def recording(self) -> bool:
-        """Whether a segment was begun, or resumed."""
+        """Whether a segment was begun or resumed."""
         return self._file is not None
 
     @property
     def size(self) -> int:
-        """Bytes on the disk of the total, the segments, and what SQLite has not put in its place
-        yet. Of two totals one is about to go.
+        """Bytes on disk of the total, the segments, and SQLite's write-ahead log. If there are two
+        totals, one is about to be removed.
         """
         sizes = {
             pattern: [path.stat().st_size for path in self._folder.glob(pattern)]
@@ -105,29 +103,27 @@ class Journal:
     # ---- writing ---------------------------------------------------------------------------------
 
     def begin(self, base: Base) -> None:
-        """Begins a segment. The one before stays until `sweep`."""
+        """Begin a segment. The one before it stays until `sweep`."""
         number = max((int(path.stem.partition("-")[2]) for path in self._segments()), default=0) + 1
         path = self._folder / f"journal-{number:06d}.log"
         part = path.with_suffix(".part")
         try:
-            part.write_bytes(framed(pack(base)))
+            part.write_bytes(frame(pack(base)))
             files.sync(part)
             part.replace(path)
             files.sync(self._folder)
             self._open(path)
         except OSError as error:
             part.unlink(missing_ok=True)
-            # a resume would take it for the newest, while events go on into the old one
+            # otherwise a resumed run would read it as the newest, while events go to the old one
             path.unlink(missing_ok=True)
             raise self._failed(error) from error
         self._base, self.records, self.written = base, 0, 0
 
     def append(self, event: RoundEvent) -> None:
-        """Writes an event, which is on disk only after `sync`. What could be written in part is cut
-        off again.
-        """
+        """Write an event, which is on disk only after `sync`. A partial write is cut off again."""
         assert self._file is not None, "no segment was begun"
-        end, left = self._file.tell(), memoryview(framed(pack(event), synced=not self._unsynced))
+        end, left = self._file.tell(), memoryview(frame(pack(event), synced=not self._unsynced))
         try:
             while left:
                 # unbuffered: the rest of a failed write must not follow later
@@ -141,7 +137,7 @@ class Journal:
         self.written += self._file.tell() - end
 
     def sync(self) -> None:
-        """Returns when every event is on disk."""
+        """Return once every event is on disk."""
         if self._file is None or not self._unsynced:
             return
         try:
@@ -151,7 +147,7 @@ class Journal:
         self._unsynced = False
 
     def write_total(self, name: str, total: Total) -> None:
-        """Writes a total to a file of this name."""
+        """Write a total to a file of this name."""
         path = self._folder / name
         part, (tensors, text) = path.with_suffix(".part"), dump(total)
         try:
@@ -164,11 +160,11 @@ class Journal:
             part.replace(path)
             files.sync(self._folder)
         except (OSError, SafetensorError) as error:
-            part.unlink(missing_ok=True)  # a full disk needs no more in it
+            part.unlink(missing_ok=True)  # frees the space on a full disk
             raise self._failed(error) from error
 
     def sweep(self) -> None:
-        """Removes all segments but the present one, and all totals but its own."""
+        """Remove all segments but the current one, and all totals but its own."""
         present = {Path(self._file.name).name} if self._file is not None else set()
         if self._base is not None and self._base.total:
             present.add(self._base.total)
@@ -180,14 +176,14 @@ class Journal:
     # ---- reading ---------------------------------------------------------------------------------
 
     def read(self, checkpoint: str) -> tuple[Base, list[RoundEvent]] | None:
-        """The base that continues a checkpoint, and what happened since; None where there is
-        none.
+        """Return the base that continues a checkpoint and the events after it; None if there is no
+        such segment.
         """
         found = self._find(checkpoint)
         return None if found is None else found[1:]
 
     def resume(self, checkpoint: str) -> tuple[Base, list[RoundEvent]] | None:
-        """The same; what is appended from now on follows it, and other segments are removed."""
+        """Read as `read` does, remove other segments, and append to this one from now on."""
         found = self._find(checkpoint)
         if found is None:
             return None
@@ -201,7 +197,7 @@ class Journal:
         return base, events
 
     def total(self, name: str) -> Total:
-        """A total that was written."""
+        """Read a total."""
         try:
             with safe_open(self._folder / name, framework="pt") as file:
                 metadata = file.metadata() or {}
@@ -209,7 +205,7 @@ class Journal:
                 return load({home: file.get_tensor(home) for home in homes}, metadata["total"])
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             raise StoreError(
-                f"{self._folder / name}, which the journal needs, cannot be read: {error}; {REMEDY}"
+                f"cannot read {self._folder / name}, which the journal needs: {error}; {REMEDY}"
             ) from error
 
     def close(self) -> None:
@@ -218,7 +214,7 @@ class Journal:
             self._file = None
 
     def _find(self, checkpoint: str) -> tuple[Path, Base, list[RoundEvent]] | None:
-        """The newest segment that continues a checkpoint."""
+        """Return the newest segment that continues a checkpoint."""
         for path in sorted(self._segments(), reverse=True):
             base, events = self._read(path)
             if base.checkpoint == checkpoint:
@@ -229,9 +225,9 @@ class Journal:
         return list(self._folder.glob("journal-*.log"))
 
     def _open(self, path: Path) -> None:
-        """Goes on behind the last whole record of a segment."""
+        """Open a segment for appending after its last complete record."""
         files.sync(path)  # an earlier process may have died between writing and syncing
-        end = sum(FRAME.size + len(payload) for payload in payloads(path.read_bytes()))
+        end = sum(FRAME.size + len(payload) for payload in split_records(path.read_bytes()))
         file = path.open("r+b", buffering=0)
         file.truncate(end)
         file.seek(end)
@@ -240,41 +236,42 @@ class Journal:
 
     def _read(self, path: Path) -> tuple[Base, list[RoundEvent]]:
         try:
-            first, *rest = payloads(path.read_bytes())
+            first, *rest = split_records(path.read_bytes())
             return unpack(first, Base), [unpack(payload, RoundEvent) for payload in rest]
         except (OSError, ValueError, msgspec.DecodeError) as error:
-            raise StoreError(f"{path} cannot be read: {error}; {REMEDY}") from error
+            raise StoreError(f"cannot read {path}: {error}; {REMEDY}") from error
 
     def _failed(self, error: Exception) -> StoreError:
-        return StoreError(f"the journal could not be written to {self._folder}: {error}")
+        return StoreError(f"cannot write the journal to {self._folder}: {error}")
 
 
-def framed(payload: bytes, *, synced: bool = True) -> bytes:
+def frame(payload: bytes, *, synced: bool = True) -> bytes:
+    """Return a record with this payload."""
     return FRAME.pack(len(payload) | (SYNCED if synced else 0), zlib.crc32(payload)) + payload
 
 
-def payloads(data: bytes) -> list[bytes]:
-    """The records, without what a power cut left of the last ones. Raises ValueError for damage
-    before them.
+def split_records(data: bytes) -> list[bytes]:
+    """Return the payloads of all records, without those at the end that a power cut damaged. Raises
+    ValueError for damage before them.
     """
     found, start = list[bytes](), 0
-    while (record := record_at(data, start)) is not None:
+    while (record := read_record(data, start)) is not None:
         found.append(record)
         start += FRAME.size + len(record)
-    # the last byte of a length with the flag; records are smaller than 16 MB
+    # search for the last byte of a length with the flag; records are smaller than 16 MB
     for mark in re.finditer(b"\x80", data[start + FRAME.size :]):
         at = start + FRAME.size + mark.start() - 3
-        if is_event(record_at(data, at)):
+        if is_event(read_record(data, at)):
             raise ValueError(
-                f"the record at byte {start} is damaged, though it was on disk before "
+                f"the record at byte {start} is damaged, but it was on disk before "
                 f"the one at byte {at}"
             )
     return found
 
 
 def is_event(payload: bytes | None) -> bool:
-    """Whether it is an event: a number that an agent chose may look like a record of a few
-    bytes.
+    """Return whether a payload is an event. A number that an agent chose may look like a record of
+    a few bytes.
     """
     try:
         return payload is not None and unpack(payload, RoundEvent) is not None
@@ -282,36 +279,35 @@ def is_event(payload: bytes | None) -> bool:
         return False
 
 
-def record_at(data: bytes, start: int) -> bytes | None:
-    """The record at a position; None where there is no whole one."""
+def read_record(data: bytes, start: int) -> bytes | None:
+    """Return the payload of the record at a position; None if it is not complete and intact."""
     if start + FRAME.size > len(data):
         return None
     length, crc = FRAME.unpack_from(data, start)
     payload = data[start + FRAME.size : start + FRAME.size + (length & ~SYNCED)]
-    if (
-        not payload or len(payload) < length & ~SYNCED or zlib.crc32(payload) != crc
-    ):  # a file system may leave zeros, which would pass for empty records
+    # a file system may leave zeros, which would pass for empty records
+    if not payload or len(payload) < length & ~SYNCED or zlib.crc32(payload) != crc:
         return None
     return payload
 
 
 def pack(value: Base | Round | RoundEvent) -> bytes:
-    """As MessagePack; equal values give equal bytes."""
-    return msgspec.msgpack.encode(value, enc_hook=plain, order="deterministic")
+    """Encode a value as MessagePack; equal values give equal bytes."""
+    return msgspec.msgpack.encode(value, enc_hook=_encode, order="deterministic")
 
 
 def unpack(payload: bytes, type: Any) -> Any:
-    return msgspec.msgpack.decode(payload, type=type, dec_hook=rebuilt)
+    return msgspec.msgpack.decode(payload, type=type, dec_hook=_decode)
 
 
-def plain(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if isinstance(value, Map):
         return sorted(value.items())
     raise NotImplementedError(f"no encoding of {type(value).__name__}")
 
 
-def rebuilt(type: Any, value: Any) -> Any:
+def _decode(type: Any, value: Any) -> Any:
     if typing.get_origin(type) is Map:
         key, item = typing.get_args(type)
-        return Map(msgspec.convert(value, list[tuple[key, item]], dec_hook=rebuilt))  # type: ignore[valid-type]
+        return Map(msgspec.convert(value, list[tuple[key, item]], dec_hook=_decode))  # type: ignore[valid-type]
     raise NotImplementedError(f"no decoding of {type}")

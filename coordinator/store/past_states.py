@@ -1,5 +1,5 @@
-"""The states that late updates were made from, on disk and mapped, and what each round since then
-folded into.
+"""The states that late updates started from, memory-mapped from checkpoints, and what each round
+since then folded into.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from federated.engine.buffered import Base, Touched
 from federated.errors import StoreError
 from federated.method import State
 
-__all__ = ["Past", "spelled", "spelt"]
+__all__ = ["PastStates", "decode_touched", "encode_touched"]
 
 
-class Past:
-    """What is needed of earlier rounds. first: the state before the first round. staleness: rounds
-    that an update may be late.
+class PastStates:
+    """What late updates need of earlier rounds.
+
+    staleness: number of rounds that an update may be late.
     """
 
     def __init__(self, store: Store, first: State, staleness: int) -> None:
+        """first: the state before the first round."""
         self.staleness, self._store, self._first = staleness, store, first
         self._states: dict[int, State] = {0: first}
         self._touched: dict[int, Touched] = {}  # by round
         store.kept = max(store.kept, staleness + 1)
 
     def within(self, started: int, now: int) -> bool:
-        """Whether an update made from the state after round `started` would still be folded into
-        the one after round `now`.
+        """Return whether an update made from the state after round `started` may still be folded
+        into the one after round `now`.
         """
         return now - started <= self.staleness
 
     def add(self, round: int, touched: Touched) -> None:
-        """Takes note of what a finished round folded into, and forgets what nobody can be so late
-        for.
-        """
+        """Add what a finished round folded into, and forget what no update can need any more."""
         self._touched[round] = touched
         self._states = {
             number: state
@@ -51,8 +51,8 @@ class Past:
         }
 
     def base(self, number: int, now: int) -> Base:
-        """What an update was made from that started from the state after a round, as seen from that
-        after round `now`. Raises StoreError.
+        """Return the base of an update that started from the state after round `number`, relative
+        to the state after round `now`. Raises StoreError.
         """
         return Base(
             self.state(number), tuple(self.touched(round) for round in range(number + 1, now + 1))
@@ -69,41 +69,40 @@ class Past:
         return self._touched[round]
 
     def _read(self, round: int) -> None:
-        tensors, text = self._store.checkpoint(round)
+        tensors, text = self._store.read_checkpoint(round)
         if not text:
             raise StoreError(
                 f"round {round} was stored without what it folded into, which late "
-                "updates need: go on with late and mode as they were"
+                "updates need: resume with fleet.late and fleet.mode unchanged"
             )
         self._states[round] = replace(self._first, round=round, tensors=tensors)
-        self._touched.setdefault(round, spelt(text))
+        self._touched.setdefault(round, decode_touched(text))
 
 
-def spelled(touched: Touched) -> str:
-    """As text, to be stored with a round."""
+def encode_touched(touched: Touched) -> str:
+    """Encode what a round folded into as text, to be stored with the round."""
     marks = {
-        home: [[where, told(mark)] for where, mark in one.items()] for home, one in touched.items()
+        home: [[where, _encode_mark(mark)] for where, mark in one.items()]
+        for home, one in touched.items()
     }
     return json.dumps(marks)
 
 
-def told(mark: Weight) -> float | str:
-    return (
-        "".join("1" if row else "0" for row in mark.tolist()) if isinstance(mark, Tensor) else mark
-    )
-
-
-def spelt(text: str) -> Touched:
-    """The same back from text."""
+def decode_touched(text: str) -> Touched:
+    """Decode the text of `encode_touched`."""
     return {
-        home: {tuple((a, b) for a, b in where): read(mark) for where, mark in one}
+        home: {tuple((a, b) for a, b in where): _decode_mark(mark) for where, mark in one}
         for home, one in json.loads(text).items()
     }
 
 
-def read(mark: float | str) -> Weight:
-    return (
-        torch.tensor([float(row) for row in mark], dtype=torch.float64)
-        if isinstance(mark, str)
-        else mark
-    )
+def _encode_mark(mark: Weight) -> float | str:
+    if not isinstance(mark, Tensor):
+        return mark
+    return "".join("1" if row else "0" for row in mark.tolist())
+
+
+def _decode_mark(mark: float | str) -> Weight:
+    if not isinstance(mark, str):
+        return mark
+    return torch.tensor([float(row) for row in mark], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What a run's folder needs of the file system: one holder at a time."""
+"""The lock of a run's folder: one coordinator at a time."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 from federated.errors import StoreError
 
-__all__ = ["held", "hold"]
+__all__ = ["acquire", "is_held"]
 
-# tries for the lock, a moment apart: who only looks whether it is held has it for a moment
-GLANCES = 5
+# attempts at the lock, a moment apart: `is_held` takes it for a moment
+ATTEMPTS = 5
 
 
-def hold(folder: Path) -> int:
-    """Holds the run for this process: the lock goes when the process does, however it ends. Raises
-    StoreError where another process has it.
+def acquire(folder: Path) -> int:
+    """Lock the run for this process and return the handle. The system releases the lock when the
+    process ends, in whatever way. Raises StoreError if another process holds it.
     """
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    for left in reversed(range(GLANCES)):
+    for left in reversed(range(ATTEMPTS)):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
@@ -28,16 +28,14 @@ def hold(folder: Path) -> int:
             if not left:
                 os.close(handle)
                 raise StoreError(
-                    f"run '{folder.name}' is held by another coordinator (lock {folder / 'lock'})"
+                    f"another coordinator holds run '{folder.name}' (lock {folder / 'lock'})"
                 ) from error
             time.sleep(0.02)
     return handle
 
 
-def held(folder: Path) -> bool:
-    """Whether a coordinator holds the run at this moment; False too where its lock may not be
-    read.
-    """
+def is_held(folder: Path) -> bool:
+    """Return whether a coordinator holds the run; False also if the lock cannot be read."""
     try:
         handle = os.open(folder / "lock", os.O_RDONLY)
     except OSError:

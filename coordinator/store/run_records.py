@@ -1,6 +1,6 @@
-"""What the database of a run tells: its settings, its finished rounds, their updates and scores.
+"""Read access to the database of a run: its settings, finished rounds, updates and scores.
 
-No torch here: commands that show a run read no checkpoint.
+Without torch: commands that show a run read no checkpoint.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 
 from coordinator.observe.records import Entry, Score
-from coordinator.store.agent_tables import Ledger
+from coordinator.store.agent_tables import AgentTables
 from coordinator.store.database import (
     Facts,
     open_database,
@@ -17,24 +17,24 @@ from coordinator.store.database import (
     read_facts,
     read_scores,
 )
-from coordinator.store.runs import DATABASE, absent
+from coordinator.store.run_folders import DATABASE, missing_run
 
 __all__ = ["RunRecords", "open_records"]
 
 
 class RunRecords:
-    """The open database of a run, as far as it is read."""
+    """The open database of a run, for reading."""
 
     def __init__(self, folder: Path, database: sqlite3.Connection) -> None:
         self.folder, self._database = folder, database
-        self.ledger = Ledger(database)
+        self.agents = AgentTables(database)
 
     def close(self) -> None:
         """Close the database."""
         self._database.close()
 
     def read_facts(self) -> Facts:
-        """Read what the run is."""
+        """Read the description of the run."""
         return read_facts(self._database)
 
     @property
@@ -45,11 +45,11 @@ class RunRecords:
         )
 
     def scores(self, number: int) -> list[Score]:
-        """The scores of a round."""
+        """Read the scores of a round."""
         return read_scores(self._database, number)
 
     def all_scores(self) -> list[tuple[int, Score]]:
-        """Every score with its round, in the order of rounds."""
+        """Read every score with its round, in the order of rounds."""
         numbers = [
             number
             for (number,) in self._database.execute(
@@ -58,11 +58,9 @@ class RunRecords:
         ]
         return [(number, score) for number in numbers for score in self.scores(number)]
 
-    def assigned(self) -> dict[str, str]:
-        """Agent -> name of the submodel that it was asked to train last, of the tasks that are
-        over.
-        """
-        # SQLite gives the row of the maximum (bare columns).
+    def last_submodels(self) -> dict[str, str]:
+        """Read the submodel of each agent's last finished task, by agent."""
+        # SQLite returns the row of the maximum (bare columns).
         return {
             agent: submodel
             for agent, submodel, _ in self._database.execute(
@@ -71,11 +69,11 @@ class RunRecords:
         }
 
     def updates_by_submodel(self) -> list[tuple[int, str, int]] | None:
-        """How many updates of each submodel each round folded, as (round, name as the menu lists
-        it, count) in the order of rounds.
+        """Count the folded updates of each submodel in each round, as (round, name in the menu,
+        count) in the order of rounds.
 
-        None where finished rounds left no record of any update, folded or not: then nothing is
-        known.
+        Return None if finished rounds left no record of any update, folded or not, so that the
+        counts are unknown.
         """
         counting = (
             "SELECT round, submodel, SUM(outcome = 'folded') FROM updates GROUP BY round, "
@@ -84,16 +82,16 @@ class RunRecords:
         found = self._database.execute(counting).fetchall()
         return found if found or not self.rounds_done else None
 
-    def folded(self) -> dict[str, int]:
-        """The last round of whose tasks each agent's update was folded."""
+    def last_folded(self) -> dict[str, int]:
+        """Read the last round from which each agent's update was folded."""
         return dict(
             self._database.execute(
                 "SELECT agent, MAX(task) FROM updates WHERE outcome = 'folded' GROUP BY agent"
             )
         )
 
-    def trained(self) -> dict[str, set[str]]:
-        """The names of all submodels of which an update of each agent was folded."""
+    def trained_submodels(self) -> dict[str, set[str]]:
+        """Read the names of all submodels of which an update was folded, by agent."""
         found: dict[str, set[str]] = {}
         for agent, submodel in self._database.execute(
             "SELECT DISTINCT agent, submodel FROM updates WHERE outcome = 'folded'"
@@ -101,8 +99,8 @@ class RunRecords:
             found.setdefault(agent, set()).add(submodel)
         return found
 
-    def lately(self) -> dict[str, tuple[int, Entry]]:
-        """What became of each agent's last task, with its round."""
+    def last_entries(self) -> dict[str, tuple[int, Entry]]:
+        """Read the outcome of each agent's last task, with its round."""
         last = self._database.execute(
             "SELECT agent, MAX(round) FROM updates GROUP BY agent"
         ).fetchall()
@@ -113,7 +111,7 @@ class RunRecords:
         return {agent: (number, entries[number][agent]) for agent, number in last}
 
     def history(self) -> list[tuple[int, float, int, int]]:
-        """Each finished round: its number, seconds, bytes up and bytes down."""
+        """Read each finished round: its number, seconds, bytes up and bytes down."""
         return list(
             self._database.execute(
                 "SELECT round, seconds, bytes_up, bytes_down FROM rounds ORDER BY round"
@@ -121,15 +119,15 @@ class RunRecords:
         )
 
     def entries(self, number: int) -> list[Entry]:
-        """What became of each task in a round, by agent."""
+        """Read the outcome of each task in a round, by agent."""
         return read_entries(self._database, number)
 
 
 def open_records(root: Path, name: str) -> RunRecords:
-    """Open a run to read what it recorded, also while a coordinator works on it. Raises StoreError
-    if it is missing, or not a run.
+    """Open a run to read its records, also while a coordinator works on it. Raises StoreError if it
+    is missing or invalid.
     """
     folder = root / name
     if not (folder / DATABASE).exists():
-        raise absent(folder)
+        raise missing_run(folder)
     return RunRecords(folder, open_database(folder, read_only=True))

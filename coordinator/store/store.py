@@ -1,12 +1,12 @@
-"""Where a run lives: checkpoints in safetensors, history in SQLite, one folder per run.
+"""The folder of a run: checkpoints in safetensors, history in SQLite.
 
-    runs/NAME/run.sqlite                 what the run is, and every finished round
+    runs/NAME/run.sqlite                 the run's description, and every finished round
     runs/NAME/round-000012.safetensors   the state after 12 rounds
-    runs/NAME/journal-000021.log         what happened since the last checkpoint or snapshot
-    runs/NAME/total-000013-000032....    of the round under way, a snapshot of the sum
-    runs/NAME/spool/                     updates on their way into the fold
+    runs/NAME/journal-000021.log         the events since the last checkpoint or snapshot
+    runs/NAME/total-000013-000032....    a snapshot of the sum of the round in progress
+    runs/NAME/spool/                     received updates that are not folded yet
 
-A round is written whole or not at all: the checkpoint is moved into place first, then one
+A round is written completely or not at all: the checkpoint is moved into place first, then one
 transaction names it.
 """
 
@@ -37,8 +37,8 @@ from coordinator.store.database import (
     write_round,
 )
 from coordinator.store.journal import Base, Journal
+from coordinator.store.run_folders import DATABASE, missing_run
 from coordinator.store.run_records import RunRecords
-from coordinator.store.runs import DATABASE, absent
 from coordinator.trust import trust_tables
 from federated.errors import StoreError
 from federated.runtime.files import look_over, make, sync
@@ -47,7 +47,7 @@ from models.submodel import Submodel
 __all__ = ["Store"]
 
 HOLDS = "single updates of devices"
-KEPT = 2  # checkpoints kept: the last, and the one before in case a disk lies about having written
+KEPT = 2  # checkpoints: the last, and the one before, in case a disk did not really write it
 
 
 class Store(RunRecords):
@@ -59,44 +59,42 @@ class Store(RunRecords):
         self.spool = folder / "spool"
         self.trust = trust_tables.TrustTables(database)
         self.journal = Journal(folder)
-        self.kept = KEPT  # checkpoints that stay
+        self.kept = KEPT  # number of checkpoints to keep
 
     @classmethod
     def create(cls, root: Path, name: str, facts: Facts | None = None) -> Store:
-        """Create a run. Raises StoreError if one of that name exists, or if the disk does not take
-        it.
-        """
+        """Create a run. Raises StoreError if one of that name exists, or if the disk fails."""
         folder = root / name
         if (folder / DATABASE).exists():
             raise StoreError(
-                f"run '{name}' exists in {root}: go on with it by --resume, or choose "
+                f"run '{name}' exists in {root}: continue it with --resume, or choose "
                 "another --name"
             )
         try:
             make(folder, HOLDS)
-            lock = run_lock.hold(folder)
+            lock = run_lock.acquire(folder)
         except OSError as error:
-            raise StoreError(f"run '{name}' cannot be kept in {root}: {error.strerror}") from error
+            raise StoreError(f"cannot create run '{name}' in {root}: {error.strerror}") from error
         try:
             create_database(folder, facts or Facts())
         except BaseException as error:
             os.close(lock)
             if isinstance(error, OSError | sqlite3.Error):
-                raise StoreError(f"run '{name}' cannot be kept in {root}: {error}") from error
+                raise StoreError(f"cannot create run '{name}' in {root}: {error}") from error
             raise
         return cls(folder, sqlite3.connect(folder / DATABASE), lock)
 
     @classmethod
     def open(cls, root: Path, name: str, *, read_only: bool = False) -> Store:
-        """Open a run to resume it or to read it. Raises StoreError if it is missing, in use, or not
-        a run.
+        """Open a run to resume it or to read it. Raises StoreError if it is missing, in use, or
+        invalid.
         """
         folder = root / name
         if not (folder / DATABASE).exists():
-            raise absent(folder)
+            raise missing_run(folder)
         lock = None
         if not read_only:
-            lock = run_lock.hold(folder)
+            lock = run_lock.acquire(folder)
             look_over(folder, HOLDS)
         try:
             return cls(folder, open_database(folder, read_only=read_only), lock)
@@ -106,7 +104,7 @@ class Store(RunRecords):
             raise
 
     def close(self, *, discard: bool = False) -> None:
-        """Release the run. discard: also remove it if no round was finished or planned, because
+        """Release the run. discard: also delete it if no round was finished or planned, because
         then nothing can be resumed.
         """
         empty = discard and self.journal.empty and not any(self.folder.glob("round-*.safetensors"))
@@ -118,18 +116,18 @@ class Store(RunRecords):
         if empty:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    # ---- what the run is -------------------------------------------------------------------------
+    # ---- description -----------------------------------------------------------------------------
 
     def write_facts(self, facts: Facts) -> None:
-        """Write what the run is. Raises StoreError when the disk does not take it."""
-        with self._writing("what it is"):
+        """Write the run's description. Raises StoreError."""
+        with self._writing("its description"):
             write_facts(self._database, facts)
 
     def next_session(self) -> int:
-        """Count one more start of a coordinator on this run. The number is the attempt that its
-        tasks carry.
+        """Count one more start of a coordinator on this run, and return the number, which its tasks
+        carry as the attempt. Raises StoreError.
         """
-        with self._writing("that it starts"):
+        with self._writing("its start"):
             row = self._database.execute(
                 "SELECT value FROM facts WHERE key = 'sessions'"
             ).fetchone()
@@ -141,20 +139,20 @@ class Store(RunRecords):
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
-        """A transaction. Raises StoreError where the disk does not take it."""
+        """A transaction that writes `what`. Raises StoreError if it fails."""
         try:
             with self._database:
                 yield
         except sqlite3.Error as error:
             raise StoreError(
-                f"run '{self.folder.name}': {what} could not be written to {self.folder}: {error}"
+                f"run '{self.folder.name}': cannot write {what} to {self.folder}: {error}"
             ) from error
 
     # ---- rounds ----------------------------------------------------------------------------------
 
     def save(self, done: RoundRecord, value: Round | None = None) -> str:
-        """Write a finished round, whole or not at all, and return its `checkpoint_id`. Raises
-        StoreError when the disk does not take it.
+        """Write a finished round, completely or not at all, and return its `checkpoint_id`. Raises
+        StoreError.
 
         value: the round that the journal continues from; None without a journal.
         """
@@ -175,11 +173,11 @@ class Store(RunRecords):
                 self.journal.begin(Base(f"{done.round}:{digest}", value))
             with self._database:
                 write_round(self._database, done, checkpoint.name, digest)
-                self.ledger.keep(done.standings)
+                self.agents.write_standings(done.standings)
         except (OSError, sqlite3.Error, SafetensorError) as error:
             part.unlink(missing_ok=True)
             raise StoreError(
-                f"round {done.round} could not be written to {self.folder}: {error}"
+                f"cannot write round {done.round} to {self.folder}: {error}"
             ) from error
         self.journal.sweep()
         kept = {
@@ -196,15 +194,15 @@ class Store(RunRecords):
     @property
     def checkpoint_id(self) -> str:
         """Round and sha256 of the last checkpoint; empty before the first one. A round that folded
-        nothing has the bytes of the one before.
+        nothing has the same bytes as the one before it.
         """
         row = self._database.execute(
             "SELECT round, digest FROM rounds ORDER BY round DESC LIMIT 1"
         ).fetchone()
         return f"{row[0]}:{row[1]}" if row is not None else ""
 
-    def last(self) -> RoundRecord | None:
-        """Read the last finished round. Raises StoreError when its checkpoint is missing or
+    def read_last(self) -> RoundRecord | None:
+        """Read the last finished round. Raises StoreError if its checkpoint is missing or
         damaged.
         """
         row = self._database.execute(
@@ -218,7 +216,7 @@ class Store(RunRecords):
             tensors = load_file(self.folder / checkpoint)
         except (OSError, SafetensorError) as error:
             raise StoreError(
-                f"checkpoint {self.folder / checkpoint} cannot be read: {error}"
+                f"cannot read checkpoint {self.folder / checkpoint}: {error}"
             ) from error
         counts = {
             msgspec.convert(submodel, Submodel): count for submodel, count in json.loads(fleet)
@@ -233,18 +231,18 @@ class Store(RunRecords):
             bytes_down=down,
         )
 
-    def checkpoint(self, number: int) -> tuple[dict[str, torch.Tensor], str]:
-        """The state after an earlier round, mapped, and what that round folded into. Raises
-        StoreError when it is not there any more.
+    def read_checkpoint(self, number: int) -> tuple[dict[str, torch.Tensor], str]:
+        """Return the state after an earlier round, memory-mapped, and what that round folded into.
+        Raises StoreError if it does not exist any more.
         """
         path = self.folder / f"round-{number:06d}.safetensors"
         try:
             with safe_open(path, framework="pt") as file:
-                # no mapping
+                # `file` is not a mapping
                 return {home: file.get_tensor(home) for home in file.keys()}, (  # noqa: SIM118
                     file.metadata() or {}
                 ).get("touched", "")
         except (OSError, SafetensorError) as error:
             raise StoreError(
-                f"checkpoint {path}, which a late update was made from, cannot be read: {error}"
+                f"cannot read checkpoint {path}, which a late update started from: {error}"
             ) from error

@@ -1,5 +1,5 @@
-"""How often each submodel of a run was trained, counted from the updates that its store records: a
-resumed run and a finished one know it too.
+"""Counts of how often each submodel of a run was trained, from the updates that its store records,
+so that they are also known for resumed and finished runs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from itertools import groupby
 from coordinator.observe.records import Score
 from coordinator.store.run_records import RunRecords
 
-__all__ = ["Counts", "Trained", "answering", "at", "by_round", "of_run"]
+__all__ = ["Counts", "Trained", "choose_serving", "count_at", "count_by_round", "count_run"]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """How often a submodel was trained. updates: folded updates that trained it (see
-    `Method.trains`); rounds: rounds with at least one of these.
+    """How often a submodel was trained.
+
+    updates: folded updates that trained it (see `Method.trains`).
+    rounds: rounds with at least one of these.
     """
 
     updates: int = 0
@@ -28,10 +30,10 @@ class Trained:
 class Counts:
     """How often each submodel of a menu was trained.
 
-    reach: name of a submodel as the menu lists it -> names of the submodels that its updates train,
-    without branches.
-    trained: by name without branches, as scores and releases have it, smallest first; empty where
-    nothing is known.
+    reach: name of a submodel in the menu -> names of the submodels that its updates train, without
+        branches.
+    trained: by name without branches, as scores and releases have it, smallest first; empty if
+        nothing is known.
     """
 
     reach: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -48,8 +50,8 @@ class Counts:
         return [name for name, found in self.trained.items() if not found.updates]
 
     def after(self, folded: Mapping[str, int]) -> Counts:
-        """The counts one round later. folded: how many updates of each submodel that round folded,
-        by name as the menu lists it.
+        """Return the counts one round later. folded: number of updates of each submodel that the
+        round folded, by name in the menu.
         """
         found = dict(self.trained)
         for name, before in self.trained.items():
@@ -63,7 +65,7 @@ class Counts:
         return replace(self, trained=found)
 
     def mark(self, scores: Iterable[Score]) -> tuple[Score, ...]:
-        """Scores that say how many updates trained their submodel."""
+        """Return the scores with the number of updates that trained their submodel."""
         return tuple(
             replace(one, trained_updates=self.trained[one.submodel].updates)
             if one.submodel in self.trained
@@ -72,9 +74,9 @@ class Counts:
         )
 
 
-def by_round(records: RunRecords) -> dict[int, Counts]:
-    """The counts of a run after each round that has updates, in their order, and before the first
-    one (0); no counts where nothing is recorded.
+def count_by_round(records: RunRecords) -> dict[int, Counts]:
+    """Return the counts of a run after each round that has updates, in order, and before the first
+    one (0); empty counts if nothing is recorded.
     """
     facts, updates = records.read_facts(), records.updates_by_submodel()
     if updates is None or not facts.reach:
@@ -86,29 +88,31 @@ def by_round(records: RunRecords) -> dict[int, Counts]:
     return found
 
 
-def at(found: Mapping[int, Counts], round: int) -> Counts:
-    """The counts after a round, of those by round."""
+def count_at(found: Mapping[int, Counts], round: int) -> Counts:
+    """Return the counts after a round, from those by round."""
     return found[max(number for number in found if number <= round)]
 
 
-def of_run(records: RunRecords, round: int | None = None) -> Counts:
-    """The counts of a stored run after a round, by default the last one."""
-    found = by_round(records)
-    return at(found, max(found) if round is None else round)
+def count_run(records: RunRecords, round: int | None = None) -> Counts:
+    """Return the counts of a stored run after a round, by default the last one."""
+    found = count_by_round(records)
+    return count_at(found, max(found) if round is None else round)
 
 
-def answering(records: RunRecords) -> dict[str, str]:
-    """Which submodel each agent is to answer with, by name without branches: the one that it had
-    last.
+def choose_serving(records: RunRecords) -> dict[str, str]:
+    """Return the submodel that each agent should serve, by name without branches: its last one.
 
-    Where no update trained that one, the largest trained one among the smaller ones, which fits the
-    device too; without any, it stays.
+    If no update trained that one, it is the largest trained one among the smaller ones, which fits
+    the device too; without any, it remains the last one.
     """
     plain = {submodel.unowned.name: submodel.plain.name for submodel in records.read_facts().menu}
-    order, untrained = list(dict.fromkeys(plain.values())), set(of_run(records).untrained)
+    order, untrained = list(dict.fromkeys(plain.values())), set(count_run(records).untrained)
 
-    def trained(name: str) -> str:
+    def choose_trained(name: str) -> str:
         smaller = order[: order.index(name)] if name in untrained else []
         return next((other for other in reversed(smaller) if other not in untrained), name)
 
-    return {agent: trained(plain.get(name, name)) for agent, name in records.assigned().items()}
+    return {
+        agent: choose_trained(plain.get(name, name))
+        for agent, name in records.last_submodels().items()
+    }

@@ -14,9 +14,9 @@ from rich.table import Table
 from coordinator.assign.decision_record import Decision
 from coordinator.assign.standing import Standing
 from coordinator.observe.records import Entry
+from coordinator.store.run_folders import describe_missing, list_runs
 from coordinator.store.run_records import open_records
-from coordinator.store.runs import no_run, run_names
-from coordinator.store.training_counts import of_run
+from coordinator.store.training_counts import count_run
 from federated.errors import StoreError
 from federated.runtime.units import human_seconds, megabytes
 from federated.task import Profile
@@ -43,12 +43,16 @@ COLUMNS = (
 
 def overview(name: str | None, runs: Path) -> dict[str, Any]:
     """A run's agents as plain values; without a name the latest run's. Raises StoreError."""
-    if name is None and not run_names(runs):
-        raise StoreError(no_run(runs))
-    records = open_records(runs, name or run_names(runs)[-1])
+    if name is None and not list_runs(runs):
+        raise StoreError(describe_missing(runs))
+    records = open_records(runs, name or list_runs(runs)[-1])
     try:
-        ledger, lately = records.ledger, records.lately()
-        profiles, standings, decisions = ledger.profiles(), ledger.standings(), ledger.decisions()
+        ledger, lately = records.agents, records.last_entries()
+        profiles, standings, decisions = (
+            ledger.read_profiles(),
+            ledger.read_standings(),
+            ledger.read_last_decisions(),
+        )
         done = records.rounds_done
         rows = [
             row(
@@ -63,7 +67,7 @@ def overview(name: str | None, runs: Path) -> dict[str, Any]:
         ]
         number, missing = (
             max((r["round"] for r in rows), default=done),
-            of_run(records).untrained if done else [],
+            count_run(records).untrained if done else [],
         )
         return {
             "run": records.folder.name,

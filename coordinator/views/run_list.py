@@ -12,8 +12,8 @@ from rich.table import Table
 from coordinator.observe.now_file import read_now
 from coordinator.observe.score_summary import overall, untrained
 from coordinator.store import run_lock
+from coordinator.store.run_folders import DATABASE, describe_missing, list_runs
 from coordinator.store.run_records import open_records
-from coordinator.store.runs import DATABASE, no_run, run_names
 from coordinator.views.run_status import about, configured, drawn, last_scores, state
 from federated.errors import EspalierError
 from federated.wire.release_files import UNTRAINED
@@ -25,7 +25,7 @@ def listed(runs: Path) -> list[dict[str, Any]]:
     """Every run below a folder, the latest last, as plain values; of one that cannot be read,
     why.
     """
-    return [one(runs, name) for name in run_names(runs)]
+    return [one(runs, name) for name in list_runs(runs)]
 
 
 def one(runs: Path, name: str) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def one(runs: Path, name: str) -> dict[str, Any]:
         return {
             "run": name,
             "state": state(
-                run_lock.held(records.folder), done, config.rounds, read_now(records.folder)
+                run_lock.is_held(records.folder), done, config.rounds, read_now(records.folder)
             ),
             **about(config),
             "rounds_done": done,
@@ -64,7 +64,7 @@ def one(runs: Path, name: str) -> dict[str, Any]:
 
 def listing_text(found: list[dict[str, Any]], runs: Path) -> str:
     if not found:
-        return no_run(runs)
+        return describe_missing(runs)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in (
         "run",

@@ -19,9 +19,9 @@ from coordinator.observe.score_summary import overall
 from coordinator.observe.score_text import headline_metrics, metric_text
 from coordinator.settings.config import Config, read_tables
 from coordinator.store import control, run_lock
+from coordinator.store.run_folders import find_current_run
 from coordinator.store.run_records import RunRecords, open_records
-from coordinator.store.runs import current_run
-from coordinator.store.training_counts import of_run
+from coordinator.store.training_counts import count_run
 from coordinator.views import run_log
 from federated.runtime.units import human_bytes, human_seconds
 
@@ -40,10 +40,14 @@ def status(name: str | None, runs: Path) -> dict[str, Any]:
     state: running, over, stopped (in order), failed (with a reason) or dead (its coordinator ended
     without a word); all but `over` can be resumed.
     """
-    records = open_records(runs, name or current_run(runs))
+    records = open_records(runs, name or find_current_run(runs))
     folder = records.folder
     try:
-        held, now, wished = run_lock.held(folder), read_now(folder), control.wishes(folder)
+        held, now, wished = (
+            run_lock.is_held(folder),
+            read_now(folder),
+            control.read_requests(folder),
+        )
         config, history, scores = configured(records), records.history(), last_scores(records)
         done = records.rounds_done
         return {
@@ -83,7 +87,7 @@ def last_scores(records: RunRecords) -> tuple[int, list[Score]]:
     """
     for number in range(records.rounds_done, 0, -1):
         if found := records.scores(number):
-            return number, list(of_run(records, number).mark(found))
+            return number, list(count_run(records, number).mark(found))
     return 0, []
 
 

@@ -22,7 +22,7 @@ from coordinator.observe.readers.now import write_now
 from coordinator.observe.readers.reader import ReaderContext, ReaderFactory
 from coordinator.observe.readers.tensorboard import write_tensorboard
 from coordinator.settings.config import Config
-from coordinator.store.control import Helm, Stopped
+from coordinator.store.control import Control, Stopped
 from federated.runtime.clock_jumps import Jumps
 from federated.runtime.logs import EVENTS, recording
 from federated.runtime.plugins import find
@@ -62,12 +62,12 @@ class Oversight:
     """What lets people see and steer a run.
 
     publish: hands an event to all readers of the run.
-    helm: what people asked of the run.
+    control: what people asked of the run.
     context: what the readers know of the run.
     """
 
     publish: Publish
-    helm: Helm
+    control: Control
     context: ReaderContext
 
     def follow(self, fleet: Fleet) -> None:
@@ -102,8 +102,8 @@ def oversee(
     context = ReaderContext(folder, config, clock, registry, log_fields=fields)
     with ExitStack() as stack:
         stack.enter_context(recording(folder / EVENTS, fields))
-        helm = Helm(folder, clock)
-        stack.callback(helm.close)
+        control = Control(folder, clock)
+        stack.callback(control.close)
         if server is not None:
             log.info(
                 "metrics at %s",
@@ -113,7 +113,7 @@ def oversee(
         made = [(name, make(context)) for name, make in find_readers(config).items()]
         publish = publish_safely([("of the caller", read), *made])
         try:
-            yield Oversight(publish, helm, context)
+            yield Oversight(publish, control, context)
         except (Stopped, KeyboardInterrupt) as why:
             publish(RunEnded("stopped", str(why) or "interrupted"))
             raise

@@ -212,10 +212,10 @@ def test_a_profile_that_is_taken_is_decided_on_written_and_read_again(tmp_path: 
         assert all(
             math.isfinite(offer.seconds) and math.isfinite(offer.step) for offer in verdict.offers
         )
-        store.ledger.decided(round, {"a": verdict.decision}, {"a": profile})
-        store.ledger.keep({"a": standing})
-        assert store.ledger.profiles()["a"] == profile
-        assert store.ledger.standings()["a"] == standing
+        store.agents.write_decisions(round, {"a": verdict.decision}, {"a": profile})
+        store.agents.write_standings({"a": standing})
+        assert store.agents.read_profiles()["a"] == profile
+        assert store.agents.read_standings()["a"] == standing
         event = ProfileCame(0.0, "a", profile)
         assert unpack(pack(event), RoundEvent) == event
         agreed = majority({"a": profile.data, **others})
@@ -299,7 +299,7 @@ def test_an_update_that_is_taken_is_folded_learned_from_written_and_shown(
         )
         done = Finished(number, 1.0, {}, {submodel: 1}, (one.entry,), scores, standings=standings)
         store.save(done)
-        assert store.ledger.standings()["a"] == one.standing
+        assert store.agents.read_standings()["a"] == one.standing
         assert (store.entries(number)[0].steps, len(store.scores(number))) == (
             update.steps,
             len(scores),
@@ -454,7 +454,7 @@ def test_a_run_ends_and_is_resumed_whatever_two_of_its_agents_say(tmp_path: Path
         for entry in store.entries(number)
         if entry.agent != "a0"
     )
-    store.ledger.standings()
+    store.agents.read_standings()
     store.close()
     assert fates["folded"] > 2
     assert fates["refused"] > 2

@@ -110,7 +110,7 @@ def test_the_lock_excludes_other_processes(archive: Archive) -> None:
     order: list[str] = []
 
     def other() -> None:
-        with Archive(archive.folder.parents[1], "spring").changing():
+        with Archive(archive.folder.parents[1], "spring").lock():
             order.append("second")
 
     with archive.lock():

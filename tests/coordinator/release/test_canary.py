@@ -115,7 +115,7 @@ def test_a_version_as_good_as_the_stable_one_passes() -> None:
 def test_a_canary_without_any_report_fails() -> None:
     assert judge_reports([], []).reasons == ("no report from any of its 2 agents (pi, tv)",)
     assert judge_reports([serving("pi", OLD)], [], agents="pi").reasons == (
-        "none of its 1 agents reported (pi)",
+        "no report from any of its 1 agents (pi)",
     )
 
 
@@ -147,7 +147,7 @@ def test_accuracy_is_pooled_over_examples() -> None:
     assert judge_reports(after, before).good
     swapped = [replace(one, examples=1000 - one.examples) for one in after]
     assert judge_reports(swapped, before).reasons == (
-        "accuracy on 1000 examples of 2 agents: 0.855, of the stable version 0.900",
+        "accuracy on 1000 examples of 2 agents: 0.855, stable version 0.900",
     )
 
 

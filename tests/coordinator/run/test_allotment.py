@@ -31,7 +31,7 @@ FIRST, MIDDLE, LAST = (f"w{width:g}-d2.2.2" for width in (0.5, 0.75, 1.0))
 def history(folder: Path, agent: str) -> list[Decision]:
     store = Store.open(folder / "runs", RUN, read_only=True)
     try:
-        return [decision for _, decision in store.ledger.history(agent)]
+        return [decision for _, decision in store.agents.read_decisions(agent)]
     finally:
         store.close()
 
@@ -138,7 +138,7 @@ def test_an_agent_whose_steps_take_longer_than_it_measured_is_moved_down(tmp_pat
     )
     assert third.step == pytest.approx(4 * second.step)
     assert third.peak == 10**6
-    assert store.ledger.standings()["slow"].step == pytest.approx(4.0)
+    assert store.agents.read_standings()["slow"].step == pytest.approx(4.0)
     store.close()
 
 
@@ -194,7 +194,7 @@ def test_an_update_that_misses_the_deadline_makes_the_next_submodel_a_smaller_on
     federate(tmp_path, fleet, {**SMALL, "train.steps": 1, "rounds": 3, "fleet.deadline": 6.0})
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
     outcomes = {e.agent: e.outcome for e in store.entries(2)}
-    standing = store.ledger.standings()["slow"]
+    standing = store.agents.read_standings()["slow"]
     store.close()
     found = history(tmp_path, "slow")
     assert outcomes == {"slow": "late", "well": "folded"}
@@ -223,7 +223,7 @@ def test_who_comes_after_the_quorum_is_late_by_what_was_predicted_but_never_in_a
     store = Store.open(tmp_path / "runs", RUN, read_only=True)
     outcomes, standing = (
         {e.agent: e.outcome for e in store.entries(1)},
-        store.ledger.standings()["slow"],
+        store.agents.read_standings()["slow"],
     )
     store.close()
     assert outcomes == {"slow": "late", "well": "folded"}

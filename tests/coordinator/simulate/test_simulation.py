@@ -26,7 +26,7 @@ from coordinator.simulate.data_source import Source
 from coordinator.simulate.results import first_reached
 from coordinator.simulate.simulation import simulate
 from coordinator.simulate.workers import Workers
-from coordinator.store.runs import run_names
+from coordinator.store.run_folders import list_runs
 from coordinator.store.store import Store
 from federated.errors import ConfigError, DataError, StoreError, Unknown
 from federated.method import configure
@@ -423,7 +423,7 @@ def test_mistakes_are_named_before_the_first_round(index: int, tmp_path: Path):
         pytest.skip("this machine has CUDA")
     with pytest.raises(error, match=words):
         run(tmp_path, *settings)
-    assert run_names(tmp_path / "runs") == [], "what never ran leaves nothing behind"
+    assert list_runs(tmp_path / "runs") == [], "what never ran leaves nothing behind"
 
 
 RULE = """

@@ -1,4 +1,4 @@
-"""The journal of a round under way: it comes back as it was, and holds no more than it must."""
+"""The journal of a round: it survives crashes, detects damage, and removes what is not needed."""
 
 from __future__ import annotations
 
@@ -89,9 +89,7 @@ def tasks(*agents: str) -> tuple[Planned, ...]:
 
 
 def events() -> list[RoundEvent]:
-    """A round that is under way: planned, begun, beside agents that measured themselves; of two
-    updates one is folded.
-    """
+    """Return the events of a round in progress, in which one of two updates is folded."""
     keys = [one.task.key for one in tasks("a", "b")]
     return [
         *(
@@ -109,13 +107,13 @@ def events() -> list[RoundEvent]:
     ]
 
 
-def played(round: Round, said: Iterable[RoundEvent]) -> Round:
-    for event in said:
+def replay(round: Round, found_events: Iterable[RoundEvent]) -> Round:
+    for event in found_events:
         round, _ = step(round, event)
     return round
 
 
-def test_events_come_back_as_they_were_and_give_the_value_that_they_gave(store: Store) -> None:
+def test_events_round_trip_and_replay_to_the_same_value(store: Store) -> None:
     store.journal.begin(Base("", Round()))
     assert store.journal.empty
     for event in events():
@@ -123,13 +121,13 @@ def test_events_come_back_as_they_were_and_give_the_value_that_they_gave(store: 
     assert not store.journal.empty
     found = Journal(store.folder).read("")
     assert found is not None
-    base, said = found
-    assert [pack(event) for event in said] == [pack(event) for event in events()]
-    assert pack(played(base.round, said)) == pack(played(Round(), events()))
+    base, found_events = found
+    assert [pack(event) for event in found_events] == [pack(event) for event in events()]
+    assert pack(replay(base.round, found_events)) == pack(replay(Round(), events()))
 
 
-def test_a_value_comes_back_as_it_was(store: Store) -> None:
-    value = played(Round(), events())
+def test_a_value_round_trips(store: Store) -> None:
+    value = replay(Round(), events())
     store.journal.begin(Base("", value, "total-000004-000001.safetensors", (FOLDED,)))
     found = Journal(store.folder).read("")
     assert found is not None
@@ -139,7 +137,7 @@ def test_a_value_comes_back_as_it_was(store: Store) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 3))
-def test_what_a_power_cut_left_of_the_last_event_is_cut_off(store: Store, cut: int) -> None:
+def test_a_torn_last_event_is_cut_off(store: Store, cut: int) -> None:
     store.journal.begin(Base("", Round()))
     for event in events():
         store.journal.append(event)
@@ -159,7 +157,7 @@ def test_what_a_power_cut_left_of_the_last_event_is_cut_off(store: Store, cut: i
     )
 
 
-def test_a_spoilt_event_ends_the_journal(store: Store) -> None:
+def test_a_corrupt_event_ends_the_journal(store: Store) -> None:
     store.journal.begin(Base("", Round()))
     for event in events():
         store.journal.append(event)
@@ -173,10 +171,8 @@ def test_a_spoilt_event_ends_the_journal(store: Store) -> None:
 
 
 @pytest.mark.parametrize("place", ["length", "checksum", "event"])
-def test_damage_to_what_was_on_disk_is_an_error_and_nothing_is_lost_silently(
-    store: Store, place: str
-) -> None:
-    """Agents hold receipts for what was synced. Only what was not may be cut off."""
+def test_damage_to_synced_events_is_an_error(store: Store, place: str) -> None:
+    """Agents hold receipts for synced events. Only the others may be cut off."""
     store.journal.begin(Base("", Round()))
     store.journal.append(on.Ticked(1.0))
     store.journal.sync()
@@ -207,8 +203,8 @@ def test_damage_to_what_was_on_disk_is_an_error_and_nothing_is_lost_silently(
     assert path.read_bytes() == whole
 
 
-def test_a_number_that_an_agent_chose_does_not_make_a_torn_record_damage(store: Store) -> None:
-    """Two numbers in a row are laid out as a small record with the flag and its right CRC."""
+def test_a_number_chosen_by_an_agent_is_not_read_as_a_synced_record(store: Store) -> None:
+    """Two numbers in a row can look like a small record with the flag and a correct CRC."""
     store.journal.begin(Base("", Round()))
     (number,) = struct.unpack(">d", struct.pack("<II", 1 | 1 << 31, zlib.crc32(b"\xcb")))
     profile = replace(PROFILE, data=replace(PROFILE.data, mean=(number, number)))
@@ -219,7 +215,7 @@ def test_a_number_that_an_agent_chose_does_not_make_a_torn_record_damage(store: 
 
 
 @pytest.mark.parametrize("zeros", [1, 8, 4096])
-def test_zeros_that_a_power_cut_left_are_no_events(store: Store, zeros: int) -> None:
+def test_zeros_left_by_a_power_cut_are_not_events(store: Store, zeros: int) -> None:
     store.journal.begin(Base("", Round()))
     for event in events():
         store.journal.append(event)
@@ -230,7 +226,7 @@ def test_zeros_that_a_power_cut_left_are_no_events(store: Store, zeros: int) -> 
     assert len(found[1]) == len(events())
 
 
-def test_an_event_that_finds_no_room_leaves_the_journal_as_it_was(store: Store) -> None:
+def test_an_event_without_room_leaves_the_journal_unchanged(store: Store) -> None:
     store.journal.begin(Base("", Round()))
     store.journal.append(events()[0])
     (path,) = store.folder.glob("journal-*")
@@ -239,7 +235,7 @@ def test_an_event_that_finds_no_room_leaves_the_journal_as_it_was(store: Store) 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
     )
     try:
-        # room for a part of it
+        # room for a part of the event
         resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
         for event in events()[1:3]:
             with pytest.raises(StoreError, match="File too large"):
@@ -253,7 +249,7 @@ def test_an_event_that_finds_no_room_leaves_the_journal_as_it_was(store: Store) 
     assert [pack(event) for event in found[1]] == [pack(events()[0]), pack(events()[2])]
 
 
-def test_a_total_comes_back_bit_for_bit_and_a_sweep_leaves_the_last_one(store: Store) -> None:
+def test_a_total_round_trips_bit_for_bit_and_a_sweep_keeps_the_last_one(store: Store) -> None:
     kept = total(1.0, 1e-7, 3.3)
     for name, one in (
         ("total-000004-000001.safetensors", total(1.0)),
@@ -268,7 +264,7 @@ def test_a_total_comes_back_bit_for_bit_and_a_sweep_leaves_the_last_one(store: S
     assert len(list(store.folder.glob("total-*"))) == len(list(store.folder.glob("journal-*"))) == 1
 
 
-def test_a_total_that_is_gone_or_spoilt_is_named(store: Store) -> None:
+def test_a_missing_or_corrupt_total_is_named(store: Store) -> None:
     store.journal.write_total("total-000004-000001.safetensors", total(1.0))
     (path,) = store.folder.glob("total-*")
     path.write_bytes(path.read_bytes()[:-9])
@@ -279,9 +275,9 @@ def test_a_total_that_is_gone_or_spoilt_is_named(store: Store) -> None:
         store.journal.total(path.name)
 
 
-def test_a_journal_goes_on_from_the_checkpoint_that_it_names(store: Store) -> None:
-    """Who dies between the journal of a new checkpoint and the row that makes it the last one goes
-    on from the one before.
+def test_a_journal_continues_the_checkpoint_that_it_names(store: Store) -> None:
+    """A coordinator that dies between the journal of a new checkpoint and its row in the database
+    resumes from the checkpoint before.
     """
     store.journal.begin(Base("", Round()))
     for event in events():
@@ -291,11 +287,11 @@ def test_a_journal_goes_on_from_the_checkpoint_that_it_names(store: Store) -> No
     found = store.journal.resume("")
     assert found is not None
     assert len(found[1]) == len(events())
-    assert Journal(store.folder).read("1" * 64) is None, "it was swept away"
+    assert Journal(store.folder).read("1" * 64) is None, "sweep removed it"
     assert Journal(store.folder).read("2" * 64) is None
 
 
-def test_a_stored_round_begins_a_journal_of_its_own(store: Store) -> None:
+def test_a_stored_round_begins_a_new_segment(store: Store) -> None:
     store.journal.begin(Base("", Round()))
     for event in events():
         store.journal.append(event)
@@ -309,7 +305,7 @@ def test_a_stored_round_begins_a_journal_of_its_own(store: Store) -> None:
     assert not list(store.folder.glob("total-*"))
 
 
-def test_a_run_with_a_round_under_way_is_not_discarded(tmp_path: Path) -> None:
+def test_a_run_with_a_round_in_progress_is_not_discarded(tmp_path: Path) -> None:
     for name, kept in (("one", False), ("two", True)):
         store = Store.create(tmp_path, name)
         store.journal.begin(Base("", Round()))
@@ -327,14 +323,13 @@ def test_a_run_of_another_schema_is_refused_with_the_version_that_can_finish_it(
         database.execute("PRAGMA user_version=0")
     with pytest.raises(
         StoreError,
-        match=r"expected schema 2, found 1; finish it with that version \(pip install "
-        r"'espalier<0.2'",
+        match=r"expected schema 2, found 1.*pip install 'espalier<0.2'",
     ):
         Store.open(tmp_path, "r")
     Store.open(tmp_path, "r", read_only=True).close()
 
 
-def test_of_a_run_whose_journal_is_gone_nothing_is_taken_for_granted(tmp_path: Path) -> None:
+def test_a_run_with_a_missing_journal_cannot_be_resumed(tmp_path: Path) -> None:
     settings = {
         "model.name": "mlp-small",
         "train.steps": 1,

@@ -1,4 +1,4 @@
-"""A run's folder: whole rounds or none, one coordinator at a time."""
+"""A run's folder: rounds are written atomically, by one coordinator at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coordinator.assign.standing import Setback, Standing
 from coordinator.observe.records import Entry, RoundRecord, Score
 from coordinator.store import database as databases
 from coordinator.store.database import Facts
-from coordinator.store.runs import latest_run, run_names
+from coordinator.store.run_folders import find_latest_run, list_runs
 from coordinator.store.store import Store
 from federated.errors import StoreError
 from federated.task import Card, Profile, Timing
@@ -31,14 +31,14 @@ def done(number: int) -> RoundRecord:
     return RoundRecord(number, 2.0, tensors, {SUBMODEL: 2}, entries, scores, 100, 200)
 
 
-def test_a_round_comes_back_as_it_went(tmp_path: Path) -> None:
+def test_a_round_round_trips(tmp_path: Path) -> None:
     store = Store.create(tmp_path, "r")
     store.write_facts(Facts({"rounds": 3}, NETWORK, (SUBMODEL,)))
     for number in (1, 2, 3):
         store.save(done(number))
     store.close()
     store = Store.open(tmp_path, "r")
-    last = store.last()
+    last = store.read_last()
     assert last is not None
     assert last.round == 3
     assert all(torch.equal(last.tensors[k], v) for k, v in done(3).tensors.items())
@@ -58,22 +58,22 @@ def test_a_round_comes_back_as_it_went(tmp_path: Path) -> None:
 def test_a_round_is_written_once(tmp_path: Path) -> None:
     store = Store.create(tmp_path, "r")
     store.save(done(1))
-    with pytest.raises(StoreError, match="round 1 could not be written"):
+    with pytest.raises(StoreError, match="round 1"):
         store.save(done(1))
     assert len(store.history()) == 1
     store.close()
 
 
 def test_a_checkpoint_without_its_row_does_not_count(tmp_path: Path) -> None:
-    """A coordinator that died between the file and the transaction goes on at the round before."""
+    """A coordinator that died between the file and the transaction resumes at the round before."""
     store = Store.create(tmp_path, "r")
     store.save(done(1))
     (tmp_path / "r" / "round-000002.safetensors").write_bytes(b"half")
-    last = store.last()
+    last = store.read_last()
     assert last is not None
     assert last.round == 1
     store.save(done(2))
-    last = store.last()
+    last = store.read_last()
     assert last is not None
     assert last.round == 2
     store.close()
@@ -81,7 +81,7 @@ def test_a_checkpoint_without_its_row_does_not_count(tmp_path: Path) -> None:
 
 def test_two_coordinators_cannot_hold_one_run(tmp_path: Path) -> None:
     store = Store.create(tmp_path, "r")
-    with pytest.raises(StoreError, match="held by another coordinator"):
+    with pytest.raises(StoreError, match="another coordinator holds"):
         Store.open(tmp_path, "r")
     reader = Store.open(tmp_path, "r", read_only=True)
     reader.close()
@@ -89,33 +89,33 @@ def test_two_coordinators_cannot_hold_one_run(tmp_path: Path) -> None:
     Store.open(tmp_path, "r").close()
 
 
-def test_what_is_missing_or_foreign_is_named(tmp_path: Path) -> None:
+def test_missing_and_foreign_runs_are_errors(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="nothing to resume"):
-        latest_run(tmp_path)
+        find_latest_run(tmp_path)
     Store.create(tmp_path, "r").close()
     with pytest.raises(StoreError, match="run 'r' exists"):
         Store.create(tmp_path, "r")
-    with pytest.raises(StoreError, match=r"no run 's' in .*; there are: r"):
+    with pytest.raises(StoreError, match=r"no run 's' in .*: r$"):
         Store.open(tmp_path, "s")
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "run.sqlite").write_bytes(b"no database at all" * 100)
-    with pytest.raises(StoreError, match="is not a run's history"):
+    with pytest.raises(StoreError, match="not a run's database"):
         Store.open(tmp_path, "t")
-    assert run_names(tmp_path) == ["r", "t"]
+    assert list_runs(tmp_path) == ["r", "t"]
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     store = Store.create(tmp_path, "r")
     store.save(done(1))
     (tmp_path / "r" / "round-000001.safetensors").write_bytes(b"damaged")
-    with pytest.raises(StoreError, match=r"round-000001.safetensors cannot be read"):
-        store.last()
+    with pytest.raises(StoreError, match=r"cannot read checkpoint .*round-000001.safetensors"):
+        store.read_last()
     store.close()
 
 
-def test_what_is_known_of_agents_comes_back_as_it_went(tmp_path: Path) -> None:
-    """A round that begins again is written over; how agents stand is written with the round or not
-    at all.
+def test_profiles_decisions_and_standings_round_trip(tmp_path: Path) -> None:
+    """A round that begins again replaces its decisions; standings are written together with the
+    round.
     """
     card = Card("d", (1, 8, 8), "uint8", 10, 100, 20, (5.0,), (6.0,))
     profile = Profile(
@@ -139,27 +139,27 @@ def test_what_is_known_of_agents_comes_back_as_it_went(tmp_path: Path) -> None:
         "b", 2, 1.5, 1.25, 3e5, 0.5, 1, (Setback("w1", "late", 2, "was late", share=0.5),)
     )
     store = Store.create(tmp_path, "r")
-    store.ledger.decided(1, {"a": second}, {"a": profile})
-    store.ledger.decided(1, {"a": first}, {"a": profile})
+    store.agents.write_decisions(1, {"a": second}, {"a": profile})
+    store.agents.write_decisions(1, {"a": first}, {"a": profile})
     store.save(replace(done(1), standings={"a": standing}))
-    store.ledger.decided(2, {"a": second}, {})
-    with pytest.raises(StoreError, match="round 1 could not be written"):
+    store.agents.write_decisions(2, {"a": second}, {})
+    with pytest.raises(StoreError, match="round 1"):
         store.save(replace(done(1), standings={"a": Standing()}))
     store.close()
     store = Store.open(tmp_path, "r", read_only=True)
-    assert store.ledger.profiles() == {"a": profile}
-    assert store.ledger.standings() == {"a": standing}
-    assert store.ledger.history("a") == [(1, first), (2, second)]
-    assert store.ledger.decisions() == {"a": (2, second)}
-    assert store.lately()["b"] == (1, store.entries(1)[1])
+    assert store.agents.read_profiles() == {"a": profile}
+    assert store.agents.read_standings() == {"a": standing}
+    assert store.agents.read_decisions("a") == [(1, first), (2, second)]
+    assert store.agents.read_last_decisions() == {"a": (2, second)}
+    assert store.last_entries()["b"] == (1, store.entries(1)[1])
     store.close()
 
 
-def test_decisions_that_cannot_be_written_are_an_error_of_the_store(tmp_path: Path) -> None:
+def test_decisions_that_cannot_be_written_are_a_store_error(tmp_path: Path) -> None:
     store = Store.create(tmp_path, "r")
     store.close()
-    with pytest.raises(StoreError, match="what was decided in round 1 could not be written"):
-        store.ledger.decided(1, {}, {})
+    with pytest.raises(StoreError, match="decisions of round 1"):
+        store.agents.write_decisions(1, {}, {})
 
 
 def test_sessions_are_counted(tmp_path: Path) -> None:
@@ -168,29 +168,27 @@ def test_sessions_are_counted(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_diverged_score_is_kept_as_such(tmp_path: Path) -> None:
+def test_the_score_of_a_diverged_model_is_stored(tmp_path: Path) -> None:
     store = Store.create(tmp_path, "r")
     store.save(replace(done(1), scores=[Score("w1", "central", 0.1, math.nan, 8)]))
     assert math.isnan(store.scores(1)[0].loss)
     store.close()
 
 
-def test_a_start_that_cannot_be_written_is_an_error_of_the_store(tmp_path: Path) -> None:
+def test_a_start_that_cannot_be_written_is_a_store_error(tmp_path: Path) -> None:
     store = Store.create(tmp_path, "r")
-    store._database.execute("PRAGMA query_only = ON")  # as on a disk that takes nothing more
-    with pytest.raises(StoreError, match="run 'r': that it starts could not be written"):
+    store._database.execute("PRAGMA query_only = ON")  # like a full disk
+    with pytest.raises(StoreError, match="run 'r': cannot write its start"):
         store.next_session()
-    with pytest.raises(StoreError, match="run 'r': what it is could not be written"):
+    with pytest.raises(StoreError, match="run 'r': cannot write its description"):
         store.write_facts(Facts())
     store.close()
 
 
-def test_who_dies_while_a_run_is_made_leaves_none(
+def test_a_crash_while_a_run_is_created_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it could be neither gone on with nor begun anew, by a service manager that tries
-    both.
-    """
+    """Otherwise a service manager could neither resume it nor start it again."""
 
     def die(*args: object) -> None:
         raise KeyboardInterrupt
@@ -199,7 +197,7 @@ def test_who_dies_while_a_run_is_made_leaves_none(
         patch.setattr(databases, "write_facts", die)
         with pytest.raises(KeyboardInterrupt):
             Store.create(tmp_path, "r")
-    assert run_names(tmp_path) == []
+    assert list_runs(tmp_path) == []
     facts = Facts({"rounds": 3})
     store = Store.create(tmp_path, "r", facts)
     assert store.read_facts() == facts
@@ -210,10 +208,10 @@ def test_who_dies_while_a_run_is_made_leaves_none(
     store.close()
 
 
-def test_the_submodel_that_an_agent_had_last_is_that_of_its_latest_task(tmp_path: Path) -> None:
+def test_the_last_submodel_of_an_agent_is_that_of_its_latest_task(tmp_path: Path) -> None:
     """A late update of round 1 is recorded in round 3, after the task of round 2 was."""
     store = Store.create(tmp_path, "r")
     store.save(replace(done(2), entries=(Entry("nano", "w1-d2.2.2", "failed: no"),)))
     store.save(replace(done(3), entries=(Entry("nano", "w0.5-d2.2.2", "folded", task=1),)))
-    assert store.assigned() == {"nano": "w1-d2.2.2"}
+    assert store.last_submodels() == {"nano": "w1-d2.2.2"}
     store.close()

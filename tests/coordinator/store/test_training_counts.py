@@ -1,6 +1,4 @@
-"""A submodel that no update trained is counted as such, and marked wherever it is shown, exported,
-released or recommended.
-"""
+"""Counts of trained submodels, and the marks of untrained ones in tables, exports and releases."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from coordinator.run.config_sources import ConfigSources
 from coordinator.run.launch import report, show
 from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
-from coordinator.store.training_counts import Trained, answering, of_run
+from coordinator.store.training_counts import Trained, choose_serving, count_run
 from coordinator.views.agent_table import overview
 from coordinator.views.agent_table import text as overview_text
 from coordinator.views.run_list import listed, listing_text
@@ -53,14 +51,14 @@ def equal_agents() -> list[Member]:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Federation]:
-    """The folder of a run of two equal agents and two rounds, and what it left."""
+    """A finished run of two equal agents and two rounds: its folder and results."""
     folder = tmp_path_factory.mktemp("counts")
     return folder, federate(folder, equal_agents(), GIVEN)
 
 
 @pytest.fixture
 def copied(done: tuple[Path, Federation], tmp_path: Path) -> Path:
-    """A copy of that folder, which a test may change."""
+    """A copy of that folder that a test may change."""
     return shutil.copytree(done[0], tmp_path / "copied")
 
 
@@ -75,18 +73,18 @@ def test_updates_and_their_rounds_are_counted_for_each_submodel(
     done: tuple[Path, Federation],
 ) -> None:
     store = opened(done[0])
-    assert of_run(store).trained == {SMALL: Trained(), WHOLE: Trained(4, 2)}
-    assert of_run(store, 1).trained == {SMALL: Trained(), WHOLE: Trained(2, 1)}
-    assert of_run(store).untrained == [SMALL]
+    assert count_run(store).trained == {SMALL: Trained(), WHOLE: Trained(4, 2)}
+    assert count_run(store, 1).trained == {SMALL: Trained(), WHOLE: Trained(2, 1)}
+    assert count_run(store).untrained == [SMALL]
 
 
-def test_a_resumed_run_goes_on_counting(copied: Path) -> None:
+def test_a_resumed_run_continues_counting(copied: Path) -> None:
     again = federate(copied, equal_agents(), {**GIVEN, "rounds": 3}, resume=True)
     assert {s.submodel: s.trained_updates for s in again.result.scores if s.view == "central"} == {
         SMALL: 0,
         WHOLE: 6,
     }
-    assert of_run(opened(copied)).trained[WHOLE] == Trained(6, 3)
+    assert count_run(opened(copied)).trained[WHOLE] == Trained(6, 3)
 
 
 def test_refused_updates_train_nothing(tmp_path: Path) -> None:
@@ -100,7 +98,7 @@ def test_refused_updates_train_nothing(tmp_path: Path) -> None:
     federate(
         tmp_path, members, {**GIVEN, "rounds": 1, "assign.submodels": {"a0": WHOLE, "a1": SMALL}}
     )
-    assert of_run(opened(tmp_path)).untrained == [WHOLE]
+    assert count_run(opened(tmp_path)).untrained == [WHOLE]
 
 
 @pytest.mark.parametrize(
@@ -116,10 +114,10 @@ def test_refused_updates_train_nothing(tmp_path: Path) -> None:
         ("recipfl", {"transfer": False}, {1: [1]}),
     ],
 )
-def test_a_method_says_which_submodels_an_update_trains(
+def test_methods_report_which_submodels_an_update_trains(
     name: str, given: dict[str, Any], trained: dict[int, list[int]]
 ) -> None:
-    """Positions in the menu, by that of the submodel that a device carries."""
+    """Positions in the menu of the trained submodels, by that of the device's submodel."""
     chosen = method(name)
     settings = configure(chosen, given)
     menu = chosen.menu(network("resnet-small", (1, 8, 8), 10), settings)
@@ -130,7 +128,7 @@ def test_a_method_says_which_submodels_an_update_trains(
         )
 
 
-def test_a_width_of_fjord_is_trained_with_its_own_blocks_alone() -> None:
+def test_a_width_of_fjord_is_trained_by_its_own_blocks_only() -> None:
     chosen = method("fjord")
     settings = configure(chosen, {"widths": [0.5, 1.0], "depths": [1, 2]})
     menu = chosen.menu(network("resnet-small", (1, 8, 8), 10), settings)
@@ -145,7 +143,7 @@ def test_a_width_of_fjord_is_trained_with_its_own_blocks_alone() -> None:
     ("name", "given"),
     [("fjord", {}), ("depthfl", {"method.widths": [1.0]}), ("dynamicfl", {"method.branches": 2})],
 )
-def test_methods_whose_updates_train_all_sizes_get_no_mark(
+def test_methods_that_train_all_sizes_mark_none_as_untrained(
     tmp_path: Path, name: str, given: dict[str, Any]
 ) -> None:
     widths = {"method.widths": [0.5, 1.0]} if name == "fjord" else {}
@@ -162,7 +160,7 @@ def test_methods_whose_updates_train_all_sizes_get_no_mark(
             "rounds": 1,
         },
     )
-    found = of_run(opened(tmp_path))
+    found = count_run(opened(tmp_path))
     assert found.trained
     assert found.untrained == []
 
@@ -170,19 +168,19 @@ def test_methods_whose_updates_train_all_sizes_get_no_mark(
 # ---- where it is shown ---------------------------------------------------------------------------
 
 
-def test_each_round_and_the_closing_tables_mark_it(done: tuple[Path, Federation]) -> None:
+def test_the_tables_of_a_run_mark_an_untrained_submodel(done: tuple[Path, Federation]) -> None:
     _, left = done
     rounds = [line for line in left.lines if "accuracy (central)" in line]
     assert len(rounds) == 2
     assert all(f"{SMALL} (not trained) 0." in line and f"{WHOLE} 0." in line for line in rounds)
-    said: list[str] = []
-    show(left.result, live=False, say=said.append)
-    assert any(line.startswith(f"{SMALL} (not trained) ") for line in said[0].splitlines())
-    assert any(line.startswith(f"not trained: {SMALL};") for line in said)
-    assert WHOLE not in next(line for line in said if line.startswith("not trained:"))
+    lines: list[str] = []
+    show(left.result, live=False, say=lines.append)
+    assert any(line.startswith(f"{SMALL} (not trained) ") for line in lines[0].splitlines())
+    assert any(line.startswith(f"not trained: {SMALL};") for line in lines)
+    assert WHOLE not in next(line for line in lines if line.startswith("not trained:"))
 
 
-def test_the_result_of_a_start_names_it(done: tuple[Path, Federation]) -> None:
+def test_the_result_of_a_start_names_an_untrained_submodel(done: tuple[Path, Federation]) -> None:
     made = report(done[1].result, configured(GIVEN))
     assert made["untrained"] == [SMALL]
     assert {
@@ -193,7 +191,7 @@ def test_the_result_of_a_start_names_it(done: tuple[Path, Federation]) -> None:
     )
 
 
-def test_status_runs_and_devices_mark_it(done: tuple[Path, Federation]) -> None:
+def test_status_runs_and_devices_mark_an_untrained_submodel(done: tuple[Path, Federation]) -> None:
     runs = done[0] / "runs"
     seen = status(RUN, runs)
     assert {s["submodel"]: s["trained_updates"] for s in seen["scores"]["values"]} == {
@@ -209,19 +207,21 @@ def test_status_runs_and_devices_mark_it(done: tuple[Path, Federation]) -> None:
     assert f"not trained so far: {SMALL}" in overview_text(agents).splitlines()
 
 
-def test_the_log_names_it_beside_the_worst_accuracy(done: tuple[Path, Federation]) -> None:
+def test_the_log_names_an_untrained_submodel_beside_the_worst_accuracy(
+    done: tuple[Path, Federation],
+) -> None:
     lines = (done[0] / "runs" / RUN / EVENTS).read_text().splitlines()
     ended = [event for line in lines if (event := json.loads(line)).get("event") == "round ended"]
     assert [event["untrained"] for event in ended] == [[SMALL], [SMALL]]
 
 
-def test_an_export_marks_it_and_recommends_one_that_was_trained(
+def test_an_export_marks_an_untrained_submodel_and_recommends_a_trained_one(
     done: tuple[Path, Federation], tmp_path: Path
 ) -> None:
     pytest.importorskip("onnx")
-    said: list[str] = []
+    lines: list[str] = []
     made = export_run(
-        ExportRequest(RUN, done[0] / "runs", tmp_path / "out", int8=False), said.append
+        ExportRequest(RUN, done[0] / "runs", tmp_path / "out", int8=False), lines.append
     )
     assert [(one["submodel"], one["trained_updates"]) for one in made["submodels"]] == [
         (SMALL, 0),
@@ -229,8 +229,8 @@ def test_an_export_marks_it_and_recommends_one_that_was_trained(
     ]
     manifest = json.loads((tmp_path / "out" / bundle.MANIFEST).read_text())
     assert [one["trained_updates"] for one in manifest["submodels"]] == [0, 4]
-    assert said[0].startswith(f"{SMALL} (not trained): ")
-    hint = next(line for line in said if "try: edge-agent infer" in line)
+    assert lines[0].startswith(f"{SMALL} (not trained): ")
+    hint = next(line for line in lines if "try: edge-agent infer" in line)
     assert f"{WHOLE}.onnx" in hint
     assert SMALL not in hint
     card = (tmp_path / "out" / "MODEL.md").read_text()
@@ -238,43 +238,43 @@ def test_an_export_marks_it_and_recommends_one_that_was_trained(
     assert f"Not trained: {SMALL}." in card
 
 
-def test_an_export_of_an_untrained_submodel_alone_has_no_other_to_recommend(
+def test_an_export_of_only_an_untrained_submodel_succeeds(
     done: tuple[Path, Federation], tmp_path: Path
 ) -> None:
     pytest.importorskip("onnx")
-    said: list[str] = []
+    lines: list[str] = []
     export_run(
-        ExportRequest(RUN, done[0] / "runs", tmp_path / "out", (SMALL,), int8=False), said.append
+        ExportRequest(RUN, done[0] / "runs", tmp_path / "out", (SMALL,), int8=False), lines.append
     )
-    assert any(f"{SMALL}.onnx" in line for line in said)
+    assert any(f"{SMALL}.onnx" in line for line in lines)
 
 
-def test_a_release_marks_it(copied: Path) -> None:
+def test_a_release_marks_an_untrained_submodel(copied: Path) -> None:
     pytest.importorskip("onnx")
-    said: list[str] = []
+    lines: list[str] = []
     link = MemoryLink(MemoryBroker(), "coordinator")
     rollout = Rollout(
         link,
         Archive(copied / "runs", RUN),
-        answering(opened(copied)),
+        choose_serving(opened(copied)),
         2,
-        said.append,
+        lines.append,
     )
     made = rollout.follow(ReleaseRequest(RUN, "memory"))
-    assert any(line.startswith(f"  {SMALL} (not trained): ") for line in said)
-    assert any(line.endswith(f"no update of the run trained: {SMALL}") for line in said)
+    assert any(line.startswith(f"  {SMALL} (not trained): ") for line in lines)
+    assert any(line.endswith(f"no update of the run trained: {SMALL}") for line in lines)
     assert made["versions"][made["stable"]]["untrained"] == [SMALL]
 
 
-def test_a_simulation_names_it_in_its_results(tmp_path: Path) -> None:
+def test_the_results_of_a_simulation_name_an_untrained_submodel(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(
         'rounds = 1\n[method]\nname = "fedavg"\nwidths = [0.5, 1.0]\n[model]\nname = '
         '"mlp-small"\n[train]\nsteps = 1\n'
         "[evaluate]\ndevices = false\n[simulate]\nagents = 2\nworkers = 1\n"
     )
-    said: list[str] = []
-    made = simulate(ConfigSources(file), tmp_path / "runs", tmp_path / "out", say=said.append)
+    lines: list[str] = []
+    made = simulate(ConfigSources(file), tmp_path / "runs", tmp_path / "out", say=lines.append)
     one = json.loads((tmp_path / "out" / "seed0.json").read_text())
     trained = {s["name"]: (s["trained_updates"], s["trained_rounds"]) for s in one["submodels"]}
     assert trained == {SMALL: (0, 0), WHOLE: (2, 1)}
@@ -284,14 +284,14 @@ def test_a_simulation_names_it_in_its_results(tmp_path: Path) -> None:
     assert made["untrained"] == {"0": [SMALL]}
     assert any(
         line.startswith("seed 0: global") and line.endswith(f"; not trained: {SMALL}")
-        for line in said
+        for line in lines
     )
 
 
 # ---- what agents answer with ---------------------------------------------------------------------
 
 
-def test_an_agent_answers_with_a_smaller_trained_submodel_where_nobody_trained_its_own(
+def test_an_agent_serves_a_smaller_trained_submodel_if_its_own_is_untrained(
     copied: Path,
 ) -> None:
     database = sqlite3.connect(copied / "runs" / RUN / "run.sqlite")
@@ -300,8 +300,8 @@ def test_an_agent_answers_with_a_smaller_trained_submodel_where_nobody_trained_i
         database.execute("UPDATE updates SET outcome = 'failed: out of memory' WHERE agent = 'a0'")
     database.close()
     store = opened(copied)
-    assert of_run(store).untrained == [WHOLE]
-    assert answering(store) == {"a0": SMALL, "a1": SMALL}
+    assert count_run(store).untrained == [WHOLE]
+    assert choose_serving(store) == {"a0": SMALL, "a1": SMALL}
 
 
 def test_an_agent_with_the_smallest_submodel_keeps_it(copied: Path) -> None:
@@ -311,23 +311,25 @@ def test_an_agent_with_the_smallest_submodel_keeps_it(copied: Path) -> None:
             "UPDATE updates SET submodel = ?, outcome = 'late' WHERE agent = 'a1'", (SMALL,)
         )
     database.close()
-    assert answering(opened(copied)) == {"a0": WHOLE, "a1": SMALL}, "a larger one may not fit it"
+    assert choose_serving(opened(copied)) == {"a0": WHOLE, "a1": SMALL}, (
+        "a larger one may not fit the device"
+    )
 
 
 # ---- runs without a record -----------------------------------------------------------------------
 
 
-def test_a_run_without_a_record_of_its_updates_has_no_marks_and_is_exported(copied: Path) -> None:
+def test_a_run_without_recorded_updates_has_no_marks_and_is_exported(copied: Path) -> None:
     pytest.importorskip("onnx")
     database = sqlite3.connect(copied / "runs" / RUN / "run.sqlite")
     with database:
         database.execute("DELETE FROM updates")
     database.close()
-    said: list[str] = []
-    made = export_run(ExportRequest(RUN, copied / "runs", copied / "out", int8=False), said.append)
+    lines: list[str] = []
+    made = export_run(ExportRequest(RUN, copied / "runs", copied / "out", int8=False), lines.append)
     assert [one["trained_updates"] for one in made["submodels"]] == [None, None]
     shown = [
-        *said,
+        *lines,
         (copied / "out" / "MODEL.md").read_text(),
         status_text(status(RUN, copied / "runs")),
     ]

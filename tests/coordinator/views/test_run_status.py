@@ -21,7 +21,7 @@ from coordinator.cli.main import main
 from coordinator.fleet.fleet import Fleet
 from coordinator.observe.now_file import FILE
 from coordinator.round.round_events import RoundPlanned
-from coordinator.store.control import Stopped, wish
+from coordinator.store.control import Stopped, send_request
 from coordinator.store.store import Store
 from coordinator.trust.privacy_budget import compute_epsilon
 from coordinator.views.run_list import listed
@@ -103,7 +103,7 @@ def going(tmp_path: Path) -> Iterator[Callable[..., Going]]:
     yield go
     for one in started:
         with contextlib.suppress(StoreError):
-            wish(one.folder, "stop now")
+            send_request(one.folder, "stop now")
         one.join()
 
 
@@ -171,7 +171,7 @@ def test_a_stop_now_does_not_wait_for_the_round_and_the_run_goes_on_inside_it(
     # seconds: the wish is heard within one
     run = going(rounds=500, **{"train.steps": 0, "train.epochs": 60})
     run.until(lambda made: made["now"]["phase"] == "train")
-    wish(run.folder, "stop now")
+    send_request(run.folder, "stop now")
     assert isinstance(run.join(), Stopped)
     store = Store.open(run.runs, RUN, read_only=True)
     found = store.journal.read(store.checkpoint_id)
@@ -276,7 +276,7 @@ def scraped(place: str) -> dict[str, float]:
 def test_prometheus_gets_what_a_run_counts_and_names_no_agent(going: Callable[..., Going]) -> None:
     run = going(rounds=500, **{"metrics.listen": "127.0.0.1:0"})
     run.until(lambda made: made["rounds_done"] >= 3)
-    wish(run.folder, "pause")  # else a round is written before it is counted
+    send_request(run.folder, "pause")  # else a round is written before it is counted
     run.until(lambda made: made["now"]["phase"] == "paused")
     place = run.metrics()
     found = scraped(place)
@@ -297,7 +297,7 @@ def test_prometheus_gets_what_a_run_counts_and_names_no_agent(going: Callable[..
         later['espalier_link_bytes_total{direction="up"}']
         >= found['espalier_link_bytes_total{direction="up"}']
     )
-    wish(run.folder, "stop now")
+    send_request(run.folder, "stop now")
     run.join()
     with pytest.raises(OSError, match="refused"):
         scraped(place)
@@ -309,14 +309,14 @@ def test_prometheus_gets_the_epsilon_of_a_private_run_also_after_it_is_resumed(
     private = {"metrics.listen": "127.0.0.1:0", "private.noise": 1.5, "private.clip": 1.0}
     run = going(rounds=500, **private)
     run.until(lambda made: made["rounds_done"] >= 2)
-    wish(run.folder, "pause")
+    send_request(run.folder, "pause")
     done = run.until(lambda made: made["now"]["phase"] == "paused")["rounds_done"]
     told = scraped(run.metrics())["espalier_privacy_epsilon"]
     assert told == pytest.approx(compute_epsilon({"a": done / 1.5**2}, 1e-5)), (
         "every device was in each round's sum once"
     )
     assert f"; epsilon {told:.4g}; " in text(status(RUN, run.runs))
-    wish(run.folder, "stop now")
+    send_request(run.folder, "stop now")
     run.join()
     assert text(status(RUN, run.runs)).endswith(
         f"go on with: coordinator start --name {RUN} --resume"

@@ -1,0 +1,63 @@
+"""The folders of runs: each run is a folder with a database in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coordinator.store import run_lock
+from federated.errors import StoreError
+
+__all__ = [
+    "DATABASE",
+    "describe_missing",
+    "find_current_run",
+    "find_latest_run",
+    "list_runs",
+    "missing_run",
+]
+
+DATABASE = "run.sqlite"
+
+
+def list_runs(root: Path) -> list[str]:
+    """Return the names of the runs below `root`, the latest last."""
+    return [
+        path.parent.name
+        for path in sorted(root.glob(f"*/{DATABASE}"), key=lambda p: p.stat().st_mtime)
+    ]
+
+
+def find_latest_run(root: Path) -> str:
+    """Return the run to resume. Raises StoreError if there is none."""
+    found = list_runs(root)
+    if not found:
+        raise StoreError(f"nothing to resume: {describe_missing(root)}")
+    return found[-1]
+
+
+def find_current_run(root: Path) -> str:
+    """Return the run in progress, the latest if there are several; otherwise the latest run. Raises
+    StoreError if there is none.
+    """
+    found = list_runs(root)
+    if not found:
+        raise StoreError(describe_missing(root))
+    return next((name for name in reversed(found) if run_lock.is_held(root / name)), found[-1])
+
+
+def describe_missing(root: Path, name: str = "") -> str:
+    """Say that there is no run, or none of this name, below `root`. The path helps those who are in
+    another folder than they think.
+    """
+    text = f"no run '{name}' in {root}" if name else f"no run in {root}"
+    if root.is_dir():
+        return text
+    return f"{text} ({root.absolute()} is not a folder): set the folder of the runs with --runs DIR"
+
+
+def missing_run(folder: Path) -> StoreError:
+    """Return the error for a missing run, which names the existing ones."""
+    text, root = describe_missing(folder.parent, folder.name), folder.parent
+    if not root.is_dir():
+        return StoreError(text)
+    return StoreError(f"{text}; existing runs: {', '.join(list_runs(root)) or 'none'}")
