@@ -17,7 +17,7 @@ import psutil
 
 from coordinator.broker import local as brokers
 from coordinator.fleet.shipment import SLOTS
-from coordinator.fleet.weight_slots import Shelf
+from coordinator.fleet.weight_slots import WeightSlots
 from federated.runtime.console import FORMAT, speaker, speaking_plainly
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Link
@@ -70,17 +70,19 @@ def command(kind: str, versions: int, size: int, agents: int, form: str) -> None
             stack.enter_context(closing(open_link(broker.address, f"a{index}")))
             for index in range(agents)
         ]
-        shelf = Shelf(coordinator, RUN, folder / "shelf")
+        slots = WeightSlots(coordinator, RUN, folder / "shelf")
         memory, seconds = [resident(broker)], list[float]()
         for version in range(versions):
             data = memoryview(os.urandom(size * 1_000_000))
-            slot, digest, length = shelf.put(f"r{version}", SUBMODEL, data, f"r{version % SLOTS}")
+            sent = slots.put(f"r{version}", SUBMODEL, data, f"r{version % SLOTS}")
             coordinator.flush(60)
             start = time.perf_counter()
-            blob = RetainedBlob(topics.model(RUN, slot, SUBMODEL), digest, length)
+            blob = RetainedBlob(
+                topics.model(RUN, sent.slot, SUBMODEL), sent.manifest.sha256, sent.manifest.size
+            )
             download(links, blob, folder)
             seconds.append(time.perf_counter() - start)
-            shelf.clear()
+            slots.clear()
             coordinator.flush(60)
             memory.append(resident(broker))
         early = min(10, versions)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.raw.updates import encoded, learned, unsent
 from coordinator.assign.selection import generator
-from coordinator.fleet.shipment import received
+from coordinator.fleet.shipment import to_torch
 from coordinator.observe.records import Entry
 from coordinator.phases.training import complete_recipe
 from coordinator.run.preparation import make_weights
@@ -162,7 +162,7 @@ def refolded(
             hashlib.sha256(data).hexdigest() for data in made
         }
         plan = method.place(states[-1], submodel)
-        fold(total, method.parts(states[-1], plan, received(update)), (entry.agent, number))
+        fold(total, method.parts(states[-1], plan, to_torch(update)), (entry.agent, number))
     return total, foreign
 
 

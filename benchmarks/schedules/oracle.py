@@ -17,7 +17,7 @@ from benchmarks.schedules.faults import COORDINATOR
 from benchmarks.schedules.trainer import learn
 from coordinator.fleet.driver import digest_of
 from coordinator.fleet.fleet import Fleet
-from coordinator.fleet.inbox import named
+from coordinator.fleet.inbox import name_file
 from coordinator.round import round_events as on
 from coordinator.round import step as steps
 from coordinator.round.actions import Action, Answer, TurnAway
@@ -179,7 +179,11 @@ class Oracle:
             if (
                 kept
                 and digest_of(
-                    self.runs / self.run / "spool" / f"round-{one.key.round:06d}" / named(one.key)
+                    self.runs
+                    / self.run
+                    / "spool"
+                    / f"round-{one.key.round:06d}"
+                    / name_file(one.key)
                 )
                 != one.digest
             ):

@@ -68,9 +68,9 @@ def acted_first(self: Driver, event: on.RoundEvent) -> None:
     """Actions come before the event is written."""
     journal, held = self.journal, list[on.RoundEvent]()
     if journal is None or not journal.recording:
-        return TAKE(self, event)
+        return STEP(self, event)
     with mock.patch.object(journal, "append", held.append):
-        TAKE(self, event)
+        STEP(self, event)
     for one in held:
         journal.append(one)
     return None
@@ -118,7 +118,7 @@ def unlooked(self: Driver, key: Any) -> Any:
     return self._updates.pop(key, None) or self.inbox.read(self.inbox.path(key), RAW)
 
 
-INBOX, TAKE = Inbox.__init__, Driver._take
+INBOX, STEP = Inbox.__init__, Driver._step
 DRIVER = "coordinator.fleet.driver.Driver"
 
 DEFECTS: dict[str, Defect] = {
@@ -136,7 +136,7 @@ DEFECTS: dict[str, Defect] = {
     "a lease never ends": Defect(
         (("coordinator.round.task_state.TaskState.due", property(lambda self: float("inf"))),)
     ),
-    "actions come before their event is written": Defect(((f"{DRIVER}._take", acted_first),)),
+    "actions come before their event is written": Defect(((f"{DRIVER}._step", acted_first),)),
     "a torn record is read": Defect((("coordinator.store.journal.split_records", uncut),)),
     "a journal continues any checkpoint": Defect(
         (("coordinator.store.journal.Journal._find", newest),)

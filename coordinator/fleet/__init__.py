@@ -1,1 +1,1 @@
-"""The connected agents, the updates on their way in, and the driver of the round."""
+"""The connected agents, incoming updates, outgoing weights, and the driver of the round."""

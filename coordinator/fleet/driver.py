@@ -1,4 +1,4 @@
-"""The driver of a round: hands events to `step`, writes them down, and does the actions."""
+"""The driver of a round: passes events to `step`, records them, and carries out the actions."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ __all__ = ["Driver"]
 log = logging.getLogger(__name__)
 
 LONG = 100_000  # events after which the journal begins a new segment
-LARGE = 2**24  # bytes of them after which it does
-HEARD = (  # events that others repeat
+LARGE = 2**24  # bytes of events after which it does
+REPEATED = (  # events whose senders repeat them
     on.AgentBeat,
     on.AgentConnected,
     on.AgentLeft,
@@ -48,15 +48,18 @@ HEARD = (  # events that others repeat
     on.UpdateOffered,
     on.UpdateRefused,
 )
-AT_HAND = 8  # checked updates that stay mapped until they are folded; others are read again
+AT_HAND = 8  # checked updates that stay mapped until they are folded; the others are read again
 
 
 class Driver:
-    """Holds the round, and does what it asks for.
+    """Holds the round and carries out its actions.
 
-    endpoint: tells agents. inbox: takes updates in. journal: where events are written before
-    anything follows from them; None: an interrupted round begins anew. checkpoint: round and sha256
-    of the last one. deaf: whether the journal has no room.
+    endpoint: sends messages to agents.
+    inbox: receives updates.
+    journal: where events are recorded before anything follows from them; None if an interrupted
+        round starts again from its beginning.
+    checkpoint: round and sha256 of the last checkpoint.
+    stalled: whether the journal has no room.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Driver:
             journal,
         )
         self.round, self._rules = Round(rules, clock()), rules
-        self.checkpoint, self.deaf = "", False
+        self.checkpoint, self.stalled = "", False
         self._collectors: dict[Work, Collector] = {}
         self._updates: dict[Key, Update] = {}  # checked and not folded yet, as views of their files
         self._events: deque[on.RoundEvent] = deque()
@@ -88,39 +91,39 @@ class Driver:
 
     # ---- events ----------------------------------------------------------------------------------
 
-    def take(self, event: on.RoundEvent) -> None:
-        """Steps the round with an event, does the actions, and repeats with the events that they
+    def handle(self, event: on.RoundEvent) -> None:
+        """Step the round with an event, carry out its actions, and repeat with the events that they
         cause. Raises StoreError.
         """
         self._events.append(event)
         if len(self._events) > 1:
-            return  # one is being handled, of which this one is a consequence
+            return  # called from an action of the first one, whose loop handles this event
         try:
             while self._events:
-                self._take(self._events[0])
+                self._step(self._events[0])
                 self._events.popleft()
         except BaseException:
             self._events.clear()
             raise
 
-    def _take(self, event: on.RoundEvent) -> None:
-        """Writes the event before acting on it. An event that cannot be written is dropped if its
-        sender will repeat it.
+    def _step(self, event: on.RoundEvent) -> None:
+        """Record the event before acting on it. An event that cannot be recorded is dropped if its
+        sender repeats it.
         """
         after, actions = step(self.round, event)
         if after is not self.round and self.journal is not None and self.journal.recording:
             try:
                 self.journal.append(event)
             except StoreError as error:
-                if isinstance(event, HEARD):
-                    self._hear_nothing(error)
+                if isinstance(event, REPEATED):
+                    self._stall(error)
                     return
-                # that it failed need not be known later
+                # a failed snapshot need not be recorded
                 if not (isinstance(event, on.SnapshotTaken) and not event.written):
                     raise
         self.round = after
-        self._hear_again()
-        if self.journal is not None and any(promises(event, action) for action in actions):
+        self._recover()
+        if self.journal is not None and any(is_binding(event, action) for action in actions):
             self.journal.sync()
         if isinstance(event, on.UpdateFolded):
             self._collectors[self.phase.work].fold(
@@ -129,28 +132,26 @@ class Driver:
         for action in actions:
             self._do(action)
 
-    def _hear_nothing(self, error: StoreError) -> None:
-        """Stops the clock while the journal has no room, so that agents that cannot be heard do not
-        become late.
+    def _stall(self, error: StoreError) -> None:
+        """Stop the clock while the journal has no room, so that agents whose messages are dropped
+        do not become late.
         """
-        if not self.deaf:
-            log.error("%s; nothing is heard until there is room", error)
-        self.deaf = True
+        if not self.stalled:
+            log.error("%s; messages of agents are ignored until there is room", error)
+        self.stalled = True
         if isinstance(self.clock, RunClock):
             self.clock.still = True
 
-    def _hear_again(self) -> None:
-        """Catches up once there is room again: agents say only once that they are online, and what
-        they measured.
-        """
-        if not self.deaf:
+    def _recover(self) -> None:
+        """Catch up once there is room again: agents send their status and profile only once."""
+        if not self.stalled:
             return
-        self.deaf = False
+        self.stalled = False
         self.endpoint.listen()
         if isinstance(self.clock, RunClock):
             self.clock.still = False
 
-    # ---- what the round asks for -----------------------------------------------------------------
+    # ---- actions ---------------------------------------------------------------------------------
 
     def _do(self, action: Action) -> None:
         match action:
@@ -169,15 +170,15 @@ class Driver:
             case do.Prepare(agent):
                 self._prepare(agent)
             case do.Fold(key):
-                self.take(on.UpdateFolded(self.clock(), key))
+                self.handle(on.UpdateFolded(self.clock(), key))
             case do.Snapshot(keys):
                 written = self._snapshot()
-                self.take(on.SnapshotTaken(self.clock(), keys if written else (), written))
+                self.handle(on.SnapshotTaken(self.clock(), keys if written else (), written))
             case do.Forget(key):
                 self._updates.pop(key, None)
                 self.inbox.remove(key)
             case do.Relieve(made):
-                self.inbox.relieved(made)
+                self.inbox.retry(made)
             case do.Report(event):
                 self.publish(event)
 
@@ -186,7 +187,7 @@ class Driver:
             self.endpoint.tell(agent, self.inbox.open(agent, offer, self.clock()))
         except Refused as error:
             key = Key(agent, offer.submodel, offer.round, offer.work)
-            self.take(
+            self.handle(
                 on.UpdateRefused(
                     self.clock(), key, offer.attempt, offer.manifest.transfer, str(error), "size"
                 )
@@ -196,10 +197,12 @@ class Driver:
         collector = self._collectors[self.phase.work]
         planned = collector.prepare(agent)
         self.inbox.expect_also(planned.task.key, collector.limit(planned.task))
-        self.take(on.TaskAdded(self.clock(), planned))
+        self.handle(on.TaskAdded(self.clock(), planned))
 
     def _snapshot(self) -> bool:
-        """Begins a segment of the journal behind the total as it is; whether the disk took both."""
+        """Write the current total and begin a segment of the journal after it. Return whether the
+        disk took both.
+        """
         try:
             made = self._collectors[self.phase.work].snapshot()
             if made is None or self.journal is None:
@@ -212,16 +215,16 @@ class Driver:
         return True
 
     def rebase(self) -> None:
-        """Begins a segment from the present value, to which no total belongs. Raises StoreError."""
+        """Begin a segment with the current value and no total. Raises StoreError."""
         if self.journal is not None:
             self.journal.begin(Base(self.checkpoint, self.round))
             self.journal.sweep()
 
     def compact(self) -> None:
-        """Begins a new segment of the journal, if the present one has grown long."""
+        """Begin a new segment of the journal if the current one has grown long."""
         if self.journal is None or (self.journal.records < LONG and self.journal.written < LARGE):
             return
-        # where it fails, it is tried again after as many
+        # if this fails, it is tried again after as many further events
         self.journal.records = self.journal.written = 0
         if self.round.plan is None:
             try:
@@ -232,7 +235,7 @@ class Driver:
             self._snapshot()
 
     def _update(self, key: Key) -> Update:
-        """A checked update. Raises StoreError where its file is gone or damaged."""
+        """Return a checked update. Raises StoreError if its file is missing or damaged."""
         if key in self._updates:
             return self._updates.pop(key)
         path = self.inbox.path(key)
@@ -241,12 +244,12 @@ class Driver:
                 raise Malformed(f"{path} is not what was accepted")
             return self.inbox.read(path, codec(self.round.tasks[key].task.codec))
         except (OSError, ValueError, WireError) as error:
-            what = f"the update of {key.agent} in round {key.round}, which was accepted"
-            raise StoreError(f"{what}, cannot be read: {error}; {REMEDY}") from error
+            what = f"the accepted update of {key.agent} in round {key.round}"
+            raise StoreError(f"cannot read {what}: {error}; {REMEDY}") from error
 
     def check(self, task: Task, path: Path, elapsed: float) -> Update:
-        """The update in a file, decoded once and checked once. elapsed: seconds since it was asked
-        for. Raises WireError.
+        """Decode and check the update in a file, once each. elapsed: seconds since its task was
+        sent. Raises WireError.
         """
         update = self.inbox.read(path, codec(task.codec))
         check_match(task, update)
@@ -262,33 +265,35 @@ class Driver:
         self._collectors[began.work] = collector
         limits = {one.task.key: collector.limit(one.task) for one in began.tasks}
         self.inbox.expect(limits, [state.key for state in carried(self.round)])
-        self.take(began)
+        self.handle(began)
 
     def end(self) -> None:
-        """After a phase has closed."""
+        """Clean up after a phase has closed."""
         self.inbox.expect({}, hold=[state.key for state in carried(self.round)])
         self.inbox.forget(TEMPORARY)
-        self._collectors.pop(self.phase.work, None)  # and with it the total
+        self._collectors.pop(self.phase.work, None)  # frees its total
 
     def collect(self, work: Work, collector: Collector) -> None:
-        """From now on this collects updates of such work; between trainings, late ones."""
+        """Collect updates of this work with this collector from now on; between trainings, those
+        that are late.
+        """
         self._collectors[work] = collector
 
     def end_round(self, store: Store, done: RoundRecord) -> None:
-        """Stores a round, with the value that the journal goes on from. Raises StoreError."""
+        """Store a round, with the value that the journal continues from. Raises StoreError."""
         value, _ = step(self.round, on.RoundStored(self.clock()))
         self.checkpoint = store.save(done, value if self.journal is not None else None)
         self.round = value
 
-    # ---- another process -------------------------------------------------------------------------
+    # ---- resuming after a restart ----------------------------------------------------------------
 
     def restore(self, round: Round) -> None:
-        """Goes on from a value that an earlier process wrote down, by its rules until `resume`."""
+        """Continue from a value that an earlier process recorded, with its rules until `resume`."""
         self._rules, self.round = self.round.rules, round
 
     def replay(self, event: on.RoundEvent, collector: Collector | None) -> None:
-        """An event of an earlier process: the value follows from it, and so does the total; nothing
-        is done once more.
+        """Repeat an event of an earlier process: update the value and the total, without carrying
+        out actions.
         """
         self.round, _ = step(self.round, event)
         if (
@@ -299,11 +304,11 @@ class Driver:
             collector.fold(self.round.tasks[event.key], self._update(event.key))
 
     def resume(self, collector: Collector) -> None:
-        """After the replay: asks again for updates that the spool lost, and says again all that is
-        under way.
+        """Finish after the replay: ask again for updates that the spool lost, and send again
+        everything that is in progress.
         """
         if isinstance(self.clock, RunClock):
-            self.clock.go_on(self.round.now)
+            self.clock.resume(self.round.now)
         self._collectors["train"] = collector
         open = {
             state.key: state
@@ -319,21 +324,21 @@ class Driver:
         for key in whole:
             if digest_of(self.inbox.path(key)) != self.round.tasks[key].digest:
                 log.error(
-                    "the update of %s in round %d is gone or damaged in the spool, and "
-                    "asked for again",
+                    "the update of %s in round %d is missing or damaged in the spool and is "
+                    "requested again",
                     key.agent,
                     key.round,
                 )
                 self.inbox.remove(key)
                 self.inbox.expect_also(key, collector.limit(self.round.tasks[key].task))
-                self.take(on.UpdateLost(self.clock(), key))
+                self.handle(on.UpdateLost(self.clock(), key))
         self.inbox.forget("round-*", keep=[*open, *whole, *self.round.unkept])
-        self.take(on.Resumed(self.clock(), self._rules))
+        self.handle(on.Resumed(self.clock(), self._rules))
 
 
-def promises(event: on.RoundEvent, action: Action) -> bool:
-    """Whether others act upon an action, or it cannot be taken back. Calibration and evaluation
-    begin anew in another process.
+def is_binding(event: on.RoundEvent, action: Action) -> bool:
+    """Return whether others rely on an action, or it cannot be undone, so that the event must be on
+    disk first. Calibration and evaluation start again after a restart.
     """
     match action:
         case do.Ask(task) | do.Abort(task):
@@ -348,7 +353,7 @@ def promises(event: on.RoundEvent, action: Action) -> bool:
 
 
 def digest_of(path: Path) -> str:
-    """The sha256 of a file; empty where it cannot be read."""
+    """Return the sha256 of a file; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,5 +1,5 @@
-"""The coordinator's end of the link: the run's card, its weights, and what single agents are
-told.
+"""The coordinator's end of the link: publishes the run's card and weights, and sends messages to
+single agents.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from coordinator.fleet.weight_slots import Shelf
+from coordinator.fleet.weight_slots import WeightSlots
 from federated.errors import LinkError
 from federated.wire import envelope, messages, topics
 from federated.wire.link import Link
@@ -19,42 +19,46 @@ __all__ = ["Endpoint"]
 log = logging.getLogger(__name__)
 
 FAREWELL = 60.0  # seconds that the end of a run waits for the broker, across reconnections
-STOPPING = 5.0  # seconds that a coordinator waits for the broker when it is stopped
+STOPPING = 5.0  # seconds that a stopping coordinator waits for the broker
 
 
 class Endpoint:
-    """Speaks for one run. card: what agents find it and measure themselves by. spool: where copies
-    of the weights lie. chunk: bytes; 0: any.
+    """Sends the messages of one run.
+
+    card: what agents need to find the run and to measure themselves.
+    spool: folder for copies of the weights.
+    chunk: size of a chunk in bytes; 0: what the link allows.
     """
 
     def __init__(self, link: Link, card: messages.Run, spool: Path, chunk: int = 0) -> None:
         self.link, self.card = link, card
-        self.shelf = Shelf(link, card.run, spool, chunk)
+        self.slots = WeightSlots(link, card.run, spool, chunk)
         self._dismissed = False
 
     def announce(self) -> None:
-        """Listens to agents and publishes the run's card."""
+        """Subscribe to the agents' messages and publish the run's card."""
         self.listen()
         self.publish(self.card)
 
     def listen(self) -> None:
-        """Subscribes to what agents say. What they retained, who they are and whether they are
-        online, comes again.
+        """Subscribe to the agents' messages. The broker then sends their retained profiles and
+        status again.
         """
         for pattern in topics.coordinator_patterns(self.card.run):
             self.link.subscribe(pattern)
 
     def publish(self, card: messages.Run) -> None:
-        """Publishes the run's card, which may say more than the last one."""
+        """Publish the run's card, which may hold more than the last one."""
         self.card = card
         self.link.publish(topics.run(card.run), envelope.encode(card), retain=True)
 
-    def restock(self) -> None:
-        """Publishes everything again, for a broker that restarted and may have forgotten it."""
+    def republish(self) -> None:
+        """Publish everything again, for a broker that restarted and may have lost it."""
         self.publish(self.card)
-        self.shelf.restock()
+        self.slots.republish()
 
     def tell(self, agent: str, message: messages.Message) -> None:
+        """Send a message to one agent."""
         self.link.publish(topics.command(self.card.run, agent), envelope.encode(message))
 
     def dismiss(
@@ -64,37 +68,38 @@ class Endpoint:
         online: Collection[str] = (),
         patience: float = 0.0,
     ) -> None:
-        """End the run for all agents. Only the goodbye stays retained; its delivery is awaited,
-        since agents without it would wait for ever.
+        """End the run for all agents. Only the goodbye remains retained. Its delivery is awaited,
+        because agents without it would wait for ever.
 
-        agents: all that the run knows. online, patience: those that have so many seconds to sign
-        off, for a broker that may end with the coordinator, before it delivered what it
-        acknowledged.
+        agents: all that the run knows.
+        online: those that may sign off. A broker that ends with the coordinator may end before it
+            has delivered what it acknowledged, so their departure is awaited.
+        patience: seconds to wait for it.
         """
         self._dismissed = True
         run = self.card.run
         try:
             goodbye = envelope.encode(messages.Goodbye(reason))
             self.link.publish(topics.everyone(run), goodbye)
-            # in the card's place: agents that are away hear it when they return
+            # replaces the card: agents that are offline get it when they return
             self.link.publish(topics.run(run), goodbye, retain=True)
             if not self.link.flush(FAREWELL):
                 raise LinkError(f"the broker did not acknowledge it within {FAREWELL:.0f} s")
             self._await_departures(set(online), time.monotonic() + patience)
-            self.shelf.clear()
+            self.slots.clear()
             for name in agents:
                 self.link.publish(topics.profile(run, name), b"", retain=True)
                 self.link.publish(topics.status(run, name), b"", retain=True)
             self.link.flush(FAREWELL)
-        except LinkError as error:  # the run is over all the same
+        except LinkError as error:  # the run has ended anyway
             log.warning(
-                "the end of the run could not be sent (%s): agents may keep waiting; "
-                "stop them by hand",
+                "could not tell the agents that the run has ended (%s): stop those that "
+                "keep waiting by hand",
                 error,
             )
 
     def _await_departures(self, online: set[str], until: float) -> None:
-        """Wait until every one of these took its retained status away."""
+        """Wait until each of these agents has withdrawn its retained status."""
         while online and time.monotonic() < until:
             delivery = self.link.receive(0.05)
             where = (
@@ -106,12 +111,12 @@ class Endpoint:
                 online.discard(where.agent or "")
 
     def withdraw(self) -> None:
-        """Leave without ending the run: nobody can join meanwhile, and the agents wait for a
-        coordinator that resumes. Nothing after `dismiss`.
+        """Leave without ending the run: nobody can join, and the agents wait until a coordinator
+        resumes it. Does nothing after `dismiss`.
         """
         if self._dismissed:
             return
         self.link.publish(topics.run(self.card.run), b"", retain=True)
-        # a full queue would block the person who stops the coordinator
+        # waiting for a full queue would block the person who stops the coordinator
         if self.link.flush(STOPPING):
-            self.shelf.clear()
+            self.slots.clear()

@@ -1,5 +1,5 @@
-"""The agents as the coordinator hears them: turns what the link delivers into events of the round.
-It is the only place that waits.
+"""The agents as the coordinator sees them: turns deliveries of the link into events of the round.
+This is the only place that waits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from immutables import Map
 
@@ -25,6 +24,7 @@ from coordinator.round.collector import Collector
 from coordinator.round.round import Agent, Round, Rules, awaited, carried, entries
 from coordinator.round.rules import RELIEF
 from coordinator.round.task_state import TaskState
+from coordinator.store.control import Control
 from coordinator.store.journal import Journal
 from coordinator.trust.acceptance import check_profile
 from federated.errors import Malformed, ProtocolMismatch, Refused, WireError
@@ -35,24 +35,17 @@ from federated.wire.link import Link
 
 __all__ = ["Fleet", "Intake"]
 
-LOOK = 0.5  # seconds between ticks
+POLL = 0.5  # seconds between ticks
 REVOKED = "its certificate was revoked"
-
-
-class Helm(Protocol):
-    """What people ask of a running coordinator."""
-
-    def look(self) -> None:
-        """Raises Stopped where the run is to stop now."""
 
 
 @dataclass(frozen=True)
 class Intake:
-    """How a coordinator takes updates in.
+    """How a coordinator receives updates.
 
     attempt: the coordinator's session, which its tasks carry.
-    slots: updates that are received at the same time.
-    chunk: bytes of a chunk of weights; 0: what the link lets through.
+    slots: number of updates that are received at the same time.
+    chunk: size of a chunk of weights in bytes; 0: what the link allows.
     rules: of the run.
     journal: where events are recorded before they count; None records none.
     """
@@ -83,12 +76,12 @@ class Fleet:
         self.driver = Driver(
             self.endpoint, self.inbox, intake.rules, publish, clock, intake.journal
         )
-        self._control: Helm | None = None
+        self._control: Control | None = None
         self._gate = BrokerAccess("")
         self._eligibility: Eligibility | None = None
         self._barred: frozenset[str] = frozenset()
         self._ticked = self._filled = -math.inf
-        # deliveries that came before a tick was due, and are heard before it
+        # deliveries that arrived before a tick was due, and are handled before it
         self._ahead: int | None = None
 
     @property
@@ -106,7 +99,7 @@ class Fleet:
 
     @property
     def tasks(self) -> list[TaskState]:
-        """The tasks of the present phase, or of the last one."""
+        """The tasks of the current phase, or of the last one."""
         return entries(self.round)
 
     @property
@@ -115,47 +108,47 @@ class Fleet:
         return carried(self.round)
 
     def ready(self) -> list[Agent]:
-        """The agents that can be asked, by name."""
+        """Return the agents that can be asked, by name."""
         return sorted(
             (agent for agent in self.agents.values() if agent.ready), key=lambda agent: agent.name
         )
 
     def candidates(self, work: Work, round: int) -> list[Agent]:
-        """The ready agents that do not sit out this round; all of them if nobody is left
-        otherwise.
+        """Return the ready agents that do not rest in this round; all ready ones if none is
+        left.
         """
         ready = self.ready()
         return [agent for agent in ready if not agent.resting(work, round)] or ready
 
     def free(self) -> list[Agent]:
-        """The ready agents that are not at work on a task of an earlier round."""
+        """Return the ready agents that are not working on a task of an earlier round."""
         busy = {state.task.agent for state in self.late if state.open}
         return [agent for agent in self.ready() if agent.name not in busy]
 
-    # ---- who takes part --------------------------------------------------------------------------
+    # ---- participants ----------------------------------------------------------------------------
 
     def reannounce(self, card: messages.Run) -> None:
-        """Publishes a card that says more than the last: agents measure themselves anew by it."""
-        self.driver.take(on.CardChanged(self.clock()))
+        """Publish a card that holds more than the last one; agents measure themselves again."""
+        self.driver.handle(on.CardChanged(self.clock()))
         self.endpoint.publish(card)
 
-    def obey(self, control: Helm | None = None, gate: BrokerAccess | None = None) -> None:
-        """From now on looks, at every turn, at what people ask and whom the gate bars."""
+    def follow(self, control: Control | None = None, gate: BrokerAccess | None = None) -> None:
+        """Check at every turn what people request and which agents are revoked."""
         self._control, self._gate = control, gate or self._gate
 
     def admit(self, eligibility: Eligibility) -> None:
-        """From now on only eligible agents take part; those that are here are judged anew."""
+        """Let only eligible agents take part from now on, and check those that are here."""
         self._eligibility = eligibility
         self.judge()
 
     def judge(self) -> None:
-        """Judges every agent that is known by the present rules."""
+        """Check every known agent against the current rules."""
         for agent in list(self.agents.values()):
             if agent.profile is not None:
-                self.driver.take(self._judged(agent.name, agent.profile))
+                self.driver.handle(self._check_eligibility(agent.name, agent.profile))
 
     def dismiss(self, reason: str, patience: float = 0.0) -> None:
-        """Ends the run for all agents; those that are online have so many seconds to sign off."""
+        """End the run for all agents. patience: seconds for those that are online to sign off."""
         self.endpoint.dismiss(
             reason,
             list(self.agents),
@@ -166,49 +159,49 @@ class Fleet:
     # ---- turns -----------------------------------------------------------------------------------
 
     def run_phase(self, began: on.PhaseBegan, collector: Collector) -> None:
-        """Runs a phase from its beginning to its end."""
+        """Run a phase from its beginning to its end."""
         self.driver.begin(began, collector)
         self.finish_phase()
 
     def finish_phase(self) -> None:
-        """Runs the phase under way to its end."""
+        """Run the current phase to its end."""
         while not (phase := self.driver.phase).closed:
             self.turn(max(0.02, min(0.2, phase.began + phase.limit - self.clock())))
         self.driver.end()
         self.publish(FleetChanged())
 
     def turn(self, timeout: float) -> None:
-        """Handles one delivery, if one comes in time; otherwise time passes for the round."""
+        """Handle one delivery if one arrives in time, and tick when a tick is due."""
         if self._control is not None:
             self._control.look()
         self.publish(Turned())
         if (barred := self._gate.barred()) is not self._barred:
-            self.driver.take(on.AgentsBarred(self.clock(), barred, REVOKED))
-            self._barred = self._barred if self.driver.deaf else barred
+            self.driver.handle(on.AgentsBarred(self.clock(), barred, REVOKED))
+            self._barred = self._barred if self.driver.stalled else barred
         delivery = self.link.receive(timeout)
         if delivery is not None:
             try:
-                self._hear(delivery)
+                self._handle(delivery)
             except WireError as error:
                 self._reject(delivery.topic, error)
         now = self.clock()
         if ticking := self._may_tick(now, delivery):
             self._ticked = now
-            self.driver.take(on.Ticked(now, self.inbox.waiting))
+            self.driver.handle(on.Ticked(now, self.inbox.waiting))
             self.driver.compact()
         for name, grant in self.inbox.grants(now, quiet=ticking):
             self.endpoint.tell(name, grant)
         if self.inbox.full and now - self._filled >= RELIEF:
             self._filled = now
-            self.driver.take(on.SpoolFilled(now))
+            self.driver.handle(on.SpoolFilled(now))
 
     def _may_tick(self, now: float, delivery: Delivery | None) -> bool:
-        """Whether a tick is due and all is heard that had come by the time it was due.
+        """Return whether a tick is due and everything that had arrived by then is handled.
 
-        So nobody is late because the coordinator computed, and no stream of messages delays a tick
-        for long.
+        This way nobody is late because the coordinator was computing, and no flood of messages
+        delays a tick for long.
         """
-        if now - self._ticked < LOOK and not self._over(now):
+        if now - self._ticked < POLL and not self._is_over(now):
             return False
         if self._ahead is None:
             self._ahead = self.link.backlog
@@ -219,35 +212,35 @@ class Fleet:
         self._ahead = None
         return True
 
-    def _over(self, now: float) -> bool:
-        """Whether the phase is past its deadline."""
+    def _is_over(self, now: float) -> bool:
+        """Return whether the phase is past its deadline."""
         phase = self.round.phase
         return phase is not None and not phase.closed and now >= phase.began + phase.limit
 
-    # ---- hearing ---------------------------------------------------------------------------------
+    # ---- messages --------------------------------------------------------------------------------
 
-    def _hear(self, delivery: Delivery) -> None:
-        if delivery.topic == LINK_UP:  # a broker that restarted may have forgotten what it retained
-            self.endpoint.restock()
+    def _handle(self, delivery: Delivery) -> None:
+        if delivery.topic == LINK_UP:  # a restarted broker may have lost what it retained
+            self.endpoint.republish()
         where = topics.parse(delivery.topic)
         if where is None or not where.agent or not delivery.payload or where.agent in self._barred:
             return
         message, name, now = envelope.decode(delivery.payload), where.agent, self.clock()
         if (claimed := getattr(message, "agent", name)) != name:
-            raise Refused(f"a message of '{claimed}' came on a topic of '{name}'")
+            raise Refused(f"a message of '{claimed}' arrived on a topic of '{name}'")
         match message:
-            case messages.Echo():  # of a device that only tries the way (edge-agent doctor)
+            case messages.Echo():  # a device tests its connection (edge-agent doctor)
                 self.endpoint.tell(name, replace(message, time=time.time()))
                 return
             case messages.Status(_, session, True, paused):
-                self.driver.take(on.AgentConnected(now, name, session, paused))
+                self.driver.handle(on.AgentConnected(now, name, session, paused))
             case messages.Status(_, session):
-                self.driver.take(on.AgentLeft(now, name, session, "went away"))
+                self.driver.handle(on.AgentLeft(now, name, session, "went away"))
             case Profile() as profile:
                 check_profile(profile, self.run)
-                self.driver.take(self._judged(name, profile))
+                self.driver.handle(self._check_eligibility(name, profile))
             case messages.Heartbeat() as beat:
-                self.driver.take(
+                self.driver.handle(
                     on.AgentBeat(
                         now,
                         name,
@@ -260,19 +253,19 @@ class Fleet:
                     )
                 )
             case messages.Offer() as offer:
-                self.driver.take(on.UpdateOffered(now, name, offer))
+                self.driver.handle(on.UpdateOffered(now, name, offer))
             case messages.Chunk() as chunk:
                 self._store(name, chunk)
             case messages.Failure() as failure if failure.run == self.run.run:
                 key = Key(name, failure.submodel, failure.round, failure.work)
-                self.driver.take(
+                self.driver.handle(
                     on.TaskFailed(now, key, failure.attempt, failure.reason, failure.paused)
                 )
             case _:
                 raise Refused(f"agents do not send {type(message).__name__}")
         self.publish(FleetChanged())
 
-    def _judged(self, name: str, profile: Profile) -> on.ProfileCame:
+    def _check_eligibility(self, name: str, profile: Profile) -> on.ProfileCame:
         rules = self._eligibility
         refusal, exclusion = (
             (rules.refusal(profile), rules.exclusion(profile)) if rules is not None else ("", "")
@@ -280,12 +273,12 @@ class Fleet:
         return on.ProfileCame(self.clock(), name, profile, refusal, exclusion)
 
     def _store(self, name: str, chunk: messages.Chunk) -> None:
-        """A chunk of an update; the last one makes it whole, and then it is checked."""
+        """Store a chunk of an update, and check the update once it is complete."""
         key = self.inbox.key_of(name, chunk.transfer)
         finished = self.inbox.take(name, chunk, self.clock())
         if finished is None:
             if key is not None:
-                self.driver.take(on.ChunkCame(self.clock(), key))
+                self.driver.handle(on.ChunkCame(self.clock(), key))
             return
         offer, path = finished
         key = Key(name, offer.submodel, offer.round, offer.work)
@@ -293,29 +286,29 @@ class Fleet:
         if state is None or not state.open:
             if path is not None:
                 path.unlink(missing_ok=True)
-            self.driver.take(on.UpdateOffered(self.clock(), name, offer))  # which is answered
+            self.driver.handle(on.UpdateOffered(self.clock(), name, offer))  # to answer the agent
             return
         try:
             if path is None:
-                raise Refused(f"its bytes were not those that it promised, {SPOILT} times")
+                raise Refused(f"its bytes did not match its manifest, {SPOILT} times")
             update = self.driver.check(state.task, path, self._elapsed(state))
         except WireError as error:
             if path is not None:
                 path.unlink(missing_ok=True)
-            self.driver.take(
+            self.driver.handle(
                 on.UpdateRefused(self.clock(), key, offer.attempt, chunk.transfer, str(error))
             )
             return
         loss = float(update.notes["loss"]) if update.work == "train" else math.nan
-        self.driver.take(
+        self.driver.handle(
             on.UpdateCame(
                 self.clock(), key, offer.attempt, chunk.transfer, offer.manifest.sha256, loss
             )
         )
 
     def _elapsed(self, state: TaskState) -> float:
-        """Seconds that may have passed since a task was sent; infinite where an earlier process
-        sent it.
+        """Return the seconds that may have passed since a task was sent; infinite if an earlier
+        process sent it.
         """
         if state.resumed or state.carried:
             return math.inf

@@ -1,5 +1,5 @@
-"""Updates on their way in: each transfer into a file of the spool, a few at a time, acknowledged by
-bitmap; a file outlives the process.
+"""Incoming updates: each transfer goes into a file of the spool, a few at a time, acknowledged with
+a bitmap. Partial files survive a restart.
 """
 
 from __future__ import annotations
@@ -29,16 +29,20 @@ __all__ = ["Inbox"]
 log = logging.getLogger(__name__)
 
 TEMPORARY = "now"  # folder of the spool for updates that are not kept once they are folded
-IDLE = 30.0  # seconds by which a transfer is judged while others wait for its slot
-PACE = 32_768  # bytes a second that keep it its slot: less than a poor mobile link brings
-# times that a transfer may be whole and not what was promised: a power cut spoils it once, a
-# damaged file each time
+IDLE = 30.0  # seconds over which a transfer's speed is measured while others wait for its slot
+PACE = 32_768  # bytes per second that keep a slot: less than a poor mobile link achieves
+# times that a complete transfer may have a wrong digest: a power cut damages it once, a bad file
+# every time
 SPOILT = 3
 
 
 @dataclass(frozen=True)
 class Place:
-    """What is expected of a key: at most so many bytes, into this file."""
+    """An expected update.
+
+    limit: largest acceptable size, bytes.
+    path: file to write it to.
+    """
 
     limit: int
     path: Path
@@ -46,10 +50,15 @@ class Place:
 
 @dataclass
 class Transfer:
-    """One update's chunks. progressed: when the last new chunk came, in the coordinator's seconds.
-    spoilt: times that its digest was wrong.
+    """The transfer of one update.
 
-    since, got: when it got its slot or was last judged, and how many chunks were here then.
+    agent: its sender.
+    offer: what the agent announced.
+    partial: the chunks received so far.
+    progressed: when the last new chunk arrived, in the coordinator's seconds.
+    spoilt: times that its digest was wrong.
+    since: when the current measurement of its speed began.
+    got: chunks received by then.
     """
 
     agent: str
@@ -61,12 +70,12 @@ class Transfer:
     got: int = 0
 
     def begin(self, now: float) -> None:
-        """From now on it is judged anew."""
+        """Begin a new measurement of its speed."""
         self.since, self.got = now, self.partial.receiver.got
 
     def pace(self, now: float) -> float:
-        """Bytes a second since it began; 0 where it is silent, endless where it is too early to
-        tell.
+        """Return bytes per second since `since`; 0 if no chunk arrived for IDLE seconds, infinite
+        if it is too early to tell.
         """
         if now - self.progressed > IDLE:
             return 0.0
@@ -78,36 +87,37 @@ class Transfer:
 
 
 class Inbox:
-    """Receives what is expected, of the size that is expected, and nothing else; at most `slots`
-    transfers flow at a time.
+    """Receives expected updates up to their expected size, at most `slots` of them at a time.
 
     While others wait, a transfer keeps its slot as long as it is not slower than PACE. A slower one
-    goes to the end of the line and goes on from where it was, and a silent one leaves: so nobody
-    waits for each of those before it longer than IDLE, or than its bytes take at PACE.
+    moves to the end of the queue and later continues where it was; a silent one leaves the queue.
+    So nobody waits for each transfer before it longer than IDLE, or than its bytes take at PACE.
 
-    What finds no room on the disk waits as for a slot. reserve: bytes that are left free, for what
-    removes updates from the spool. full: something waits for room, until who makes some says so
-    (`relieved`).
-    sync: whether a received update is on disk, not only with the system, before it is acknowledged.
+    A transfer without room on the disk waits as for a slot.
+
+    slots: number of transfers at a time.
+    sync: whether a received update is synced to disk before it is acknowledged.
+    reserve: bytes of disk to leave free, for what removes updates from the spool.
+    full: whether something waits for room, until `retry` is called.
     """
 
     def __init__(self, spool: Path, slots: int, *, sync: bool = True) -> None:
         self.spool, self.slots, self._sync = spool, slots, sync
         self.reserve, self.full = 0, False
-        self._told = False  # whether a person was told that there is no room
+        self._logged = False  # whether the lack of room was logged
         self._expected: dict[Key, Place] = {}
         self._flowing: dict[Key, Transfer] = {}
-        self._parked: dict[Key, Transfer] = {}  # what came before a transfer lost its slot
+        self._parked: dict[Key, Transfer] = {}  # transfers that lost their slot
         self._waiting: dict[Key, messages.Offer] = {}
         spool.mkdir(parents=True, exist_ok=True)
 
     def expect(self, limits: Mapping[Key, int], hold: Collection[Key] = ()) -> None:
-        """From now on, only these with at most so many bytes, and as before those that are held;
-        what else was on its way is dropped.
+        """Expect only these updates, with their largest sizes in bytes, and those that are held, as
+        before. All other transfers are dropped.
 
-        What is begun in the spool, of an earlier process, goes on. What is whole there is removed:
-        nobody recorded its digest, so damage to it would go unnoticed. Its agent was not answered,
-        and sends it again.
+        Partial files of an earlier process are continued. Complete ones are removed: nobody
+        recorded their digests, so damage would go unnoticed. Their agents got no answer and send
+        them again.
         """
         hold = set(hold)
         held = {key: place for key, place in self._expected.items() if key in hold}
@@ -117,48 +127,48 @@ class Inbox:
         for key in {*self._flowing, *self._parked} - held.keys():
             self._drop(key)
         self._waiting = {key: offer for key, offer in self._waiting.items() if key in held}
-        self._expected, self.full, self._told = held | new, False, False
+        self._expected, self.full, self._logged = held | new, False, False
         for place in new.values():
             place.path.unlink(missing_ok=True)
 
     def expect_also(self, key: Key, limit: int) -> None:
-        """From now on, this one with at most so many bytes, beside the others."""
+        """Also expect this update, with its largest size in bytes."""
         self._expected[key] = Place(limit, self.path(key))
 
     def path(self, key: Key) -> Path:
-        """Where an update lies once it is whole: those of a training by round, all others
+        """Return where an update lies once it is complete: those of a training by round, all others
         together.
         """
         folder = f"round-{key.round:06d}" if key.work == "train" else TEMPORARY
-        return self.spool / folder / named(key)
+        return self.spool / folder / name_file(key)
 
     def forget(self, folder: str, keep: Collection[Key] = ()) -> None:
-        """Removes a folder of the spool, or all that fit a pattern such as `round-*`, and what is
-        in them, but for what belongs to these.
+        """Remove a folder of the spool, or all that match a pattern such as `round-*`, with their
+        files, except those of the given updates.
         """
-        kept = {named(key).partition(".")[0] for key in keep}
+        kept = {name_file(key).partition(".")[0] for key in keep}
         for path in self.spool.glob(folder):
             if not kept:
                 shutil.rmtree(path, ignore_errors=True)
             for file in path.glob("*"):
                 if file.name.partition(".")[0] not in kept:
                     file.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # something in it is kept
+            with contextlib.suppress(OSError):  # it holds kept files
                 path.rmdir()
 
     def open(self, agent: str, offer: messages.Offer, now: float) -> messages.Grant:
-        """Answers an offer: with a slot and the bitmap of what is there already, or with the word
-        to wait, also for room on the disk.
+        """Answer an offer: grant a slot with the bitmap of the chunks that are already here, or ask
+        the agent to wait for a slot or for room on the disk.
 
-        Raises Refused when it is too large.
+        Raises Refused if the update is too large.
         """
         manifest = offer.manifest
         key = Key(agent, offer.submodel, offer.round, offer.work)
         limit = self._expected[key].limit if key in self._expected else 0
         if not 0 < manifest.size <= limit:
             raise Refused(
-                f"update of {agent} for {offer.submodel}: at most {limit} bytes "
-                f"expected, {manifest.size} offered"
+                f"update of {agent} for {offer.submodel}: expected at most {limit} bytes, "
+                f"found {manifest.size}"
             )
         known = self._flowing.get(key) or self._parked.get(key)
         if known is not None and known.offer.manifest != manifest:
@@ -177,16 +187,16 @@ class Inbox:
     def take(
         self, agent: str, chunk: messages.Chunk, now: float
     ) -> tuple[messages.Offer, Path | None] | None:
-        """Stores a chunk; the offer and the file once the transfer is whole, without the file where
-        it was spoilt too often and is given up.
+        """Store a chunk. Once the transfer is complete, return the offer and the file, or no file
+        if its digest was wrong too often and it is given up.
 
-        What was under way when a transfer lost its slot is stored too: thrown away, it would be
-        sent again and again.
-        Raises Refused for a corrupt chunk or a wrong digest: the transfer goes on, or starts over.
+        Chunks in flight when a transfer lost its slot are stored too; otherwise they would be sent
+        again and again. Raises Refused for a corrupt chunk or a wrong digest: the transfer
+        continues, or starts over.
         """
         key = self.key_of(agent, chunk.transfer)
         if key is None:
-            return None  # late
+            return None  # not expected any more
         transfer = self._transfer(key)
         if transfer.partial.take(chunk, now):
             transfer.progressed = now
@@ -209,7 +219,7 @@ class Inbox:
         return transfer.offer, path
 
     def key_of(self, agent: str, transfer: str) -> Key | None:
-        """The update that a transfer brings; None where it is not expected."""
+        """Return the update that a transfer carries; None if it is not expected."""
         return next(
             (
                 key
@@ -224,26 +234,26 @@ class Inbox:
 
     @property
     def load(self) -> tuple[int, int]:
-        """How many transfers flow, and how many wait for a slot."""
+        """Number of transfers with a slot, and of those that wait for one."""
         return len(self._flowing), len(self._waiting)
 
     @property
     def waiting(self) -> frozenset[Key]:
-        """What waits for a slot, or for room on the disk."""
+        """Updates that wait for a slot, or for room on the disk."""
         return frozenset(self._waiting)
 
     def remove(self, key: Key) -> None:
-        """Removes an update that lies here whole."""
+        """Remove a complete update."""
         self.path(key).unlink(missing_ok=True)
 
     def grants(self, now: float, *, quiet: bool = True) -> Iterator[tuple[str, messages.Grant]]:
-        """The acknowledgements that are due, and slots for those who wait. quiet: all was heard
-        that was sent, so that transfers can be judged.
+        """Yield the acknowledgements that are due, and slots for those that wait. quiet: whether
+        all received messages are handled, so that speeds can be measured.
         """
         for key in self._slow(now) if quiet else []:
             transfer = self._parked[key] = self._flowing.pop(key)
             if transfer.pace(now):
-                self._waiting[key] = transfer.offer  # a silent one asks for itself when it is back
+                self._waiting[key] = transfer.offer  # a silent one offers again when it is back
                 yield transfer.agent, messages.Grant(transfer.offer.manifest.transfer, b"", False)
         for transfer in list(self._flowing.values()):
             if transfer.partial.receiver.wants_grant(now):
@@ -254,7 +264,9 @@ class Inbox:
             yield first[0], self._admit(first, now)
 
     def _slow(self, now: float) -> list[Key]:
-        """Whose slots go to those who wait: no more than these, the slowest first."""
+        """Return the transfers that lose their slots, the slowest first: at most as many as
+        wait.
+        """
         paces = {key: transfer.pace(now) for key, transfer in self._flowing.items()}
         slow = sorted((key for key, pace in paces.items() if pace < PACE), key=paces.__getitem__)[
             : len(self._waiting)
@@ -265,25 +277,18 @@ class Inbox:
         return slow
 
     def read(self, path: Path, codec: Codec) -> Update:
-        """The update in a file; by the codec raw, its tensors are views of the mapped file. Raises
-        WireError.
+        """Read the update in a file; with the codec raw, its tensors are views of the mapped file.
+        Raises WireError.
         """
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return update_file.decode(memoryview(mapped), codec)
 
-    def _make(self, folder: Path) -> None:
-        """A folder that is there after a power cut too. Raises OSError."""
-        if not folder.exists():
-            folder.mkdir()
-            if self._sync:
-                files.sync(folder.parent)
+    def retry(self, made: bool) -> None:
+        """Try again to find room for those that wait. made: whether room was made.
 
-    def relieved(self, made: bool) -> None:
-        """Tries again those who wait for room. made: whether there is more of it.
-
-        Else, where nothing flows that will be whole and go, what came of the transfer that lost its
-        slot first is removed, or what an earlier process had of one: its agent sends it anew.
+        Otherwise, if no transfer is running that could finish and leave, remove the one that lost
+        its slot first, or a partial file of an earlier process; its agent sends the update again.
         """
         if not made and not self._flowing:
             if self._parked:
@@ -292,7 +297,7 @@ class Inbox:
                 (
                     part
                     for place in self._expected.values()
-                    if (part := beside(place.path, PART)).exists()
+                    if (part := add_suffix(place.path, PART)).exists()
                 ),
                 None,
             ):
@@ -301,8 +306,8 @@ class Inbox:
         self.full = False
 
     def _admit(self, key: Key, now: float) -> messages.Grant:
-        """A slot for one that waits; where there is no room for it, it waits on, behind the
-        others.
+        """Give a slot to a waiting transfer. Without room on the disk it goes to the end of the
+        queue.
         """
         offer = self._waiting.pop(key)
         transfer = self._parked.pop(key, None)
@@ -310,16 +315,16 @@ class Inbox:
             try:
                 partial = self._begin(offer.manifest, self._expected[key].path)
             except OSError as error:
-                if not self._told:
+                if not self._logged:
                     log.error(
-                        "no room for the %d bytes of %s by %s in %s: %s",
+                        "no room for the %d bytes of %s from %s in %s: %s",
                         offer.manifest.size,
                         key[1],
                         key[0],
                         self.spool,
                         error.strerror,
                     )
-                self._told = self.full = True
+                self._logged = self.full = True
                 self._waiting[key] = offer
                 return messages.Grant(offer.manifest.transfer, b"", False)
             transfer = Transfer(key[0], offer, partial, now)
@@ -329,11 +334,14 @@ class Inbox:
         return self._grant(transfer)
 
     def _begin(self, manifest: messages.Manifest, path: Path) -> Partial:
-        """A transfer with all of its room, or what an earlier process had of it. Raises OSError
-        where more would take what is reserved.
+        """Begin a transfer and reserve its room, or continue the one of an earlier process. Raises
+        OSError if it would use the reserve.
         """
-        self._make(path.parent)
-        part = beside(path, PART)
+        if not path.parent.exists():
+            path.parent.mkdir()
+            if self._sync:  # the folder must exist after a power cut
+                files.sync(path.parent.parent)
+        part = add_suffix(path, PART)
         more = manifest.size - (part.stat().st_size if part.exists() else 0)
         if more > 0 and shutil.disk_usage(self.spool).free < more + self.reserve:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -348,13 +356,13 @@ class Inbox:
         return messages.Grant(transfer.offer.manifest.transfer, transfer.partial.tell(), True)
 
 
-def beside(path: Path, suffix: str) -> Path:
-    """A file of a transfer into `path`."""
+def add_suffix(path: Path, suffix: str) -> Path:
+    """Return the path of a file that belongs to the transfer into `path`."""
     return path.with_name(path.name + suffix)
 
 
-def named(key: Key) -> str:
-    """A name of our own: no two transfers share a file, whatever they call themselves, and a later
-    process finds it.
+def name_file(key: Key) -> str:
+    """Return a file name that does not depend on the transfer's own name: no two transfers share a
+    file, and a later process finds it.
     """
     return f"{hashlib.sha256('/'.join(map(str, key)).encode()).hexdigest()[:32]}.update"

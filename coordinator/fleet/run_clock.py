@@ -1,4 +1,4 @@
-"""The clock of a run: seconds that it was seen to last, over all processes that worked on it."""
+"""The clock of a run: seconds that it has been running, over all processes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections.abc import Callable
 
 __all__ = ["LEAP", "RunClock"]
 
-# seconds: a machine that was suspended, or a process that was stopped, adds no more than these at
-# once
+# seconds: the most that one reading adds, after the machine was suspended or the process stopped
 LEAP = 60.0
 
 
 class RunClock:
-    """Never goes back, and never leaps. clock: seconds of any origin."""
+    """A clock that never goes back and never leaps. clock: seconds since any origin."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last, self._seconds = clock(), 0.0
-        self.still = False  # while the coordinator can hear nothing, nobody is late
-        self.lost = 0.0  # seconds that passed and did not count
+        self.still = False  # stopped while messages are dropped, so that nobody becomes late
+        self.lost = 0.0  # seconds that passed and were not counted
 
     def __call__(self) -> float:
         last, self._last = self._last, self._clock()
@@ -28,6 +27,6 @@ class RunClock:
         self._seconds, self.lost = self._seconds + counted, self.lost + passed - counted
         return self._seconds
 
-    def go_on(self, seconds: float) -> None:
-        """Goes on from where an earlier process was."""
+    def resume(self, seconds: float) -> None:
+        """Continue from the reading of an earlier process."""
         self._seconds = max(self._seconds, seconds)

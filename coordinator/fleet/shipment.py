@@ -1,6 +1,6 @@
-"""Weights on their way out and updates on their way in, between the method's tensors and the wire.
+"""Outgoing weights and incoming updates, between the method's tensors and the wire.
 
-What belongs to a submodel of one state (its plan, its norms, where it was published) is worked out
+What depends only on a submodel and a state (its plan, its norms, where it is published) is computed
 once, in the state's shipment.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-import numpy as np
 import torch
 
 from coordinator.fleet.fleet import Fleet
+from coordinator.fleet.weight_slots import PublishedWeights
 from coordinator.trust.acceptance import expected_shapes
 from federated.method import Method, State
 from federated.task import Recipe, Task, Update, Work
@@ -23,28 +23,25 @@ from federated.wire.codecs.raw import RAW
 from models.slicing import Plan
 from models.submodel import Submodel
 
-__all__ = ["STATS", "Parcel", "Shipment", "received", "statistics_of"]
+__all__ = ["STATS", "Parcel", "Shipment", "statistics_of", "to_torch"]
 
 STATS = "stats/"  # homes of calibrated batch norm statistics: stats/SUBMODEL/LAYER.running_mean
-# rounds before a slot is used again: a straggler may still ask for weights that were withdrawn
+# rounds before a slot is used again: a straggler may still request weights that were withdrawn
 SLOTS = 8
-CUT = 4  # submodels whose tensors a shipment holds, to measure updates by
-HEADER = 65_536  # bytes that an update's header may take beyond its tensors
+CUT = 4  # submodels whose tensors a shipment caches, to measure updates against
+HEADER = 65_536  # bytes allowed for an update's header
 
 
-def received(update: Update) -> Update:
-    """The update with torch tensors over the memory that it came in."""
-    return replace(update, tensors={name: shared(array) for name, array in update.tensors.items()})
-
-
-def shared(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
+def to_torch(update: Update) -> Update:
+    """Return the update with torch tensors that share its memory."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the array is read-only; so are we
-        return torch.from_numpy(array)
+        warnings.simplefilter("ignore", UserWarning)  # the arrays are read-only, and nobody writes
+        shared = {name: torch.from_numpy(array) for name, array in update.tensors.items()}
+    return replace(update, tensors=shared)
 
 
 def statistics_of(state: State, submodel: Submodel) -> dict[str, torch.Tensor]:
-    """The calibrated statistics of a submodel by local name; empty where it was not calibrated
+    """Return the calibrated statistics of a submodel by local name; empty if it was not calibrated
     since the state changed.
     """
     prefix = f"{STATS}{submodel.name}/"
@@ -55,22 +52,13 @@ def statistics_of(state: State, submodel: Submodel) -> dict[str, torch.Tensor]:
     }
 
 
-@dataclass(frozen=True)
-class Published:
-    """Where a submodel's weights are. slot: topic level; digest: sha256 of the encoding; size: its
-    bytes.
-    """
-
-    version: str
-    slot: str
-    digest: str
-    size: int
-
-
 @dataclass
 class Parcel:
-    """One submodel of a state, for all agents that train it. cut: gives its tensors, by local
-    name.
+    """One submodel of a state, for all agents that train it.
+
+    plan: how it is cut from the state.
+    shipment: that it belongs to.
+    submodel: itself.
     """
 
     plan: Plan
@@ -79,28 +67,28 @@ class Parcel:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that an agent sends back."""
+        """Shapes of the tensors that an agent sends back, by local name."""
         return expected_shapes(self.plan)
 
     @cached_property
     def norms(self) -> dict[str, float]:
-        """L2 norm of each tensor that an agent receives."""
+        """L2 norm of each tensor that an agent receives, by local name."""
         return {
             name: float(value.double().norm())
             for name, value in self.shipment.cut(self.submodel).items()
         }
 
     @cached_property
-    def published(self) -> Published:
-        """Encodes and publishes the weights, the first time that this is asked."""
+    def published(self) -> PublishedWeights:
+        """The published weights; encoded and published on first use."""
         return self.shipment.publish(self.submodel)
 
 
 class Shipment:
     """Cuts, encodes and publishes each submodel's weights of one state once, and writes the tasks
-    that name them; one is for one kind of work.
+    that name them, for one kind of work.
 
-    calibrated: batch norm statistics go with the weights.
+    calibrated: whether batch norm statistics are sent with the weights.
     """
 
     def __init__(
@@ -124,12 +112,13 @@ class Shipment:
 
     @staticmethod
     def version(state: State) -> str:
-        """Names the weights of a state; `s` is added where statistics go with them, `p` where what
-        only training needs was left out.
+        """Return the version of a state's weights. `publish` adds `s` if statistics are included,
+        `p` if tensors that only training needs are left out.
         """
         return f"r{state.round}"
 
     def parcel(self, submodel: Submodel) -> Parcel:
+        """Return the parcel of a submodel, the same for every call."""
         if submodel not in self._parcels:
             self._parcels[submodel] = Parcel(
                 self.method.place(self.state, submodel), self, submodel
@@ -139,8 +128,8 @@ class Shipment:
     def task(
         self, agent: str, submodel: Submodel, recipe: Recipe, deadline: float, *, round: int
     ) -> Task:
-        """The task of an agent, without `since`. Publishes the weights if no other agent got them
-        yet.
+        """Return the task of an agent, without `since`. Publishes the weights if no other agent got
+        them yet.
         """
         sent, fleet = self.parcel(submodel).published, self.fleet
         run, attempt = fleet.run.run, fleet.attempt
@@ -152,17 +141,18 @@ class Shipment:
             self.work,
             submodel,
             sent.version,
-            sent.digest,
-            sent.size,
+            sent.manifest.sha256,
+            sent.manifest.size,
             recipe,
             deadline,
             slot=sent.slot,
             codec=fleet.run.codec if self.work == "train" else RAW.name,
         )
 
-    def publish(self, submodel: Submodel) -> Published:
+    def publish(self, submodel: Submodel) -> PublishedWeights:
+        """Encode and publish the weights of a submodel."""
         local = self.cut(submodel)
-        # the rest is for training alone
+        # tensors with "/" in their name are for training only
         own = {
             name: value for name, value in local.items() if self.work == "train" or "/" not in name
         }
@@ -171,17 +161,15 @@ class Shipment:
         if self.calibrated:
             own |= statistics_of(self.state, submodel)
         data = memoryview(tensors.encode({"version": version, "submodel": submodel.name}, own))
-        return Published(
-            version, *self.fleet.endpoint.shelf.put(version, submodel.name, data, slot)
-        )
+        return self.fleet.endpoint.slots.put(version, submodel.name, data, slot)
 
     def _cut(self, submodel: Submodel) -> Mapping[str, torch.Tensor]:
-        """The tensors of a submodel, by local name."""
+        """Return the tensors of a submodel, by local name."""
         return dict(self.method.dispatch(self.state, self.parcel(submodel).plan))
 
     @staticmethod
     def limit(task: Task) -> int:
-        """Largest acceptable encoding of an update to this task, bytes: no device sends more than
-        it received, but for the header: no codec makes tensors larger.
+        """Return the largest acceptable encoding of an update to this task, in bytes. No device
+        sends more tensors than it received, and no codec enlarges them.
         """
         return task.size + HEADER

@@ -1,5 +1,5 @@
-"""The weights that are retained on the broker for the agents: each submodel of a version is
-published once, for all agents that use it.
+"""The weights that the broker retains for the agents: each submodel of a version is published once,
+for all agents that use it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ from federated.wire.link import Link
 from federated.wire.messages import Manifest
 from federated.wire.transfer import publish, withdraw
 
-__all__ = ["Shelf"]
+__all__ = ["PublishedWeights", "WeightSlots"]
 
 
 @dataclass(frozen=True)
-class Item:
-    """One published blob. path: a copy, to publish it again."""
+class PublishedWeights:
+    """The published weights of a submodel.
+
+    version: of the weights.
+    slot: topic level that they are published at.
+    manifest: their size, sha256 and chunks.
+    path: a copy, to publish them again.
+    """
 
     version: str
     slot: str
@@ -28,25 +34,27 @@ class Item:
     path: Path
 
 
-class Shelf:
-    """What is retained on the broker for a run. folder: where copies lie. chunk: bytes of a chunk;
-    0: what the link lets through.
+class WeightSlots:
+    """The weights that the broker retains for a run.
+
+    folder: for the copies.
+    chunk: size of a chunk in bytes; 0: what the link allows.
     """
 
     def __init__(self, link: Link, run: str, folder: Path, chunk: int = 0) -> None:
         self.link, self.run, self.folder, self.chunk = link, run, folder, chunk
-        self._items: dict[tuple[str, str], Item] = {}  # by version and submodel
+        self._items: dict[tuple[str, str], PublishedWeights] = {}  # by version and submodel
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("*.weights"):
-            path.unlink()  # of a coordinator that died
+            path.unlink()  # of a coordinator that crashed
 
-    def put(self, version: str, submodel: str, data: memoryview, slot: str) -> tuple[str, str, int]:
-        """Publish encoded weights, unless they are published already; their slot, sha256 and size,
-        for tasks.
+    def put(self, version: str, submodel: str, data: memoryview, slot: str) -> PublishedWeights:
+        """Publish encoded weights unless they are published already.
 
-        slot: where to, unless another version is there now. The same for a version in every
-        process, so that a coordinator that resumes a round overwrites what the last one left, and
-        agents find it where they look. Raises StoreError where the disk is full.
+        slot: where to publish, unless another version is there. It is the same for a version in
+            every process, so that a coordinator that resumes a round overwrites the weights of the
+            last one, and agents find them.
+        Raises StoreError if the disk is full.
         """
         item = self._items.get((version, submodel))
         if item is None:
@@ -56,14 +64,13 @@ class Shelf:
             )
             path = self.folder / f"{name}.weights"
             self._copy(path, data)
-            item = self._items[version, submodel] = Item(
-                version, self._free(version, slot), manifest, path
-            )
+            item = PublishedWeights(version, self._find_free(version, slot), manifest, path)
+            self._items[version, submodel] = item
             publish(self.link, topics.model(self.run, item.slot, submodel), manifest, data)
-        return item.slot, item.manifest.sha256, item.manifest.size
+        return item
 
-    def _free(self, version: str, slot: str) -> str:
-        """The slot, or the next one after it in which no other version is: that of a straggler may
+    def _find_free(self, version: str, slot: str) -> str:
+        """Return the slot, or the next one that no other version uses: a straggler's version may
         stay for many rounds.
         """
         taken = {item.slot for item in self._items.values() if item.version != version}
@@ -71,19 +78,18 @@ class Shelf:
         return slot if slot not in taken else next(other for other in others if other not in taken)
 
     def _copy(self, path: Path, data: memoryview) -> None:
-        """Keeps what is about to be published. Raises StoreError where the disk does not take it,
-        and leaves nothing of it.
+        """Keep a copy of the weights. Raises StoreError if the disk is full, and then leaves no
+        partial file.
         """
         try:
             path.write_bytes(data)
         except OSError as error:
             path.unlink(missing_ok=True)
             raise StoreError(
-                f"weights of {len(data)} bytes could not be written to {self.folder}: "
-                f"{error.strerror}"
+                f"cannot write weights of {len(data)} bytes to {self.folder}: {error.strerror}"
             ) from error
 
-    def restock(self) -> None:
+    def republish(self) -> None:
         """Publish everything again, for a broker that may have lost it."""
         for (_, submodel), item in self._items.items():
             publish(
@@ -94,7 +100,7 @@ class Shelf:
             )
 
     def clear(self, keep: Collection[str] = ()) -> None:
-        """Withdraw every version but these."""
+        """Withdraw every version except these."""
         for (version, submodel), item in list(self._items.items()):
             if version not in keep:
                 withdraw(self.link, topics.model(self.run, item.slot, submodel), item.manifest)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from coordinator.fleet.shipment import STATS, Shipment, received
+from coordinator.fleet.shipment import STATS, Shipment, to_torch
 from coordinator.round.collector import Snapshot
 from coordinator.round.task_state import Planned, TaskState
 from coordinator.trust.acceptance import check_scores, check_statistics
@@ -56,11 +56,11 @@ class Calibration(Answers):
 
     def fold(self, state: TaskState, update: Update) -> None:
         if self._robust:
-            self._updates.append(received(update))
+            self._updates.append(to_torch(update))
         else:
             fold(
                 self._total,
-                statistics_parts(received(update)),
+                statistics_parts(to_torch(update)),
                 (update.agent, update.submodel.name),
             )
 

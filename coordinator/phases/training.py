@@ -13,7 +13,7 @@ from immutables import Map
 
 from coordinator.assign.selection import generator
 from coordinator.assign.standing import Standing
-from coordinator.fleet.shipment import Shipment, received
+from coordinator.fleet.shipment import Shipment, to_torch
 from coordinator.observe.events import UpdateFolded, timing
 from coordinator.observe.records import Entry, Folded, Score
 from coordinator.observe.score_summary import of_training
@@ -167,7 +167,7 @@ class Training:
         run, agent = self.run, update.agent
         with timing(run.publish, "fold"):
             parts = run.method.parts(
-                self.state, self.shipment.parcel(update.submodel).plan, received(update)
+                self.state, self.shipment.parcel(update.submodel).plan, to_torch(update)
             )
             run.defences.fold(self.total, self.state, update.submodel, parts, (agent, update.round))
         entry = describe_fold(state, update, len(self.folded))

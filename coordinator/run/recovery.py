@@ -97,7 +97,7 @@ def give_up(run: RunContext, damaged: str) -> None:
         for key, one in run.fleet.round.tasks.items()
         if key.work == "train" and key.round == number and one.open
     )
-    driver.take(TasksDropped(run.fleet.clock(), tuple(keys), "the round begins anew", round=True))
+    driver.handle(TasksDropped(run.fleet.clock(), tuple(keys), "the round begins anew", round=True))
     driver.rebase()
 
 
@@ -147,7 +147,7 @@ def publish_again(run: RunContext, training: Training | None) -> Training | None
             if run.past is not None or anew
             else "late updates do not count any more"
         )
-        fleet.driver.take(TasksDropped(fleet.clock(), tuple(sorted(dropped)), reason, anew))
+        fleet.driver.handle(TasksDropped(fleet.clock(), tuple(sorted(dropped)), reason, anew))
     if anew:
         fleet.driver.rebase()  # the files of what was folded may go
         return None

@@ -129,7 +129,9 @@ def dismiss_agents(run: RunContext) -> None:
     """Drop late updates, empty the spool, and tell all agents that the run is over."""
     late = tuple(state.key for state in run.fleet.late if not state.outcome)
     if late:
-        run.fleet.driver.take(TasksDropped(run.fleet.clock(), late, "the run is over", round=False))
+        run.fleet.driver.handle(
+            TasksDropped(run.fleet.clock(), late, "the run is over", round=False)
+        )
     run.fleet.inbox.forget("round-*")
     run.fleet.dismiss("the run is over", PARTING if run.fleet.round.rules.durable else 0.0)
 
@@ -209,7 +211,7 @@ def begin_training(run: RunContext, progress: Progress) -> Training:
     plan = await_able(run, partial(plan_round, run, progress.state, progress.history))
     # of rounds that are over, or that were given up
     run.fleet.inbox.forget("round-*", keep=[late.key for late in run.fleet.late])
-    run.fleet.driver.take(RoundPlanned(run.fleet.clock(), plan))
+    run.fleet.driver.handle(RoundPlanned(run.fleet.clock(), plan))
     return Training(run, progress.state, progress.history, plan)
 
 
@@ -224,7 +226,7 @@ def check_hope(run: RunContext, entries: Sequence[Entry]) -> None:
     ):
         hopeless = "no agent can train even the smallest submodel"
         # a resumed run plans the round again
-        run.fleet.driver.take(TasksDropped(run.fleet.clock(), (), hopeless, round=True))
+        run.fleet.driver.handle(TasksDropped(run.fleet.clock(), (), hopeless, round=True))
         raise FleetError(f"{hopeless}: {reasons}")
 
 
@@ -263,7 +265,7 @@ def evaluate_round(
 
 def withdraw_weights(run: RunContext, state: State) -> None:
     """Take back published weights that no open task needs."""
-    run.fleet.endpoint.shelf.clear(
+    run.fleet.endpoint.slots.clear(
         keep={Shipment.version(state), *(late.task.version for late in run.fleet.late)}
     )
 

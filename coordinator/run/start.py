@@ -80,7 +80,7 @@ def run(
         leases = options.patience < ENDLESS
         rules = read_rules(prepared.method, config, durable=options.durable, leases=leases)
         fleet = assemble_fleet(prepared, link, sight, rules, RunClock(options.clock))
-        fleet.obey(sight.control, options.gate)
+        fleet.follow(sight.control, options.gate)
         bind(fleet)
         sight.follow(fleet)
         return _announce(prepared, fleet, sight, options)

@@ -172,7 +172,7 @@ def states(fleet: Fleet) -> dict[str, TaskState]:
 
 def forget_profile(fleet: Fleet) -> None:
     """As if no agent had said yet what it measured."""
-    fleet.driver.take(CardChanged(fleet.clock()))
+    fleet.driver.handle(CardChanged(fleet.clock()))
 
 
 def weights(value: float = 1.0) -> dict[str, np.ndarray]:

@@ -74,7 +74,7 @@ def test_an_agent_revoked_during_a_run_is_disconnected_and_the_others_reconnect(
         fleet = Fleet(
             link, messages.Run("r", "fedavg", "mlp", None, (), 1, "s"), tmp_path / "spool"
         )
-        fleet.obey(gate=gate)
+        fleet.follow(gate=gate)
         fleet.endpoint.announce()
         links = {
             name: open_link(str(admitted(None, None, token_for(tmp_path, name))[0]), f"r-{name}")

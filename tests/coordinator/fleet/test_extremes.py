@@ -21,7 +21,7 @@ from coordinator.assign.data_cards import majority, network_for, strange
 from coordinator.assign.decisions import Candidate, decide
 from coordinator.assign.standing import Standing, measured_anew
 from coordinator.fleet.inbox import Inbox
-from coordinator.fleet.shipment import received
+from coordinator.fleet.shipment import to_torch
 from coordinator.observe import events
 from coordinator.observe.readers.log import write_log
 from coordinator.observe.readers.metrics import count_metrics
@@ -273,7 +273,7 @@ def test_an_update_that_is_taken_is_folded_learned_from_written_and_shown(
             continue
         liar.taken("update")
         total = Total()
-        assert fold(total, chosen.parts(state, plan, received(update)), ("a", number))
+        assert fold(total, chosen.parts(state, plan, to_torch(update)), ("a", number))
         text = dump(total)
         load_total(*text)
         finished = chosen.finish(state, total, np.random.default_rng(0))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from coordinator.fleet.fleet import Fleet
-from coordinator.fleet.weight_slots import Shelf
+from coordinator.fleet.weight_slots import WeightSlots
 from coordinator.observe.events import AgentCame, AgentWent, Event, Rejected
 from coordinator.round.agents import SILENCE
 from federated.errors import REASON, Refused, StoreError
@@ -54,12 +54,12 @@ def test_a_busy_coordinator_hears_what_was_said_before_it_calls_anyone_silent(
 def test_weights_for_which_there_is_no_room_are_an_error_of_the_store_and_leave_nothing(
     fleet: Fleet, memory: MemoryBroker
 ) -> None:
-    before, part = dict(memory.retained), fleet.endpoint.shelf.folder / "r0-w1.weights"
+    before, part = dict(memory.retained), fleet.endpoint.slots.folder / "r0-w1.weights"
     part.symlink_to("/dev/full")
     with pytest.raises(
         StoreError, match=r"weights of 7 bytes could not be written to .*: No space left on device"
     ):
-        fleet.endpoint.shelf.put("r0", "w1", memoryview(b"weights"), "r0")
+        fleet.endpoint.slots.put("r0", "w1", memoryview(b"weights"), "r0")
     assert not part.is_symlink()
     assert memory.retained == before
 
@@ -67,7 +67,7 @@ def test_weights_for_which_there_is_no_room_are_an_error_of_the_store_and_leave_
 def test_weights_are_published_again_to_a_broker_that_forgot(
     fleet: Fleet, memory: MemoryBroker
 ) -> None:
-    fleet.endpoint.shelf.put("r0", "w1", memoryview(b"weights"), "r0")
+    fleet.endpoint.slots.put("r0", "w1", memoryview(b"weights"), "r0")
     known = dict(memory.retained)
     assert len(known) == 3, "the card, a chunk and a manifest"
     memory.retained.clear()
@@ -135,14 +135,14 @@ def test_agents_that_come_restart_and_fall_silent_are_published(
 
 def test_a_slot_is_never_used_by_two_versions_at_once(fleet: Fleet, memory: MemoryBroker) -> None:
     """A straggler's version may stay for many rounds, while its slot's turn comes again."""
-    assert fleet.endpoint.shelf.put("r0", "w1", memoryview(b"kept"), "r0")[0] == "r0"
-    assert fleet.endpoint.shelf.put("r8", "w1", memoryview(b"weights"), "r0")[0] == "r0.1"
-    assert fleet.endpoint.shelf.put("r8", "w2", memoryview(b"others"), "r0")[0] == "r0.1"
-    assert fleet.endpoint.shelf.put("r16", "w1", memoryview(b"weights"), "r0")[0] == "r0.2"
-    fleet.endpoint.shelf.clear(keep={"r0", "r16"})
-    assert fleet.endpoint.shelf.put("r24", "w1", memoryview(b"weights"), "r0")[0] == "r0.1"
-    fleet.endpoint.shelf.clear()
-    assert fleet.endpoint.shelf.put("r32", "w1", memoryview(b"weights"), "r0")[0] == "r0"
+    assert fleet.endpoint.slots.put("r0", "w1", memoryview(b"kept"), "r0").slot == "r0"
+    assert fleet.endpoint.slots.put("r8", "w1", memoryview(b"weights"), "r0").slot == "r0.1"
+    assert fleet.endpoint.slots.put("r8", "w2", memoryview(b"others"), "r0").slot == "r0.1"
+    assert fleet.endpoint.slots.put("r16", "w1", memoryview(b"weights"), "r0").slot == "r0.2"
+    fleet.endpoint.slots.clear(keep={"r0", "r16"})
+    assert fleet.endpoint.slots.put("r24", "w1", memoryview(b"weights"), "r0").slot == "r0.1"
+    fleet.endpoint.slots.clear()
+    assert fleet.endpoint.slots.put("r32", "w1", memoryview(b"weights"), "r0").slot == "r0"
     assert {topic.split("/")[4] for topic in memory.retained if "/model/" in topic} == {"r0"}
 
 
@@ -150,9 +150,9 @@ def test_a_coordinator_that_resumes_a_round_overwrites_what_the_last_one_publish
     memory: MemoryBroker, tmp_path: Path
 ) -> None:
     for _ in range(2):
-        shelf = Shelf(MemoryLink(memory, "coordinator"), "r", tmp_path)
-        assert shelf.put("r13", "w1", memoryview(b"weights"), "r5")[0] == "r5"
-    shelf.clear()
+        slots = WeightSlots(MemoryLink(memory, "coordinator"), "r", tmp_path)
+        assert slots.put("r13", "w1", memoryview(b"weights"), "r5").slot == "r5"
+    slots.clear()
     assert not memory.retained
 
 
@@ -168,10 +168,10 @@ def test_a_run_ends_although_the_broker_is_gone_and_nothing_takes_its_last_word_
 ) -> None:
     fleet = Fleet(Away(memory, "coordinator"), CARD, tmp_path)
     fleet.endpoint.announce()
-    fleet.endpoint.shelf.put("r0", "w1", memoryview(b"weights"), "r0")
+    fleet.endpoint.slots.put("r0", "w1", memoryview(b"weights"), "r0")
     fleet.dismiss("the run is over")
     assert "could not be sent" in caplog.text
-    assert fleet.endpoint.shelf._items, (
+    assert fleet.endpoint.slots._items, (
         "hundreds of messages that withdraw weights would wait behind it"
     )
     fleet.endpoint.withdraw()  # ctrl-C meanwhile
@@ -184,7 +184,7 @@ def test_a_coordinator_that_is_stopped_withdraws_its_card_and_its_weights_where_
     for link, left in ((MemoryLink(memory, "a"), 0), (Away(memory, "b"), 2)):
         fleet = Fleet(link, CARD, tmp_path)
         fleet.endpoint.announce()
-        fleet.endpoint.shelf.put("r0", "w1", memoryview(b"weights"), "r0")
+        fleet.endpoint.slots.put("r0", "w1", memoryview(b"weights"), "r0")
         fleet.endpoint.withdraw()
         assert len(memory.retained) == left, "a chunk and a manifest"
 

@@ -140,7 +140,7 @@ def test_of_an_agent_that_was_shut_out_nothing_is_heard_asked_or_folded(
     first, second = Peer(memory, "a"), Peer(memory, "b")
     listen(fleet)
     original, done, gate = fleet.turn, [], BrokerAccess("")
-    fleet.obey(gate=gate)
+    fleet.follow(gate=gate)
 
     def turn(timeout: float) -> None:
         original(0)
@@ -180,7 +180,7 @@ def test_an_interrupted_round_leaves_the_agents_at_their_work(
         def look(self) -> None:
             raise KeyboardInterrupt
 
-    fleet.obey(Interrupt())
+    fleet.follow(Interrupt())
     with pytest.raises(KeyboardInterrupt):
         collect(fleet, [task("a")])
     assert [type(message) for message in peer.heard()] == [Task]

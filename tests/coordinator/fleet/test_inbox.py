@@ -182,10 +182,10 @@ def test_what_finds_no_room_waits_and_is_told_when_there_is_some(tmp_path: Path)
     assert (a.ask(0.0), b.ask(0.0), inbox.full, inbox.load) == (False, False, True, (0, 2))
     assert told(inbox, 1.0) == [], "it is not tried again and again"
     assert not list(tmp_path.rglob("*.part"))
-    inbox.relieved(True)
+    inbox.retry(True)
     assert (told(inbox, 2.0), inbox.full) == ([("a", False, b"")], True)
     inbox.reserve = 0
-    inbox.relieved(True)
+    inbox.retry(True)
     assert told(inbox, 3.0) == [("b", True, b"\0"), ("a", True, b"\0")], (
         "behind the other: there may be room for another one"
     )
@@ -200,10 +200,10 @@ def test_what_a_slow_upload_left_goes_where_nothing_else_makes_room(tmp_path: Pa
     assert told(inbox, IDLE + 1) == [("a", False, b""), ("w", False, b""), ("a", True, b"\1")], (
         "w finds no room, and a has its own"
     )
-    inbox.relieved(False)
+    inbox.retry(False)
     assert len(list(tmp_path.rglob("*.part"))) == 1, "what flows will make room"
     assert told(inbox, 2 * IDLE + 3) == [("w", False, b"")], "silent now"
-    inbox.relieved(False)
+    inbox.retry(False)
     assert not list(tmp_path.rglob("*.part"))
     inbox.reserve = 0
     assert told(inbox, 2 * IDLE + 4) == [("w", True, b"\0")]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.weight_slots import Shelf
+from coordinator.fleet.weight_slots import WeightSlots
 from coordinator.run.preparation import propose_menu
 from federated.device.spool import Spool
 from federated.device.uploads import Uploads
@@ -72,8 +72,11 @@ def test_the_longest_name_is_a_topic_a_transfer_and_files_on_both_sides(tmp_path
     assert envelope.decode(envelope.encode(task)) == task
     assert len(task.transfer) == 225
     broker, run = MemoryBroker(), replace(CARD, run=task.run)
-    shelf = Shelf(MemoryLink(broker, "coordinator"), task.run, tmp_path / "shelf")
-    assert shelf.put(task.version, submodel.name, memoryview(bytes(2000)), task.slot)[2] == 2000
+    slots = WeightSlots(MemoryLink(broker, "coordinator"), task.run, tmp_path / "shelf")
+    assert (
+        slots.put(task.version, submodel.name, memoryview(bytes(2000)), task.slot).manifest.size
+        == 2000
+    )
     spool = Spool(tmp_path / "spool", lasting=True)
     spool.update(task.transfer).write_bytes(bytes(2000))
     link = MemoryLink(broker, agent)

@@ -28,14 +28,14 @@ BEAT, SILENCE, BLOCKED = 0.3, 1.5, 4.0  # seconds
 
 def listen(fleet: Fleet, note: Callable[[AgentBeat], object]) -> None:
     """Has `note` see every heartbeat that the coordinator hears."""
-    take = fleet.driver.take
+    take = fleet.driver.handle
 
     def noted(event: RoundEvent) -> None:
         if isinstance(event, AgentBeat):
             note(event)
         take(event)
 
-    fleet.driver.take = noted  # type: ignore[method-assign]
+    fleet.driver.handle = noted  # type: ignore[method-assign]
 
 
 def test_a_training_process_that_is_stopped_for_many_heartbeats_does_not_count_as_death(
