@@ -1,5 +1,5 @@
-"""What a submodel costs: parameters, multiply-adds, activations and memory, counted on the meta
-device, where nothing is computed.
+"""Count what a submodel costs: parameters, multiply-adds, activations and memory, on the meta
+device, which computes no values.
 """
 
 from __future__ import annotations
@@ -13,37 +13,41 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.branching import layers
+from models.branching import branchable_layers
 from models.families.catalogue import build, example, parameters
-from models.meta import Remembering
+from models.shape_cache import ShapeCache
 from models.submodel import Submodel
 from models.work import work
 
-__all__ = ["Cost", "branched", "cost"]
+__all__ = ["Cost", "cost", "count_branches"]
 
 Shape = tuple[int, ...]
 
-# bytes that a process takes at its first step, for code and buffers of kernels (measured, as are
+# bytes that a process needs at its first step for the code and buffers of kernels (measured, as are
 # the next two)
 LIBRARIES = 16 * 10**6
-COPIES = 3  # of the parameters: momentum, the weights as they were received, reordered ones
-# of what the largest convolution reads and writes: reordered copies, and holes that they leave in
-# the allocator's heap
+COPIES = 3  # copies of the parameters: momentum, received weights, reordered weights
+# multiple of the largest convolution's reads and writes: reordered copies, and the fragmentation
+# that they leave in the heap
 HOLES = 3
-BATCH = 2  # examples in the counted pass; more than one, so that batch norm has a variance
+BATCH = 2  # examples in the counted pass; at least two, since batch norm needs a variance
 
 
 @dataclass(frozen=True)
 class Cost:
-    """parameters: that travel. macs: multiply-adds of convolutions and linears in one forward pass
-    of one example, to the deepest exit.
+    """Cost of a submodel.
 
-    forward_macs, training_macs: the same of a training step, to every exit: of its forward pass
-    alone, and with the backward pass. Branches count as DynamicFL counts them, each run on its own;
-    merged, as here, they take no more than `submodel.plain`. They share the input that backward
-    needs, and do not travel. activations: floats kept for the backward pass per example. bytes: of
-    the parameters as float32. batch: examples of a training step. memory: estimated peak bytes of
-    one, beyond the process itself; it is a pass more to count.
+    Branches are counted as in DynamicFL, each run on its own. This project merges them, so they run
+    no slower than `submodel.plain`. They share the input saved for backward, and are not sent.
+
+    batch: examples of a training step
+    parameters: number of parameters that are sent
+    macs: multiply-adds of convolutions and linear layers in one forward pass of one example, to the
+        deepest exit
+    forward_macs: multiply-adds per example of a training step's forward pass, to every exit
+    training_macs: the same with the backward pass
+    activations: floats kept for the backward pass, per example
+    bytes: size of the parameters as float32
     """
 
     submodel: Submodel
@@ -57,8 +61,11 @@ class Cost:
 
     @property
     def memory(self) -> int:
-        more, held = branched(self.submodel)[0], work(self.submodel.plain, self.batch)
-        # a branch has a gradient too
+        """Estimated peak bytes of one training step, without the process itself. Counting it takes
+        another pass.
+        """
+        more, held = count_branches(self.submodel)[0], work(self.submodel.plain, self.batch)
+        # a branch also has a gradient
         return (
             LIBRARIES
             + held.live
@@ -69,10 +76,10 @@ class Cost:
 
 @lru_cache(maxsize=4096)
 def cost(submodel: Submodel, batch: int = 1) -> Cost:
-    """The cost of a submodel, for training steps of `batch` examples."""
+    """Return the cost of a submodel for training steps of `batch` examples."""
     own = parameters(submodel)
-    macs, forward, training, saved = counted(submodel.plain)
-    _, more_macs, more_training = branched(submodel)
+    macs, forward, training, saved = count_macs(submodel.plain)
+    _, more_macs, more_training = count_branches(submodel)
     return Cost(
         submodel,
         batch,
@@ -86,13 +93,13 @@ def cost(submodel: Submodel, batch: int = 1) -> Cost:
 
 
 @lru_cache(maxsize=1024)
-def branched(submodel: Submodel) -> tuple[int, int, int]:
-    """Floats of the branches beside each layer's own weight, and their multiply-adds, forward and
-    of training, per example.
+def count_branches(submodel: Submodel) -> tuple[int, int, int]:
+    """Return the floats of the branches beside each layer's own weight, and their multiply-adds per
+    example, forward and in training.
     """
     if submodel.branches == 1:
         return 0, 0, 0
-    able = layers(replace(submodel, branches=1), submodel.branches - 1).values()
+    able = branchable_layers(replace(submodel, branches=1), submodel.branches - 1).values()
     floats = [sum(branch.floats for branch in layer.kinds) for layer in able]
     works = [layer.places * more for layer, more in zip(able, floats, strict=True)]
     return (
@@ -103,21 +110,21 @@ def branched(submodel: Submodel) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=1024)
-def counted(submodel: Submodel) -> tuple[int, int, int, int]:
-    """Multiply-adds of inference, of training's forward pass and of all of training, and floats
-    saved for backward, each per example.
+def count_macs(submodel: Submodel) -> tuple[int, int, int, int]:
+    """Return, per example, the multiply-adds of inference, of training's forward pass and of all of
+    training, and the floats saved for backward.
     """
     net = build(submodel, "meta").train()
     x, exits = (
         example(submodel.network, BATCH, "meta"),
         any(name.startswith("exits") for name in submodel.features),
     )
-    with Remembering(), counter() as training:
-        outs, sizes = saved(net, x, exits=exits)
+    with ShapeCache(), counter() as training:
+        outs, sizes = run_forward(net, x, exits=exits)
         inference = forward = training.get_total_flops()
         torch.autograd.backward([out.sum() for out in outs])
-    if exits:  # inference has no use for the shallow ones
-        with Remembering(), counter() as deepest, torch.no_grad():
+    if exits:  # inference skips the shallow exits
+        with ShapeCache(), counter() as deepest, torch.no_grad():
             net(x)
         inference = deepest.get_total_flops()
     return (
@@ -135,11 +142,11 @@ def counter() -> FlopCounterMode:
 
 
 def backward_flops(grad: Shape, x: Shape, weight: Shape, *rest: Any, out_shape: Any) -> int:
-    """Of a convolution's backward pass: for each of the gradients of input and weight as many as
-    forward.
+    """Return the FLOPs of a convolution's backward pass: as many as forward for each required
+    gradient, of input and weight.
 
-    PyTorch's own formula forgets that the gradient of a grouped weight sees the channels of its
-    group alone.
+    PyTorch's own formula ignores that the gradient of a grouped weight sees only its group's
+    channels.
     """
     transposed, needed = rest[4], rest[7]
     return (
@@ -150,12 +157,12 @@ def backward_flops(grad: Shape, x: Shape, weight: Shape, *rest: Any, out_shape: 
     )
 
 
-def saved(net: nn.Module, x: Tensor, *, exits: bool) -> tuple[list[Tensor], list[int]]:
-    """What a forward pass gives, and the floats of each storage that it keeps for backward,
+def run_forward(net: nn.Module, x: Tensor, *, exits: bool) -> tuple[list[Tensor], list[int]]:
+    """Return the outputs of a forward pass, and the floats of each storage saved for backward,
     parameters left out.
     """
     skipped = {p.untyped_storage()._cdata for p in net.parameters()}
-    # holds the tensors, so that no storage is freed and its address used again
+    # holds the tensors, so that no storage is freed and its address reused
     kept: dict[int, Tensor] = {}
 
     def pack(value: Tensor) -> Tensor:
@@ -165,6 +172,6 @@ def saved(net: nn.Module, x: Tensor, *, exits: bool) -> tuple[list[Tensor], list
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
-        # a method, which Module's type forgets
+        # `exits` is a method, unknown to Module's type
         outs = net.exits(x) if exits else [net(x)]  # type: ignore[operator]
     return outs, [value.untyped_storage().nbytes() // 4 for value in kept.values()]

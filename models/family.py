@@ -1,4 +1,4 @@
-"""What a family of networks declares: one record, filled in by each family's own file."""
+"""The record that each family of networks declares in its own file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from models.submodel import Objective, Submodel, Target
 
-__all__ = ["Address", "Family", "Tensors", "Torchvision", "check_mask", "sectioned"]
+__all__ = ["Address", "Family", "Tensors", "Torchvision", "check_mask", "parse_address"]
 
 Address = tuple[int, int, str]
-"""Where a tensor sits: its section, its block's index in the largest network, and its name within
+"""Position of a tensor: its section, its block's index in the largest network, and its name within
 the block.
 """
 
@@ -22,17 +22,19 @@ Tensors = Mapping[str, Tensor]
 
 
 class Preset(Protocol):
-    """One size of a family: whatever the family's file needs, and the blocks per section of the
-    largest network.
+    """One size of a family: the fields that the family's file needs, and the number of blocks per
+    section of the largest network.
     """
 
     @property
     def depths(self) -> tuple[int, ...]: ...
 
 
-def sectioned(name: str) -> Address | None:
-    """sections.1.3.conv2.weight -> (1, 3, "conv2.weight"): how every family of the project names
-    its blocks; None outside of them.
+def parse_address(name: str) -> Address | None:
+    """Parse the name of a tensor in a block: sections.1.3.conv2.weight -> (1, 3, "conv2.weight").
+
+    Every family of the project names its blocks this way. Returns None for names outside the
+    sections.
     """
     if not name.startswith("sections."):
         return None
@@ -40,39 +42,41 @@ def sectioned(name: str) -> Address | None:
     return (int(section), int(block), rest) if block.isdecimal() else None
 
 
-def plain(preset: str, target: Target) -> Objective:
-    """What a network for images or features learns: classes or values. ValueError for tokens."""
+def plain_objective(preset: str, target: Target) -> Objective:
+    """Return the objective of a network for images or features: classes or values.
+
+    ValueError: the data are tokens.
+    """
     if target == "token":
         raise ValueError(
-            "it learns classes or values, and the data are tokens; a model for tokens "
-            "is 'transformer'"
+            "it learns classes or values, but the data are tokens; use a model for tokens, "
+            "such as 'transformer'"
         )
     return target
 
 
 def last_linear(submodel: Submodel) -> frozenset[str]:
-    """The labelled tensors of a network whose one head is its `linear`."""
+    """Return the labelled tensors of a network whose only head is its `linear`."""
     return frozenset({"linear.weight", "linear.bias"})
 
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of network that scales.
+    """A kind of network that scales in width and depth.
 
-    build: makes the module of a submodel, initialised from torch's current random state; every
-    tensor of it must be
-        the leading corner of the largest network's tensor of the same name, and blocks are named
-        `sections.SECTION.BLOCK`.
-    presets: the sizes by name; default: the one meant when none is named.
-    inputs: number of axes of one example (3: channels, height, width); 0 takes any.
-    labelled: names of the tensors whose axis 0 is the classes, or the values.
-    features: what a method may ask of it beyond its plain form: "scaler" (HeteroFL), "steps"
-    (NeFL), "exits" (DepthFL), ... objective: what a preset learns from data of a target.
-    ValueError: it cannot.
-    address: section, block and rest of a tensor's name; None for what lies outside the sections.
-    Grafting needs it.
-    torchvision: torchvision's name of a preset's network, and its state dict as the largest
-    network's tensors; None where it has none.
+    build: make the module of a submodel, initialised from torch's current random state. Each of its
+        tensors must be the leading corner of the largest network's tensor of the same name; blocks
+        are named `sections.SECTION.BLOCK`.
+    presets: the sizes by name
+    default: the preset used when none is named
+    inputs: number of axes of one example (3: channels, height, width); 0 accepts any
+    labelled: names of the tensors whose axis 0 is the classes or the values
+    features: extensions that a method may request: "scaler" (HeteroFL), "steps" (NeFL), "exits"
+        (DepthFL), ...
+    objective: objective of a preset for data of a target; ValueError if it cannot learn them
+    address: section, block and rest of a tensor's name, None outside the sections; used for
+        grafting
+    torchvision: names and conversion of torchvision's weights, or None
     """
 
     build: Callable[[Submodel], nn.Module]
@@ -81,18 +85,18 @@ class Family:
     inputs: int
     labelled: Callable[[Submodel], frozenset[str]] = last_linear
     features: frozenset[str] = frozenset({"scaler"})
-    objective: Callable[[str, Target], Objective] = plain
-    address: Callable[[str], Address | None] = sectioned
+    objective: Callable[[str, Target], Objective] = plain_objective
+    address: Callable[[str], Address | None] = parse_address
     torchvision: Torchvision | None = None
 
 
 @dataclass(frozen=True)
 class Torchvision:
-    """How torchvision's networks become ours.
+    """How to convert torchvision's networks to this family.
 
-    names: preset -> the function's name in `torchvision.models`.
-    convert: (preset, its state dict) -> the tensors of our largest network by name; raises KeyError
-    where one is missing.
+    names: preset -> name of the function in `torchvision.models`
+    convert: (preset, its state dict) -> tensors of the project's largest network by name; raises
+        KeyError if one is missing
     """
 
     names: Mapping[str, str]
@@ -102,11 +106,12 @@ class Torchvision:
 def check_mask(
     submodel: Submodel, depths: tuple[int, ...], *, first: bool = True, end: int | None = None
 ) -> None:
-    """ValueError unless the mask fits the depths and, if `first`, keeps the first block of each
-    section, where channels change.
+    """Check that the mask fits the depths and, if `first`, keeps the first block of each section,
+    which changes the channels.
 
-    end: blocks of the largest network up to the last exit; the sections after it have nothing to
-    keep.
+    end: number of blocks of the largest network before the last exit; later sections are not
+        checked
+    ValueError: the mask does not fit.
     """
     if tuple(map(len, submodel.mask)) != depths:
         raise ValueError(
@@ -120,6 +125,6 @@ def check_mask(
     ]
     if first and not all(section[0] for section in begun):
         raise ValueError(
-            f"submodel {submodel.name} drops the first block of a section; the first "
-            "one changes the channels and must stay"
+            f"submodel {submodel.name} drops the first block of a section; that block "
+            "changes the channels and must stay"
         )

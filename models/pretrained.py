@@ -1,8 +1,8 @@
-"""Initial tensors of a largest network from a file: a checkpoint of this project, or torchvision's
-weights under torchvision's names.
+"""Load initial tensors of a largest network from a file: a checkpoint of this project, or
+torchvision's weights under torchvision's names.
 
-torchvision's were trained on ImageNet's mean and deviation; a network here standardises by those of
-its own data, which comes close.
+torchvision's weights were trained on data standardised with ImageNet's mean and standard deviation;
+a network here uses those of its own data, which is close enough to start from.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models.families.catalogue import FAMILIES, full, labelled, shapes
 from models.submodel import Network
-from models.vision import torchvision
+from models.torchvision_import import import_torchvision
 
 __all__ = ["load"]
 
@@ -26,27 +26,30 @@ DOWNLOAD = "torchvision:"
 
 
 def load(source: str, made: Network, base: Tensors) -> tuple[dict[str, Tensor], str]:
-    """`base` with what a source holds of it, and one sentence that says what was taken.
+    """Return `base` with the tensors of a source, and a sentence that says which tensors were
+    loaded.
 
-    source: a .safetensors checkpoint of this project, a state dict of torchvision's (.pth, .pt or
-    .safetensors), or "torchvision:NAME" with
-        a name of its own weights ("DEFAULT", "IMAGENET1K_V1"), which are downloaded and checked
-        against their hash, then kept by torch.hub.
-    base: `initial(made, seed, features)`. Where the source has another number of classes, the head
-    keeps it; so do tensors that only a
-        feature adds ("steps", "exits") and running statistics, where the source lacks them.
-    ValueError: the source cannot be read, or is of another network; names the first tensor that is
-    missing, too many or of another shape.
+    source: a .safetensors checkpoint of this project, a torchvision state dict (.pth, .pt or
+        .safetensors), or "torchvision:NAME" with the name of torchvision's weights ("DEFAULT",
+        "IMAGENET1K_V1"), which torch.hub downloads, checks against their hash and caches
+    base: `initial(made, seed, features)`. The head keeps its values if the source has another
+        number of classes; so do tensors that only a feature adds ("steps", "exits") and running
+        statistics that the source lacks.
+    ValueError: the source cannot be read, or belongs to another network; the message names the
+        first tensor that is missing, unexpected or of another shape.
     """
     if source.startswith(DOWNLOAD):
         found, origin = (
-            converted(source, made, download(source, made), base),
-            f"torchvision's {theirs(made)}",
+            convert(source, made, download(source, made), base),
+            f"torchvision's {torchvision_name(made)}",
         )
     else:
         found, origin = read(Path(source)), f"a checkpoint of {title(made)}"
-        if theirs(made) and not is_own(found, base):
-            found, origin = converted(source, made, found, base), f"torchvision's {theirs(made)}"
+        if torchvision_name(made) and not is_own(found, base):
+            found, origin = (
+                convert(source, made, found, base),
+                f"torchvision's {torchvision_name(made)}",
+            )
     return fit(source, origin, made, found, base)
 
 
@@ -54,14 +57,14 @@ def title(made: Network) -> str:
     return f"{made.family}-{made.preset}" if made.preset else made.family
 
 
-def theirs(made: Network) -> str:
-    """What torchvision calls this network; empty where it has none."""
+def torchvision_name(made: Network) -> str:
+    """Return torchvision's name of this network, or "" if torchvision has none."""
     known = FAMILIES.get(made.family)
     return known.torchvision.names.get(made.preset, "") if known and known.torchvision else ""
 
 
 def is_own(found: Tensors, base: Tensors) -> bool:
-    """Whether a file speaks our names: torchvision's share a few of them at most, the
+    """Whether a file uses this project's tensor names; torchvision's share at most the
     classifier's.
     """
     return 2 * len(found.keys() & base.keys()) > len(base)
@@ -71,8 +74,8 @@ def is_own(found: Tensors, base: Tensors) -> bool:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name. Of a .pth or .pt nothing but tensors is taken; no code in it
-    runs.
+    """Read the tensors of a file by name. Only tensors are loaded from a .pth or .pt file; code in
+    it never runs.
     """
     if path.suffix not in {".safetensors", ".pth", ".pt"}:
         raise ValueError(
@@ -87,19 +90,17 @@ def read(path: Path) -> dict[str, Tensor]:
     except ModuleNotFoundError:
         raise
     except Exception as error:
-        # a damaged file makes torch and safetensors raise whatever they stumble over
+        # torch and safetensors raise various errors for a damaged file
         raise ValueError(
             f"weights {path} cannot be read: "
             f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
         ) from error
-    return checked(str(path), loaded)
+    return check_tensors(str(path), loaded)
 
 
 def download(source: str, made: Network) -> dict[str, Tensor]:
-    """torchvision's own weights of this network, from its site or from where torch.hub keeps what
-    it downloaded before.
-    """
-    name, entry = theirs(made), source.removeprefix(DOWNLOAD)
+    """Return torchvision's weights of this network, from its site or from torch.hub's cache."""
+    name, entry = torchvision_name(made), source.removeprefix(DOWNLOAD)
     if not name:
         able = sorted(
             f"{key}-{preset}"
@@ -108,9 +109,10 @@ def download(source: str, made: Network) -> dict[str, Tensor]:
             for preset in known.torchvision.names
         )
         raise ValueError(
-            f"{source}: torchvision has no network like {title(made)}; it has {', '.join(able)}"
+            f"{source}: torchvision has no weights for {title(made)}; it has weights for "
+            f"{', '.join(able)}"
         )
-    known = torchvision("models").get_model_weights(name)
+    known = import_torchvision("models").get_model_weights(name)
     if entry not in known.__members__:
         raise ValueError(
             f"{source}: expected one of {', '.join(known.__members__)} for {title(made)}"
@@ -119,14 +121,14 @@ def download(source: str, made: Network) -> dict[str, Tensor]:
         loaded = known[entry].get_state_dict(
             progress=False, check_hash=True, map_location="cpu", weights_only=True
         )
-    except Exception as error:  # no network, no such page, a wrong hash, a damaged file
+    except Exception as error:  # offline, page not found, wrong hash, or damaged file
         raise ValueError(
-            f"{source}: the weights of {name} cannot be had from {known[entry].url}: {error}"
+            f"{source}: cannot download the weights of {name} from {known[entry].url}: {error}"
         ) from error
-    return checked(source, loaded)
+    return check_tensors(source, loaded)
 
 
-def checked(source: str, loaded: Any) -> dict[str, Tensor]:
+def check_tensors(source: str, loaded: Any) -> dict[str, Tensor]:
     if not isinstance(loaded, Mapping) or not all(
         isinstance(value, Tensor) for value in loaded.values()
     ):
@@ -139,32 +141,32 @@ def checked(source: str, loaded: Any) -> dict[str, Tensor]:
     return dict(loaded)
 
 
-def converted(source: str, made: Network, found: Tensors, base: Tensors) -> dict[str, Tensor]:
-    """torchvision's tensors as ours."""
+def convert(source: str, made: Network, found: Tensors, base: Tensors) -> dict[str, Tensor]:
+    """Convert torchvision's tensors to this project's."""
     ours = FAMILIES[made.family].torchvision
     assert ours is not None
     try:
         tensors = ours.convert(made.preset, found)
-        if (taken := numbers(tensors)) != numbers(found):
-            raise ValueError(f"it takes {taken:,} of {numbers(found):,} numbers")
+        if (taken := count_numbers(tensors)) != count_numbers(found):
+            raise ValueError(f"only {taken:,} of {count_numbers(found):,} numbers are used")
         return tensors
     except (KeyError, RuntimeError, ValueError) as error:
         first = next(name for name in base if name not in found)
         why = (
-            f"tensor {error.args[0]} is missing or too many"
+            f"tensor {error.args[0]} is missing or unexpected"
             if isinstance(error, KeyError)
             else str(error).splitlines()[0]
         )
         expected = f"no tensor {first} of shape {list(base[first].shape)}"
         raise ValueError(
-            f"weights {source}: neither of {title(made)} ({expected}) nor torchvision's "
-            f"{theirs(made)} ({why})"
+            f"weights {source}: match neither {title(made)} ({expected}) nor torchvision's "
+            f"{torchvision_name(made)} ({why})"
         ) from error
 
 
-def numbers(tensors: Tensors) -> int:
-    """How many there are in all, counters of batches left out: a deeper network has the tensors of
-    a shallower one, and more.
+def count_numbers(tensors: Tensors) -> int:
+    """Count the numbers in all tensors except batch counters. A deeper network has all tensors of a
+    shallower one, so equal names are not enough.
     """
     return sum(
         value.numel() for name, value in tensors.items() if not name.endswith("num_batches_tracked")
@@ -177,7 +179,7 @@ def numbers(tensors: Tensors) -> int:
 def fit(
     source: str, origin: str, made: Network, found: Tensors, base: Tensors
 ) -> tuple[dict[str, Tensor], str]:
-    """`base` with the tensors found, once each is known to fit."""
+    """Return `base` with the tensors found, after checking that each fits."""
     plain, head = shapes(full(made)), fresh_head(made, found, base)
     if missing := [name for name in plain if name not in found and name not in head]:
         raise ValueError(
@@ -191,7 +193,7 @@ def fit(
     ]:
         raise ValueError(
             f"weights {source}: tensor {many[0]} of shape {list(found[many[0]].shape)} "
-            f"is no part of {title(made)}"
+            f"does not belong to {title(made)}"
         )
     taken = {
         name: found[name].to(value.dtype)
@@ -201,28 +203,28 @@ def fit(
         and (name in plain or found[name].shape == value.shape)
     }
     for name, value in taken.items():
-        check(source, made, name, value, base[name])
+        check_fit(source, made, name, value, base[name])
     note = f"{len(taken)} of {len(base)} tensors from {origin} ({source})"
     if head:
         name = next(name for name in sorted(head) if name in found)
         note += (
-            f"; the head starts anew, since it had {len(found[name])} outputs and "
-            f"{len(base[name])} are needed: {', '.join(sorted(head))}"
+            f"; the head is initialised at random, since the file has {len(found[name])} outputs "
+            f"and {len(base[name])} are needed: {', '.join(sorted(head))}"
         )
     return {**base, **taken}, note
 
 
 def fresh_head(made: Network, found: Tensors, base: Tensors) -> frozenset[str]:
-    """All labelled tensors where one has another number of classes and is otherwise alike, else
-    none.
-    """
+    """Return all labelled tensors if one differs only in its number of classes, else none."""
     head = labelled(full(made))
     shaped = [(found[name].shape, base[name].shape) for name in head if name in found]
     return head if any(f[:1] != b[:1] and f[1:] == b[1:] for f, b in shaped) else frozenset()
 
 
 def optional(made: Network) -> set[str]:
-    """Tensors that features of the family add: those of a run that asked for more are left out."""
+    """Return the tensors that features of the family add; a checkpoint may have them even if this
+    run does not use them.
+    """
     known = FAMILIES.get(made.family)
     return (
         {name for feature in known.features for name in shapes(full(made, (feature,)))}
@@ -231,7 +233,7 @@ def optional(made: Network) -> set[str]:
     )
 
 
-def check(source: str, made: Network, name: str, found: Tensor, expected: Tensor) -> None:
+def check_fit(source: str, made: Network, name: str, found: Tensor, expected: Tensor) -> None:
     if found.shape != expected.shape:
         message = (
             f"weights {source}: tensor {name}: expected shape {list(expected.shape)}, found "
@@ -246,7 +248,7 @@ def check(source: str, made: Network, name: str, found: Tensor, expected: Tensor
             made.inputs[0],
         )
         if found.ndim == expected.ndim and axes == [1] and expected.shape[1] == channels:
-            message += f": it reads {found.shape[1]} input channels, and the data have {channels}"
+            message += f": it reads {found.shape[1]} input channels, but the data have {channels}"
         raise ValueError(message)
     if not bool(found.isfinite().all()):
         raise ValueError(f"weights {source}: tensor {name} is not finite")

@@ -1,9 +1,9 @@
-"""Where each tensor of a submodel lives in the largest network: the only cutting code of the
-project.
+"""Map each tensor of a submodel to its place in the largest network; all slicing code of the
+project is here.
 
-A plan is a list of rows, rectangle to rectangle, and one plan serves to extract, to embed and to
-fold. Homes are the keys of the flat dict of tensors that a coordinator keeps. A home `name@group`
-belongs to some devices only; until it is written, it reads `name`.
+A plan is a list of rows that map a rectangle to a rectangle. The same plan serves to extract, embed
+and fold. A home is a key of the coordinator's flat dict of tensors. A home `name@group` belongs to
+some devices only; until it is written, reading it returns `name`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
     "Plan",
     "Row",
     "Where",
-    "at",
+    "as_slices",
     "corner",
     "corners",
     "embed",
@@ -37,7 +37,14 @@ Where = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Row:
-    """local[here] lives in home[there]; `shape` is that of the whole home."""
+    """local[here] corresponds to home[there].
+
+    local: name of the submodel's tensor
+    here: rectangle within it
+    home: name of the global tensor
+    there: rectangle within it
+    shape: shape of the whole home
+    """
 
     local: str
     here: Where
@@ -48,17 +55,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
+    """The rows of a submodel."""
+
     submodel: Submodel
     rows: tuple[Row, ...]
 
 
 def corner(shape: Sequence[int]) -> Where:
-    """The rectangle of this shape that starts at the origin."""
+    """Return the rectangle of this shape that starts at the origin."""
     return tuple((0, n) for n in shape)
 
 
-def at(where: Where) -> tuple[slice, ...]:
-    """A rectangle as an index."""
+def as_slices(where: Where) -> tuple[slice, ...]:
+    """Return a rectangle as an index."""
     return tuple(slice(start, stop) for start, stop in where)
 
 
@@ -67,10 +76,11 @@ def corners(
     submodel: Submodel,
     local: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Plan:
-    """The plan in which every tensor of a submodel is the leading corner of the home of its name.
+    """Return the plan in which every tensor of a submodel is the leading corner of the home of the
+    same name.
 
-    whole: shape of every home. local: shapes of the submodel's tensors, its parameters unless
-    given.
+    whole: shape of every home
+    local: shapes of the submodel's tensors; its parameters by default
     ValueError: a tensor has no home, or does not fit into it.
     """
     return Plan(
@@ -90,18 +100,18 @@ def row(name: str, shape: tuple[int, ...], whole: Mapping[str, tuple[int, ...]])
         or any(n > m for n, m in zip(shape, home, strict=True))
     ):
         raise ValueError(
-            f"tensor {name} of shape {shape} is no corner of the global one, of shape {home}"
+            f"tensor {name} of shape {shape} does not fit into the global tensor of shape {home}"
         )
     return Row(name, corner(shape), name, corner(shape), tuple(home))
 
 
 def graft(plan: Plan, whole: Mapping[str, tuple[int, ...]]) -> Plan:
-    """Adds rows by which the last kept block of each section stands in for the deeper ones that a
+    """Add rows that let the last kept block of each section stand in for the deeper blocks that a
     submodel lacks (FedFA, Algorithm 2).
 
-    A tensor stands in only where it has the shape that the submodel's own would have there, so a
-    first block (other channels, a projection) gives what fits and no more. Grafted rows are for
-    folding: their homes are not the submodel's to receive.
+    A tensor stands in only where it has the shape that the submodel's own tensor would have, so a
+    first block (other channels, a projection) contributes only the tensors that fit. Grafted rows
+    are for folding only: the submodel does not receive their homes.
     """
     network, mask = plan.submodel.network, plan.submodel.mask
     own = {address(network, r.local): r for r in plan.rows}
@@ -125,7 +135,9 @@ def graft(plan: Plan, whole: Mapping[str, tuple[int, ...]]) -> Plan:
 
 
 def extract(tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
-    """The submodel's tensors, contiguous, by local name; they may share memory with `tensors`."""
+    """Return the submodel's tensors by local name, contiguous; they may share memory with
+    `tensors`.
+    """
     found: dict[str, list[Row]] = {}
     for r in plan.rows:
         found.setdefault(r.local, []).append(r)
@@ -133,39 +145,39 @@ def extract(tensors: Mapping[str, Tensor], plan: Plan) -> dict[str, Tensor]:
 
 
 def gather(tensors: Mapping[str, Tensor], rows: list[Row]) -> Tensor:
-    """One local tensor from the rectangles that it is made of."""
+    """Assemble one local tensor from its rectangles."""
     if len(rows) == 1:
         return read(tensors, rows[0]).contiguous()
     shape = [max(r.here[axis][1] for r in rows) for axis in range(len(rows[0].here))]
     out = torch.empty(shape, dtype=read(tensors, rows[0]).dtype)
     for r in rows:
-        out[at(r.here)] = read(tensors, r)
+        out[as_slices(r.here)] = read(tensors, r)
     return out
 
 
 def read(tensors: Mapping[str, Tensor], row: Row) -> Tensor:
     source = tensors.get(row.home)
-    return (tensors[row.home.partition("@")[0]] if source is None else source)[at(row.there)]
+    return (tensors[row.home.partition("@")[0]] if source is None else source)[as_slices(row.there)]
 
 
 def present(tensors: Mapping[str, Tensor], home: str, shape: Sequence[int]) -> Tensor:
-    """A home's tensor, of this shape; of a group's home that is not yet written, the corner of what
-    it reads.
+    """Return a home's tensor of this shape; for a group's home that is not yet written, the corner
+    of its fallback.
     """
     source = tensors.get(home)
-    return tensors[home.partition("@")[0]][at(corner(shape))] if source is None else source
+    return tensors[home.partition("@")[0]][as_slices(corner(shape))] if source is None else source
 
 
 def is_statistic(home: str) -> bool:
-    """Whether a home, of all or of a group, holds running statistics of batch norm."""
+    """Whether a home, global or of a group, holds running statistics of batch norm."""
     return home.partition("@")[0].endswith(("running_mean", "running_var"))
 
 
 def embed(
     tensors: Mapping[str, Tensor], plan: Plan, local: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """`tensors` with the submodel's written where they live: the inverse of `extract`. Leaves what
-    it was given as it is.
+    """Return a copy of `tensors` with the submodel's tensors written to their homes: the inverse of
+    `extract`.
     """
     out = dict(tensors)
     fresh: set[str] = set()
@@ -178,5 +190,5 @@ def embed(
                 torch.zeros(r.shape, dtype=local[r.local].dtype) if old is None else old.clone()
             )
             fresh.add(r.home)
-        out[r.home][at(r.there)] = local[r.local][at(r.here)]
+        out[r.home][as_slices(r.there)] = local[r.local][as_slices(r.here)]
     return out

@@ -1,6 +1,6 @@
-"""Which network, and which part of it: two torch-free records that travel in every task.
+"""Torch-free records that name a network and a part of it; both travel in every task.
 
-A `Network` names the largest network of a run; a `Submodel` names one part of it by a kept width
+A `Network` names the largest network of a run. A `Submodel` names one part of it by a kept width
 and a mask of blocks. Every tensor of a submodel is the leading corner of the network's tensor with
 the same name.
 """
@@ -15,21 +15,23 @@ from typing import Literal, Protocol
 __all__ = ["DataMoments", "Moments", "Network", "Objective", "Submodel", "Target", "kept"]
 
 Target = Literal["class", "value", "token"]
-"""What data give to learn: one class per example, values (regression), or a token after each token
-of a text.
+"""Kind of label in the data: one class per example, values (regression), or the next token at each
+position of a text.
 """
 
 Objective = Literal["class", "value", "next", "masked"]
-"""What a network learns: a class, values, at each position the next token (causal), or the tokens
-that were hidden (masked).
+"""Kind of output that a network learns: a class, values, the next token at each position (causal),
+or hidden tokens (masked).
 """
 
 
 class DataMoments(Protocol):
-    """Means and spreads of data, in raw units; a `federated.task.Card` and a `Network` have them.
+    """Means and standard deviations of data, in raw units; `federated.task.Card` and `Network`
+    provide them.
 
-    mean, std: of the examples, one value or one per channel.
-    shift, scale: mean and spread of each value to learn; empty if the target is not values.
+    mean, std: of the examples, one value or one per channel
+    shift, scale: mean and standard deviation of each target value; empty if the target is not
+        values
     """
 
     @property
@@ -44,7 +46,7 @@ class DataMoments(Protocol):
 
 @dataclass(frozen=True)
 class Moments:
-    """`DataMoments` made of numbers."""
+    """Plain record of `DataMoments`."""
 
     mean: Sequence[float] = (0.0,)
     std: Sequence[float] = (1.0,)
@@ -56,19 +58,17 @@ class Moments:
 class Network:
     """The largest network of a run.
 
-    family: a key of `models.families.catalogue.FAMILIES`, or `module:function`.
-    preset: the name of a size within the family.
-    inputs: shape of one raw example, (channels, height, width) for images.
-    outputs: number of classes or of values; size of the vocabulary.
-    mean, std: per channel, in the units of the raw data; the network itself computes (x - mean) /
-    std,
-        so that devices and exported graphs take raw data.
-    objective: what is learned. A "class" network gives logits [N, outputs], a "value" network
-    standardised values [N, outputs],
-        a network of tokens logits [N, outputs, T].
-    shift, scale: per value, in raw units, of a "value" network: raw = value * scale + shift; empty
-    where values are raw as they are. label: begins the names of its submodels, where a run has
-    several networks.
+    family: a key of `models.families.catalogue.FAMILIES`, or `module:function`
+    preset: name of a size within the family
+    inputs: shape of one raw example; (channels, height, width) for images
+    outputs: number of classes or of values, or the size of the vocabulary
+    mean, std: per channel, in raw units. The network itself computes (x - mean) / std, so that
+        devices and exported graphs take raw data.
+    objective: what the network learns. A "class" network returns logits [N, outputs], a "value"
+        network standardised values [N, outputs], a network of tokens logits [N, outputs, T].
+    shift, scale: per value of a "value" network, in raw units: raw = value * scale + shift; empty
+        if values are not standardised
+    label: prefix of the names of its submodels, for runs with several networks
     """
 
     family: str
@@ -85,14 +85,14 @@ class Network:
 
 @dataclass(frozen=True)
 class Submodel:
-    """One part of a network; hashable, so that caches key on it.
+    """One part of a network; hashable, so that caches can key on it.
 
-    width: kept share of every scalable channel group, in (0, 1].
-    mask: per section, one 0 or 1 per block of the largest network (1: the block is kept).
-    features: what a method asks of the network beyond its plain form ("scaler", "exits", ...),
-    sorted.
-    branches: parallel branches per layer (DynamicFL).
-    owner: the agent that it was made for, where submodels are made per agent.
+    width: kept fraction of every scalable channel group, in (0, 1]
+    mask: per section, one 0 or 1 per block of the largest network (1: kept)
+    features: extensions of the plain network that a method requests ("scaler", "exits", ...),
+        sorted
+    branches: parallel branches per layer (DynamicFL)
+    owner: agent that the submodel was made for, where submodels are made per agent
     """
 
     network: Network
@@ -104,8 +104,8 @@ class Submodel:
 
     @property
     def name(self) -> str:
-        """Short, unique within a run, and safe in a topic and a file name: `w0.5-d2.2.3`, or
-        `w1-b1011.11` where blocks are skipped.
+        """Short name, unique within a run and safe in topics and file names: `w0.5-d2.2.3`, or
+        `w1-b1011.11` if blocks are skipped.
         """
         if all(tuple(sorted(m, reverse=True)) == m for m in self.mask):
             depth = "d" + ".".join(str(sum(m)) for m in self.mask) if self.mask else ""
@@ -123,19 +123,20 @@ class Submodel:
 
     @property
     def unowned(self) -> Submodel:
-        """The same for whoever: as a menu lists it."""
+        """The same submodel without an owner, as a menu lists it."""
         return replace(self, owner="") if self.owner else self
 
     @property
     def plain(self) -> Submodel:
-        """The same part of the network without what concerns one device alone: its owner, and its
-        branches, which are merged away.
+        """The same part of the network without per-device attributes: without an owner, and with
+        branches merged.
         """
         return replace(self, branches=1, owner="") if self.owner or self.branches != 1 else self
 
 
 def kept(ratio: float, channels: int) -> int:
-    """Channels kept of a group: ceil(ratio x channels), as HeteroFL, FjORD and NeFL do.
+    """Return the number of kept channels of a group: ceil(ratio x channels), as in HeteroFL, FjORD
+    and NeFL.
 
     The product is first rounded to 9 decimals, so that 0.07 of 100 is 7.
     """

@@ -1,9 +1,9 @@
-"""What a pass of a network asks of a machine, counted operation by operation on the meta device,
-where nothing is computed.
+"""Count what a pass of a network needs from a machine: arithmetic, memory traffic and peak memory.
+The pass runs on the meta device, which computes no values.
 
-Arithmetic is counted as vector units do it: a layer of 20 channels keeps units of 16 lanes as busy
-as one of 32. So narrow submodels, whose channels are rarely round, cost more than their
-multiply-adds say. Memory is followed as tensors come and go, as autograd holds them.
+Arithmetic is counted in whole vectors: on vectors of 16 lanes, a layer of 20 channels costs as much
+as one of 32. Narrow submodels rarely have round channel counts, so they cost more than their
+multiply-adds suggest. Memory is tracked as tensors are allocated and freed, as autograd holds them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models.families.catalogue import build, example
-from models.meta import Remembering
+from models.shape_cache import ShapeCache
 from models.submodel import Objective, Submodel
 
 __all__ = ["LANES", "Work", "work"]
 
 Shape = tuple[int, ...]
 
-LANES = (4, 8, 16)  # 32-bit floats of a vector: NEON and SSE, AVX2, AVX-512
-FEW = 4  # channels up to which convolutions don't fill up their vectors: an image's colours
+LANES = (4, 8, 16)  # 32-bit floats per vector: NEON and SSE, AVX2, AVX-512
+FEW = 4  # convolutions of up to this many channels (an image's colours) do not pad them to vectors
 
 aten = torch.ops.aten
 CONVOLUTIONS = {aten.convolution, aten.convolution_backward}
@@ -43,11 +43,13 @@ FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 @dataclass(frozen=True)
 class Work:
-    """macs: multiply-adds with channels filled up to vectors of so many lanes, as in LANES. moved:
-    bytes that operations read and write.
+    """Work of one pass.
 
-    calls: operations. live: the most bytes of tensors at one time, parameters included. span: bytes
-    of the largest convolution, all it reads and writes (0 without any).
+    macs: multiply-adds with channels rounded up to whole vectors, one count per entry of LANES
+    moved: bytes that operations read and write
+    calls: number of operations
+    live: peak bytes of tensors, parameters included
+    span: bytes that the largest convolution reads and writes (0 without any)
     """
 
     macs: tuple[int, ...]
@@ -59,19 +61,19 @@ class Work:
 
 @lru_cache(maxsize=4096)
 def work(submodel: Submodel, batch: int, *, training: bool = True) -> Work:
-    """Of a training step without its optimiser (forward, loss, backward), or of an inference, of
-    `batch` examples.
+    """Count the work of a training step without its optimiser (forward, loss, backward), or of an
+    inference, for `batch` examples.
 
-    A training step is counted of at least two, since batch norm needs a variance.
+    A training step is counted for at least two examples, since batch norm needs a variance.
     """
     net = build(submodel, "meta").train(training)
     x, exits = (
         example(submodel.network, max(2, batch) if training else batch, "meta"),
         any(f.startswith("exits") for f in submodel.features),
     )
-    log = Log([*net.parameters(), *net.buffers(), x])
-    with Flash(), Remembering(), log, nullcontext() if training else torch.no_grad():
-        # a method, which Module's type forgets
+    log = OperationLog([*net.parameters(), *net.buffers(), x])
+    with FlashAttention(), ShapeCache(), log, nullcontext() if training else torch.no_grad():
+        # `exits` is a method, unknown to Module's type
         outs = net.exits(x) if exits and training else [net(x)]  # type: ignore[operator]
         if training:
             torch.stack([loss(out, submodel.network.objective) for out in outs]).mean().backward()  # type: ignore[no-untyped-call]
@@ -79,8 +81,8 @@ def work(submodel: Submodel, batch: int, *, training: bool = True) -> Work:
 
 
 def loss(out: Tensor, objective: Objective) -> Tensor:
-    """Of empty truth, by an objective's own function: what it keeps for backward may outweigh a
-    small network.
+    """Return an objective's loss against dummy targets: the tensors that it keeps for backward may
+    outweigh a small network.
     """
     if objective == "value":
         return F.mse_loss(out, torch.zeros_like(out))
@@ -89,9 +91,9 @@ def loss(out: Tensor, objective: Objective) -> Tensor:
     )
 
 
-class Flash(TorchFunctionMode):
-    """Plain attention as processors compute it, in one operation that keeps no scores; the meta
-    device would take it apart.
+class FlashAttention(TorchFunctionMode):
+    """Run plain attention as the CPU does, in one operation that keeps no scores; the meta device
+    would decompose it.
     """
 
     def __torch_function__(
@@ -112,9 +114,10 @@ class Flash(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up every operation below autograd, and follows which storages are alive; of those that
-    exist already, `held`, all the time.
+class OperationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Add up every operation below autograd and track the live storages.
+
+    held: tensors that exist for the whole pass
     """
 
     def __init__(self, held: Iterable[Tensor]) -> None:
@@ -126,7 +129,7 @@ class Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.hold(value)
 
     def hold(self, value: Tensor) -> None:
-        """Counts a storage until it is freed."""
+        """Count a storage until it is freed."""
         storage = value.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self.alive:
@@ -155,7 +158,7 @@ class Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
         view = not func._schema.is_mutable and any(
             x.untyped_storage()._cdata in known for x in made
         )
-        if not view and given:  # a view moves nothing, and what is only allocated neither
+        if not view and given:  # views and mere allocations move no data
             self.count(func.overloadpacket, args, out, sum(x.nbytes for x in (*given, *made)))
         for value in made:
             self.hold(value)
@@ -171,18 +174,19 @@ class Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.macs[i] += FORMULAS[operation](args, out, lanes)
 
 
-def filled(count: int, lanes: int) -> int:
+def round_up(count: int, lanes: int) -> int:
+    """Round a count up to a multiple of `lanes`."""
     return -(-int(count) // lanes) * lanes
 
 
 def convolution(args: tuple[Any, ...], out: Tensor, lanes: int) -> int:
-    """Each weight multiplies once at each position."""
+    """Count a forward pass: each weight multiplies once at each position."""
     x, weight, transposed, groups = args[0], args[1], args[6], args[8]
     return places(x if transposed else out) * weights(weight.shape, groups, lanes)
 
 
 def convolution_backward(args: tuple[Any, ...], out: Any, lanes: int) -> int:
-    """As forward, for each gradient that is needed, of input and weight."""
+    """Count a backward pass: as many as forward for each required gradient, of input and weight."""
     grad, x, weight, transposed, groups, needed = *args[:3], args[7], args[9], args[10]
     return (
         int(sum(needed[:2]))
@@ -196,25 +200,31 @@ def places(x: Tensor) -> int:
 
 
 def weights(shape: Shape, groups: int, lanes: int) -> int:
-    """Of a convolution, in whole vectors; of groups of channels as they are: those wait for
-    memory.
+    """Count a convolution's weights in whole vectors.
+
+    Grouped channels are not rounded up: grouped convolutions are limited by memory.
     """
-    channels = shape[:2] if groups > 1 else [n if n <= FEW else filled(n, lanes) for n in shape[:2]]
+    channels = (
+        shape[:2] if groups > 1 else [n if n <= FEW else round_up(n, lanes) for n in shape[:2]]
+    )
     return math.prod((*channels, *shape[2:]))
 
 
 def product(args: tuple[Any, ...], out: Tensor, lanes: int) -> int:
-    """Of two matrices, or of a batch of them, the last two of the arguments: [..., M, K] and [...,
-    K, N]; M rows may be as few as they are.
+    """Count the product of the last two arguments, [..., M, K] and [..., K, N], batched or not.
+
+    Only K and N are rounded up to whole vectors.
     """
     *several, m, k = args[-2].shape
     n = args[-1].shape[-1]
-    return int(math.prod(several) * m) * filled(k, lanes) * filled(n, lanes)
+    return int(math.prod(several) * m) * round_up(k, lanes) * round_up(n, lanes)
 
 
 def attention(products: int, query: Tensor, key: Tensor, lanes: int) -> int:
-    """Of so many products over queries and keys, [N, heads, T, features]."""
-    return int(products * math.prod(query.shape[:3]) * key.shape[2] * filled(query.shape[3], lanes))
+    """Count `products` matrix products over queries and keys, [N, heads, T, features]."""
+    return int(
+        products * math.prod(query.shape[:3]) * key.shape[2] * round_up(query.shape[3], lanes)
+    )
 
 
 FORMULAS: Mapping[Any, Callable[[tuple[Any, ...], Any, int], int]] = MappingProxyType(
@@ -223,7 +233,7 @@ FORMULAS: Mapping[Any, Callable[[tuple[Any, ...], Any, int], int]] = MappingProx
         aten.convolution_backward: convolution_backward,
         **dict.fromkeys((aten.mm, aten.addmm, aten.bmm, aten.baddbmm), product),
         FLASH: lambda args, out, lanes: attention(2, args[0], args[1], lanes),
-        # the scores are made again
+        # the backward pass computes the scores again
         FLASH_BACKWARD: lambda args, out, lanes: attention(5, args[1], args[2], lanes),
     }
 )

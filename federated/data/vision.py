@@ -20,7 +20,7 @@ import numpy as np
 from federated.data.dataset import Array, Dataset, Labels
 from federated.data.images import read_folder
 from federated.errors import DataError, MissingExtra
-from models.vision import torchvision
+from models.torchvision_import import import_torchvision
 
 __all__ = ["cifar10", "cifar100", "cinic10", "fashion_mnist", "mnist", "svhn"]
 
@@ -173,7 +173,7 @@ def _arrays(part: Any) -> tuple[Array, Labels]:
 
 def _torchvision(name: str, part: str) -> ModuleType:
     try:
-        return torchvision(part)
+        return import_torchvision(part)
     except ModuleNotFoundError as error:
         raise MissingExtra(
             f"the data set {name}", "train", (error.name or "torchvision").partition(".")[0]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federated.task import Timing
-from models.cost import branched
+from models.cost import count_branches
 from models.families.catalogue import parameters
 from models.submodel import Submodel
 from models.work import LANES, work
@@ -137,5 +137,5 @@ def asked(submodel: Submodel, batch: int, lanes: int, training: bool) -> Vector:
     known = work(submodel.plain, batch, training=training)
     moved = known.moved
     if training:
-        moved += OPTIMISER * 4 * (parameters(submodel) + branched(submodel)[0])
+        moved += OPTIMISER * 4 * (parameters(submodel) + count_branches(submodel)[0])
     return np.array([known.macs[LANES.index(lanes)], moved, known.calls], np.float64)

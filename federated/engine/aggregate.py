@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from models.slicing import Where, at
+from models.slicing import Where, as_slices
 
 __all__ = [
     "Key",
@@ -137,7 +137,7 @@ def add(total: Total, part: Part) -> None:
     if known is None:
         wide = torch.float64 if value.dtype == torch.float64 else torch.float32
         known = total.sums[part.home] = Sum(torch.zeros(part.shape, dtype=wide))
-    view = known.value[at(part.where)]
+    view = known.value[as_slices(part.where)]
     if isinstance(part.weight, Tensor):
         rows = (
             (part.weight.double() * part.scale).to(view.dtype).reshape(-1, *[1] * (view.dim() - 1))
@@ -213,7 +213,7 @@ def mean(total: Sum, old: Tensor | None = None) -> Tensor:
     """
     out = torch.full_like(total.value, math.nan) if old is None else old.clone()
     for band, weight in bands(total):
-        target, value = out[at(band)], total.value[at(band)]
+        target, value = out[as_slices(band)], total.value[as_slices(band)]
         if isinstance(weight, Tensor):
             column = weight.reshape(-1, *[1] * (value.dim() - 1))
             target.copy_(

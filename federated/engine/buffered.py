@@ -36,7 +36,7 @@ from federated.engine.aggregate import Part, Total, Weight
 from federated.errors import ConfigError
 from federated.method import Method, State, Tensors
 from federated.task import Update
-from models.slicing import Plan, Row, Where, at, present
+from models.slicing import Plan, Row, Where, as_slices, present
 
 __all__ = ["Base", "Touched", "ages", "buffered", "discount", "rebased", "touched"]
 
@@ -113,8 +113,12 @@ def move(value: Tensor, row: Row, band: Where, age: Weight, then: Tensors, now: 
             for (a, b), (h, _), (t, _) in zip(band, row.here, row.there, strict=True)
         )
     ]
-    new = present(now, row.home, row.shape)[at(band)]
-    old = new if row.local.endswith(STATISTICS) else present(then, row.home, row.shape)[at(band)]
+    new = present(now, row.home, row.shape)[as_slices(band)]
+    old = (
+        new
+        if row.local.endswith(STATISTICS)
+        else present(then, row.home, row.shape)[as_slices(band)]
+    )
     share = discount(age)
     if isinstance(share, Tensor):
         share = share.to(inner.dtype).reshape(-1, *[1] * (inner.dim() - 1))

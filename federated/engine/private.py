@@ -47,7 +47,7 @@ from federated.engine.update_norms import clipped, counted, grounded
 from federated.errors import ConfigError
 from federated.method import Method, Setting, State, varied
 from federated.task import Update
-from models.slicing import Plan, at, corner
+from models.slicing import Plan, as_slices, corner
 
 __all__ = ["gaussian", "noised", "private", "uniform_settings"]
 
@@ -102,13 +102,13 @@ def noised(total: Sum, deviation: float, random: Callable[[int], bytes]) -> Sum:
                 "private sum of such"
             )
         if weight > 0:
-            add_noise(value[at(band)], deviation, random)
+            add_noise(value[as_slices(band)], deviation, random)
     return Sum(value, total.cover)
 
 
 def add_noise(view: Tensor, deviation: float, random: Callable[[int], bytes]) -> None:
     for block in blocks(corner(view.shape), BLOCK):
-        here = view[at(block)]
+        here = view[as_slices(block)]
         here.add_(
             torch.from_numpy(gaussian(here.numel(), random).reshape(tuple(here.shape))),
             alpha=deviation,

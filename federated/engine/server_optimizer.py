@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from federated.engine.aggregate import Sum
-from models.slicing import at
+from models.slicing import as_slices
 
 __all__ = ["ServerOptimizer", "adamw", "covered", "step"]
 
@@ -118,7 +118,7 @@ def covered(one: Sum) -> Tensor:
     """Which coordinates of a home the round's devices held, as bool of the home's shape."""
     held = torch.zeros(one.value.shape, dtype=torch.bool)
     for where, (weight, *_) in one.cover.items():
-        there = held[at(where)]
+        there = held[as_slices(where)]
         if isinstance(weight, Tensor):
             there |= (weight > 0).reshape(-1, *[1] * (held.dim() - 1))
         elif weight > 0:

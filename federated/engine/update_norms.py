@@ -13,7 +13,7 @@ from torch import Tensor
 
 from federated.engine.aggregate import Part, Sum
 from federated.method import State, Tensors
-from models.slicing import at, present
+from models.slicing import as_slices, present
 
 __all__ = ["change", "clipped", "counted", "grounded", "length", "moved"]
 
@@ -33,7 +33,7 @@ def counted(part: Part) -> Part:
 
 def moved(part: Part, tensors: Tensors) -> Tensor:
     """New minus old of a part's rectangle; 0 in rows that it gives no weight."""
-    old = present(tensors, part.home, part.shape)[at(part.where)]
+    old = present(tensors, part.home, part.shape)[as_slices(part.where)]
     step = part.value - old
     if isinstance(part.weight, Tensor):
         step = step * (part.weight > 0).to(step.dtype).reshape(-1, *[1] * (step.dim() - 1))
@@ -64,7 +64,7 @@ def clipped(parts: Iterable[Part], tensors: Tensors, bound: float) -> list[Part]
         replace(
             part,
             value=torch.lerp(
-                present(tensors, part.home, part.shape)[at(part.where)].to(part.value),
+                present(tensors, part.home, part.shape)[as_slices(part.where)].to(part.value),
                 part.value,
                 bound / norm,
             ),

@@ -45,7 +45,7 @@ from federated.task import Recipe, Update
 from federated.training import objective
 from federated.training.hooks import Hooks, Session
 from models.families.catalogue import initial
-from models.slicing import Plan, at, is_statistic, present
+from models.slicing import Plan, as_slices, is_statistic, present
 from models.submodel import Network, Submodel
 
 __all__ = ["consistency", "depthfl", "distilled_loss"]
@@ -155,7 +155,7 @@ def dynamic_finish(state: State, total: Total, rng: np.random.Generator) -> Stat
         w, old = after.tensors[home].clone(), present(state.tensors, home, one.value.shape)
         h = state.tensors.get("h/" + home, torch.zeros_like(old)).clone()
         for where, count in bands(one, 1):
-            here = at(where)
+            here = as_slices(where)
             h[here] -= alpha * count / agents * (w[here] - old[here])
             w[here] -= h[here] / alpha
         new |= {home: w, "h/" + home: h}

@@ -39,7 +39,7 @@ from federated.methods import fedavg as base
 from federated.task import Profile, Recipe
 from federated.training.hooks import Hooks, Session
 from federated.training.loop import cuts
-from models.branching import Layer, layers
+from models.branching import BranchableLayer, branchable_layers
 from models.families.catalogue import full
 from models.layers.attention import Attention
 from models.layers.branches import Branch, join, originals, split
@@ -65,7 +65,7 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
     have.
     """
     whole, wanted = full(network), settings["branches"]
-    able = layers(whole, wanted - 1, settings["linear"], settings["rank"])
+    able = branchable_layers(whole, wanted - 1, settings["linear"], settings["rank"])
     most = 1 + max((len(layer.kinds) for layer in able.values()), default=0)
     if wanted > most:
         raise ConfigError(
@@ -92,7 +92,7 @@ def recipe(state: State, submodel: Submodel) -> Recipe:
 
 
 def allotted(
-    able: Mapping[str, Layer], count: int, order: Iterable[str]
+    able: Mapping[str, BranchableLayer], count: int, order: Iterable[str]
 ) -> dict[str, list[Branch]]:
     """The branches of each layer beside its origin: the work of `count` in every layer, spent in
     this order on all that a layer can have.
@@ -117,7 +117,9 @@ def expand(session: Session) -> None:
     options = session.recipe.options
     # of its own: the order of examples is that of a plain device
     generator = torch.Generator().manual_seed(session.generator.initial_seed())
-    able = layers(session.submodel.plain, options["most"] - 1, options["linear"], options["rank"])
+    able = branchable_layers(
+        session.submodel.plain, options["most"] - 1, options["linear"], options["rank"]
+    )
     fixed = any(isinstance(m, Attention | nn.MultiheadAttention) for m in session.net.modules())
     known = {
         name: float(session.memory[SCORES + name].max())

@@ -29,7 +29,7 @@ from federated.errors import ConfigError
 from federated.method import Method, Setting, Settings, State, Tensors, round_at
 from federated.task import Profile, Recipe, Update
 from models.families.catalogue import full, menu, parameters, shapes, statistics
-from models.slicing import Plan, Row, at, corners, extract
+from models.slicing import Plan, Row, as_slices, corners, extract
 from models.submodel import Network, Submodel
 
 __all__ = [
@@ -207,7 +207,7 @@ def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
                 row.home,
                 row.there,
                 row.shape,
-                torch.as_tensor(update.tensors[row.local])[at(row.here)],
+                torch.as_tensor(update.tensors[row.local])[as_slices(row.here)],
                 share,
             )
 

@@ -31,7 +31,7 @@ from federated.methods.common.inactive import one_step
 from federated.methods.fedavg import fedavg, finish, parts
 from federated.task import Update
 from models.families.catalogue import shapes
-from models.slicing import Plan, at, present
+from models.slicing import Plan, as_slices, present
 
 __all__ = ["fednova", "normaliser"]
 
@@ -57,7 +57,9 @@ def normalised(state: State, plan: Plan, update: Update) -> Iterator[Part]:
     a, trained = normaliser(update.steps, state.settings["momentum"]), shapes(plan.submodel)
     for part in parts(state, plan, update):
         if part.home.partition("@")[0] in trained:
-            moved = part.value - present(state.tensors, part.home, part.shape)[at(part.where)]
+            moved = (
+                part.value - present(state.tensors, part.home, part.shape)[as_slices(part.where)]
+            )
             yield replace(part, value=moved / a, extra=(float(part.weight) * a,))
         else:
             yield part
@@ -70,7 +72,7 @@ def stepped(old: Tensor, one: Sum) -> Tensor:
     step, new = mean(one, torch.zeros_like(old)), old.clone()
     for (band, weight), (_, weighted) in zip(bands(one), bands(one, 1), strict=True):
         if float(weight) > 0:
-            new[at(band)] += step[at(band)] * (float(weighted) / float(weight))
+            new[as_slices(band)] += step[as_slices(band)] * (float(weighted) / float(weight))
     return new
 
 

@@ -43,7 +43,7 @@ from federated.training import objective
 from federated.training.hooks import Hooks, Session
 from models.families.catalogue import build, normalising, shapes, statistics
 from models.layers.batch_norm import set_norm
-from models.slicing import Plan, at, corner
+from models.slicing import Plan, as_slices, corner
 from models.submodel import Network, Submodel
 
 __all__ = ["fjord"]
@@ -141,7 +141,7 @@ class Nested:
     def answer(self, session: Session, x: Tensor) -> Tensor:
         wide = dict(session.net.named_parameters())
         parts = {
-            name: wide[name][at(corner(p.shape))]
+            name: wide[name][as_slices(corner(p.shape))]
             for name, p in self.net.named_parameters()
             if name not in self.own
         }

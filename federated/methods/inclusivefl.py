@@ -45,7 +45,7 @@ from federated.methods import fedavg as base
 from federated.methods.common.inactive import same_blocks
 from federated.task import Update
 from models.families.catalogue import address, full, shapes, statistics
-from models.slicing import Plan, at, corner, extract, is_statistic, present
+from models.slicing import Plan, as_slices, corner, extract, is_statistic, present
 from models.submodel import Network, Submodel, kept
 
 __all__ = ["inclusivefl", "size_local"]
@@ -190,7 +190,7 @@ def finish(state: State, total: Total, rng: np.random.Generator) -> State:
         for where, (weight, *_) in one.cover.items():
             fold(
                 shared,
-                [Part(home, where, tuple(one.value.shape), new[at(where)], weight)],
+                [Part(home, where, tuple(one.value.shape), new[as_slices(where)], weight)],
                 (key, *map(str, where)),
             )
     after = base.finish(state, shared, rng)

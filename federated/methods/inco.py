@@ -56,7 +56,7 @@ from federated.methods.fedprox import fedprox
 from federated.methods.moon import moon
 from federated.methods.scaffold import scaffold
 from models.families.catalogue import address, full, normalising, shapes
-from models.slicing import at
+from models.slicing import as_slices
 from models.submodel import Network, Submodel
 
 __all__ = [
@@ -136,7 +136,7 @@ def taken_up(old: Tensor, new: Tensor, other: Tensor, one: Sum, variant: str) ->
     """
     out, step = new.clone(), crossed(new - old, other, variant)
     for band, _ in bands(one):
-        out[at(band)] = old[at(band)] + step[at(band)]
+        out[as_slices(band)] = old[as_slices(band)] + step[as_slices(band)]
     return out
 
 

@@ -44,7 +44,7 @@ from federated.methods.common.inactive import one_round
 from federated.task import Recipe, Update
 from federated.training.variates import PREFIX
 from models.families.catalogue import full, shapes
-from models.slicing import Plan, Where, at, present
+from models.slicing import Plan, Where, as_slices, present
 from models.submodel import Submodel
 
 __all__ = ["scaffold", "united"]
@@ -92,7 +92,8 @@ def parts(state: State, plan: Plan, update: Update) -> Iterator[Part]:
         if part.home.startswith(PREFIX):
             part = replace(
                 part,
-                value=present(state.tensors, part.home, part.shape)[at(part.where)] + part.value,
+                value=present(state.tensors, part.home, part.shape)[as_slices(part.where)]
+                + part.value,
                 weight=1.0,
             )
         yield part
@@ -183,7 +184,7 @@ def shared(old: Tensor, average: Tensor, one: Sum, now: Cover, before: Cover) ->
     for (band, s), (_, n), (_, b) in zip(
         bands(frame), bands(frame, 1), bands(frame, 2), strict=True
     ):
-        here, there = at(band), max(float(n), float(s))
+        here, there = as_slices(band), max(float(n), float(s))
         if s < there:
             new[here] = torch.lerp(old[here], average[here], float(s) / there)
         if b and there and b != there:

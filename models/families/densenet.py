@@ -1,12 +1,13 @@
-"""DenseNet-121, whose layers each see the outputs of all before. Read it from the bottom up.
+"""DenseNet-121, in which each layer reads the outputs of all layers before it. Read it from the
+bottom up.
 
-Huang et al., Densely Connected Convolutional Networks (arXiv 1608.06993), bottlenecks and halving
-transitions, as torchvision's densenet121. "121-cifar" begins with a 3x3 convolution of stride 1 and
-no pool, for small images; "121-recipfl" is RecipFL's: that, with a growth of 12.
+Huang et al., Densely Connected Convolutional Networks (arXiv 1608.06993), with bottlenecks and
+halving transitions, as torchvision's densenet121. "121-cifar" begins with a 3x3 convolution of
+stride 1 and no pool, for small images; "121-recipfl", RecipFL's, is the same with a growth of 12.
 
-Width scales stem, growth, bottlenecks and transitions; tensors over all that a layer sees are kept
-in two (`models.layers.concatenated`). Depth drops the last layers of a dense block. A transition
-makes as many channels as that of the whole network at this width, whatever depth is left.
+Width scales stem, growth, bottlenecks and transitions; each tensor over a layer's concatenated
+inputs is split in two (`models.layers.dense_block`). Depth drops the last layers of a dense block.
+A transition outputs as many channels as the whole network's at this width, at any depth.
 """
 
 from __future__ import annotations
@@ -21,18 +22,22 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.family import Family, Tensors, Torchvision, check_mask
 from models.layers.basic import Norm, Standardise
-from models.layers.concatenated import SeenConv, SeenNorm
+from models.layers.dense_block import SeenConv, SeenNorm
 from models.submodel import Submodel, kept
 
 __all__ = ["DENSENET"]
 
-BOTTLENECK = 4  # width of a bottleneck, in growths
+BOTTLENECK = 4  # width of a bottleneck, as a multiple of the growth
 
 
 @dataclass(frozen=True)
 class Size:
-    """stem: channels that it makes. growth: channels that each layer adds. depths: layers per
-    block. large: a stem for large images.
+    """One size of the network.
+
+    stem: output channels of the stem
+    growth: channels that each layer adds
+    depths: layers per block
+    large: use the stem for large images
     """
 
     stem: int
@@ -42,7 +47,7 @@ class Size:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Channels that enter each block: a transition halves what leaves the one before."""
+        """Input channels of each block: a transition halves the channels of the block before it."""
         made = [self.stem]
         for depth in self.depths[:-1]:
             made.append((made[-1] + depth * self.growth) // 2)
@@ -62,22 +67,26 @@ NAMES: Mapping[str, str] = MappingProxyType({"121": "densenet121"})
 NORM = ("weight", "bias", "running_mean", "running_var")
 
 
-def labelled(submodel: Submodel) -> frozenset[str]:
+def labelled_tensors(submodel: Submodel) -> frozenset[str]:
     return frozenset({"linear.inputs.weight", "linear.inputs.bias", "linear.grown.weight"})
 
 
 def check_prefix(submodel: Submodel) -> None:
-    """ValueError unless the kept layers of each block are its first: each reads all before it."""
+    """Check that the kept layers of each block are its first ones, since each layer reads all
+    before it.
+
+    ValueError: they are not.
+    """
     if any(sorted(section, reverse=True) != list(section) for section in submodel.mask):
         raise ValueError(
-            f"submodel {submodel.name} drops a layer before one that it keeps; of a "
-            "dense block only the last layers may go"
+            f"submodel {submodel.name} drops a layer before one that it keeps; only the last "
+            "layers of a dense block can be dropped"
         )
 
 
-def names(size: Size) -> Iterator[tuple[str, str, int, int]]:
-    """Our layer, torchvision's, the inputs that it sees, and the grown layers; 0 and 0 where both
-    have the same tensors.
+def tensor_names(size: Size) -> Iterator[tuple[str, str, int, int]]:
+    """Yield each layer's name, torchvision's name, the input channels, and the number of grown
+    layers; 0 and 0 if both networks have the same tensors.
     """
     yield "stem", "features.conv0", 0, 0
     yield "stem_norm", "features.norm0", 0, 0
@@ -109,9 +118,9 @@ def names(size: Size) -> Iterator[tuple[str, str, int, int]]:
 
 
 def convert(preset: str, state: Tensors) -> dict[str, Tensor]:
-    """torchvision's tensors under our names; KeyError where one is missing.
+    """Return torchvision's tensors under this project's names; KeyError if one is missing.
 
-    Its files of weights still write denselayer1.norm.1 for what its network calls
+    torchvision's weight files still write denselayer1.norm.1 for what its network calls
     denselayer1.norm1.
     """
     state = {
@@ -119,13 +128,14 @@ def convert(preset: str, state: Tensors) -> dict[str, Tensor]:
         for name, value in state.items()
     }
     out = {"linear.inputs.bias": state["classifier.bias"]}
-    for ours, theirs, channels, layers in names(PRESETS[preset]):
+    for ours, theirs, channels, layers in tensor_names(PRESETS[preset]):
         for part in NORM if "norm" in theirs else ("weight",):
             value = state[f"{theirs}.{part}"]
             if not channels:
                 out[f"{ours}.{part}"] = value
                 continue
-            # of what is seen: the only one of a norm, the second of a convolution and of the linear
+            # axis of the concatenated inputs: a norm's only one, the second of a convolution and of
+            # the linear
             axis = min(1, value.dim() - 1)
             inputs, grown = value.tensor_split([channels], axis)
             out[f"{ours}.inputs.{part}"] = (
@@ -137,7 +147,7 @@ def convert(preset: str, state: Tensors) -> dict[str, Tensor]:
 
 
 class Layer(nn.Module):
-    """norm, relu, 1x1, norm, relu, 3x3 of all that is seen: [N, growth, H, W]."""
+    """norm, relu, 1x1, norm, relu, 3x3 over the concatenated inputs: [N, growth, H, W]."""
 
     def __init__(self, channels: int, layers: int, growth: int, middle: int) -> None:
         super().__init__()
@@ -153,7 +163,7 @@ class Layer(nn.Module):
 
 
 class Transition(nn.Module):
-    """norm, relu, 1x1, pool of all that is seen: [N, O, H/2, W/2]."""
+    """norm, relu, 1x1, pool over the concatenated inputs: [N, O, H/2, W/2]."""
 
     def __init__(self, channels: int, layers: int, growth: int, outputs: int) -> None:
         super().__init__()
@@ -181,7 +191,7 @@ class DenseNet(nn.Module):
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         kernel, stride = (7, 2) if size.large else (3, 1)
         self.stem = nn.Conv2d(network.inputs[0], widths[0], kernel, stride, kernel // 2, bias=False)
-        # after a small stem, the first layer's norm comes at once
+        # the small stem has no norm: the first layer's norm follows it
         self.stem_norm = Norm(widths[0]) if size.large else None
         self.sections = nn.ModuleList(
             nn.ModuleDict(
@@ -205,7 +215,7 @@ class DenseNet(nn.Module):
         for index, section in enumerate(self.sections):
             x = self.transitions[index - 1](x, grown) if index else x  # [N, ws, H/2^s, W/2^s]
             grown = []
-            # a ModuleDict, which ModuleList's type forgets
+            # a ModuleDict, unknown to ModuleList's type
             for layer in section.values():  # type: ignore[operator]
                 grown.append(layer(x, grown))  # [N, growth, H/2^s, W/2^s]
         seen = [part.mean((2, 3), keepdim=True) for part in self.norm(x, grown)]
@@ -217,6 +227,6 @@ DENSENET = Family(
     presets=PRESETS,
     default="121-cifar",
     inputs=3,
-    labelled=labelled,
+    labelled=labelled_tensors,
     torchvision=Torchvision(NAMES, convert),
 )

@@ -1,11 +1,11 @@
 """EfficientNetV2-S: fused and plain inverted residuals, squeeze and excitation, SiLU (Tan and Le,
 arXiv 2104.00298, table 4).
 
-Its network is in `models.layers.inverted_residual`. All but the last convolution scales in width,
+Its network is in `models.layers.inverted_residual`. All but the last convolution scale in width,
 all six sections in depth. For small images ("v2s-cifar", as in the EfficientNetV2 of FedFA, arXiv
 2406.09877) the stem and the section of 48 channels keep the resolution; the tensors are the same,
-so torchvision's weights fit both. Stochastic depth as in torchvision: a block is left out the more
-often the deeper it sits in the largest network, and as often in every submodel.
+so torchvision's weights fit both. Stochastic depth follows torchvision: the drop rate of a block
+grows with its depth in the largest network, and is the same in every submodel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import MappingProxyType
 from torch import Tensor, nn
 
 from models.family import Family, Torchvision
-from models.layers.inverted_residual import Inverted, Section, Size, Style, renamed
+from models.layers.inverted_residual import Inverted, Section, Size, Style, rename_tensors
 from models.submodel import Submodel
 
 __all__ = ["EFFICIENTNET"]
@@ -25,18 +25,30 @@ __all__ = ["EFFICIENTNET"]
 STYLE = Style(nn.SiLU, eps=1e-3, drop=0.2)
 
 
-def fused(expansion: int, channels: int, depth: int, stride: int) -> Section:
+def fused_section(expansion: int, channels: int, depth: int, stride: int) -> Section:
     return Section(expansion, channels, depth, stride, fused=True)
 
 
-def plain(expansion: int, channels: int, depth: int, stride: int) -> Section:
+def plain_section(expansion: int, channels: int, depth: int, stride: int) -> Section:
     return Section(expansion, channels, depth, stride, squeeze=True)
 
 
 def table(stride: int) -> tuple[Section, ...]:
-    """The paper's sections; stride: of the one with 48 channels."""
-    early = (fused(1, 24, 2, 1), fused(4, 48, 4, stride), fused(4, 64, 4, 2))
-    return (*early, plain(4, 128, 6, 2), plain(6, 160, 9, 1), plain(6, 256, 15, 2))
+    """Return the paper's sections.
+
+    stride: of the section with 48 channels
+    """
+    early = (
+        fused_section(1, 24, 2, 1),
+        fused_section(4, 48, 4, stride),
+        fused_section(4, 64, 4, 2),
+    )
+    return (
+        *early,
+        plain_section(4, 128, 6, 2),
+        plain_section(6, 160, 9, 1),
+        plain_section(6, 256, 15, 2),
+    )
 
 
 PRESETS: Mapping[str, Size] = MappingProxyType(
@@ -45,7 +57,12 @@ PRESETS: Mapping[str, Size] = MappingProxyType(
         "tiny": Size(
             8,
             1,
-            (fused(1, 8, 2, 1), fused(4, 16, 3, 1), plain(4, 24, 3, 2), plain(6, 32, 3, 2)),
+            (
+                fused_section(1, 8, 2, 1),
+                fused_section(4, 16, 3, 1),
+                plain_section(4, 24, 3, 2),
+                plain_section(6, 32, 3, 2),
+            ),
             128,
         ),
         "v2s-cifar": Size(24, 1, table(1)),
@@ -62,8 +79,8 @@ def build(submodel: Submodel) -> nn.Module:
 
 
 def convert(preset: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """torchvision's efficientnet_v2_s as our tensors. It has no names for the layers of a block,
-    and squeezes by 1x1 convolutions.
+    """Convert torchvision's efficientnet_v2_s to this project's tensors. torchvision numbers the
+    layers of a block, and squeezes with 1x1 convolutions.
     """
     sections = PRESETS[preset].sections
     modules = {"classifier.1": "linear"}
@@ -89,7 +106,7 @@ def convert(preset: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 modules |= {f"{theirs}.{leaf}": f"{ours}.{mine}" for leaf, mine in leaves.items()}
     return {
         name: value.flatten(1) if name.endswith(("down.weight", "up.weight")) else value
-        for name, value in renamed(state, modules).items()
+        for name, value in rename_tensors(state, modules).items()
     }
 
 

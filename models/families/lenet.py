@@ -1,14 +1,14 @@
 """LeNet-5 with batch norm, as RecipFL uses it on MNIST. Read it from the bottom up.
 
 LeCun et al., Gradient-Based Learning Applied to Document Recognition (1998): two 5x5 convolutions
-without padding, each with an average pool, then hidden linears. RecipFL (the authors' code) puts
-batch norm after each convolution and relu for tanh, and takes 28x28 images unpadded. "5-scaled" is
-what RecipFL gives its weak devices, a network of its own: 3 channels in the second convolution and
-one hidden linear.
+without padding, each with an average pool, then hidden linear layers. RecipFL (the authors' code)
+adds batch norm after each convolution, replaces tanh with relu, and takes 28x28 images unpadded.
+"5-scaled" is the separate network that RecipFL gives its weak devices: 3 channels in the second
+convolution and one hidden linear layer.
 
-Width scales the convolutions' channels and the hidden linears. No layer may be dropped, since each
-changes the number of channels: there are two sections of one block, the convolutions.
-Initialisation is PyTorch's, batch norm 1 and 0, the last linear's bias 0.
+Width scales the convolutions' channels and the hidden layers. No layer can be dropped, since each
+changes the number of channels: the two convolutions are two sections of one block. Initialisation
+is PyTorch's, batch norm 1 and 0, the last linear's bias 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.family import Family, check_mask
 from models.layers.basic import Norm, Standardise
-from models.layers.flattened import stack
+from models.layers.flat_linear import stack
 from models.submodel import Submodel, kept
 
 __all__ = ["LENET"]
@@ -30,7 +30,11 @@ __all__ = ["LENET"]
 
 @dataclass(frozen=True)
 class Size:
-    """widths: channels of the two convolutions at width 1. hidden: widths of the hidden linears."""
+    """One size of the network.
+
+    widths: channels of the two convolutions at width 1
+    hidden: widths of the hidden linear layers
+    """
 
     widths: tuple[int, int]
     hidden: tuple[int, ...]
@@ -43,7 +47,7 @@ PRESETS: Mapping[str, Size] = MappingProxyType(
 
 
 def left(side: int) -> int:
-    """What two blocks leave of a side: 28 -> 24 -> 12 -> 8 -> 4."""
+    """Return the side length after two blocks: 28 -> 24 -> 12 -> 8 -> 4."""
     return ((side - 4) // 2 - 4) // 2
 
 
@@ -68,7 +72,9 @@ class LeNet(nn.Module):
         check_mask(submodel, size.depths)
         channels, height, width = network.inputs
         if min(height, width) < 16:
-            raise ValueError(f"images of {height}x{width}; a LeNet-5 needs at least 16x16")
+            raise ValueError(
+                f"images of {height}x{width} are too small; LeNet-5 requires at least 16x16"
+            )
         first, second = (kept(submodel.width, w) for w in size.widths)
         hidden = [kept(submodel.width, w) for w in size.hidden]
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))

@@ -1,11 +1,11 @@
 """A residual perceptron for tables, windows of signals and small images. Read it from the bottom
 up.
 
-The input of any axes is flattened and never scales; the hidden layers are equally wide. The first
-takes the input, the others are the blocks of one section, x + step * norm(linear(x)) before a relu
-(He et al., arXiv 1512.03385, with linears for convolutions): any of them may be dropped. NeFL's
-learnable steps are 1 where nobody asks for them. Initialisation is PyTorch's, batch norm 1 and 0,
-the last linear's bias 0.
+Inputs of any shape are flattened and never scale; the hidden layers are equally wide. The first
+layer takes the input. The others are the blocks of one section, x + step * norm(linear(x)) before a
+relu (He et al., arXiv 1512.03385, with linear layers for convolutions); any of them may be dropped.
+NeFL's learnable steps are 1 unless requested. Initialisation is PyTorch's, batch norm 1 and 0, the
+last linear's bias 0.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ __all__ = ["MLP"]
 
 @dataclass(frozen=True)
 class Size:
-    """width: of every hidden layer at width 1. depths: hidden layers after the first, in one
-    section.
+    """One size of the network.
+
+    width: of every hidden layer at width 1
+    depths: hidden layers after the first, in one section
     """
 
     width: int
@@ -76,7 +78,7 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.standardise(x).flatten(1)  # [N, inputs]
         x = F.relu(self.norm(self.stem(x)))  # [N, hidden]
-        # a ModuleDict, which ModuleList's type forgets
+        # a ModuleDict, unknown to ModuleList's type
         for block in self.sections[0].values():  # type: ignore[operator]
             x = block(x)
         return self.linear(x)  # type: ignore[no-any-return]

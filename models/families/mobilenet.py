@@ -1,7 +1,7 @@
 """MobileNetV2: inverted residuals with ReLU6 (Sandler et al., arXiv 1801.04381, table 2); its
 network is in `models.layers.inverted_residual`.
 
-All but the last convolution scales in width; the five sections of more than one block scale in
+All but the last convolution scale in width; the five sections of more than one block scale in
 depth. For small images ("v2-cifar", as in the MobileNetV2 of FedFA, arXiv 2406.09877) the stem and
 the section of 24 channels keep the resolution; the tensors are the same, so torchvision's weights
 fit both.
@@ -15,7 +15,7 @@ from types import MappingProxyType
 from torch import Tensor, nn
 
 from models.family import Family, Torchvision
-from models.layers.inverted_residual import Inverted, Section, Size, Style, renamed
+from models.layers.inverted_residual import Inverted, Section, Size, Style, rename_tensors
 from models.submodel import Submodel
 
 __all__ = ["MOBILENET"]
@@ -24,7 +24,10 @@ STYLE = Style(nn.ReLU6)
 
 
 def table(stride: int) -> tuple[Section, ...]:
-    """The paper's sections; stride: of the one with 24 channels."""
+    """Return the paper's sections.
+
+    stride: of the section with 24 channels
+    """
     rows = (
         (1, 16, 1, 1),
         (6, 24, 2, stride),
@@ -54,8 +57,8 @@ def build(submodel: Submodel) -> nn.Module:
 
 
 def convert(preset: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """torchvision's mobilenet_v2 as our tensors. It counts blocks through all sections, and the
-    layers of a block without names.
+    """Convert torchvision's mobilenet_v2 to this project's tensors. torchvision numbers blocks
+    through all sections, and the layers of a block.
     """
     blocks = [(s, b) for s, depth in enumerate(PRESETS[preset].depths) for b in range(depth)]
     modules = {"classifier.1": "linear"}
@@ -73,7 +76,7 @@ def convert(preset: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             f"{theirs}.{len(wide)}": f"{ours}.project.conv",
             f"{theirs}.{len(wide) + 1}": f"{ours}.project.norm",
         }
-    return renamed(state, modules)
+    return rename_tensors(state, modules)
 
 
 MOBILENET = Family(

@@ -2,18 +2,18 @@
 up.
 
 He et al., Identity Mappings in Deep Residual Networks (arXiv 1603.05027), two 3x3 convolutions per
-block; a block that changes channels or resolution projects its shortcut by a 1x1 convolution of the
-activated input. Every section but the first halves the resolution. Initialisation is PyTorch's,
+block. A block that changes channels or resolution projects its shortcut with a 1x1 convolution of
+the activated input. Every section but the first halves the resolution. Initialisation is PyTorch's,
 batch norm 1 and 0, the linear's bias 0 (HeteroFL).
 
-With exits (`models.layers.exits`) a submodel ends where its last exit sits, and nothing is left of
-the sections after it. What an exit reads is normalised and activated first, by a norm of its own: a
-block's output is a sum that nothing has activated.
-"steps": what a block adds is multiplied by a learnable number, 1 at first (NeFL, arXiv 2308.07761,
-section III).
+With exits (`models.layers.exits`) a submodel ends at its last exit and has no later blocks. An exit
+first normalises and activates its feature, with its own norm: a block's output is a sum without
+activation.
+"steps": the residual of a block is multiplied by a learnable number, initially 1 (NeFL, arXiv
+2308.07761, section III).
 
-A block keeps the index that it has in the largest network, so `sections.1.3.conv2.weight` names the
-same block in every submodel.
+A block keeps its index in the largest network, so `sections.1.3.conv2.weight` names the same block
+in every submodel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.family import Family, check_mask
 from models.layers.basic import Norm, Standardise
-from models.layers.exits import EXITS, early, kind, labelled, passed, reached
+from models.layers.exits import (
+    EXITS,
+    early_exits,
+    exit_kind,
+    exit_places,
+    features_at,
+    labelled_tensors,
+)
 from models.submodel import Submodel, kept
 
 __all__ = ["PRERESNET"]
@@ -38,8 +45,10 @@ __all__ = ["PRERESNET"]
 
 @dataclass(frozen=True)
 class Size:
-    """widths: channels per section at width 1. depths: blocks per section of the largest
-    network.
+    """One size of the network.
+
+    widths: channels per section at width 1
+    depths: blocks per section of the largest network
     """
 
     widths: tuple[int, ...]
@@ -63,7 +72,9 @@ PRESETS: Mapping[str, Size] = MappingProxyType(
 
 class Block(nn.Module):
     """norm, relu, conv, norm, relu, conv, plus a shortcut; [N, I, H, W] -> [N, O, H/stride,
-    W/stride]. step: learnable, of what is added.
+    W/stride].
+
+    step: multiply the residual by a learnable number
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, step: bool) -> None:
@@ -72,7 +83,7 @@ class Block(nn.Module):
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.norm2 = Norm(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        # The stride alone decides, never the kept channels: they may agree by chance in a narrow
+        # Only the stride decides, never the kept channels: they may be equal by chance in a narrow
         # submodel, and names must not change.
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride != 1 else None
         self.step = nn.Parameter(torch.ones(1)) if step else None
@@ -85,8 +96,8 @@ class Block(nn.Module):
         return short + (out if self.step is None else self.step * out)  # type: ignore[no-any-return]
 
 
-def sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
-    """The blocks up to a place, by their indices in the largest network."""
+def build_sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
+    """Build the first `end` blocks, named by their indices in the largest network."""
     made, channels, number = nn.ModuleList(), kept(submodel.width, size.widths[0]), 0
     step = "steps" in submodel.features
     for section, (width, mask) in enumerate(zip(size.widths, submodel.mask, strict=True)):
@@ -106,24 +117,24 @@ def sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
 
 
 class PreResNet(nn.Module):
-    """Outputs [N, outputs] of raw images [N, C, H, W], uint8 or float; of the deepest exit, where
-    there are several: `net.exits(x)` gives all.
+    """Outputs [N, outputs] of raw images [N, C, H, W], uint8 or float; with exits, those of the
+    deepest one (`net.exits(x)` returns all).
 
     ValueError: the mask does not fit, or drops the first block of a section before the last exit;
-    more than one kind of exits, or no block.
+        more than one kind of exits, or no block.
     """
 
     def __init__(self, submodel: Submodel) -> None:
         super().__init__()
         network, size = submodel.network, PRESETS[submodel.network.preset]
-        self.places, self.depths = reached(submodel), size.depths
+        self.places, self.depths = exit_places(submodel), size.depths
         check_mask(submodel, size.depths, end=self.places[-1])
         widths = [kept(submodel.width, channels) for channels in size.widths]
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.stem = nn.Conv2d(network.inputs[0], widths[0], 3, 1, 1, bias=False)
-        self.sections = sections(submodel, size, self.places[-1])
-        if kind(submodel.features):
-            self.exits = early(submodel, widths, self.answers)
+        self.sections = build_sections(submodel, size, self.places[-1])
+        if exit_kind(submodel.features):
+            self.exits = early_exits(submodel, widths, self.answers)
             ends = tuple(accumulate(size.depths))
             self.norms = nn.ModuleDict(
                 {
@@ -141,7 +152,7 @@ class PreResNet(nn.Module):
         return self.answer(len(self.places) - 1, self.seen(x)[-1])
 
     def answers(self, x: Tensor) -> list[Tensor]:
-        """What every exit says, the shallowest first."""
+        """Return the outputs of every exit, shallowest first."""
         return [self.answer(index, feature) for index, feature in enumerate(self.seen(x))]
 
     def answer(self, index: int, feature: Tensor) -> Tensor:
@@ -150,9 +161,9 @@ class PreResNet(nn.Module):
         return self.linear(F.relu(self.norm(feature)).mean((2, 3)))  # type: ignore[no-any-return]
 
     def seen(self, x: Tensor) -> list[Tensor]:
-        """The feature before each exit, not activated."""
+        """Return the feature before each exit, not activated."""
         x = self.stem(self.standardise(x))  # [N, w0, H, W]
-        return passed(x, self.sections, self.depths, self.places)
+        return features_at(x, self.sections, self.depths, self.places)
 
 
 PRERESNET = Family(
@@ -160,6 +171,6 @@ PRERESNET = Family(
     presets=PRESETS,
     default="small",
     inputs=3,
-    labelled=labelled,
+    labelled=labelled_tensors,
     features=frozenset({"scaler", "scaler-always", "steps", *EXITS}),
 )

@@ -1,22 +1,21 @@
-"""The ResNet of InCo, NeFL, DepthFL, ScaleFL and RecipFL, activated after each addition (He et al.,
-arXiv 1512.03385). Read it from the bottom up.
+"""The post-activation ResNet of InCo, NeFL, DepthFL, ScaleFL and RecipFL (He et al., arXiv
+1512.03385). Read it from the bottom up.
 
-Presets are named by their layers: 10, 14, 18, 22, 26, 34 (two 3x3 convolutions per block), 101 and
-wide-101 (bottlenecks; Wide-ResNet-101-2, arXiv 1605.07146, has twice the channels inside), each
-with one of three stems: "18" is torchvision's (7x7 of stride 2 and max-pool), "18-cifar" has a 3x3
-convolution alone, "18-nefl" that and the max-pool. 56 and 110 are He's for CIFAR with projected
-shortcuts; "small" and "tiny" are for a CPU.
+Presets are named by their number of layers: 10, 14, 18, 22, 26, 34 (two 3x3 convolutions per
+block), 101 and wide-101 (bottlenecks; Wide-ResNet-101-2, arXiv 1605.07146, has twice the inner
+channels). Each comes with three stems: "18" has torchvision's (7x7 of stride 2 and max-pool),
+"18-cifar" a 3x3 convolution alone, "18-nefl" that and the max-pool. 56 and 110 are He's for CIFAR
+with projected shortcuts; "small" and "tiny" are for a CPU.
 
-Widths: every section's channels, and a bottleneck's inner ones. Depth: any block may be left out
-(NeFL, arXiv 2308.07761). Of a section's first block the projection stays, relu(projection(x)),
-since it changes channels and resolution; where there is none, the section passes x on. With exits
-(`models.layers.exits`) a submodel ends where its last exit sits, and nothing is left of the
-sections after it.
-"steps": what a block adds is multiplied by a learnable number, relu(shortcut(x) + step * F(x)), 1
-at first (NeFL, section III).
+Width scales every section's channels and a bottleneck's inner ones. Depth may leave out any block
+(NeFL, arXiv 2308.07761). A section's first block leaves its projection, relu(projection(x)), since
+it changes channels and resolution; without a projection, the section passes x on. With exits
+(`models.layers.exits`) a submodel ends at its last exit and has no later blocks.
+"steps": the residual of a block is multiplied by a learnable number, relu(shortcut(x) + step *
+F(x)), initially 1 (NeFL, section III).
 
-Initialisation is torchvision's for its stem and for 56 and 110 (He-normal convolutions, by fan
-out), PyTorch's for the others.
+Initialisation is torchvision's for its stem and for 56 and 110 (He-normal convolutions, fan out),
+PyTorch's for the others.
 """
 
 from __future__ import annotations
@@ -29,20 +28,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.family import Family, Tensors, Torchvision, check_mask, sectioned
+from models.family import Family, Tensors, Torchvision, check_mask, parse_address
 from models.layers.basic import Norm, Standardise
-from models.layers.exits import EXITS, early, kind, labelled, passed, reached
+from models.layers.exits import (
+    EXITS,
+    early_exits,
+    exit_kind,
+    exit_places,
+    features_at,
+    labelled_tensors,
+)
 from models.layers.residual import Block, Projection, Skipped
 from models.submodel import Network, Submodel, kept
 
 __all__ = ["RESNET"]
 
-EXPANSION = 4  # channels that a bottleneck puts out, per plane
+EXPANSION = 4  # output channels of a bottleneck per plane
 
 
 @dataclass(frozen=True)
 class Stem:
-    """A convolution, then perhaps a 3x3 max-pool of stride 2."""
+    """A convolution, optionally followed by a 3x3 max-pool of stride 2."""
 
     kernel: int
     stride: int
@@ -51,11 +57,14 @@ class Stem:
 
 @dataclass(frozen=True)
 class Size:
-    """planes: channels of the plain 3x3 convolutions per section at width 1, the first also the
-    stem's. depths: blocks per section.
+    """One size of the network.
 
-    inner: 0 for blocks of two 3x3 convolutions, else bottlenecks with so many inner channels per
-    plane. he: He-normal initialisation.
+    planes: channels of the plain 3x3 convolutions per section at width 1; the stem has as many as
+        the first section
+    depths: blocks per section
+    stem: the stem
+    inner: 0 for blocks of two 3x3 convolutions; for bottlenecks, inner channels per plane
+    he: He-normal initialisation
     """
 
     planes: tuple[int, ...]
@@ -66,7 +75,7 @@ class Size:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Channels that each section puts out at width 1."""
+        """Output channels of each section at width 1."""
         return tuple(plane * (EXPANSION if self.inner else 1) for plane in self.planes)
 
 
@@ -83,7 +92,7 @@ DEPTHS = {
 
 
 def sizes(suffix: str, stem: Stem, *, he: bool) -> dict[str, Size]:
-    """Every depth with one stem."""
+    """Return every depth with one stem."""
     basic = {f"{name}{suffix}": Size(FOUR, depths, stem, he=he) for name, depths in DEPTHS.items()}
     deep = {
         f"{name}101{suffix}": Size(FOUR, (3, 4, 23, 3), stem, inner, he)
@@ -108,11 +117,11 @@ NAMES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def theirs(name: str) -> str:
-    """torchvision's name of a tensor: sections.1.0.shortcut.norm.bias ->
+def torchvision_name(name: str) -> str:
+    """Return torchvision's name of a tensor: sections.1.0.shortcut.norm.bias ->
     layer2.0.downsample.1.bias.
     """
-    if place := sectioned(name):
+    if place := parse_address(name):
         section, block, rest = place
         rest = (
             rest.replace("shortcut.conv", "downsample.0")
@@ -125,7 +134,7 @@ def theirs(name: str) -> str:
 
 
 def convert(preset: str, state: Tensors) -> dict[str, Tensor]:
-    """torchvision's tensors under our names; KeyError where one is missing."""
+    """Return torchvision's tensors under this project's names; KeyError if one is missing."""
     with torch.device("meta"):
         net = ResNet(
             Submodel(
@@ -135,22 +144,22 @@ def convert(preset: str, state: Tensors) -> dict[str, Tensor]:
             )
         )
     return {
-        name: state[theirs(name)]
+        name: state[torchvision_name(name)]
         for name in net.state_dict()
         if not name.endswith("num_batches_tracked")
     }
 
 
 def initialise(net: nn.Module) -> None:
-    """torchvision's start: convolutions by He et al. over their outputs."""
+    """Initialise as torchvision: He-normal convolutions by fan out."""
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-def sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
-    """The blocks up to a place, by their indices in the largest network; of a first block that is
-    left out, its projection.
+def build_sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
+    """Build the first `end` blocks, named by their indices in the largest network; a skipped first
+    block leaves its projection.
     """
     made, channels, number, step = (
         nn.ModuleList(),
@@ -170,8 +179,8 @@ def sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
             number += 1
             if number > end:
                 break
-            # The place alone decides, never the kept channels: they may agree by chance in a narrow
-            # submodel, and names must not change.
+            # Only the place decides, never the kept channels: they may be equal by chance in a
+            # narrow submodel, and names must not change.
             stride = 2 if section and index == 0 else 1
             shortcut = (
                 Projection(channels, outputs, stride)
@@ -188,8 +197,8 @@ def sections(submodel: Submodel, size: Size, end: int) -> nn.ModuleList:
 
 
 class ResNet(nn.Module):
-    """Outputs [N, outputs] of raw images [N, C, H, W], uint8 or float; of the deepest exit, where
-    there are several: `net.exits(x)` gives all.
+    """Outputs [N, outputs] of raw images [N, C, H, W], uint8 or float; with exits, those of the
+    deepest one (`net.exits(x)` returns all).
 
     ValueError: the mask does not fit, more than one kind of exits, or exits and no block.
     """
@@ -198,7 +207,7 @@ class ResNet(nn.Module):
         super().__init__()
         network, size = submodel.network, PRESETS[submodel.network.preset]
         check_mask(submodel, size.depths, first=False)
-        self.places, self.depths = reached(submodel), size.depths
+        self.places, self.depths = exit_places(submodel), size.depths
         first, last = kept(submodel.width, size.planes[0]), kept(submodel.width, size.widths[-1])
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.stem = nn.Conv2d(
@@ -211,9 +220,9 @@ class ResNet(nn.Module):
         )
         self.norm = Norm(first)
         self.pool = nn.MaxPool2d(3, 2, 1) if size.stem.pool else nn.Identity()
-        self.sections = sections(submodel, size, self.places[-1])
-        if kind(submodel.features):
-            self.exits = early(
+        self.sections = build_sections(submodel, size, self.places[-1])
+        if exit_kind(submodel.features):
+            self.exits = early_exits(
                 submodel, [kept(submodel.width, width) for width in size.widths], self.answers
             )
         self.linear = (
@@ -226,7 +235,7 @@ class ResNet(nn.Module):
         return self.answer(len(self.places) - 1, self.seen(x)[-1])
 
     def answers(self, x: Tensor) -> list[Tensor]:
-        """What every exit says, the shallowest first."""
+        """Return the outputs of every exit, shallowest first."""
         return [self.answer(index, feature) for index, feature in enumerate(self.seen(x))]
 
     def answer(self, index: int, feature: Tensor) -> Tensor:
@@ -235,9 +244,9 @@ class ResNet(nn.Module):
         return self.linear(feature.mean((2, 3)))  # type: ignore[no-any-return]
 
     def seen(self, x: Tensor) -> list[Tensor]:
-        """The feature before each exit."""
+        """Return the feature before each exit."""
         x = F.relu(self.norm(self.stem(self.standardise(x))))  # [N, w0, H, W], or half of each
-        return passed(self.pool(x), self.sections, self.depths, self.places)
+        return features_at(self.pool(x), self.sections, self.depths, self.places)
 
 
 RESNET = Family(
@@ -245,7 +254,7 @@ RESNET = Family(
     presets=PRESETS,
     default="18-cifar",
     inputs=3,
-    labelled=labelled,
+    labelled=labelled_tensors,
     features=frozenset({"scaler", "scaler-always", "steps", *EXITS}),
     torchvision=Torchvision(NAMES, convert),
 )

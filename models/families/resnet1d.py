@@ -1,9 +1,9 @@
 """A residual network for windows of sensor signals, [N, channels, time]. Read it from the bottom
 up.
 
-The strong baseline for time series of Wang, Yan and Oates (arXiv 1611.06455, section 2.3),
-convolutions along time in residual blocks, with the basic block of He et al. (arXiv 1512.03385) in
-place of theirs: two convolutions of 5 samples, and every section but the first halves the
+Based on the strong baseline for time series of Wang, Yan and Oates (arXiv 1611.06455, section 2.3):
+convolutions along time in residual blocks. It uses the basic block of He et al. (arXiv 1512.03385)
+instead of theirs: two convolutions of 5 samples, and every section but the first halves the
 resolution, so that a small device can afford it. Initialisation is He's for convolutions, PyTorch's
 for the linear.
 """
@@ -29,8 +29,10 @@ KERNEL = 5
 
 @dataclass(frozen=True)
 class Size:
-    """widths: channels per section at width 1. depths: blocks per section of the largest
-    network.
+    """One size of the network.
+
+    widths: channels per section at width 1
+    depths: blocks per section of the largest network
     """
 
     widths: tuple[int, ...]
@@ -62,7 +64,7 @@ class Block(nn.Module):
         self.conv2 = conv(outputs, outputs, KERNEL)
         self.norm2 = Norm(outputs)
         self.step = nn.Parameter(torch.ones(1)) if step else None
-        # The stride alone decides, never the kept channels: they may agree by chance in a narrow
+        # Only the stride decides, never the kept channels: they may be equal by chance in a narrow
         # submodel, and names must not change.
         self.shortcut = conv(inputs, outputs, 1, stride) if stride != 1 else None
         self.norm3 = Norm(outputs) if stride != 1 else None
@@ -76,8 +78,9 @@ class Block(nn.Module):
 
 
 class ResNet1d(nn.Module):
-    """[N, C, T] raw -> logits or standardised values [N, outputs]. ValueError: the mask does not
-    fit, or drops the first block of a section.
+    """[N, C, T] raw -> logits or standardised values [N, outputs].
+
+    ValueError: the mask does not fit, or drops the first block of a section.
     """
 
     def __init__(self, submodel: Submodel) -> None:
@@ -106,7 +109,7 @@ class ResNet1d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.stem(self.standardise(x))))  # [N, w0, T]
         for section in self.sections:
-            # a ModuleDict, which ModuleList's type forgets
+            # a ModuleDict, unknown to ModuleList's type
             for block in section.values():  # type: ignore[operator]
                 x = block(x)  # [N, ws, T/2^s]
         return self.linear(x.mean(2))  # type: ignore[no-any-return]

@@ -1,13 +1,13 @@
 """The language model of HeteroFL. Read it from the bottom up.
 
-Diao et al., HeteroFL (arXiv 2010.01264), section 4, as its public code builds it: a learned
-embedding of tokens and positions, post-norm encoder layers, and a decoder of two linears. Width
-scales the features of a token, those inside each head and the hidden ones; heads, positions and the
-vocabulary stay. Layers are one section.
+Diao et al., HeteroFL (arXiv 2010.01264), section 4, as in its public code: a learned embedding of
+tokens and positions, post-norm encoder layers, and a decoder of two linear layers. Width scales the
+features of a token, those inside each head and the hidden ones; heads, positions and the vocabulary
+stay. Layers are one section.
 
-The "masked" objective gives back tokens that were hidden; a hidden token is the id `vocabulary`,
-and hiding them is the training's business. The causal presets see only what came before, and give
-the token that follows each.
+The "masked" objective predicts hidden tokens; a hidden token has the id `vocabulary`, and training
+chooses which to hide. The causal presets see only earlier tokens, and predict the token after each
+position.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.family import Family, check_mask
-from models.layers.attention import Attention, Feed
+from models.layers.attention import Attention, FeedForward
 from models.layers.basic import Linear
 from models.submodel import Objective, Submodel, Target, kept
 
@@ -30,8 +30,14 @@ __all__ = ["TRANSFORMER"]
 
 @dataclass(frozen=True)
 class Size:
-    """dim: features of a token; hidden: of the feed-forward within a layer; causal: a position sees
-    only those before it and itself.
+    """One size of the network.
+
+    dim: features of a token
+    heads: attention heads
+    hidden: hidden features of the feed-forward in a layer
+    layers: number of layers
+    causal: each position attends only to itself and earlier ones
+    dropout: dropout rate
     """
 
     dim: int
@@ -57,27 +63,27 @@ PRESETS: Mapping[str, Size] = MappingProxyType(
 
 
 def objective(preset: str, target: Target) -> Objective:
-    """ValueError: the data are no tokens."""
+    """Return the objective of a preset. ValueError: the data are not tokens."""
     if target != "token":
         raise ValueError(
-            f"it learns from texts of tokens, and the data give a {target}; a model for "
-            "images is 'preresnet'"
+            f"it learns from tokens of text, but the data give a {target}; use a model for "
+            "images, such as 'preresnet'"
         )
     return "next" if PRESETS[preset].causal else "masked"
 
 
-def labelled(submodel: Submodel) -> frozenset[str]:
+def labelled_tensors(submodel: Submodel) -> frozenset[str]:
     return frozenset({"embedding.tokens", "decoder.linear2.weight", "decoder.linear2.bias"})
 
 
 class Embedding(nn.Module):
-    """Of each token plus that of its position, normalised; [N, T] of ids 0 .. vocabulary -> [N, T,
-    D].
+    """Sum of a token's and its position's embedding, normalised; [N, T] of ids 0 .. vocabulary ->
+    [N, T, D].
     """
 
     def __init__(self, vocabulary: int, length: int, dim: int, dropout: float) -> None:
         super().__init__()
-        # the last one stands for a hidden token
+        # the last row is the hidden token's
         self.tokens = nn.Parameter(torch.empty(vocabulary + 1, dim).normal_())
         self.positions = nn.Parameter(torch.empty(length, dim).normal_())
         self.scaler: nn.Module = nn.Identity()
@@ -96,7 +102,7 @@ class Layer(nn.Module):
         super().__init__()
         self.attention = Attention(dim, size.heads, features, causal=size.causal, step=step)
         self.norm1 = nn.LayerNorm(dim)
-        self.feed = Feed(dim, hidden, dropout=size.dropout, step=step)
+        self.feed = FeedForward(dim, hidden, dropout=size.dropout, step=step)
         self.norm2 = nn.LayerNorm(dim)
         self.dropout = nn.Dropout(size.dropout)
         for linear in (self.feed.linear1, self.feed.linear2):
@@ -121,8 +127,9 @@ class Decoder(nn.Module):
 
 
 class Transformer(nn.Module):
-    """[N, T] of token ids -> logits [N, vocabulary, T]. Any layer may be absent. ValueError: the
-    mask does not fit.
+    """[N, T] of token ids -> logits [N, vocabulary, T]. Any layer may be absent.
+
+    ValueError: the mask does not fit.
     """
 
     def __init__(self, submodel: Submodel) -> None:
@@ -144,7 +151,7 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embedding(x)  # [N, T, D]
-        # a ModuleDict, which ModuleList's type forgets
+        # a ModuleDict, unknown to ModuleList's type
         for layer in self.sections[0].values():  # type: ignore[operator]
             x = layer(x)
         return self.decoder(x).transpose(1, 2)  # type: ignore[no-any-return]
@@ -155,7 +162,7 @@ TRANSFORMER = Family(
     presets=PRESETS,
     default="heterofl",
     inputs=1,
-    labelled=labelled,
+    labelled=labelled_tensors,
     features=frozenset({"scaler", "steps"}),
     objective=objective,
 )

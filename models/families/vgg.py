@@ -1,18 +1,19 @@
-"""VGG with batch norm, and HeteroFL's network of four convolutions, which is one without hidden
-linears. Read it from the bottom up.
+"""VGG with batch norm, and HeteroFL's network of four convolutions, which is a VGG without hidden
+linear layers. Read it from the bottom up.
 
 Simonyan and Zisserman, Very Deep Convolutional Networks (arXiv 1409.1556), with batch norm as in
-torchvision's vgg*_bn; FlexiFed's for 32x32 images are these. 3x3 convolutions in sections, a
-max-pool after each, then two hidden linears with dropout. All channels and hidden linears scale in
-width, and of each section all convolutions but the first may be dropped: of VGG-19, one, one, two,
-two, two are VGG-11.
+torchvision's vgg*_bn; FlexiFed uses these for 32x32 images. 3x3 convolutions in sections, a
+max-pool after each section, then two hidden linear layers with dropout. All channels and hidden
+layers scale in width. In each section any convolution but the first may be dropped: keeping one,
+one, two, two and two of VGG-19's gives VGG-11.
 
-A pool comes only where it finds at least 2x2, so smaller images pass too, the last sections at one
-resolution. What is left, 1x1 of 32x32 and 7x7 of 224x224, are the positions of the first linear's
-weight [hidden, channels, positions]. torchvision pools to 7x7 in any case.
+A pool is skipped where the feature map is smaller than 2x2, so smaller images pass too, with the
+last sections at one resolution. The remaining map, 1x1 for 32x32 and 7x7 for 224x224, is the
+positions of the first linear's weight [hidden, channels, positions]. torchvision always pools to
+7x7.
 
 heterofl (arXiv 2010.01264, section 4; the authors' code): one convolution per section, no pool
-after the last, whose mean goes to the linear.
+after the last; the linear reads the global mean.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.family import Family, Tensors, Torchvision, check_mask
 from models.layers.basic import Norm, Standardise
-from models.layers.flattened import stack
+from models.layers.flat_linear import stack
 from models.submodel import Submodel, kept
 
 __all__ = ["VGG"]
@@ -34,8 +35,12 @@ __all__ = ["VGG"]
 
 @dataclass(frozen=True)
 class Size:
-    """widths: channels per section at width 1. depths: convolutions per section. hidden: widths of
-    the hidden linears; none: a global mean.
+    """One size of the network.
+
+    widths: channels per section at width 1
+    depths: convolutions per section
+    hidden: widths of the hidden linear layers; empty for a global mean
+    dropout: dropout rate after hidden layers
     """
 
     widths: tuple[int, ...]
@@ -61,9 +66,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def names(size: Size) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Our layer, torchvision's, and the parts of both: torchvision numbers conv, norm, relu of each
-    block and the pool of each section.
+def tensor_names(size: Size) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Yield each layer's name, torchvision's name, and the parts of both. torchvision numbers the
+    conv, norm and relu of each block and the pool of each section.
     """
     both, norm = ("weight", "bias"), ("weight", "bias", "running_mean", "running_var")
     index = 0
@@ -81,13 +86,13 @@ def names(size: Size) -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 
 def convert(preset: str, state: Tensors) -> dict[str, Tensor]:
-    """torchvision's tensors under our names, for images of 224x224; KeyError where one is
-    missing.
+    """Return torchvision's tensors under this project's names, for images of 224x224; KeyError if
+    one is missing.
     """
     size = PRESETS[preset]
     out = {
         f"{ours}.{part}": state[f"{theirs}.{part}"]
-        for ours, theirs, parts in names(size)
+        for ours, theirs, parts in tensor_names(size)
         for part in parts
     }
     return out | {
@@ -96,8 +101,8 @@ def convert(preset: str, state: Tensors) -> dict[str, Tensor]:
 
 
 def initialise(net: nn.Module) -> None:
-    """torchvision's start: convolutions by He et al. over their outputs, linears narrow, every bias
-    0.
+    """Initialise as torchvision: He-normal convolutions by fan out, narrow linear layers, every
+    bias 0.
     """
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
@@ -105,7 +110,7 @@ def initialise(net: nn.Module) -> None:
         elif isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, 0, 0.01)
         if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # all of them have one
+            nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # all have a bias
 
 
 class Block(nn.Module):
@@ -139,7 +144,7 @@ class Vgg(nn.Module):
                 channels = outputs
             self.sections.append(blocks)
         wanted = len(size.widths) if size.hidden else len(size.widths) - 1
-        # halvings that leave at least one
+        # halvings that leave at least one pixel
         self.pools = min(wanted, min(height, width).bit_length() - 1)
         hidden = [kept(submodel.width, w) for w in size.hidden]
         self.hidden = stack(channels, (height >> self.pools) * (width >> self.pools), hidden)
@@ -152,7 +157,7 @@ class Vgg(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.standardise(x)
         for index, section in enumerate(self.sections):
-            # a ModuleDict, which ModuleList's type forgets
+            # a ModuleDict, unknown to ModuleList's type
             for block in section.values():  # type: ignore[operator]
                 x = block(x)
             x = F.max_pool2d(x, 2) if index < self.pools else x  # [N, ws, H/2^s, W/2^s]

@@ -1,10 +1,10 @@
 """The vision transformer. Read it from the bottom up.
 
 Dosovitskiy et al., An Image is Worth 16x16 Words (arXiv 2010.11929): an image cut into patches, a
-class token before them, learned positions, pre-norm layers, and a linear on the class token. "s"
-with 8 to 12 layers is InCo's, "b" is torchvision's vit_b_16. Width scales the features of a token,
-those inside each head and the hidden ones; heads and tokens stay. Layers are one section.
-Initialisation is torchvision's, whose head is zero at first.
+class token before them, learned positions, pre-norm layers, and a linear layer on the class token.
+"s" with 8 to 12 layers is InCo's, "b" is torchvision's vit_b_16. Width scales the features of a
+token, those inside each head and the hidden ones; heads and tokens stay. Layers are one section.
+Initialisation is torchvision's, with a zero head.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from models.family import Family, Tensors, Torchvision, check_mask
-from models.layers.attention import Attention, Feed
+from models.layers.attention import Attention, FeedForward
 from models.layers.basic import Standardise
 from models.submodel import Network, Submodel, kept
 
@@ -29,8 +29,13 @@ EPS = 1e-6  # of every layer norm
 
 @dataclass(frozen=True)
 class Size:
-    """dim: features of a token; hidden: of the feed-forward within a layer; patch: pixels on a
-    side.
+    """One size of the network.
+
+    dim: features of a token
+    heads: attention heads
+    hidden: hidden features of the feed-forward in a layer
+    layers: number of layers
+    patch: pixels per side of a patch
     """
 
     dim: int
@@ -54,7 +59,7 @@ PRESETS: Mapping[str, Size] = MappingProxyType(
         "b": Size(768, 12, 3072, 12, 16),
     }
 )
-TORCHVISION = (  # our names within a layer, and torchvision's
+TORCHVISION = (  # names within a layer: this project's, torchvision's
     ("norm1", "ln_1."),
     ("attention.project", "self_attention.in_proj_"),
     ("attention.out", "self_attention.out_proj."),
@@ -65,7 +70,7 @@ TORCHVISION = (  # our names within a layer, and torchvision's
 
 
 def convert(preset: str, tensors: Tensors) -> dict[str, Tensor]:
-    """torchvision's tensors under our names, reshaped where heads are an axis of ours."""
+    """Return torchvision's tensors under this project's names, reshaped to give heads an axis."""
     size = PRESETS[preset]
     features = size.dim // size.heads
     names = {"patches": "conv_proj.", "norm": "encoder.ln.", "linear": "heads.head."}
@@ -93,18 +98,20 @@ def convert(preset: str, tensors: Tensors) -> dict[str, Tensor]:
 
 
 def grid(network: Network, patch: int) -> tuple[int, int]:
-    """Patches along height and width. ValueError: they do not fill the image."""
+    """Return the patches along height and width. ValueError: they do not fill the image."""
     _, height, width = network.inputs
     if height % patch or width % patch:
         raise ValueError(
-            f"vit: images of {height} x {width} pixels are not filled by patches of "
+            f"vit: images of {height} x {width} pixels do not divide into patches of "
             f"{patch} x {patch}; expected multiples of {patch}"
         )
     return height // patch, width // patch
 
 
 def initialise(net: nn.Module) -> None:
-    """As torchvision does; what is not named here starts as PyTorch has it, biases at 0."""
+    """Initialise as torchvision; unlisted weights keep PyTorch's initialisation, unlisted biases
+    are 0.
+    """
     for name, value in net.named_parameters():
         if name.endswith(("linear1.bias", "linear2.bias")):
             nn.init.normal_(value, std=1e-6)
@@ -131,7 +138,7 @@ class Layer(nn.Module):
         self.norm1 = nn.LayerNorm(dim, EPS)
         self.attention = Attention(dim, heads, features, step=step)
         self.norm2 = nn.LayerNorm(dim, EPS)
-        self.feed = Feed(dim, hidden, step=step)
+        self.feed = FeedForward(dim, hidden, step=step)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
@@ -170,7 +177,7 @@ class ViT(nn.Module):
         x = self.patches(self.standardise(x)).flatten(2).transpose(1, 2)  # [N, patches, D]
         x = torch.cat([self.token.expand(x.shape[0], 1, -1), x], 1) + self.positions  # [N, T, D]
         x = self.scaler(x)
-        # a ModuleDict, which ModuleList's type forgets
+        # a ModuleDict, unknown to ModuleList's type
         for layer in self.sections[0].values():  # type: ignore[operator]
             x = layer(x)
         return self.linear(self.norm(x[:, 0]))  # type: ignore[no-any-return]

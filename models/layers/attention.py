@@ -1,9 +1,8 @@
-"""What transformers are made of: attention with an axis per head, the feed-forward, and how their
-sums are scaled.
+"""Attention with an axis per head and the feed-forward layer of transformers.
 
 Vaswani et al., Attention Is All You Need (arXiv 1706.03762), section 3.2. A narrow attention keeps
-every head, and the leading features inside each, never a prefix of all heads' features joined
-(HeteroFL, arXiv 2010.01264): so heads are an axis of their own in every tensor.
+every head and the leading features inside each, not a prefix of all heads' concatenated features
+(HeteroFL, arXiv 2010.01264). Every tensor therefore has an axis for heads.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.layers.basic import Linear
 
-__all__ = ["Attention", "Feed"]
+__all__ = ["Attention", "FeedForward"]
 
 
-class Axes(Linear):
+class MultiAxisLinear(Linear):
     """A linear layer, [..., I] -> [..., O], whose weight [*outputs, *inputs] and bias [*outputs]
-    keep the axes that their features are made of.
+    keep the axes that their features consist of.
     """
 
     def __init__(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> None:
@@ -35,11 +34,11 @@ class Axes(Linear):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, [N, T, D] -> [N, T, D]; scores are divided by the square root of
+    """Multi-head self-attention, [N, T, D] -> [N, T, D]. Scores are divided by the square root of
     the features that a head keeps.
 
-    causal: a position sees itself and those before. step: a learnable factor of the whole (NeFL,
-    arXiv 2308.07761, eq. 4), 1 at first.
+    causal: each position attends only to itself and earlier ones
+    step: scale the output by a learnable factor, initially 1 (NeFL, arXiv 2308.07761, eq. 4)
     """
 
     def __init__(
@@ -47,8 +46,8 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.shape, self.causal = (3, heads, features), causal
-        self.project = Axes((dim,), self.shape)  # query, key, value
-        self.out = Axes((heads, features), (dim,))
+        self.project = MultiAxisLinear((dim,), self.shape)  # query, key, value
+        self.out = MultiAxisLinear((heads, features), (dim,))
         self.step = nn.Parameter(torch.ones(1)) if step else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,7 +58,7 @@ class Attention(nn.Module):
         return y if self.step is None else self.step * y
 
 
-class Feed(nn.Module):
+class FeedForward(nn.Module):
     """linear, GELU, linear at each position, [N, T, D] -> [N, T, D]; `step` as in Attention."""
 
     def __init__(self, dim: int, hidden: int, *, dropout: float = 0.0, step: bool = False) -> None:

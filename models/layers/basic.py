@@ -9,23 +9,26 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from models.submodel import kept
 
-__all__ = ["Linear", "Norm", "Projected", "Scaler", "Standardise", "project", "scale"]
+__all__ = ["Linear", "Norm", "ProjectedLinear", "Scaler", "Standardise", "project", "scale"]
 
-FEATURES = 256  # of a projection head, at width 1
+FEATURES = 256  # features of a projection head, at width 1
 
 
 class Standardise(nn.Module):
     """(x - mean) / std per channel of raw input, [N, C, ...] of any dtype.
 
-    The two constants belong to the `Network` record: they are no parameters, do not travel, and end
-    in an exported graph.
+    Both constants come from the `Network` record: they are not parameters and are not sent, but an
+    exported graph contains them.
     """
 
     mean: Tensor
     std: Tensor
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], axes: int) -> None:
-        """axes: number of axes of one example, the channel axis included."""
+        """Make the layer.
+
+        axes: number of axes of one example, the channel axis included
+        """
         super().__init__()
         shape = (-1,) + (1,) * (axes - 1)
         self.register_buffer("mean", torch.tensor(mean).reshape(shape), persistent=False)
@@ -36,10 +39,10 @@ class Standardise(nn.Module):
 
 
 class Scaler(nn.Module):
-    """x / rate while training, x otherwise: makes up for the inputs that a narrow layer lacks
+    """x / rate in training, x otherwise: compensates for the inputs that a narrow layer lacks
     (HeteroFL, arXiv 2010.01264, section 3).
 
-    always: in evaluation too (ScaleFL's authors' code).
+    always: in evaluation too (code of ScaleFL's authors)
     """
 
     def __init__(self, rate: float, *, always: bool = False) -> None:
@@ -59,10 +62,10 @@ class Scaler(nn.Module):
 
 
 class Norm(_BatchNorm):
-    """Batch norm over axis 1 of [N, C, ...], as of a scaled input where a method asks for it (see
+    """Batch norm over axis 1 of [N, C, ...], which may act as if its input were scaled (see
     `scale`).
 
-    Its parameters and statistics may have several axes, of C numbers in all.
+    Its parameters and statistics may have several axes, with C numbers in all.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -73,7 +76,7 @@ class Norm(_BatchNorm):
         momentum = self.momentum
         if self.training:
             self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
-            # cumulative, as torch's own
+            # cumulative average, as in torch
             momentum = 1 / float(self.num_batches_tracked) if momentum is None else momentum  # type: ignore[arg-type]
         # views: training writes through them
         mean, var = self.running_mean.flatten(), self.running_var.flatten()  # type: ignore[union-attr]
@@ -82,9 +85,7 @@ class Norm(_BatchNorm):
 
 
 class Linear(nn.Linear):
-    """A linear layer that no batch norm follows, its output scaled where a method asks for it (see
-    `scale`).
-    """
+    """A linear layer without a batch norm after it; its output may be scaled (see `scale`)."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -95,20 +96,20 @@ class Linear(nn.Linear):
 
 
 def scale(net: nn.Module, rate: float, *, always: bool = False) -> None:
-    """Puts a Scaler wherever a module of `net` has a place for one, its `scaler`: before each batch
-    norm, after each linear that none follows.
+    """Add a Scaler to every module of `net` that has a `scaler`: before each batch norm, and after
+    each linear layer without one.
     """
     for module in list(net.modules()):
         if hasattr(module, "scaler"):
             module.scaler = Scaler(rate, always=always)
 
 
-class Projected(nn.Linear):
-    """A last linear behind a projection head: linear, relu, linear, whose output is `project`'s;
+class ProjectedLinear(nn.Linear):
+    """A last linear layer behind a projection head: linear, relu, linear, as `project` makes it;
     [N, I] -> [N, O] (MOON, arXiv 2103.16257).
 
-    Its own weight and bias keep the names of the linear that it stands for, and of that linear the
-    bias.
+    Its weight and bias keep the names of the linear layer that it replaces, and it keeps that
+    layer's bias.
     """
 
     def __init__(self, last: nn.Linear, features: int) -> None:
@@ -123,12 +124,13 @@ class Projected(nn.Linear):
 
 
 def project(net: nn.Module, rate: float) -> None:
-    """Puts a projection head before the last linear of `net`, its `linear`. ValueError: that is no
-    `nn.Linear`.
+    """Add a projection head before the last linear layer of `net`, its `linear`. ValueError: that
+    is not an `nn.Linear`.
     """
     last = getattr(net, "linear", None)
     if not isinstance(last, nn.Linear):
         raise ValueError(
-            f"a projection head goes before a last linear, and here that is {type(last).__name__}"
+            "a projection head requires a network that ends in a linear layer; found "
+            f"{type(last).__name__}"
         )
-    net.linear = Projected(last, kept(rate, FEATURES))
+    net.linear = ProjectedLinear(last, kept(rate, FEATURES))

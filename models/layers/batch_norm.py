@@ -1,9 +1,8 @@
-"""Batch norm in a federation: trained on batch statistics, its running statistics measured
+"""Batch norm in a federation: train with batch statistics, and measure the running statistics
 afterwards in one pass (HeteroFL, section 3).
 
-"static": running statistics stay as they are while training and do not travel; `calibrate` measures
-them later.
-"tracked": they move while training and travel like weights.
+"static": training neither changes nor sends running statistics; `calibrate` measures them later.
+"tracked": training updates running statistics, which are sent like weights.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 __all__ = ["NORMS", "calibrate", "load_stats", "norms", "set_norm"]
 
-NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)  # the first: batch and instance norm
+# the first covers batch and instance norm
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 MOMENTUM = {"static": 0.0, "tracked": 0.1}
 
 
 def norms(net: nn.Module) -> dict[str, _BatchNorm]:
-    """The batch norm layers that keep running statistics, by name."""
+    """Return the batch norm layers that keep running statistics, by name."""
     return {
         name: m
         for name, m in net.named_modules()
@@ -32,20 +32,21 @@ def norms(net: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def set_norm(net: nn.Module, mode: Literal["static", "tracked"]) -> None:
-    """Whether training moves the running statistics."""
+    """Set whether training updates the running statistics."""
     for layer in norms(net).values():
         layer.momentum = MOMENTUM[mode]
 
 
 def calibrate(net: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, Tensor], int]:
-    """Measures batch norm statistics over a pass through `batches` of inputs, and leaves them in
-    `net`.
+    """Measure batch norm statistics in one pass over `batches` of inputs, and store them in `net`.
 
-    Returns running_mean and running_var of every layer by name, and the number of batches: the
-    means, over batches, of the batch means and of the unbiased batch variances (PyTorch's
-    cumulative average, momentum=None). Every batch counts the same. All but the norms behaves as in
-    evaluation; no weight changes. Of a network with exits every one answers, since each has norms
-    of its own. ValueError: no batch.
+    Returns running_mean and running_var of every layer by name, and the number of batches. They are
+    the means, over batches, of the batch means and of the unbiased batch variances (PyTorch's
+    cumulative average, momentum=None); every batch has the same weight. All modules but the norms
+    behave as in evaluation, and no weight changes. In a network with exits every exit runs, since
+    each has its own norms.
+
+    ValueError: no batch.
     """
     layers, count, answers = norms(net), 0, getattr(net, "exits", net)
     momenta = {name: layer.momentum for name, layer in layers.items()}
@@ -54,7 +55,7 @@ def calibrate(net: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, Tens
     for layer in layers.values():
         layer.reset_running_stats()
         layer.momentum = None
-        layer.training = True  # not train(): what lies inside a norm stays as in evaluation
+        layer.training = True  # not train(): modules inside a norm stay in evaluation mode
     with torch.no_grad():
         for x in batches:
             answers(x)
@@ -63,7 +64,7 @@ def calibrate(net: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, Tens
         layer.momentum = momenta[name]
     net.train(training)
     if not count:
-        raise ValueError("calibration without a batch: nothing to measure statistics on")
+        raise ValueError("calibration requires at least one batch of examples")
     return {
         f"{name}.{key}": getattr(layer, key).clone()
         for name, layer in layers.items()
@@ -72,7 +73,7 @@ def calibrate(net: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, Tens
 
 
 def load_stats(net: nn.Module, stats: Mapping[str, Tensor]) -> None:
-    """Writes running statistics by name into a network. ValueError: one is missing, too many, or of
+    """Copy running statistics into a network by name. ValueError: one is missing, unexpected, or of
     another shape.
     """
     expected = {
@@ -83,7 +84,8 @@ def load_stats(net: nn.Module, stats: Mapping[str, Tensor]) -> None:
     if expected.keys() != stats.keys():
         odd = sorted(expected.keys() ^ stats.keys())
         raise ValueError(
-            f"running statistics do not fit the network: missing or too many: {', '.join(odd[:4])}"
+            "running statistics do not fit the network: missing or unexpected: "
+            f"{', '.join(odd[:4])}"
         )
     with torch.no_grad():
         for name, buffer in expected.items():

@@ -1,21 +1,21 @@
 """Parallel branches of a layer that merge without loss: structural reparameterisation.
 
 Ding et al., Diverse Branch Block (arXiv 2103.13425), as DynamicFL uses it (Nature Communications
-2025, eqs. 14 to 18). What is linear in its weight adds up: F1 * x + F2 * x = (F1 + F2) * x, a
-smaller kernel first padded with zeros to the centre of the larger one. So a layer with weight W may
-train a sum of branches
+2025, eqs. 14 to 18). Layers that are linear in their weight can be added: F1 * x + F2 * x = (F1 +
+F2) * x, where the smaller kernel is first padded with zeros around its centre. So a layer with
+weight W may train a sum of branches
 
     W = origin + sum_i pad(b_i)
-    origin = W - sum_i pad(b_i)    at first (eq. 15)
-    W <- origin + sum_i pad(b_i)   at last (eq. 14)
+    origin = W - sum_i pad(b_i)    when the branches are added (eq. 15)
+    W <- origin + sum_i pad(b_i)   when they are merged (eq. 14)
 
-and computes at every moment what the one layer with W computes. Stride, groups and dilation are the
+and always computes what the single layer with W computes. Stride, groups and dilation are the
 layer's and change nothing; a norm follows the sum. The branches are trained through W: the chain
-rule hands each of them its part of W's gradient, which is what running them in parallel gives, at
-the price of one layer. After a step of plain gradient descent W has moved by G * gradient, where G
-counts the branches at each place of the kernel (Lemma 2). A norm within a branch is merged by its
-running statistics (`fused`); in training it divides by those of the batch, and then neither is the
-expansion without loss nor the branch linear, so no branch has one here.
+rule gives each branch its part of W's gradient, as running them in parallel would, at the cost of
+one layer. After a step of plain gradient descent W has moved by G * gradient, where G counts the
+branches at each position of the kernel (Lemma 2). A norm within a branch merges with its running
+statistics (`fuse_batch_norm`). In training it would divide by those of the batch, so the expansion
+would change the output and the branch would not be linear; therefore no branch has a norm here.
 """
 
 from __future__ import annotations
@@ -34,30 +34,33 @@ __all__ = [
     "Branch",
     "Init",
     "Linears",
-    "fused",
+    "available_branches",
+    "fuse_batch_norm",
     "join",
-    "kinds",
     "merge",
     "originals",
-    "outgoing",
-    "reduced",
+    "output_features",
     "spatial",
     "split",
+    "subtract_branches",
 ]
 
 Init = Literal["normal", "zeros"]
 Linears = Literal["copy", "low-rank"]
 
-SHARE = 0.1  # of the weight's standard deviation: that of a new branch
+SHARE = 0.1  # standard deviation of a new branch, as a fraction of the weight's
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One branch beside the origin. shapes: of its tensors.
+    """One branch beside the origin.
 
-    kernel: a weight as large as the layer's or smaller, zero-padded to the centre. average: a
-    pointwise kernel after a mean over the layer's window, zeros of the padding included. low-rank:
-    a product [out, r] [r, in].
+    kind:
+    - kernel: a weight as large as the layer's or smaller, zero-padded around its centre
+    - average: a pointwise kernel after a mean over the layer's window, zeros of the padding
+      included
+    - low-rank: a product [out, r] [r, in]
+    shapes: shapes of its tensors
     """
 
     kind: Literal["kernel", "average", "low-rank"]
@@ -68,26 +71,26 @@ class Branch:
         return sum(map(math.prod, self.shapes))
 
 
-# ---- what may be branched ------------------------------------------------------------------------
+# ---- which layers may have branches --------------------------------------------------------------
 
 
 def spatial(layer: nn.Module) -> bool:
-    """A convolution whose windows overlap: a kernel that strides over its own length (patches, 1x1)
-    is a linear layer of each window.
+    """Whether a layer is a convolution with overlapping windows. A kernel whose stride is its own
+    size (patches, 1x1) is a linear layer of each window.
     """
     return isinstance(layer, nn.Conv1d | nn.Conv2d) and any(
         k > s for k, s in zip(layer.kernel_size, layer.stride, strict=True)
     )
 
 
-def kinds(
+def available_branches(
     layer: nn.Module, most: int, *, linear: Linears = "copy", rank: int = 8
 ) -> tuple[Branch, ...]:
-    """The branches that a layer can have beside its origin, at most so many.
+    """Return the branches that a layer can have beside its origin, at most `most`.
 
-    Of a k x k convolution 1x1, 1xk, kx1, average pooling, each once (of one axis 1 and average
-    pooling); of any other layer, norms included, copies of its weight, or for `linear` "low-rank"
-    factors of rank `rank`.
+    A k x k convolution can have 1x1, 1xk, kx1 and average pooling, each once (a convolution over
+    one axis: 1 and average pooling). Any other layer, norms included, can have copies of its
+    weight, or, if `linear` is "low-rank", factors of rank `rank`.
     """
     weight = layer.weight
     assert isinstance(weight, Tensor)
@@ -114,15 +117,17 @@ def kinds(
 def factors(layer: nn.Module, rank: int) -> tuple[tuple[int, ...], ...]:
     weight = layer.weight
     assert isinstance(weight, Tensor)
-    outputs = outgoing(layer)
+    outputs = output_features(layer)
     inputs = weight.numel() // outputs
     r = max(1, min(rank, outputs, inputs))
     return (outputs, r), (r, inputs)
 
 
-def outgoing(layer: nn.Module) -> int:
-    """Features that a layer gives: a linear one may keep its own as several axes of its weight."""
-    # a Tensor
+def output_features(layer: nn.Module) -> int:
+    """Return the number of a layer's output features; the weight of a linear layer may spread them
+    over several axes.
+    """
+    # weight is a Tensor
     return layer.out_features if isinstance(layer, nn.Linear) else len(layer.weight)  # type: ignore[arg-type]
 
 
@@ -130,15 +135,15 @@ def outgoing(layer: nn.Module) -> int:
 
 
 def pad(value: Tensor, shape: Sequence[int]) -> Tensor:
-    """Zeros around a kernel, up to a shape; of an even number the larger half comes after."""
+    """Pad a kernel with zeros up to a shape; if the padding is odd, the larger half comes after."""
     around: list[int] = []
     for small, large in zip(reversed(value.shape), reversed(shape), strict=True):
         around += [(large - small) // 2, large - small - (large - small) // 2]
     return F.pad(value, around) if any(around) else value
 
 
-def whole(branch: Branch, values: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-    """A branch as a weight of the layer's shape."""
+def expand(branch: Branch, values: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    """Return a branch as a weight of the layer's shape."""
     match branch.kind:
         case "kernel":
             return pad(values[0], shape)
@@ -148,36 +153,41 @@ def whole(branch: Branch, values: Sequence[Tensor], shape: Sequence[int]) -> Ten
             return (values[0] @ values[1]).reshape(tuple(shape))
 
 
-def added(
+def sum_branches(
     branches: Sequence[Branch], values: Sequence[Tensor], shape: Sequence[int]
 ) -> Tensor | None:
-    """The sum of branches in the layer's shape; None of none. values: of all branches, one after
-    another.
+    """Return the sum of branches in the layer's shape, or None without branches.
+
+    values: tensors of all branches, one branch after another
     """
     rest, total = iter(values), None
     for branch in branches:
-        one = whole(branch, [next(rest) for _ in branch.shapes], shape)
+        one = expand(branch, [next(rest) for _ in branch.shapes], shape)
         total = one if total is None else total + one
     return total
 
 
 def merge(branches: Sequence[Branch], origin: Tensor, values: Sequence[Tensor]) -> Tensor:
     """W = origin + sum_i pad(b_i): eqs. 14, 16 and 18."""
-    total = added(branches, values, origin.shape)
+    total = sum_branches(branches, values, origin.shape)
     return origin if total is None else origin + total
 
 
-def reduced(branches: Sequence[Branch], weight: Tensor, values: Sequence[Tensor]) -> Tensor:
-    """The origin by which W stays what it was: W - sum_i pad(b_i), eq. 15."""
-    total = added(branches, values, weight.shape)
+def subtract_branches(
+    branches: Sequence[Branch], weight: Tensor, values: Sequence[Tensor]
+) -> Tensor:
+    """Return the origin that leaves W unchanged: W - sum_i pad(b_i), eq. 15."""
+    total = sum_branches(branches, values, weight.shape)
     return weight if total is None else weight - total
 
 
-def drawn(
+def draw(
     branches: Sequence[Branch], weight: Tensor, init: Init, generator: torch.Generator
 ) -> list[Tensor]:
-    """New branches, N(0, 0.1 std(W)), or zero; of a product by its entries, and with a first factor
-    of zero where the product is to be.
+    """Draw new branches from N(0, 0.1 std(W)), or set them to zero.
+
+    A low-rank branch draws both factors so that the product's entries have that deviation; for
+    zeros only the first factor is zero.
     """
     std = SHARE * float(weight.std(correction=0))
     made = []
@@ -193,11 +203,11 @@ def drawn(
     return made
 
 
-def fused(
+def fuse_batch_norm(
     kernel: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Kernel and bias of a convolution without bias and the batch norm behind it, which normalises
-    by running statistics (DBB, transform I).
+    """Return kernel and bias of a convolution without bias merged with the batch norm after it,
+    which normalises with running statistics (DBB, transform I).
 
     F' = F gamma / sqrt(var + eps),  b' = beta - mean gamma / sqrt(var + eps), per output channel
     """
@@ -209,7 +219,7 @@ def fused(
 
 
 class Sum(nn.Module):
-    """A weight as the sum of its branches; PyTorch keeps what `right_inverse` gives as the
+    """A weight as the sum of its branches. PyTorch keeps the result of `right_inverse` as the
     parameters, the origin first.
     """
 
@@ -221,25 +231,25 @@ class Sum(nn.Module):
         return merge(self.branches, origin, values)
 
     def right_inverse(self, weight: Tensor) -> list[Tensor]:
-        values = drawn(self.branches, weight, self.init, self.generator)
-        return [reduced(self.branches, weight, values), *values]
+        values = draw(self.branches, weight, self.init, self.generator)
+        return [subtract_branches(self.branches, weight, values), *values]
 
 
 def split(
     layer: nn.Module, branches: Sequence[Branch], init: Init, generator: torch.Generator
 ) -> None:
-    """Gives a layer branches in place of its weight; its output stays, to rounding."""
+    """Replace a layer's weight with branches; its output stays the same up to rounding."""
     parametrize.register_parametrization(layer, "weight", Sum(branches, init, generator))
 
 
 def join(layer: nn.Module) -> None:
-    """Merges a layer's branches into its weight again."""
+    """Merge a layer's branches back into its weight."""
     parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
 
 
 def originals(layer: nn.Module) -> list[list[nn.Parameter]]:
-    """The parameters of each branch of a layer, the origin first; of a layer without branches its
-    weight.
+    """Return the parameters of each branch of a layer, the origin first; for a layer without
+    branches, its weight.
     """
     if not parametrize.is_parametrized(layer, "weight"):
         return [[layer.weight]]  # type: ignore[list-item]  # a Parameter

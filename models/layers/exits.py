@@ -1,18 +1,18 @@
-"""Early exits of networks for images: what turns the features after some block into logits, so that
-a submodel may end there.
+"""Early exits of networks for images: heads that turn the features after a block into logits, so
+that a submodel may end there.
 
 "exits": DepthFL (Kim et al., ICLR 2023): attention on the feature, separable convolutions down to
-the last section's channels, linear. "exits-conv": ScaleFL (Ilhan et al., CVPR 2023): three 3x3
-convolutions at the block's own channels, linear; not after sections but at 30, 38
-    and 46 54ths of all blocks.
-"exits-adapter": RecipFL's network of one section (3x3 convolution, as many strides as sections are
-left, linear), and NeFL's DepthFL baseline
-    (arXiv 2308.07761, section V-A2): a downsampling layer and a linear of its own for each depth.
+the last section's channels, linear.
+"exits-conv": ScaleFL (Ilhan et al., CVPR 2023): three 3x3 convolutions at the block's own channels,
+linear. These exits do not sit after sections but at 30, 38 and 46 54ths of all blocks.
+"exits-adapter": RecipFL's network of one section (3x3 convolution with one stride of 2 per
+remaining section, linear), and NeFL's DepthFL baseline (arXiv 2308.07761, section V-A2): a
+downsampling layer and its own linear layer for each depth.
 
-Each ends in global average pooling. An exit stands for a range of blocks, those after the exit
-before it up to its own place; a submodel ends at the exit whose range holds its deepest kept block,
-and owns that one and all before it. After all blocks sits the network's own head. The families that
-have exits differ in what happens to a feature before an exit reads it, and share all else here.
+Each ends in global average pooling. An exit covers a range of blocks: those after the exit before
+it, up to its own place. A submodel ends at the exit whose range holds its deepest kept block, and
+owns that exit and all before it. The network's own head comes after all blocks. Families with exits
+differ only in how they process a feature before an exit reads it.
 """
 
 from __future__ import annotations
@@ -29,21 +29,31 @@ from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 from models.layers.basic import Norm
 from models.submodel import Submodel
 
-__all__ = ["EXITS", "Exits", "early", "kind", "labelled", "levels", "passed", "reached"]
+__all__ = [
+    "EXITS",
+    "Exits",
+    "early_exits",
+    "exit_kind",
+    "exit_places",
+    "features_at",
+    "labelled_tensors",
+    "levels",
+]
 
-SHARES = (30 / 54, 38 / 54, 46 / 54)  # of the blocks of ScaleFL's ResNet110
+SHARES = (30 / 54, 38 / 54, 46 / 54)  # positions as fractions of the blocks of ScaleFL's ResNet110
 
 
 class Exits(nn.ModuleDict):
-    """`net.exits(x)`: logits of every exit that a network has, shallow first, from its raw input;
-    the tensors are `exits.INDEX...`.
+    """`net.exits(x)` returns the logits of every exit of a network from its raw input, shallow
+    first; its tensors are named `exits.INDEX...`.
     """
 
     def __init__(
         self, heads: Mapping[str, nn.Module], answers: Callable[[Tensor], list[Tensor]]
     ) -> None:
-        """answers: the network's own method that gives all logits; it is called, and no part of the
-        state.
+        """Make the exits.
+
+        answers: the network's own method that returns all logits; it is not part of the state
         """
         super().__init__(heads)
         self.answers = answers
@@ -53,8 +63,8 @@ class Exits(nn.ModuleDict):
 
 
 class Separable(nn.Sequential):
-    """Two depthwise separable 3x3 convolutions, the first with a stride of 2; [N, I, H, W] -> [N,
-    O, H/2, W/2].
+    """Two depthwise separable 3x3 convolutions, the first with stride 2; [N, I, H, W] -> [N, O,
+    H/2, W/2].
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -71,8 +81,8 @@ class Separable(nn.Sequential):
 
 
 class Attentive(nn.Module):
-    """DepthFL's exit: the feature times a map of attention, then one Separable for each section
-    that is left; [N, widths[0], H, W] -> logits.
+    """DepthFL's exit: the feature times an attention map, then one Separable per remaining section;
+    [N, widths[0], H, W] -> logits.
     """
 
     def __init__(self, widths: Sequence[int], outputs: int) -> None:
@@ -122,23 +132,22 @@ class Adapter(nn.Module):
 
 
 EXITS: MappingProxyType[str, Callable[[Sequence[int], int], nn.Module]] = MappingProxyType(
-    # From the kept channels of the sections from an exit's own to the last, and the number of
-    # outputs.
+    # (kept channels of the sections from an exit's own to the last, number of outputs) -> exit
     {"exits": Attentive, "exits-conv": Convolved, "exits-adapter": Adapter}
 )
 
 
-def kind(features: Sequence[str]) -> str:
-    """The exits that features ask for; "" for none. ValueError: more than one kind."""
+def exit_kind(features: Sequence[str]) -> str:
+    """Return the kind of exits among features, or "". ValueError: more than one kind."""
     asked = [feature for feature in features if feature in EXITS]
     if len(asked) > 1:
-        raise ValueError(f"a network with {' and '.join(asked)}; expected one kind of exits")
+        raise ValueError(f"features {' and '.join(asked)}: expected one kind of exits")
     return asked[0] if asked else ""
 
 
 def places(name: str, depths: Sequence[int]) -> tuple[int, ...]:
-    """After how many blocks of the largest network each exit of a kind sits; the last one, after
-    all of them, is the network's own head.
+    """Return, for each exit of a kind, the number of the largest network's blocks before it; the
+    last exit, after all blocks, is the network's own head.
     """
     total = sum(depths)
     if name == "exits-conv":
@@ -146,28 +155,29 @@ def places(name: str, depths: Sequence[int]) -> tuple[int, ...]:
     return tuple(accumulate(depths))
 
 
-def reached(submodel: Submodel) -> tuple[int, ...]:
-    """The places of a submodel's exits, as numbers of the largest network's blocks before them;
-    without exits, the end alone.
+def exit_places(submodel: Submodel) -> tuple[int, ...]:
+    """Return the places of a submodel's exits as numbers of the largest network's blocks before
+    them; without exits, only the end.
 
-    The own head is among them if the last place is the number of all blocks. ValueError: more than
-    one kind of exits, or no block.
+    The submodel has the network's own head if the last place is the number of all blocks.
+
+    ValueError: more than one kind of exits, or no block.
     """
-    name, depths = kind(submodel.features), tuple(map(len, submodel.mask))
+    name, depths = exit_kind(submodel.features), tuple(map(len, submodel.mask))
     if not name:
         return (sum(depths),)
     kept = [number for number, keep in enumerate(chain(*submodel.mask), 1) if keep]
     if not kept:
         raise ValueError(
-            f"submodel {submodel.name} keeps no block; a network with exits ends at its deepest one"
+            f"submodel {submodel.name} keeps no block; a network with exits requires at least one"
         )
     found = places(name, depths)
     return found[: bisect_left(found, kept[-1]) + 1]
 
 
 def levels(whole: Submodel) -> tuple[Submodel, ...]:
-    """One submodel for each exit of a whole network, the shallowest first: every block up to the
-    exit's place.
+    """Return one submodel for each exit of a whole network, shallowest first, with every block up
+    to that exit.
     """
     depths = tuple(map(len, whole.mask))
     starts = tuple(accumulate(depths, initial=0))[:-1]
@@ -179,45 +189,49 @@ def levels(whole: Submodel) -> tuple[Submodel, ...]:
                 for start, depth in zip(starts, depths, strict=True)
             ),
         )
-        for place in reached(whole)
+        for place in exit_places(whole)
     )
 
 
-def early(
+def early_exits(
     submodel: Submodel, widths: Sequence[int], answers: Callable[[Tensor], list[Tensor]]
 ) -> Exits:
-    """The exits that a submodel owns before the network's own head. widths: kept channels of each
-    section; answers: see `Exits`.
+    """Return the exits that a submodel owns before the network's own head.
+
+    widths: kept channels of each section
+    answers: see `Exits`
     """
     ends, heads = tuple(accumulate(map(len, submodel.mask))), dict[str, nn.Module]()
-    for index, place in enumerate(reached(submodel)):
+    for index, place in enumerate(exit_places(submodel)):
         if place < ends[-1]:
             # channels from the section of the block before the exit to the last
             left = widths[bisect_left(ends, place) :]
-            heads[str(index)] = EXITS[kind(submodel.features)](left, submodel.network.outputs)
+            heads[str(index)] = EXITS[exit_kind(submodel.features)](left, submodel.network.outputs)
     return Exits(heads, answers)
 
 
-def labelled(submodel: Submodel) -> frozenset[str]:
-    """The labelled tensors of a network whose heads are its exits and its `linear`."""
+def labelled_tensors(submodel: Submodel) -> frozenset[str]:
+    """Return the labelled tensors of a network whose heads are its exits and its `linear`."""
     blocks = sum(map(len, submodel.mask))
     heads = [
         "linear" if place == blocks else f"exits.{index}.linear"
-        for index, place in enumerate(reached(submodel))
+        for index, place in enumerate(exit_places(submodel))
     ]
     return frozenset(f"{name}.{part}" for name in heads for part in ("weight", "bias"))
 
 
-def passed(
+def features_at(
     x: Tensor, sections: Iterable[nn.Module], depths: Sequence[int], places: Sequence[int]
 ) -> list[Tensor]:
-    """The feature before each exit, of x [N, w0, H, W] that goes through the blocks, which are
-    named by their indices in the largest network.
+    """Return the feature before each exit.
+
+    x: [N, w0, H, W]
+    sections: blocks of each section, named by their indices in the largest network
     """
     features, numbers = [], count(1)
     for blocks, depth in zip(sections, depths, strict=True):
         for index in map(str, range(depth)):
-            # a ModuleDict, which ModuleList's type forgets
+            # a ModuleDict, unknown to ModuleList's type
             x = blocks[index](x) if index in blocks else x  # type: ignore[index, operator]
             if next(numbers) in places:
                 features.append(x)  # [N, ws, H/2^s, W/2^s]

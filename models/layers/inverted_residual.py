@@ -1,15 +1,15 @@
 """The network of inverted residuals that MobileNetV2 and EfficientNetV2 share. Read it from the
 bottom up.
 
-Sandler et al., MobileNetV2 (arXiv 1801.04381): a block widens its input by a 1x1 convolution,
-filters each channel by itself, and projects back without activation. Tan and Le, EfficientNetV2
-(arXiv 2104.00298): early blocks widen by one full 3x3 convolution instead, late ones squeeze and
+Sandler et al., MobileNetV2 (arXiv 1801.04381): a block expands its input with a 1x1 convolution,
+filters each channel separately, and projects back without activation. Tan and Le, EfficientNetV2
+(arXiv 2104.00298): early blocks expand with one full 3x3 convolution instead, late ones squeeze and
 excite (Hu et al., arXiv 1709.01507). Initialisation is torchvision's.
 
-Every group of channels scales by the kept width but the last convolution's: for multipliers below
-one the paper leaves it as it is (MobileNetV2, section 5.1). What a block is made of, and whether it
-adds its input, follows from the channels of the largest network and never from the kept ones, which
-may agree by chance.
+Every group of channels scales with the kept width except the last convolution's: for multipliers
+below one the paper keeps it (MobileNetV2, section 5.1). The layers of a block, and whether it adds
+its input, depend on the channels of the largest network and never on the kept ones, which may be
+equal by chance.
 
 Dropout and stochastic depth draw from torch's global generator, in training only.
 """
@@ -28,19 +28,22 @@ from models.family import check_mask
 from models.layers.basic import Linear, Norm, Standardise
 from models.submodel import Submodel, kept
 
-__all__ = ["Inverted", "Section", "Size", "Style", "renamed"]
+__all__ = ["Inverted", "Section", "Size", "Style", "rename_tensors"]
 
 DROPOUT = 0.2  # before the classifier, in both of torchvision's networks
-SQUEEZED = 4  # a block's inputs per channel that it squeezes to
+SQUEEZED = 4  # input channels of a block per channel of its squeeze
 
 
 @dataclass(frozen=True)
 class Section:
-    """expansion: a block's hidden channels per input. channels: outputs at width 1. depth: blocks.
-    stride: of the first block.
+    """Blocks of one shape.
 
-    fused: widens by one 3x3 convolution, not by 1x1 and 3x3 per channel. squeeze: squeezes and
-    excites.
+    expansion: hidden channels of a block per input channel
+    channels: output channels at width 1
+    depth: number of blocks
+    stride: of the first block
+    fused: expand with one 3x3 convolution instead of a 1x1 and a depthwise 3x3
+    squeeze: squeeze and excite
     """
 
     expansion: int
@@ -53,8 +56,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Size:
-    """stem: channels of the first convolution at width 1, and stride its stride. last: channels of
-    the last one, at every width.
+    """One size of the network.
+
+    stem: channels of the first convolution at width 1
+    stride: stride of the first convolution
+    sections: sections in order
+    last: channels of the last convolution, at every width
     """
 
     stem: int
@@ -69,11 +76,11 @@ class Size:
 
 @dataclass(frozen=True)
 class Style:
-    """What all layers of a family share.
+    """Settings that all layers of a family share.
 
-    activation: of every convolution but a block's last.
-    eps: of every norm.
-    drop: probability that training leaves out the last block of all.
+    activation: of every convolution but a block's last
+    eps: of every norm
+    drop: probability that training skips the network's last block
     """
 
     activation: type[nn.Module]
@@ -81,9 +88,11 @@ class Style:
     drop: float = 0.0
 
 
-def renamed(state: Mapping[str, Tensor], modules: Mapping[str, str]) -> dict[str, Tensor]:
-    """Tensors of torchvision's modules under our modules' names. modules: torchvision's -> ours.
-    KeyError: a tensor of none of them.
+def rename_tensors(state: Mapping[str, Tensor], modules: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return torchvision's tensors under this project's names.
+
+    modules: torchvision's module name -> this project's
+    KeyError: a tensor belongs to none of the modules.
     """
     known = {name: name.rpartition(".") for name in state}
     if odd := [name for name, (module, _, _) in known.items() if module not in modules]:
@@ -96,8 +105,8 @@ def renamed(state: Mapping[str, Tensor], modules: Mapping[str, str]) -> dict[str
 
 
 class Drop(nn.Module):
-    """Stochastic depth (arXiv 1603.09382): while training, leaves out each example's residual with
-    a probability, and scales up those kept.
+    """Stochastic depth (arXiv 1603.09382): in training, drop each example's residual with a
+    probability, and scale up the kept ones.
     """
 
     def __init__(self, rate: float) -> None:
@@ -139,8 +148,8 @@ class Conv(nn.Module):
 
 
 class Squeeze(nn.Module):
-    """x times a share per channel, which two layers make of the channels' means; [N, C, H, W] ->
-    the same.
+    """Squeeze and excitation: x times a factor per channel, computed by two layers from the
+    channels' means; [N, C, H, W] -> [N, C, H, W].
     """
 
     def __init__(self, channels: int, hidden: int) -> None:
@@ -158,11 +167,11 @@ class Squeeze(nn.Module):
 
 @dataclass(frozen=True)
 class Place:
-    """What a block's place in the network decides.
+    """Attributes that depend on a block's place in the network.
 
-    inputs: channels that reach it at width 1.
-    stride: of the block.
-    rate: probability of stochastic depth.
+    inputs: input channels at width 1
+    stride: of the block
+    rate: probability of stochastic depth
     """
 
     inputs: int
@@ -171,8 +180,8 @@ class Place:
 
 
 class Block(nn.Module):
-    """An inverted residual, plus its input if the block neither strides nor changes channels; [N,
-    I, H, W] -> [N, O, H/stride, W/stride].
+    """An inverted residual, plus its input unless the block strides or changes channels; [N, I, H,
+    W] -> [N, O, H/stride, W/stride].
 
     With steps (NeFL), the residual has a learnable factor.
     """
@@ -186,7 +195,7 @@ class Block(nn.Module):
         hidden = kept(width, section.expansion * inputs)
         layers: dict[str, nn.Module] = {}
         if section.fused:
-            # nothing to widen: the 3x3 convolution is the whole block
+            # no expansion: the 3x3 convolution is the whole block
             alone = section.expansion == 1
             layers["expand"] = Conv(fan, outputs if alone else hidden, 3, style, stride=stride)
         else:
@@ -220,7 +229,7 @@ class Inverted(nn.Module):
         self.standardise = Standardise(network.mean, network.std, len(network.inputs))
         self.stem = Conv(network.inputs[0], kept(width, size.stem), 3, style, stride=size.stride)
         self.sections = nn.ModuleList()
-        # before: blocks of the largest network before a section, which decide how often one drops
+        # before: number of blocks of the largest network before a section, which sets the drop rate
         inputs, before = size.stem, 0
         for section, mask in zip(size.sections, submodel.mask, strict=True):
             blocks = nn.ModuleDict()
@@ -240,7 +249,7 @@ class Inverted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(self.standardise(x))  # [N, stem, H/stride, W/stride]
         for section in self.sections:
-            # a ModuleDict, which ModuleList's type forgets
+            # a ModuleDict, unknown to ModuleList's type
             for block in section.values():  # type: ignore[operator]
                 x = block(x)  # [N, ws, Hs, Ws]
         x = self.last(x).mean((2, 3))  # [N, last]

@@ -1,5 +1,5 @@
-"""What a post-activation ResNet is made of: blocks, projections, and what is left of a first block
-that was left out.
+"""Blocks of post-activation ResNets: residual blocks, projections, and the projection that remains
+when a section's first block is skipped.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ __all__ = ["Block", "Projection", "Skipped"]
 
 
 class Projection(nn.Module):
-    """A shortcut that changes channels or resolution; [N, I, H, W] -> [N, O, H/stride,
-    W/stride].
-    """
+    """Shortcut that changes channels or resolution; [N, I, H, W] -> [N, O, H/stride, W/stride]."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -28,9 +26,7 @@ class Projection(nn.Module):
 
 
 class Skipped(nn.Module):
-    """What is left of a section's first block that a submodel leaves out: the block with a step of
-    0.
-    """
+    """The projection that remains of a section's skipped first block, as with a step of 0."""
 
     def __init__(self, shortcut: Projection) -> None:
         super().__init__()
@@ -41,11 +37,11 @@ class Skipped(nn.Module):
 
 
 class Block(nn.Module):
-    """relu(shortcut(x) + step * F(x)), F either two 3x3 convolutions or a bottleneck; [N, I, H, W]
-    -> [N, O, H/stride, W/stride].
+    """relu(shortcut(x) + step * F(x)), where F is two 3x3 convolutions or a bottleneck; [N, I, H,
+    W] -> [N, O, H/stride, W/stride].
 
-    inner: channels between a bottleneck's two 1x1 convolutions, 0 for the plain block. shortcut:
-    None for the identity.
+    inner: channels between a bottleneck's two 1x1 convolutions, 0 for the plain block
+    shortcut: None for the identity
     """
 
     def __init__(

@@ -1,3 +1,3 @@
-"""Networks of the user's own: how one that knows nothing of submodels is read and cut (`family` has
-the rules). Importing this imports no torch.
+"""Networks of the user's own: how to trace and cut a network that ignores submodels (`user_network`
+has the rules). Importing this package does not import torch.
 """

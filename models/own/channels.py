@@ -1,9 +1,9 @@
-"""Which axes of a network's tensors are the same channels: groups, found by following an example
-through it, and their size at a width.
+"""Find which axes of a network's tensors are the same channels: groups of axes that scale together,
+and their size at a width.
 
-A label says that an axis is channel-major: `channels` of its group, each with `positions` entries
-side by side (those of a flattened picture, say), so that the leading k channels are the leading k *
-positions entries, and every narrow tensor is a leading corner.
+A label says that an axis is channel-major: `channels` of its group, each with `positions` adjacent
+entries (of a flattened image, for example). The leading k channels are then the leading k *
+positions entries, so every narrow tensor is a leading corner.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from models.submodel import kept
 __all__ = ["Axis", "Groups", "Label", "Labels", "length"]
 
 Label = tuple[int, int]
-"""A group's number, and positions per channel."""
+"""Number of a group, and positions per channel."""
 
 Labels = tuple[Label | None, ...]
-"""One per axis of a tensor; None where an axis never scales."""
+"""One label per axis of a tensor; None for an axis that never scales."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis that scales: `channels` times `positions` long at width 1. multiple: what every kept
-    number of channels is a multiple of.
+    """An axis that scales.
+
+    channels: channels at width 1
+    positions: entries per channel
+    multiple: divisor of every kept number of channels
     """
 
     channels: int
@@ -38,8 +41,8 @@ class Axis:
 
 
 def length(axis: Axis | int, width: float) -> int:
-    """Entries kept of an axis; all, where the kept channels would not divide as a group norm needs
-    them to.
+    """Return the kept length of an axis; the full length if the kept channels do not divide as a
+    group norm needs.
     """
     if isinstance(axis, int):
         return axis
@@ -49,13 +52,17 @@ def length(axis: Axis | int, width: float) -> int:
 
 @dataclass
 class Groups:
-    """Groups of channels that must scale together, under construction: a union-find with what is
-    known of each root.
+    """Groups of channels that must scale together: a union-find with attributes of each root.
 
-    whole: the groups that cannot scale. obstacles: the operations that made them so, in order.
-    place: the operation being read. tensors: labels of the network's tensors by identity (each
-    beside its tensor, which keeps the identity taken).
-    fields: numbers that a layer keeps of its own channels, by the layer and the attribute.
+    parents: parent of each group
+    channels: channels of each group
+    multiples: divisor of the kept channels of each root
+    whole: groups that cannot scale
+    obstacles: operations that prevent scaling, in order
+    place: the operation being read
+    tensors: labels of the network's tensors by identity, each with its tensor so that the identity
+        is not reused
+    fields: sizes that a layer keeps of its own channels, by layer and attribute
     """
 
     parents: list[int] = field(default_factory=list)
@@ -68,7 +75,7 @@ class Groups:
     fields: dict[tuple[nn.Module, str], Label | Labels | None] = field(default_factory=dict)
 
     def new(self, channels: int) -> Label | None:
-        """A group of its own; None for a single channel, which every width keeps."""
+        """Add a group; None for a single channel, which every width keeps."""
         if channels == 1:
             return None
         self.parents.append(len(self.parents))
@@ -82,8 +89,9 @@ class Groups:
         return group
 
     def freeze(self, labels: Iterable[Label | None], *, blame: bool = True) -> None:
-        """These axes stay whole, because of the operation being read; without blame, because
-        nothing else was ever meant.
+        """Keep these axes whole.
+
+        blame: record the operation being read as an obstacle
         """
         for root in {self.root(label[0]) for label in labels if label is not None} - self.whole:
             self.whole.add(root)
@@ -91,7 +99,9 @@ class Groups:
                 self.obstacles.append(self.place)
 
     def join(self, one: Label | None, other: Label | None) -> Label | None:
-        """The label of an axis that is both; where they differ in kind, both stay whole."""
+        """Return the label of an axis that belongs to both groups; if the two differ in layout,
+        both stay whole.
+        """
         if (
             one is None
             or other is None
@@ -108,7 +118,7 @@ class Groups:
         return one
 
     def divide(self, label: Label | None, parts: int) -> None:
-        """The kept entries of an axis must divide into so many parts."""
+        """Require that the kept entries of an axis divide into `parts`."""
         if label is not None:
             root = self.root(label[0])
             self.multiples[root] = math.lcm(
@@ -116,8 +126,8 @@ class Groups:
             )
 
     def claim(self, tensor: Tensor | None, labels: Labels) -> Labels:
-        """The labels of one of the network's tensors, joined with what earlier uses of it said;
-        axes left out never scale.
+        """Return the labels of one of the network's tensors, joined with those of earlier uses;
+        missing axes never scale.
         """
         if tensor is None:
             return labels
@@ -130,23 +140,21 @@ class Groups:
         return labels
 
     def own(self, tensor: Tensor) -> Labels:
-        """The labels of a tensor that the network uses outside of any layer: at first each axis is
-        a group of its own.
-        """
+        """Return the labels of a tensor used outside any layer; each axis starts as a new group."""
         if id(tensor) not in self.tensors:
             self.claim(tensor, tuple(map(self.new, tensor.shape)))
         return self.tensors[id(tensor)][1]
 
     def note(self, layer: nn.Module, **fields: Label | Labels | None) -> None:
-        """Numbers that a layer keeps of its axes."""
+        """Record attributes of a layer that hold sizes of its axes."""
         self.fields.update({(layer, name): label for name, label in fields.items()})
 
     def axis(self, label: Label | None) -> Axis | None:
-        """What is known of a label in the end; None where it stays whole."""
+        """Return the axis of a label, or None if it stays whole."""
         if label is None or (root := self.root(label[0])) in self.whole:
             return None
         return Axis(self.channels[root], label[1], self.multiples[root])
 
     def axes(self, labels: Labels, whole: Iterable[Any]) -> tuple[Axis | int, ...]:
-        """The axes of a tensor or field, `whole` long at width 1."""
+        """Return the axes of a tensor or field of these lengths at width 1."""
         return tuple(self.axis(label) or int(n) for label, n in zip(labels, whole, strict=True))

@@ -1,8 +1,8 @@
-"""What each layer does to channels: which of its tensors' axes go with those of its input, and
-which are new.
+"""Rules for layers: which axes of a layer's tensors belong to its input's channels, and which are
+new.
 
-A rule returns the labels of its result, or None where it does not know: then whatever it touches
-stays whole.
+A rule returns the labels of its result, or None if it does not apply: everything that the layer
+touches then stays whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 
 from models.own.channels import Groups, Labels
-from models.own.operation_rules import Shape, Value, regrouped, spatial
+from models.own.operation_rules import Shape, Value, regroup, spatial
 
 __all__ = ["layer_rule"]
 
@@ -40,7 +40,7 @@ def convolution(groups: Groups, layer: _ConvNd, x: Value, shape: Shape) -> Label
     elif layer.groups == 1:
         outputs, inputs, *_ = groups.claim(layer.weight, (outputs, inputs))
     elif layer.groups == layer.in_channels and not isinstance(layer, _ConvTransposeNd):
-        several = layer.out_channels // layer.in_channels  # filters of a channel lie side by side
+        several = layer.out_channels // layer.in_channels  # filters of one channel are adjacent
         outputs, *_ = groups.claim(
             layer.weight, (None if inputs is None else (inputs[0], inputs[1] * several),)
         )
@@ -53,7 +53,7 @@ def convolution(groups: Groups, layer: _ConvNd, x: Value, shape: Shape) -> Label
 
 
 def per_channel(groups: Groups, layer: Any, x: Value, shape: Shape) -> Labels:
-    """Batch and instance norm: one weight, bias, mean and variance a channel."""
+    """Batch and instance norm: one weight, bias, mean and variance per channel."""
     for tensor in (layer.weight, layer.bias, layer.running_mean, layer.running_var):
         groups.claim(tensor, (x.labels[1],))
     groups.note(layer, num_features=x.labels[1])
@@ -86,7 +86,7 @@ def prelu(groups: Groups, layer: nn.PReLU, x: Value, shape: Shape) -> Labels:
     return x.labels
 
 
-def unchanged(groups: Groups, layer: nn.Module, x: Value, shape: Shape) -> Labels | None:
+def keep_labels(groups: Groups, layer: nn.Module, x: Value, shape: Shape) -> Labels | None:
     return x.labels if shape == x.shape else None
 
 
@@ -95,7 +95,7 @@ def spatial_layer(groups: Groups, layer: nn.Module, x: Value, shape: Shape) -> L
 
 
 def flatten(groups: Groups, layer: nn.Flatten, x: Value, shape: Shape) -> Labels:
-    return regrouped(groups, x, shape, [True] * len(shape))
+    return regroup(groups, x, shape, [True] * len(shape))
 
 
 LAYERS: dict[type[nn.Module], LayerRule] = {
@@ -107,13 +107,13 @@ LAYERS: dict[type[nn.Module], LayerRule] = {
     nn.RMSNorm: layer_norm,
     nn.PReLU: prelu,
     nn.Flatten: flatten,
-    nn.Identity: unchanged,
-    nn.LocalResponseNorm: unchanged,
+    nn.Identity: keep_labels,
+    nn.LocalResponseNorm: keep_labels,
 }
 
 KINDS: dict[str, LayerRule] = {
-    "torch.nn.modules.activation": unchanged,
-    "torch.nn.modules.dropout": unchanged,
+    "torch.nn.modules.activation": keep_labels,
+    "torch.nn.modules.dropout": keep_labels,
     "torch.nn.modules.padding": spatial_layer,
     "torch.nn.modules.pooling": spatial_layer,
     "torch.nn.modules.upsampling": spatial_layer,
@@ -123,7 +123,9 @@ TENSORS = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked
 
 
 def layer_rule(layer: nn.Module) -> LayerRule | None:
-    """The rule for a layer; None where it is not known, or has other tensors than its kind."""
+    """Return the rule for a layer, or None if the layer is unknown or has other tensors than its
+    kind.
+    """
     if parametrize.is_parametrized(layer) or not {*layer._parameters, *layer._buffers} <= TENSORS:
         return None
     known = next((LAYERS[kind] for kind in type(layer).__mro__ if kind in LAYERS), None)

@@ -1,7 +1,7 @@
-"""What each operation does to channels: which axes go in together, and which come out.
+"""Rules for operations: how the axes of an operation's inputs map to those of its result.
 
-A rule returns the labels of its result, or None where it does not know: then whatever it touches
-stays whole.
+A rule returns the labels of its result, or None if it does not apply: everything that the operation
+touches then stays whole.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = [
     "RUNTIME",
     "Shape",
     "Value",
-    "joined",
+    "elementwise",
     "operation_rule",
-    "regrouped",
+    "regroup",
     "spatial",
     "values",
 ]
 
 RUNTIME: Any = object()
-"""In the place of an argument that the forward pass computes, such as a size: it follows the width
-by itself.
+"""Placeholder for an argument that the forward pass computes, such as a size, which follows the
+width.
 """
 
 Shape = tuple[int, ...]
@@ -48,14 +48,16 @@ OperationRule = Callable[[Groups, Sequence[Any], Mapping[str, Any], Shape], Labe
 
 
 def values(*given: Any) -> list[Value]:
-    """Every tensor within arguments, however nested."""
+    """Return every tensor within nested arguments."""
     found: list[Value] = []
     map_aggregate(given, lambda leaf: found.append(leaf) if isinstance(leaf, Value) else None)
     return found
 
 
-def joined(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape) -> Labels:
-    """Element by element, with broadcasting: axes that meet are one."""
+def elementwise(
+    groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
+) -> Labels:
+    """Elementwise operations with broadcasting: join the axes that meet."""
     out: list[Label | None] = []
     for axis in range(-len(shape), 0):
         met = [
@@ -70,16 +72,18 @@ def joined(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape
 def spatial(
     groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
 ) -> Labels | None:
-    """Each channel by itself, over axes 2 and on: pooling, padding, interpolation."""
+    """Operations on each channel separately, over axes 2 and later: pooling, padding,
+    interpolation.
+    """
     x = args[0]
     kept = len(shape) == len(x.shape) and shape[:2] == x.shape[:2] and not any(x.labels[2:])
     return (*x.labels[:2], *(None for _ in shape[2:])) if kept else None
 
 
-def reduced(
+def reduce_axes(
     groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
 ) -> Labels | None:
-    """Means and the like over axes, over channels too."""
+    """Means and other reductions over axes, channels included."""
     x, *rest = args
     axes = kwargs.get("dim", kwargs.get("axis", rest[0] if rest else tuple(range(len(x.shape)))))
     axes = (axes,) if type(axes) is int else axes
@@ -94,32 +98,30 @@ def reduced(
     )
 
 
-def reshaped(
+def reshape(
     groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
 ) -> Labels | None:
-    """view and reshape: channels may go only where a size is -1 or computed, for a number that is
-    written down does not follow the width.
+    """view and reshape: channels may go only to an axis whose size is -1 or computed, since a
+    literal size does not follow the width.
     """
-    x, sizes = args[0], listed(args[1:])
+    x, sizes = args[0], as_sequence(args[1:])
     if len(sizes) != len(shape):
         return None
-    return regrouped(groups, x, shape, [size is RUNTIME or size == -1 for size in sizes])
+    return regroup(groups, x, shape, [size is RUNTIME or size == -1 for size in sizes])
 
 
-def flattened(
-    groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
-) -> Labels:
-    return regrouped(groups, args[0], shape, [True] * len(shape))
+def flatten(groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape) -> Labels:
+    return regroup(groups, args[0], shape, [True] * len(shape))
 
 
-def listed(args: Sequence[Any]) -> Sequence[Any]:
-    """f(x, 1, 2) and f(x, (1, 2)) mean the same."""
+def as_sequence(args: Sequence[Any]) -> Sequence[Any]:
+    """Return the sizes of f(x, 1, 2) or f(x, (1, 2)) as a sequence."""
     return args[0] if args and isinstance(args[0], Sequence) else args
 
 
-def regrouped(groups: Groups, x: Value, shape: Shape, free: Sequence[bool]) -> Labels:
-    """Axes merged or split, in row-major order. Only the first of merged axes may be channels: then
-    they stay channel-major.
+def regroup(groups: Groups, x: Value, shape: Shape, free: Sequence[bool]) -> Labels:
+    """Merge or split axes in row-major order. Among merged axes only the first may be channels, so
+    that the result stays channel-major.
     """
     out: list[Label | None] = [None] * len(shape)
     for before, after in segments(x.shape, shape):
@@ -133,8 +135,8 @@ def regrouped(groups: Groups, x: Value, shape: Shape, free: Sequence[bool]) -> L
 
 
 def segments(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
-    """The smallest runs of axes of two shapes that hold the same entries, axes of one entry left
-    out.
+    """Return the smallest runs of axes of two shapes that hold the same entries, ignoring axes of
+    length 1.
     """
     left, right = (
         [i for i, n in enumerate(before) if n > 1],
@@ -151,7 +153,7 @@ def segments(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
     return found
 
 
-def transposed(
+def transpose(
     groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
 ) -> Labels | None:
     x, *axes = args
@@ -162,10 +164,10 @@ def transposed(
     return tuple(order)
 
 
-def permuted(
+def permute(
     groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
 ) -> Labels | None:
-    x, axes = args[0], listed(args[1:])
+    x, axes = args[0], as_sequence(args[1:])
     return (
         tuple(x.labels[axis] for axis in axes)
         if len(axes) == len(shape) and all(type(axis) is int for axis in axes)
@@ -173,10 +175,10 @@ def permuted(
     )
 
 
-def indexed(
+def getitem(
     groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
 ) -> Labels | None:
-    """x[...] by whole numbers, slices, None: channels must be taken whole."""
+    """x[...] with whole numbers, slices and None: only a full slice keeps channels."""
     x, index = args
     index = index if isinstance(index, tuple) else (index,)
     if not isinstance(x, Value) or not all(
@@ -194,10 +196,10 @@ def indexed(
     return (*out, *left)
 
 
-def concatenated(
+def concatenate(
     groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
 ) -> Labels | None:
-    """Along any other axis than channels: those of the second would begin in the middle."""
+    """Concatenate along any axis but channels, which would start in the middle."""
     axis = kwargs.get("dim", args[1] if len(args) > 1 else 0)
     if type(axis) is not int:
         return None
@@ -208,10 +210,10 @@ def concatenated(
     return tuple(found)
 
 
-def padded(
+def pad(
     groups: Groups, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape
 ) -> Labels | None:
-    """F.pad: an axis that grows is no longer channels."""
+    """F.pad: an axis that grows no longer holds channels."""
     x = args[0]
     changed = [label for label, a, b in zip(x.labels, x.shape, shape, strict=True) if a != b]
     groups.freeze(changed)
@@ -231,22 +233,22 @@ ELEMENTWISE = """
 SPATIAL = "adaptive_avg_pool adaptive_max_pool avg_pool lp_pool max_pool"
 
 OPERATIONS: dict[str, OperationRule] = {
-    **dict.fromkeys(ELEMENTWISE.split(), joined),
+    **dict.fromkeys(ELEMENTWISE.split(), elementwise),
     **dict.fromkeys((f"{name}{n}d" for name in SPATIAL.split() for n in (1, 2, 3)), spatial),
     **dict.fromkeys(("interpolate", "upsample"), spatial),
-    **dict.fromkeys(("amax", "amin", "logsumexp", "mean", "std", "sum", "var"), reduced),
-    **dict.fromkeys(("reshape", "view"), reshaped),
-    **dict.fromkeys(("flatten", "squeeze", "unsqueeze"), flattened),
-    **dict.fromkeys(("cat", "concat", "concatenate"), concatenated),
-    **dict.fromkeys(("swapaxes", "transpose"), transposed),
-    "getitem": indexed,
-    "pad": padded,
-    "permute": permuted,
+    **dict.fromkeys(("amax", "amin", "logsumexp", "mean", "std", "sum", "var"), reduce_axes),
+    **dict.fromkeys(("reshape", "view"), reshape),
+    **dict.fromkeys(("flatten", "squeeze", "unsqueeze"), flatten),
+    **dict.fromkeys(("cat", "concat", "concatenate"), concatenate),
+    **dict.fromkeys(("swapaxes", "transpose"), transpose),
+    "getitem": getitem,
+    "pad": pad,
+    "permute": permute,
 }
 
 
 def operation_rule(name: str) -> OperationRule | None:
-    """The rule for a function or method; the trailing underscore of an operation in place changes
-    nothing.
+    """Return the rule for a function or method; an in-place variant (trailing underscore) has the
+    same rule.
     """
     return OPERATIONS.get(name.rstrip("_"))

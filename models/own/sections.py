@@ -1,4 +1,4 @@
-"""Which blocks of a traced network can be left out: runs of one class that keep the shape."""
+"""Find blocks of a traced network that can be left out: runs of one class that keep the shape."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import fx, nn
 from models.own.operation_rules import Value
 from models.own.tracing import Call
 
-__all__ = ["sections_of"]
+__all__ = ["find_sections"]
 
 Calls = Mapping[str, Sequence[Call]]
 Tensors = Mapping[fx.Node, Value]
 
 
-def sections_of(net: nn.Module, calls: Calls, found: Tensors) -> tuple[tuple[str, ...], ...]:
-    """Names of the blocks of each section, outermost first; all but a section's first can be left
-    out.
+def find_sections(net: nn.Module, calls: Calls, found: Tensors) -> tuple[tuple[str, ...], ...]:
+    """Return the names of the blocks of each section, outermost first; all but a section's first
+    can be left out.
     """
     sections: list[tuple[str, ...]] = []
     for path, container in net.named_modules():
@@ -32,13 +32,13 @@ def sections_of(net: nn.Module, calls: Calls, found: Tensors) -> tuple[tuple[str
 def runs(
     net: nn.Module, path: str, container: nn.Module, calls: Calls, found: Tensors
 ) -> list[list[str]]:
-    """The blocks among a container's children; each run begins with one that does not follow the
-    last.
+    """Return the runs of blocks among a container's children; a block that does not follow the last
+    one begins a run.
     """
     runs: list[list[str]] = [[]]
     for key, child in container.named_children():
         name = f"{path}.{key}" if path else key
-        if not block(child, calls.get(name, ())):
+        if not is_block(child, calls.get(name, ())):
             runs.append([])
         elif runs[-1] and follows(net, runs[-1][-1], name, calls, found):
             runs[-1].append(name)
@@ -47,9 +47,9 @@ def runs(
     return runs
 
 
-def block(module: nn.Module, calls: Sequence[Call]) -> bool:
-    """Whether a module is no bare layer and no mere chain of layers, and is called once, tensor in,
-    tensor out.
+def is_block(module: nn.Module, calls: Sequence[Call]) -> bool:
+    """Whether a module has layers, is not a mere `nn.Sequential`, and is called once with one
+    tensor in and out.
     """
     return (
         not isinstance(module, nn.Sequential)
@@ -60,9 +60,7 @@ def block(module: nn.Module, calls: Sequence[Call]) -> bool:
 
 
 def follows(net: nn.Module, last: str, name: str, calls: Calls, found: Tensors) -> bool:
-    """Whether a block is of the same class as the last, takes what that one gave, and gives the
-    same shape.
-    """
+    """Whether a block has the class of the last one, takes its output, and keeps the shape."""
     one, other = calls[last][0], calls[name][0]
     assert one is not None
     assert other is not None

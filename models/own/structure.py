@@ -1,5 +1,5 @@
-"""How a network that knows nothing of submodels can be cut: found once by tracing it, then applied
-to each copy that is built.
+"""Find how to cut a network that ignores submodels, once by tracing it; then cut each copy that is
+built.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from torch import Tensor, nn
 
 from models.layers.basic import Linear, Norm, Scaler
 from models.own.channels import Axis, Groups, length
-from models.own.sections import sections_of
-from models.own.tracing import named_tensors, read, traced
+from models.own.sections import find_sections
+from models.own.tracing import label_tensors, named_tensors, trace
 
-__all__ = ["Structure", "cut", "first_line", "structure", "with_scalers"]
+__all__ = ["Structure", "cut", "find_structure", "first_line", "with_scalers"]
 
 
 @dataclass(frozen=True)
 class Structure:
-    """axes: of each tensor that scales, by its name. fields: numbers that layers keep of them, by
-    (layer, attribute).
+    """How to cut a network.
 
-    sections: names of the blocks of each; all but a section's first can be left out. problem: why
-    nothing can be narrowed, or "".
+    axes: axes of each tensor that scales, by its name
+    fields: attributes of layers that hold sizes of those axes, by (layer, attribute)
+    sections: names of the blocks of each section; all but a section's first can be left out
+    problem: why nothing can be narrowed, or ""
     """
 
     axes: Mapping[str, tuple[Axis | int, ...]] = field(default_factory=dict)
@@ -34,28 +35,29 @@ class Structure:
     problem: str = ""
 
 
-def structure(net: nn.Module, example: Tensor) -> Structure:
-    """The structure of a network on the meta device that `example` (a batch) passes through; it is
-    left unusable.
+def find_structure(net: nn.Module, example: Tensor) -> Structure:
+    """Return the structure of a network on the meta device, found with the batch `example`; the
+    network is unusable afterwards.
     """
     groups = Groups()
     try:
-        for training in (True, False):  # a network may do other things in training: both must hold
-            graph, calls = traced(net.train(training))
-            found = read(net, graph, example, groups)
-    except Exception as error:  # whatever a network of a user's own makes the tracer raise
+        # a network may behave differently in training: the rules must hold for both modes
+        for training in (True, False):
+            graph, calls = trace(net.train(training))
+            found = label_tensors(net, graph, example, groups)
+    except Exception as error:  # a user's network can make the tracer raise anything
         return Structure(problem=f"torch.fx cannot follow its forward pass ({first_line(error)})")
-    sections = sections_of(net, calls, found)
-    groups.place = "a block that may be left out"
+    sections = find_sections(net, calls, found)
+    groups.place = "a block that can be left out"
     for name in itertools.chain.from_iterable(section[1:] for section in sections):
         before, after = (found[node].labels for node in calls[name][0] or ())
         for pair in zip(before, after, strict=True):
             groups.join(*pair)
-    return resolved(net, groups, sections)
+    return resolve(net, groups, sections)
 
 
-def resolved(net: nn.Module, groups: Groups, sections: tuple[tuple[str, ...], ...]) -> Structure:
-    """What was found, by names; tensors that stay whole are left out."""
+def resolve(net: nn.Module, groups: Groups, sections: tuple[tuple[str, ...], ...]) -> Structure:
+    """Convert the groups found to axes by name; tensors that stay whole are left out."""
     axes = {
         name: groups.axes(groups.tensors[id(t)][1], t.shape)
         for name, t in named_tensors(net)
@@ -70,30 +72,30 @@ def resolved(net: nn.Module, groups: Groups, sections: tuple[tuple[str, ...], ..
             fields[names[layer], attribute] = groups.axes(label, getattr(layer, attribute))
     scaling = {name: one for name, one in axes.items() if any(isinstance(n, Axis) for n in one)}
     first = (
-        f", first of all because of {groups.obstacles[0]}"
+        f"; the first obstacle is {groups.obstacles[0]}"
         if groups.obstacles
         else ": it has no hidden channels"
     )
-    problem = "" if scaling else f"nothing of it can be narrowed{first}"
+    problem = "" if scaling else f"no part of it can be narrowed{first}"
     return Structure(
         scaling, {place: one for place, one in fields.items() if one is not None}, sections, problem
     )
 
 
 def first_line(error: Exception) -> str:
-    """What a user's network raised, in short."""
+    """Return the type and first line of an error."""
     return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
 def cut(net: nn.Module, how: Structure, width: float, mask: Sequence[Sequence[int]]) -> nn.Module:
-    """Leaves out the blocks that the mask does not keep, and cuts every tensor to its leading
+    """Replace the blocks that the mask drops with the identity, and cut every tensor to its leading
     corner; in place.
     """
     for names, section in zip(how.sections, mask, strict=True):
         for name, keep in zip(names, section, strict=True):
             if not keep:
                 put(net, name, nn.Identity())
-    shared: dict[int, Tensor] = {}  # what was one tensor under two names stays one
+    shared: dict[int, Tensor] = {}  # a tensor shared under two names stays shared
     for name, tensor in list(named_tensors(net)):
         if name in how.axes:
             corner = tensor.detach()[
@@ -119,14 +121,14 @@ def cut(net: nn.Module, how: Structure, width: float, mask: Sequence[Sequence[in
 
 
 def put(net: nn.Module, name: str, value: nn.Module | Tensor) -> None:
-    """Replaces a module or a tensor of a network, by its name."""
+    """Replace a module or a tensor of a network by name."""
     parent, _, key = name.rpartition(".")
     setattr(net.get_submodule(parent), key, value)
 
 
 def with_scalers(net: nn.Module, how: Structure, rate: float) -> nn.Module:
-    """Puts a Scaler in each batch norm that was cut, or, without any, behind each layer whose
-    outputs were (see `models.layers.basic.scale`).
+    """Add a Scaler to each batch norm that was cut, or, if there are none, after each layer whose
+    outputs were cut (see `models.layers.basic.scale`).
     """
     layers = {
         name: module

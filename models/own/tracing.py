@@ -1,5 +1,5 @@
-"""Follows a network's forward pass with torch.fx and one example on the meta device, and asks the
-rules what each step does to channels.
+"""Trace a network's forward pass with torch.fx and one example on the meta device, and apply the
+rules for what each step does to channels.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from torch.fx.node import map_aggregate
 
 from models.own.channels import Groups, Labels
 from models.own.layer_rules import layer_rule
-from models.own.operation_rules import RUNTIME, Value, joined, operation_rule, values
+from models.own.operation_rules import RUNTIME, Value, elementwise, operation_rule, values
 
-__all__ = ["Call", "named_tensors", "read", "traced"]
+__all__ = ["Call", "label_tensors", "named_tensors", "trace"]
 
 Call = tuple[fx.Node, fx.Node] | None
-"""What went into a module and what came out of it; None where that is not one tensor each."""
+"""Input and output of a module's call; None unless each is one tensor."""
 
 
 class Tracer(fx.Tracer):
-    """Follows the forward pass, and notes what goes into each module and comes out. (Inherits, for
-    that is how fx is adapted.)
+    """Trace the forward pass and record each module's inputs and outputs.
+
+    Inherits because fx is designed to be adapted this way.
     """
 
     def __init__(self) -> None:
@@ -52,14 +53,17 @@ class Tracer(fx.Tracer):
         return out
 
 
-def traced(net: nn.Module) -> tuple[fx.Graph, dict[str, list[Call]]]:
+def trace(net: nn.Module) -> tuple[fx.Graph, dict[str, list[Call]]]:
+    """Return the graph of a network, and the calls of each module by name."""
     tracer = Tracer()
     return tracer.trace(net), tracer.calls
 
 
-def read(net: nn.Module, graph: fx.Graph, example: Tensor, groups: Groups) -> dict[fx.Node, Value]:
-    """Every tensor on the way of an example through the graph; `groups` learns what belongs
-    together.
+def label_tensors(
+    net: nn.Module, graph: fx.Graph, example: Tensor, groups: Groups
+) -> dict[fx.Node, Value]:
+    """Return every tensor in the forward pass of an example, with its labels; `groups` collects the
+    axes that scale together.
     """
     interpreter = fx.Interpreter(net, garbage_collect_values=False, graph=graph)
     with torch.no_grad():
@@ -98,12 +102,12 @@ def leaves(result: Any) -> Iterator[Any]:
 def labels_of(
     net: nn.Module, node: fx.Node, args: Any, kwargs: Any, shape: tuple[int, ...], groups: Groups
 ) -> Labels:
-    """The labels of a node's result, by the rule for it; without a rule, all that it touches stays
-    whole.
+    """Return the labels of a node's result by the rule for the node; without a rule, freeze all its
+    inputs.
     """
     if node.op == "placeholder":
         return (None,) * len(shape)
-    groups.place, out = describe(net, node), None
+    groups.place, out = describe_node(net, node), None
     if node.op == "call_module":
         layer = net.get_submodule(str(node.target))
         rule, given = layer_rule(layer), values(args, kwargs)
@@ -112,7 +116,7 @@ def labels_of(
         args = (kwargs["input"], *args) if "input" in kwargs else args
         out = (
             operation(groups, args, kwargs, shape)
-            if values(args[:1]) or operation is joined
+            if values(args[:1]) or operation is elementwise
             else None
         )
     if out is None:
@@ -123,8 +127,8 @@ def labels_of(
 def unknown(
     net: nn.Module, node: fx.Node, args: Any, kwargs: Any, groups: Groups, axes: int = 0
 ) -> Labels:
-    """All that goes into an operation without a rule stays whole, and the tensors of its layer."""
-    groups.place = describe(net, node)
+    """Freeze all inputs of an operation without a rule, and the tensors of its layer."""
+    groups.place = describe_node(net, node)
     groups.freeze(label for x in values(args, kwargs) for label in x.labels)
     if node.op == "call_module":
         layer = net.get_submodule(str(node.target))
@@ -136,8 +140,8 @@ def unknown(
 
 
 def name_of(node: fx.Node) -> str:
-    """The name of a function or method of PyTorch or of Python's operators; "" for others, whatever
-    they are called.
+    """Return the name of a function or method of PyTorch or of Python's operators, or "" for any
+    other.
     """
     if isinstance(node.target, str):
         return node.target
@@ -149,7 +153,7 @@ def name_of(node: fx.Node) -> str:
     )
 
 
-def describe(net: nn.Module, node: fx.Node) -> str:
+def describe_node(net: nn.Module, node: fx.Node) -> str:
     if node.op == "call_module":
         return f"{type(net.get_submodule(str(node.target))).__name__} '{node.target}'"
     target = node.target

@@ -19,7 +19,7 @@ from federated.methods.catalogue import METHODS, method
 from federated.task import Card, Profile, Update
 from federated.training.variates import PREFIX
 from models.families.catalogue import initial, menu, network
-from models.slicing import at, corners
+from models.slicing import as_slices, corners
 
 NETS = {
     "preresnet": partial(network, "preresnet", (1, 4, 4), 3),
@@ -191,7 +191,7 @@ def uncovered(trial, fleet):
     for one in updates:
         for row in trial.method.place(trial.state, one.submodel).rows:
             if row.home in covered:
-                covered[row.home][at(row.there)] = True
+                covered[row.home][as_slices(row.there)] = True
     for home, where in covered.items():
         value = trial.state.tensors[home]
         assert torch.equal(after[home][~where], value[~where]), home
@@ -365,7 +365,7 @@ def test_fedfa_leaves_the_channels_that_nobody_has(name, data):
         {home: tuple(value.shape) for home, value in chosen.state.tensors.items()}, reach
     ).rows:
         outside = torch.ones(row.shape, dtype=torch.bool)
-        outside[at(row.there)] = False
+        outside[as_slices(row.there)] = False
         assert torch.equal(after[row.home][outside], chosen.state.tensors[row.home][outside])
 
 

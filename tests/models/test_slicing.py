@@ -96,7 +96,7 @@ def test_extracted_tensors_are_contiguous():
 
 @pytest.mark.parametrize("whole", [{}, {"stem.weight": (8, 1, 3, 3)}, {"stem.weight": (16, 1, 3)}])
 def test_what_is_no_corner_is_refused(whole):
-    with pytest.raises(ValueError, match=r"stem.weight of shape \(16, 1, 3, 3\) is no corner"):
+    with pytest.raises(ValueError, match=r"stem.weight of shape \(16, 1, 3, 3\) does not fit"):
         corners(whole, full(NET))
 
 

@@ -17,7 +17,7 @@ from federated.engine.aggregate import Total, fold
 from federated.method import configure
 from federated.task import Update
 from models.families.catalogue import FAMILIES, full
-from models.family import Family, sectioned
+from models.family import Family, parse_address
 from models.submodel import Network, Submodel
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "golden"
@@ -67,7 +67,7 @@ def registered(monkeypatch):
             default=preset,
             inputs=0,
             labelled=lambda submodel: frozenset({"linear.weight", "linear.bias"}),
-            address=sectioned,
+            address=parse_address,
         )
         monkeypatch.setitem(FAMILIES, "toy", family)
         return full(Network("toy", preset, (1,), 3))

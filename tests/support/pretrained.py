@@ -10,7 +10,7 @@ from torch import nn
 
 from models.families.catalogue import FAMILIES, build, full, network, shapes, statistics
 from models.submodel import Network
-from models.vision import torchvision
+from models.torchvision_import import import_torchvision
 
 __all__ = ["assert_equals_torchvision", "original"]
 
@@ -23,7 +23,7 @@ def original(made: Network, **arguments: Any) -> nn.Module:
     """
     known = FAMILIES[made.family].torchvision
     assert known is not None
-    net: nn.Module = torchvision("models").get_model(
+    net: nn.Module = import_torchvision("models").get_model(
         known.names[made.preset], weights=None, num_classes=made.outputs, **arguments
     )
     with torch.no_grad():

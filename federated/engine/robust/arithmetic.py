@@ -23,7 +23,7 @@ from federated.engine.aggregate import Key, Sum, Total, bands, fold, inside
 from federated.engine.blocks import blocks
 from federated.engine.kept_parts import Kept, Slot
 from federated.method import Tensors
-from models.slicing import Where, at, present
+from models.slicing import Where, as_slices, present
 
 __all__ = [
     "Array",
@@ -67,9 +67,11 @@ def per_coordinate(kept: Kept, tensors: Tensors, f: int, centre: Centre) -> Tota
         for band, weight in bands(frame):
             here = [(key, slot) for key, slot in slots if inside(band, slot.where)]
             for block in blocks(band, max(1, CELLS // len(here))):
-                value[at(block)], held = settled(kept, here, block, old[at(block)], f, centre)
+                value[as_slices(block)], held = settled(
+                    kept, here, block, old[as_slices(block)], f, centre
+                )
                 enough += held
-            value[at(band)] *= (
+            value[as_slices(band)] *= (
                 weight.reshape(-1, *[1] * (value.dim() - 1))
                 if isinstance(weight, Tensor)
                 else weight
@@ -167,7 +169,7 @@ def distances(kept: Kept, tensors: Tensors, members: Sequence[Key]) -> NDArray[n
     for slots in zip(*(kept.of(key) for key in members), strict=True):
         old = present(tensors, slots[0].home, slots[0].shape)
         for block in blocks(slots[0].where, max(1, CELLS // len(members))):
-            base = old[at(block)].numpy().reshape(-1).astype(np.float64)
+            base = old[as_slices(block)].numpy().reshape(-1).astype(np.float64)
             moves = np.stack(
                 [
                     cut(kept, key, slot, block, absent=np.nan) - base

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from federated.method import Method, Settings
-from models.layers.exits import reached
+from models.layers.exits import exit_places
 from models.submodel import Submodel
 
 __all__ = ["inactive", "one_exit", "one_round", "one_size", "one_step", "same_blocks"]
@@ -61,7 +61,7 @@ def same_blocks(menu: Sequence[Submodel], settings: Settings, *, effect: str) ->
 
 def one_exit(menu: Sequence[Submodel], settings: Settings) -> Iterator[str]:
     """A menu whose submodels have one exit each, for methods whose exits teach each other."""
-    if max(len(reached(submodel)) for submodel in menu) == 1:
+    if max(len(exit_places(submodel)) for submodel in menu) == 1:
         yield (
             "no submodel has a second exit, so no exit learns from another: set method.depths to "
             "deeper ones"

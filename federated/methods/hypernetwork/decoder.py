@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from federated.methods.hypernetwork.graph import Role
-from models.slicing import at, corner
+from models.slicing import as_slices, corner
 
 __all__ = ["Decoder", "capped", "largest", "normalised", "tile"]
 
@@ -47,11 +47,11 @@ def tile(value: Tensor, shape: Sequence[int]) -> Tensor:
     """`value` in another shape of as many axes: its leading part where it is longer, repeated where
     it is shorter.
     """
-    value = value[at(corner([min(a, b) for a, b in zip(value.shape, shape, strict=True)]))]
+    value = value[as_slices(corner([min(a, b) for a, b in zip(value.shape, shape, strict=True)]))]
     if tuple(value.shape) == tuple(shape):
         return value
     repeated = value.repeat([-(-n // m) for n, m in zip(shape, value.shape, strict=True)])
-    return repeated[at(corner(shape))]
+    return repeated[as_slices(corner(shape))]
 
 
 def normalised(value: Tensor, role: Role, factor: float) -> Tensor:

@@ -24,7 +24,7 @@ from federated.data import vision
 from federated.data.catalogue import central, device
 from federated.data.partitions import Shard
 from federated.errors import DataError, MissingExtra
-from models.vision import torchvision
+from models.torchvision_import import import_torchvision
 
 pytest.importorskip("torch")
 PUBLISHED = Path(__file__).parents[4] / "shared" / "data"
@@ -131,7 +131,7 @@ def test_batches_of_cifar_become_pictures_channel_first(
     key: str,
     classes: int,
 ) -> None:
-    loader = getattr(torchvision("datasets"), name.upper())
+    loader = getattr(import_torchvision("datasets"), name.upper())
     names = [file for file, _ in loader.train_list + loader.test_list]
     x, y = pictures(2 * len(names)), [(7 * i) % classes for i in range(2 * len(names))]
     files = {
@@ -158,7 +158,7 @@ def test_house_numbers_become_pictures_channel_first_and_ten_is_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None
 ) -> None:
     savemat = pytest.importorskip("scipy.io").savemat
-    loader, split = torchvision("datasets").SVHN, {}
+    loader, split = import_torchvision("datasets").SVHN, {}
     (tmp_path / "SVHN").mkdir()
     for part, y, start in (("train", [10, 1, 9], 0), ("test", [2, 10], 5)):
         path = tmp_path / "SVHN" / f"{part}_32x32.mat"

@@ -20,7 +20,7 @@ from federated.method import Method, State, configure
 from federated.methods.catalogue import METHODS, method
 from federated.task import Update
 from models.families.catalogue import initial, network
-from models.slicing import Plan, Row, Where, at, present
+from models.slicing import Plan, Row, Where, as_slices, present
 from models.submodel import Submodel
 
 ABLE = sorted(name for name in METHODS if "buffered" in method(name).allows)
@@ -109,8 +109,8 @@ def test_nested_corners_of_a_matrix_are_cut_into_bands_with_an_age_each() -> Non
     found = ages([{((0, 2), (0, 2)): 1.0}, {((0, 3), (0, 1)): 1.0}], ((0, 3), (0, 3)))
     dense = torch.full((3, 3), -1.0)
     for band, age in found:
-        assert bool((dense[at(band)] == -1).all()), "bands never overlap"
-        dense[at(band)] = age
+        assert bool((dense[as_slices(band)] == -1).all()), "bands never overlap"
+        dense[as_slices(band)] = age
     assert dense.tolist() == [[2, 1, 0], [2, 1, 0], [1, 0, 0]]
 
 
@@ -247,17 +247,17 @@ def dense(past: Past, update: Update, row: Row) -> Tensor:
                 if age.dim()
                 else torch.as_tensor(weight)
             )
-            mark[at(where)] = torch.maximum(
-                mark[at(where)], rows.expand(mark[at(where)].shape).to(mark)
+            mark[as_slices(where)] = torch.maximum(
+                mark[as_slices(where)], rows.expand(mark[as_slices(where)].shape).to(mark)
             )
         age += mark
     then, now = (
-        present(state.tensors, row.home, row.shape)[at(row.there)]
+        present(state.tensors, row.home, row.shape)[as_slices(row.there)]
         for state in (past.states[update.round - 1], past.states[-1])
     )
-    share = (1 + age[at(row.there)]) ** -0.5
+    share = (1 + age[as_slices(row.there)]) ** -0.5
     old = now if row.local.endswith(("running_mean", "running_var")) else then
-    return now + share * (update.tensors[row.local][at(row.here)] - old)
+    return now + share * (update.tensors[row.local][as_slices(row.here)] - old)
 
 
 @pytest.mark.parametrize("name", ABLE)
@@ -273,7 +273,7 @@ def test_a_late_update_is_the_formula_entry_by_entry(name: str) -> None:
             )
             for row in plan.rows:
                 torch.testing.assert_close(
-                    found.tensors[row.local][at(row.here)],
+                    found.tensors[row.local][as_slices(row.here)],
                     dense(past, update, row),
                     rtol=1e-5,
                     atol=1e-6,

@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from models.layers.branches import Branch, fused, join, merge, originals, reduced, split
+from models.layers.branches import (
+    Branch,
+    fuse_batch_norm,
+    join,
+    merge,
+    originals,
+    split,
+    subtract_branches,
+)
 from tests.support.golden import close, floats, golden
 
 
@@ -16,7 +24,7 @@ def check_dynamicfl_branch(toy):
         [torch.full((1, 1, 1, 1), v) for v in g["new_branches_1x1"]],
     )
     points = [Branch("kernel", ((1, 1, 1, 1),))] * len(values)
-    important = reduced(points, kernel, values)
+    important = subtract_branches(points, kernel, values)
     close(important, g["expected_important_after_expand"])
     close(merge(points, important, values), g["expected_merged"])
     stepped(kernel, points, g["one_step"])
@@ -28,7 +36,7 @@ def check_dynamicfl_branch(toy):
     )
     q = g["bn_fusion"]
     norm = [floats([q[key]]) for key in ("gamma", "beta", "mean", "var")]
-    weight, bias = fused(kernel, *norm, q["eps"])
+    weight, bias = fuse_batch_norm(kernel, *norm, q["eps"])
     close(weight[0, 0, 1, 1], q["expected_kernel_center"])
     close(bias, [q["expected_bias"]])
 
@@ -50,5 +58,5 @@ def stepped(kernel, points, q):
 def linears(q):
     whole, one = floats(q["W"]), floats(q["W1"])
     copy = [Branch("kernel", ((2, 2),))]
-    close(reduced(copy, whole, [one]), q["expected_important"])
-    close(merge(copy, reduced(copy, whole, [one]), [one]), q["W"])
+    close(subtract_branches(copy, whole, [one]), q["expected_important"])
+    close(merge(copy, subtract_branches(copy, whole, [one]), [one]), q["W"])

@@ -18,7 +18,7 @@ from federated.methods.catalogue import method
 from federated.methods.dynamicfl import SCORES, allotted
 from federated.task import Card, Profile, Task, Timing
 from federated.training.loop import descend, open_session
-from models.branching import Layer, layers
+from models.branching import BranchableLayer, branchable_layers
 from models.cost import cost
 from models.families.catalogue import build, full, initial, network, probes, shapes, statistics
 from models.layers.branches import Branch, originals
@@ -111,7 +111,7 @@ def test_a_device_gets_the_most_branches_that_its_memory_and_its_pace_allow():
 
 
 def row(*floats, places=1):
-    return Layer(tuple(Branch("kernel", ((n,),)) for n in floats), places, 3)
+    return BranchableLayer(tuple(Branch("kernel", ((n,),)) for n in floats), places, 3)
 
 
 def test_the_work_of_some_branches_in_every_layer_is_spent_in_order_on_all_that_a_layer_can_have():
@@ -142,7 +142,7 @@ def test_the_work_of_some_branches_in_every_layer_is_spent_in_order_on_all_that_
 
 
 def test_no_order_spends_more_than_the_budget():
-    able = layers(full(NET), 3)
+    able = branchable_layers(full(NET), 3)
     budget = cost(replace(full(NET), branches=2)).macs - cost(full(NET)).macs
     for order in (list(able), list(able)[::-1]):
         chosen = allotted(able, 2, order)

@@ -14,7 +14,7 @@ from federated.methods.catalogue import method
 from federated.methods.moon import contrast, contrasted, represented
 from federated.training.loop import TrainingSet, descend, open_session, plain_loss
 from models.families.catalogue import build, full, initial, menu, network, shapes
-from models.layers.basic import Projected
+from models.layers.basic import ProjectedLinear
 from tests.support.federation import Member, digits, federate
 
 NET = network("mlp", (6,), 3)
@@ -60,7 +60,7 @@ def test_the_projection_is_an_mlp_before_the_last_linear_that_scales_with_the_wi
         }.items()
     )
     net = build(WHOLE).eval()
-    assert isinstance(net.linear, Projected)
+    assert isinstance(net.linear, ProjectedLinear)
     x = torch.randn(5, 6)
     out, z = represented(net, lambda: net(x))
     assert z.shape == (5, 256)

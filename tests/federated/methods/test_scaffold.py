@@ -21,7 +21,7 @@ from federated.training.loop import TrainingSet, descend, open_session
 from federated.wire import envelope, messages
 from federated.wire.links.memory import MemoryBroker
 from models.families.catalogue import build, full, initial, network, shapes, statistics
-from models.slicing import at, corner
+from models.slicing import as_slices, corner
 from models.submodel import Submodel
 from tests.support.federation import Member, digits, federate
 from tests.support.golden import floats, registered
@@ -293,7 +293,7 @@ def check_mean(folder, done, submodels):
         for index, names in enumerate(zip(*submodels, strict=True)):
             for name in names:
                 if (shape := shapes(sizes[name]).get(home.removeprefix("c/"))) is not None:
-                    held[index][at(corner(shape))] = True
+                    held[index][as_slices(corner(shape))] = True
         mean = sum(one.get(home, np.zeros(value.shape)) for one in kept) / np.maximum(
             held.sum(0), 1
         )
@@ -370,7 +370,7 @@ def test_a_device_with_several_rectangles_of_a_home_counts_once_per_coordinate()
     assert nested == [((0, 3), (0, 2))]
     crossing = torch.zeros(3, 2)
     for where in united([((0, 1), (0, 2)), ((0, 3), (0, 1))]):
-        crossing[at(where)] += 1
+        crossing[as_slices(where)] += 1
     assert crossing.tolist() == [[1, 1], [1, 0], [1, 0]]
 
 

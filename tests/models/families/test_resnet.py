@@ -19,7 +19,7 @@ from models.families.catalogue import build, full, network, shapes
 from models.families.resnet import CIFAR, FOUR, NAMES, Size, convert
 from models.layers.batch_norm import norms
 from models.submodel import Submodel
-from models.vision import torchvision
+from models.torchvision_import import import_torchvision
 from tests.support.counts import NOTES, counted, published
 from tests.support.pretrained import assert_equals_torchvision
 
@@ -281,7 +281,7 @@ def test_it_says_what_torchvisions_says(model):
 def test_torchvisions_tensors_fit(preset):
     """Every tensor of theirs but the counters finds its place, in its shape."""
     with torch.device("meta"):
-        state = torchvision("models").get_model(NAMES[preset], weights=None).state_dict()
+        state = import_torchvision("models").get_model(NAMES[preset], weights=None).state_dict()
     found = convert(preset, state)
     net = build(whole(f"resnet-{preset}", (3, 224, 224), 1000), "meta")
     wanted = {

@@ -79,14 +79,12 @@ def test_a_causal_place_sees_itself_and_those_before(model, objective):
 
 @pytest.mark.parametrize("target", ["class", "value"])
 def test_it_learns_from_tokens_alone(target):
-    with pytest.raises(
-        ValueError, match=f"learns from texts of tokens, and the data give a {target}"
-    ):
+    with pytest.raises(ValueError, match=f"learns from tokens.*give a {target}"):
         network("transformer", (6,), 9, target=target)
 
 
 def test_networks_for_images_learn_no_tokens():
-    with pytest.raises(ValueError, match="a model for tokens is 'transformer'"):
+    with pytest.raises(ValueError, match=r"data are tokens.*'transformer'"):
         network("vit", (1, 8, 8), 9, target="token")
 
 

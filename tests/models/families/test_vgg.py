@@ -12,7 +12,7 @@ import torch
 from models.cost import cost
 from models.families.catalogue import build, full, menu, network, shapes, statistics
 from models.families.vgg import NAMES, VGG
-from models.vision import torchvision
+from models.torchvision_import import import_torchvision
 from tests.support.counts import published
 from tests.support.pretrained import original
 
@@ -115,7 +115,7 @@ def test_torchvisions_vgg_11_says_the_same():
 @pytest.mark.parametrize("preset", NAMES)
 def test_torchvisions_tensors_have_our_names_and_shapes(preset):
     with torch.device("meta"):
-        state = torchvision("models").get_model(NAMES[preset], num_classes=10).state_dict()
+        state = import_torchvision("models").get_model(NAMES[preset], num_classes=10).state_dict()
     whole = full(network(f"vgg-{preset}", (3, 224, 224), 10))
     tensors = VGG.torchvision.convert(preset, state)
     assert {name: tuple(value.shape) for name, value in tensors.items()} == shapes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from models.layers.attention import Attention, Feed
+from models.layers.attention import Attention, FeedForward
 
 X = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
 
@@ -55,7 +55,7 @@ def test_a_causal_attention_does_not_see_what_follows():
 
 def test_a_step_multiplies_the_whole():
     torch.manual_seed(0)
-    for net in (Attention(12, 3, 4, step=True), Feed(12, 8, step=True)):
+    for net in (Attention(12, 3, 4, step=True), FeedForward(12, 8, step=True)):
         with torch.no_grad():
             whole = net(X)
             net.step.fill_(0.25)

@@ -86,7 +86,7 @@ def test_calibration_keeps_the_weights():
 
 
 def test_calibration_needs_a_batch():
-    with pytest.raises(ValueError, match="without a batch"):
+    with pytest.raises(ValueError, match="at least one batch"):
         calibrate(nn.Sequential(nn.BatchNorm1d(1)), [])
 
 
@@ -105,7 +105,7 @@ def test_loaded_statistics_are_those_measured():
 
 def test_statistics_that_do_not_fit_are_refused():
     net = nn.Sequential(nn.BatchNorm1d(2))
-    with pytest.raises(ValueError, match=r"missing or too many: 0\.running_var"):
+    with pytest.raises(ValueError, match=r"missing.*: 0\.running_var"):
         load_stats(net, {"0.running_mean": torch.zeros(2)})
     with pytest.raises(ValueError, match=r"expected shape \(2,\), found \(3,\)"):
         load_stats(net, {"0.running_mean": torch.zeros(3), "0.running_var": torch.ones(2)})

@@ -11,12 +11,19 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from models.branching import layers
+from models.branching import branchable_layers
 from models.cost import cost
 from models.families.catalogue import full, network
 from models.layers.attention import Attention
-from models.layers.branches import Branch, fused, join, kinds, originals, split
-from models.layers.flattened import Flat
+from models.layers.branches import (
+    Branch,
+    available_branches,
+    fuse_batch_norm,
+    join,
+    originals,
+    split,
+)
+from models.layers.flat_linear import Flat
 
 LAYERS = {
     "3x3": (lambda: nn.Conv2d(4, 6, 3, padding=1), (2, 4, 5, 5)),
@@ -52,7 +59,7 @@ def test_a_layer_gives_the_same_with_branches_and_without(name, linear, init):
         layer(x),
         layer.weight.detach().clone(),
     )
-    chosen = kinds(layer, 5, linear=linear, rank=2)
+    chosen = available_branches(layer, 5, linear=linear, rank=2)
     split(layer, chosen, init, torch.Generator().manual_seed(0))
     assert len(originals(layer)) == 1 + len(chosen) > 1
     assert (not torch.equal(originals(layer)[0][0], old)) == (init == "normal"), (
@@ -73,7 +80,7 @@ def test_the_axes_of_attention_may_have_branches():
     for layer, linear in ((net.project, "copy"), (net.out, "low-rank")):
         split(
             layer,
-            kinds(layer, 2, linear=linear, rank=3),
+            available_branches(layer, 2, linear=linear, rank=3),
             "normal",
             torch.Generator().manual_seed(0),
         )
@@ -83,15 +90,17 @@ def test_the_axes_of_attention_may_have_branches():
 
 
 def test_a_large_kernel_has_each_smaller_one_once():
-    shapes = [branch.shapes[0][2:] for branch in kinds(nn.Conv2d(2, 3, 3), 9)]
+    shapes = [branch.shapes[0][2:] for branch in available_branches(nn.Conv2d(2, 3, 3), 9)]
     assert shapes == [(1, 1), (1, 3), (3, 1), (1, 1)]
-    assert [branch.kind for branch in kinds(nn.Conv2d(2, 3, 3), 9)] == ["kernel"] * 3 + ["average"]
-    assert [branch.shapes[0] for branch in kinds(nn.Conv1d(2, 4, 5, groups=2), 9)] == [
+    assert [branch.kind for branch in available_branches(nn.Conv2d(2, 3, 3), 9)] == [
+        "kernel"
+    ] * 3 + ["average"]
+    assert [branch.shapes[0] for branch in available_branches(nn.Conv1d(2, 4, 5, groups=2), 9)] == [
         (4, 1, 1),
         (4, 1, 1),
     ]
-    assert kinds(nn.Conv2d(2, 3, 1), 2) == (Branch("kernel", ((3, 2, 1, 1),)),) * 2
-    assert kinds(nn.Linear(5, 3), 1, linear="low-rank", rank=8) == (
+    assert available_branches(nn.Conv2d(2, 3, 1), 2) == (Branch("kernel", ((3, 2, 1, 1),)),) * 2
+    assert available_branches(nn.Linear(5, 3), 1, linear="low-rank", rank=8) == (
         Branch("low-rank", ((3, 3), (3, 5))),
     ), "no rank above the layer's"
 
@@ -113,7 +122,7 @@ def parallel(layer, x, weights):
 def test_merged_branches_give_what_branches_in_parallel_give_and_the_same_gradients(stride, groups):
     torch.manual_seed(0)
     layer = nn.Conv2d(4, 6, 3, stride=stride, padding=1, groups=groups, bias=False)
-    split(layer, kinds(layer, 5), "normal", torch.Generator().manual_seed(0))
+    split(layer, available_branches(layer, 5), "normal", torch.Generator().manual_seed(0))
     x, weights = torch.randn(2, 4, 7, 7), [p for branch in originals(layer) for p in branch]
     out, apart = layer(x), parallel(layer, x, weights)
     torch.testing.assert_close(out, apart, rtol=0, atol=1e-5)
@@ -130,7 +139,7 @@ def test_one_step_scales_the_gradient_by_the_branches_at_each_place():
     """
     layer = nn.Conv2d(1, 1, 3, bias=False)
     nn.init.ones_(layer.weight)
-    split(layer, kinds(layer, 3), "normal", torch.Generator().manual_seed(0))
+    split(layer, available_branches(layer, 3), "normal", torch.Generator().manual_seed(0))
     layer(torch.ones(1, 1, 3, 3)).sum().backward()
     torch.optim.SGD(layer.parameters(), lr=0.1).step()
     join(layer)
@@ -144,7 +153,7 @@ def test_new_branches_have_a_tenth_of_the_weights_spread():
     spread = float(layer.weight.detach().std())
     split(
         layer,
-        (*kinds(layer, 1), *kinds(layer, 1, linear="low-rank", rank=16)),
+        (*available_branches(layer, 1), *available_branches(layer, 1, linear="low-rank", rank=16)),
         "normal",
         torch.Generator().manual_seed(0),
     )
@@ -156,7 +165,10 @@ def test_new_branches_have_a_tenth_of_the_weights_spread():
 def test_a_product_that_starts_at_zero_still_learns():
     layer = nn.Linear(4, 4)
     split(
-        layer, kinds(layer, 1, linear="low-rank", rank=2), "zeros", torch.Generator().manual_seed(0)
+        layer,
+        available_branches(layer, 1, linear="low-rank", rank=2),
+        "zeros",
+        torch.Generator().manual_seed(0),
     )
     layer(torch.ones(1, 4)).sum().backward()
     first, second = originals(layer)[1]
@@ -175,7 +187,7 @@ def test_a_norm_with_running_statistics_fuses_into_its_convolution():
     for value in (norm.weight, norm.bias, norm.running_mean):
         nn.init.normal_(value)
     nn.init.uniform_(norm.running_var, 0.5, 2)
-    weight, bias = fused(
+    weight, bias = fuse_batch_norm(
         conv.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps
     )
     torch.testing.assert_close(F.conv2d(x, weight, bias), norm(conv(x)), rtol=0, atol=1e-5)
@@ -187,7 +199,7 @@ def test_batch_statistics_make_a_norm_within_a_branch_no_linear_layer():
     """
     torch.manual_seed(0)
     conv, norm, x = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), torch.randn(2, 3, 5, 5)
-    weight, bias = fused(
+    weight, bias = fuse_batch_norm(
         conv.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps
     )
     assert not torch.allclose(F.conv2d(x, weight, bias), norm.train()(conv(x)), atol=1e-2)
@@ -197,11 +209,11 @@ def test_batch_statistics_make_a_norm_within_a_branch_no_linear_layer():
 
 
 def test_convolutions_have_branches_where_there_are_any_and_linears_elsewhere():
-    images = layers(full(network("preresnet", (1, 8, 8), 10)), 3)
+    images = branchable_layers(full(network("preresnet", (1, 8, 8), 10)), 3)
     assert list(images)[:3] == ["stem", "sections.0.0.conv1", "sections.0.0.conv2"]
     assert "linear" not in images
     assert not any("shortcut" in name for name in images)
-    tokens = layers(full(network("vit-micro", (1, 8, 8), 10)), 3)
+    tokens = branchable_layers(full(network("vit-micro", (1, 8, 8), 10)), 3)
     assert [name for name in tokens if name.startswith("sections.0.0.")] == [
         f"sections.0.0.{name}"
         for name in ("attention.project", "attention.out", "feed.linear1", "feed.linear2")
@@ -213,7 +225,7 @@ def test_looking_for_layers_draws_no_random_number():
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    layers(submodel, 2)
+    branchable_layers(submodel, 2)
     assert torch.equal(torch.rand(1), expected)
 
 

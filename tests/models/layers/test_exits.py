@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.families.catalogue import build, full, labelled, network, normalising, shapes
-from models.layers.exits import Attentive, Exits, levels, reached
+from models.layers.exits import Attentive, Exits, exit_places, levels
 from models.slicing import corners
 from models.submodel import Submodel
 from tests.support.counts import counted, published
@@ -100,7 +100,7 @@ def test_counts_of_recipfls_network_of_one_section():
     ],
 )
 def test_places(model, kind, places):
-    assert reached(full(network(model, IMAGES, 10), (kind,))) == places
+    assert exit_places(full(network(model, IMAGES, 10), (kind,))) == places
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,7 +204,7 @@ def test_a_copy_answers_with_its_own_weights():
 
 
 def test_one_kind_of_exits_at_a_time():
-    with pytest.raises(ValueError, match="exits and exits-conv; expected one kind"):
+    with pytest.raises(ValueError, match=r"exits and exits-conv.*one kind"):
         build(replace(small("exits"), features=("exits", "exits-conv")))
 
 
@@ -228,10 +228,10 @@ def test_one_level_for_each_exit(model, kind):
     """Level n ends at exit n and has n exits; the last is the whole."""
     whole = full(network(model, DIGITS, 10), (kind,))
     found = leveled(model, kind)
-    assert [reached(level) for level in found] == [
-        reached(whole)[: n + 1] for n in range(len(reached(whole)))
+    assert [exit_places(level) for level in found] == [
+        exit_places(whole)[: n + 1] for n in range(len(exit_places(whole)))
     ]
-    assert [sum(map(sum, level.mask)) for level in found] == list(reached(whole))
+    assert [sum(map(sum, level.mask)) for level in found] == list(exit_places(whole))
     assert found[-1] == whole
 
 
@@ -269,4 +269,4 @@ def test_every_tensor_of_a_level_has_a_gradient(model, kind):
 def test_labelled_tensors_of_exits_have_the_classes_first(model):
     for level in leveled(model, "exits", 0.5):
         assert {shapes(level)[name][0] for name in labelled(level)} == {10}
-        assert len(labelled(level)) == 2 * len(reached(level))
+        assert len(labelled(level)) == 2 * len(exit_places(level))

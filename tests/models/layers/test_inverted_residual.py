@@ -12,7 +12,15 @@ from torch import nn
 
 from models.families.catalogue import address, build, full, labelled, menu, network, shapes
 from models.layers.basic import Scaler, scale
-from models.layers.inverted_residual import Block, Drop, Place, Section, Squeeze, Style, renamed
+from models.layers.inverted_residual import (
+    Block,
+    Drop,
+    Place,
+    Section,
+    Squeeze,
+    Style,
+    rename_tensors,
+)
 
 DIGITS = (1, 8, 8)
 STYLE = Style(nn.ReLU6)
@@ -139,6 +147,6 @@ def test_the_classifier_is_labelled():
 
 def test_torchvisions_counters_are_left_out_and_strangers_named():
     tensors = {"a.0.weight": torch.ones(1), "a.0.num_batches_tracked": torch.tensor(3)}
-    assert renamed(tensors, {"a.0": "stem"}) == {"stem.weight": torch.ones(1)}
+    assert rename_tensors(tensors, {"a.0": "stem"}) == {"stem.weight": torch.ones(1)}
     with pytest.raises(KeyError, match=r"b\.1\.weight"):
-        renamed({"b.1.weight": torch.ones(1)}, {"a.0": "stem"})
+        rename_tensors({"b.1.weight": torch.ones(1)}, {"a.0": "stem"})

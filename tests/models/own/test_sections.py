@@ -41,7 +41,7 @@ def test_blocks_left_out_are_grafted(named: Named) -> None:
 
 
 def test_the_first_block_of_a_section_stays(named: Named) -> None:
-    with pytest.raises(ValueError, match="the first one changes the channels"):
+    with pytest.raises(ValueError, match="drops the first block"):
         build(Submodel(named(Residual), 1.0, ((0, 1, 1), (1, 1))))
 
 

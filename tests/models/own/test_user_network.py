@@ -74,11 +74,11 @@ class Stubborn(nn.Module):
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (Recurrent, "first of all because of LSTM 'memory'"),
-        (Tied, "first of all because of Embedding 'words'"),
+        (Recurrent, "obstacle is LSTM 'memory'"),
+        (Tied, "obstacle is Embedding 'words'"),
         (Branching, "torch.fx cannot follow its forward pass"),
-        (Stubborn, "first of all because of the operation 'new_ones'"),
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "it has no hidden channels"),
+        (Stubborn, "obstacle is the operation 'new_ones'"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "no hidden channels"),
     ],
 )
 def test_what_cannot_be_narrowed_says_why_and_runs_whole(
@@ -88,7 +88,7 @@ def test_what_cannot_be_narrowed_says_why_and_runs_whole(
     assert passes(full(made)).shape == (3, 10)
     with pytest.raises(
         ValueError,
-        match=f"{why}.*; let its function obey submodel.width, or set method.widths = \\[1.0\\]",
+        match=f"{why}.*; make .* submodel.width, or set method.widths = \\[1.0\\]",
     ):
         menu(made, (0.5, 1.0), (1,))
 
@@ -106,7 +106,7 @@ class Counting(nn.Module):
 
 def test_what_fails_at_half_its_width_is_said_before_a_run(named: Named) -> None:
     with pytest.raises(
-        ValueError, match=r"cut to half its width, it fails \(.*\); let its function"
+        ValueError, match=r"cut to half its width, it fails \(.*\); make its function"
     ):
         menu(named(Counting), (0.5,), (1,))
 
@@ -116,7 +116,7 @@ def test_what_fails_at_half_its_width_is_said_before_a_run(named: Named) -> None
     [
         (
             lambda inputs, outputs: nn.Flatten(),
-            "needs inputs, outputs; expected a function of a submodel, or of nothing",
+            "requires the arguments inputs, outputs",
         ),
         (lambda submodel: 3, "returned a int; expected an nn.Module"),
         (
@@ -261,7 +261,7 @@ def test_every_kind_of_norm_is_known_as_one(named: Named) -> None:
 def test_an_instance_norm_that_tracks_statistics_is_refused(named: Named) -> None:
     """Calibration measures batch norms alone."""
     with pytest.raises(
-        ValueError, match=r"instance norm '1' tracks statistics.*expected track_running_stats=False"
+        ValueError, match=r"instance norm '1' tracks statistics.*set track_running_stats=False"
     ):
         named(
             lambda: nn.Sequential(

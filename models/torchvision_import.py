@@ -1,6 +1,4 @@
-"""torchvision, imported only when called: the one place that does, for networks and for data sets
-alike.
-"""
+"""Import torchvision on demand, for networks and data sets; no other file imports it."""
 
 from __future__ import annotations
 
@@ -10,41 +8,43 @@ import warnings
 from types import ModuleType
 from typing import Any
 
-__all__ = ["torchvision"]
+__all__ = ["import_torchvision"]
 
 MISSING = "operator torchvision::nms does not exist"
 SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-_declared: list[Any] = []  # a torch.library.Library takes its schemas back when it is collected
+# a torch.library.Library removes its schemas when it is garbage-collected
+_declared: list[Any] = []
 
 
-def torchvision(part: str) -> ModuleType:
-    """The module `torchvision.<part>`, such as `datasets` or `models`. Raises ModuleNotFoundError
-    where torchvision or torch is not installed.
+def import_torchvision(part: str) -> ModuleType:
+    """Import and return `torchvision.<part>`, such as `datasets` or `models`.
+
+    ModuleNotFoundError: torchvision or torch is not installed.
     """
     try:
         return _import(part)
     except RuntimeError as error:
         if MISSING not in str(error):
             raise
-        return _repaired(part)
+        return _import_without_operators(part)
 
 
 def _import(part: str) -> ModuleType:
     with warnings.catch_warnings():
-        # it decodes files; Pillow does so here
+        # the extension decodes image files, which Pillow does here
         warnings.filterwarnings("ignore", message="Failed to load image Python extension")
         return importlib.import_module(f"torchvision.{part}")
 
 
-def _repaired(part: str) -> ModuleType:
-    """torchvision without its compiled part (an index has no build that fits this torch): two
-    missing schemas stop its import.
+def _import_without_operators(part: str) -> ModuleType:
+    """Import torchvision without its compiled extension, for which no build fits this torch:
+    declare the two missing schemas, then import again.
 
-    They are declared only after that very error: declaring them beside a whole torchvision would
-    abort the process.
+    The schemas are declared only after that exact error: declaring them beside a complete
+    torchvision would abort the process.
     """
     import torch
 

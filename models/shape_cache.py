@@ -1,6 +1,4 @@
-"""Quicker passes on the meta device: an operation's result follows from the shapes that it is
-given, so it is worked out once.
-"""
+"""Faster passes on the meta device: cache each operation's result per input shapes."""
 
 from __future__ import annotations
 
@@ -12,15 +10,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-__all__ = ["Remembering"]
+__all__ = ["ShapeCache"]
 
 
-class Remembering(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers from memory what an operation gave for the same shapes before: new tensors, of no
-    values, on the meta device.
+class ShapeCache(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Dispatch mode that reuses the result of an operation for inputs of the same shapes.
 
-    Enter it first: what counts or follows operations within it still sees every one. PyTorch works
-    out most of them in Python, and a network repeats its blocks.
+    Results on the meta device have shapes but no values, so a repeated call returns new tensors of
+    the cached shapes. PyTorch computes most of these shapes in Python, and a network repeats its
+    blocks. Enter this mode first: modes entered after it (counters, tracers) still see every
+    operation.
     """
 
     def __init__(self) -> None:
@@ -36,10 +35,10 @@ class Remembering(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         leaves, structure = tree_flatten((args, kwargs))
-        key = func, str(structure), *map(described, leaves)
+        key = func, str(structure), *map(describe, leaves)
         if key in self.known:
             return tree_map(
-                made, self.known[key], is_leaf=lambda value: isinstance(value, Described)
+                recreate, self.known[key], is_leaf=lambda value: isinstance(value, TensorSpec)
             )
         out = func(*args, **kwargs)
         given = {value.untyped_storage()._cdata for value in leaves if isinstance(value, Tensor)}
@@ -47,25 +46,27 @@ class Remembering(TorchDispatchMode):  # type: ignore[no-untyped-call]
             isinstance(value, Tensor) and value.untyped_storage()._cdata in given
             for value in tree_leaves(out)
         ):
-            self.known[key] = tree_map(described, out)  # else it changes or shares what it is given
+            # A result that shares storage with an input is not cached: the operation works in place
+            # or returns a view.
+            self.known[key] = tree_map(describe, out)
         return out
 
 
-class Described(tuple[Any, ...]):
-    """Shape, strides and type of a tensor."""
+class TensorSpec(tuple[Any, ...]):
+    """Shape, strides and dtype of a tensor."""
 
 
-def described(value: Any) -> Any:
+def describe(value: Any) -> Any:
     return (
-        Described((value.shape, value.stride(), value.dtype))
+        TensorSpec((value.shape, value.stride(), value.dtype))
         if isinstance(value, Tensor)
         else value
     )
 
 
-def made(value: Any) -> Any:
+def recreate(value: Any) -> Any:
     return (
         torch.empty_strided(*value[:2], dtype=value[2], device="meta")
-        if isinstance(value, Described)
+        if isinstance(value, TensorSpec)
         else value
     )

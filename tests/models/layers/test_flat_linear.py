@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.layers.basic import Linear, scale
-from models.layers.flattened import Flat, stack
+from models.layers.flat_linear import Flat, stack
 
 
 def test_it_is_a_linear_layer_of_the_flattened_map():

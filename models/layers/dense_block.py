@@ -1,9 +1,9 @@
-"""Layers over all that a dense block has seen: its inputs, and what grew from them, apart. Read it
-from the bottom up.
+"""Layers over the concatenated features of a dense block, with separate tensors for the block's
+inputs and for the features that its layers added. Read it from the bottom up.
 
 A dense layer reads [inputs | grown 0 | grown 1 | ...]. Each part of a narrow network is narrower,
-so its tensors over the concatenation are no corners of the wide ones. Here each is two: one over
-the inputs, [..., channels], and one over the grown, [..., layers, growth].
+so its tensors over the concatenation are not corners of the wide ones. Each is therefore split in
+two: one over the inputs, [..., channels], and one over the grown features, [..., layers, growth].
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["SeenConv", "SeenNorm"]
 
 
 class GrownNorm(Norm):
-    """Batch norm of [N, layers * growth, H, W], its parameters and statistics [layers, growth]."""
+    """Batch norm of [N, layers * growth, H, W] with parameters and statistics [layers, growth]."""
 
     def __init__(self, layers: int, growth: int) -> None:
         super().__init__(layers * growth)
@@ -32,7 +32,7 @@ class GrownNorm(Norm):
 
 
 class GrownConv(nn.Module):
-    """1x1 convolution of [N, layers * growth, H, W], its weight [outputs, layers, growth]."""
+    """1x1 convolution of [N, layers * growth, H, W] with weight [outputs, layers, growth]."""
 
     def __init__(self, layers: int, growth: int, outputs: int) -> None:
         super().__init__()
@@ -43,8 +43,8 @@ class GrownConv(nn.Module):
 
 
 class SeenNorm(nn.Module):
-    """relu(norm) of a block's inputs [N, channels, H, W] and of all that grew so far [N, layers *
-    growth, H, W], apart.
+    """relu(norm) of a block's inputs [N, channels, H, W] and, separately, of all features grown so
+    far [N, layers * growth, H, W].
     """
 
     def __init__(self, channels: int, layers: int, growth: int) -> None:
@@ -58,8 +58,9 @@ class SeenNorm(nn.Module):
 
 
 class SeenConv(nn.Module):
-    """1x1 convolution of what a SeenNorm gives: [N, outputs, H, W]. Initialised by how much is seen
-    in all, by He et al., with a bias as a linear.
+    """1x1 convolution of a SeenNorm's results: [N, outputs, H, W].
+
+    Initialised for the total number of inputs, He-normal, or with a bias as a linear layer.
     """
 
     def __init__(

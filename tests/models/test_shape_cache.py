@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from models.meta import Remembering
+from models.shape_cache import ShapeCache
 
 
 def test_the_same_shapes_give_the_same_and_a_tensor_of_its_own():
     x, w = torch.empty(2, 3, device="meta"), torch.empty(3, 4, device="meta")
-    with Remembering() as memory:
+    with ShapeCache() as memory:
         a, b, c = x @ w, x @ w, x.t().contiguous().t() @ w
     assert a.shape == b.shape == c.shape == (2, 4)
     assert a.untyped_storage()._cdata != b.untyped_storage()._cdata
@@ -20,7 +20,7 @@ def test_the_same_shapes_give_the_same_and_a_tensor_of_its_own():
 
 def test_what_shares_or_changes_what_it_is_given_is_done_each_time():
     x = torch.empty(2, 3, device="meta")
-    with Remembering() as memory:
+    with ShapeCache() as memory:
         views = [x.view(3, 2) for _ in range(2)]
         assert all(view.untyped_storage()._cdata == x.untyped_storage()._cdata for view in views)
         assert x.add_(1) is x
@@ -30,7 +30,7 @@ def test_what_shares_or_changes_what_it_is_given_is_done_each_time():
 
 def test_gradients_pass_through():
     x = torch.empty(2, 3, device="meta", requires_grad=True)
-    with Remembering():
+    with ShapeCache():
         ((x * 2) + (x * 2)).sum().backward()
     assert x.grad is not None
     assert x.grad.shape == (2, 3)

@@ -1,5 +1,5 @@
-"""Linear layers over flattened maps, with the channels an axis of their own: a narrow one is a
-corner of a wide one.
+"""Linear layers over flattened feature maps that keep channels as an axis, so that a narrow layer
+is a corner of a wide one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Flat", "stack"]
 
 
 class Flat(Linear):
-    """A linear layer of a map [N, channels, ...] of `positions` places; its weight is [outputs,
+    """A linear layer over a map [N, channels, ...] of `positions` places; its weight is [outputs,
     channels, positions].
     """
 
@@ -28,6 +28,6 @@ class Flat(Linear):
 
 
 def stack(channels: int, positions: int, widths: list[int]) -> nn.ModuleList:
-    """Linear layers of these widths: the first of a map, each other of the one before."""
+    """Return linear layers of these widths; the first reads a feature map."""
     layers: list[nn.Module] = [Flat(channels, positions, width) for width in widths[:1]]
     return nn.ModuleList(layers + [Linear(before, width) for before, width in pairwise(widths)])
