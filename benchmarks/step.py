@@ -18,11 +18,11 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import torch
 
 from edge_agent.bench.row import resident
 from edge_agent.device.profile import time_step
 from federated.data.dataset import Dataset
+from federated.device.trainers.catalogue import open_trainer
 from models.families.catalogue import menu, network
 from models.submodel import Submodel
 
@@ -65,19 +65,20 @@ def ask(submodels: Sequence[Submodel], batch: int) -> list[Taken]:
 def main() -> None:
     """Follows an order."""
     order = msgspec.json.decode(sys.stdin.readline(), type=Order)
-    torch.set_num_threads(1)
+    trainer = open_trainer("pytorch")
+    trainer.use_threads(1)
     time_step(
         menu(network("mlp", (8,), 10), (0.1,), (1,))[0],
         order.batch,
         examples((8,), 10, order.batch),
-        "cpu",
+        trainer,
     )
     for submodel in order.submodels:
         data = examples(submodel.network.inputs, submodel.network.outputs, order.batch)
         base = resident()[0]
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins now (proc(5))
-        seconds = time_step(submodel, order.batch, data, "cpu")
+        seconds = time_step(submodel, order.batch, data, trainer)
         print(msgspec.json.encode(Taken(seconds, base, resident()[1])).decode(), flush=True)
 
 

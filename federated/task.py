@@ -17,6 +17,7 @@ from federated.wire.fields import Text, Word
 from models.submodel import Submodel, Target
 
 __all__ = [
+    "CAPABILITIES",
     "CODECS",
     "HEARTBEAT",
     "LABELS",
@@ -40,6 +41,7 @@ HEARTBEAT, QUICKEST = 15.0, 3.0
 
 LABELS = 16  # words that an owner may label a device with
 CODECS = 32  # that a device may name
+CAPABILITIES = 128  # that a device may name
 
 # seconds: no machine's step is beyond them, and what is predicted from one would leave what floats
 # can hold
@@ -252,7 +254,8 @@ class Profile:
     runtime: name and version of what trains. survey: what a method's survey hook found, at most
         the `survey_limit` of the run's card (`federated.wire.messages`). labels: what its owner
         calls it (`--label eu`).
-    codecs: the names of those that it can encode updates by.
+    codecs: the names of those that it can encode updates by. capabilities: what its trainer
+        supports of `federated.capabilities`.
     """
 
     agent: str
@@ -269,6 +272,7 @@ class Profile:
     board: Board = field(default_factory=Board)
     labels: Annotated[tuple[Word, ...], Meta(max_length=LABELS)] = ()
     codecs: Annotated[tuple[Word, ...], Meta(max_length=CODECS)] = ("raw",)
+    capabilities: Annotated[tuple[Word, ...], Meta(max_length=CAPABILITIES)] = ()
 
 
 def beats(lease: float) -> float:

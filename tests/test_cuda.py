@@ -27,13 +27,16 @@ from edge_agent.device.limits import Limits
 from edge_agent.join.worker import Job, Worker
 from export import bundle
 from federated.data import catalogue
-from federated.device import torch_tasks
-from federated.device.torch_tasks import Execution, perform
-from federated.device.trainer import Outcome
+from federated.device import task_work
+from federated.device.task_runner import Outcome
+from federated.device.task_work import perform
+from federated.device.trainers.catalogue import open_trainer
+from federated.device.trainers.trainer import Trainer
 from federated.methods.catalogue import METHODS
 from federated.task import Task, Update
 from federated.training import zico
-from federated.training.variates import PREFIX
+from federated.training.device_memory import PREFIX
+from federated.training.execution import Execution
 from federated.wire import messages
 from federated.wire import tensors as codec
 from models.families.catalogue import FAMILIES, example, full, menu, network
@@ -60,11 +63,15 @@ SMOOTH: dict[str, Any] = {
 }
 # after a few steps; weights are of the order of 1, and float32 rounds these by 6e-8
 ROUNDING = 1e-5
-GPU = Execution("cuda")
+CPU, GPU = "cpu", "cuda"
 # with dropout, for which a GPU draws other numbers
 DRAWING = {"efficientnet", "mobilenet", "transformer", "vgg"}
 NET = network("preresnet", (1, 8, 8), 10)
 SMALL, WHOLE = menu(NET, (0.5, 1.0), (2,))
+
+
+def trainer(device: str) -> Trainer:
+    return open_trainer("pytorch", device)
 
 
 def apart(some: Mapping[str, Any], others: Mapping[str, Any]) -> float:
@@ -94,7 +101,7 @@ def test_a_network_of_every_family_learns_the_same(family: str) -> None:
         parameters(submodel),
         examples(submodel.network),
     )
-    here, there = done(*given), done(*given, execution=GPU)
+    here, there = done(*given), done(*given, trainer=trainer(GPU))
     assert apart(here.tensors, {name: given[1][name] for name in here.tensors}) > 100 * ROUNDING, (
         "it did learn"
     )
@@ -106,7 +113,12 @@ def test_a_network_of_every_family_learns_the_same(family: str) -> None:
 def test_a_gpu_repeats_a_training_bit_for_bit(family: str) -> None:
     submodel = full(small(family))
     given = task(submodel=submodel, epochs=3), parameters(submodel), examples(submodel.network)
-    assert apart(done(*given, execution=GPU).tensors, done(*given, execution=GPU).tensors) == 0
+    assert (
+        apart(
+            done(*given, trainer=trainer(GPU)).tensors, done(*given, trainer=trainer(GPU)).tensors
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -114,15 +126,19 @@ def test_a_network_of_every_family_is_measured_and_scored_the_same(family: str) 
     submodel = full(small(family))
     held = examples(submodel.network)
     here, there = (
-        done(task("calibrate", submodel), parameters(submodel), held, execution=where).tensors
-        for where in (Execution(), GPU)
+        done(
+            task("calibrate", submodel), parameters(submodel), held, trainer=trainer(where)
+        ).tensors
+        for where in (CPU, GPU)
     )
     assert apart(here, there) < ROUNDING * max(
         (float(np.abs(value).max()) for value in here.values()), default=1.0
     )
     here, there = (
-        done(task("evaluate", submodel), weights(submodel), held, execution=where).notes["tallies"]
-        for where in (Execution(), GPU)
+        done(task("evaluate", submodel), weights(submodel), held, trainer=trainer(where)).notes[
+            "tallies"
+        ]
+        for where in (CPU, GPU)
     )
     assert here["all"]["loss"] == pytest.approx(there["all"]["loss"], rel=ROUNDING)
     assert here["all"]["count"] == there["all"]["count"]
@@ -141,9 +157,9 @@ def test_every_task_of_every_method_gives_the_same(
     found: list[tuple[str, float]] = []
 
     def twice(
-        task: Task, tensors: Any, data: Any, kept: Any, _: Execution
+        _: Trainer, task: Task, tensors: Any, data: Any, kept: Any, watch: Execution
     ) -> tuple[Update, dict[str, Any]]:
-        here, there = (perform(task, tensors, data, kept, where) for where in (Execution(), GPU))
+        here, there = (perform(trainer(where), task, tensors, data, kept) for where in (CPU, GPU))
         found.append(
             (
                 task.work,
@@ -155,7 +171,7 @@ def test_every_task_of_every_method_gives_the_same(
         )
         return here
 
-    monkeypatch.setattr(torch_tasks, "perform", twice)
+    monkeypatch.setattr(task_work, "perform", twice)
     data = [
         catalogue.device("digits", name=f"d{i}", shard=f"{i}/{AGENTS}", partition="iid")
         for i in range(AGENTS)

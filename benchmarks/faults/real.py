@@ -16,7 +16,8 @@ from benchmarks.faults.trial import RUN, Real, Trial, later
 from coordinator.simulate.demo_fleet import module
 from federated.data import catalogue
 from federated.data.dataset import Dataset
-from federated.device.torch_tasks import perform
+from federated.device.task_work import perform
+from federated.device.trainers.catalogue import open_trainer
 from federated.task import Task, Update
 
 __all__ = ["agent_disk_full", "agent_killed"]
@@ -41,7 +42,7 @@ def data(name: str) -> Dataset:
 
 
 def trained(task: Task, weights: Mapping[str, NDArray[Any]]) -> Update:
-    return perform(task, weights, data(task.agent))[0]
+    return perform(open_trainer("pytorch"), task, weights, data(task.agent))[0]
 
 
 def joined(trial: Trial) -> dict[str, Process]:

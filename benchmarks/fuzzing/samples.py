@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from export import bundle
 from federated.device.profile_file import FORMAT, Calibration, Sheet
-from federated.device.trainer import Outcome
+from federated.device.task_runner import Outcome
 from federated.task import Card, Profile, Recipe, Task, Timing, Update
 from federated.wire import envelope, tensors, topics
 from federated.wire import messages as m
@@ -134,7 +134,7 @@ kind = "mosquitto"
 
 @dataclass
 class Idle:
-    """A trainer that never comes to an end."""
+    """A task runner that never comes to an end."""
 
     progress: tuple[int, int] = (0, 0)
 

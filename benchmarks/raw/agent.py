@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.raw.updates import CARD, Array, encoded, learned, unsent
+from federated.capabilities import CAPABILITIES
 from federated.task import HEARTBEAT, Profile, Task, Timing, beats
 from federated.wire import envelope, messages, tensors, topics
 from federated.wire.chunks import Receiver, Sender, split
@@ -144,7 +145,17 @@ class RawAgent:
             tuple(Timing(submodel, self.card.batch, 0.001) for submodel in self.card.calibration),
         )
         profile = Profile(
-            self.name, "raw", "raw", 1.0, 4 << 30, 1e8, 256 << 10, "torch", CARD, timings
+            self.name,
+            "raw",
+            "raw",
+            1.0,
+            4 << 30,
+            1e8,
+            256 << 10,
+            "torch",
+            CARD,
+            timings,
+            capabilities=tuple(CAPABILITIES),
         )
         self._say(topics.profile(run, self.name), envelope.encode(profile), True, 1)
         self._say(

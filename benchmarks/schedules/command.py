@@ -291,7 +291,7 @@ def command(
         first = secrets.randbelow(2**31) if seed is None else seed
         say(
             f"seed {first}; replaced are {', '.join(REPLACED)}, the links, the broker "
-            "and the trainer"
+            "and the task runner"
         )
         with ProcessPoolExecutor(beside) as pool:
             done = (

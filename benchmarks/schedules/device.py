@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.schedules import lies
 from benchmarks.schedules.network import Cable, Network
-from benchmarks.schedules.trainer import DATA, Trainer, survey_once
+from benchmarks.schedules.task_runner import DATA, PYTORCH, VirtualRunner, survey_once
 from benchmarks.schedules.world import Killed, Process
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
@@ -165,12 +165,12 @@ class Device:
 
     def _join(self, link: Cable, run: messages.Run) -> Participant:
         link.unsubscribe(topics.run(RUN))
-        trainer, self._spool = (
-            Trainer(self.world, self.pace, self.character, self.wake, self._offered),
+        runner, self._spool = (
+            VirtualRunner(self.world, self.pace, self.character, self.wake, self._offered),
             Spool(self.folder, lasting=True),
         )
         equipment = Equipment(
-            self._measure, trainer, self._spool, clock=partial(self.world.clock, self.process)
+            self._measure, runner, self._spool, clock=partial(self.world.clock, self.process)
         )
         participant = self._participant = Participant(link, run, self.name, self.session, equipment)
         participant.join()
@@ -189,7 +189,18 @@ class Device:
     def _measure(self, run: messages.Run) -> Profile:
         timings = tuple(Timing(submodel, run.batch, self.pace / 10) for submodel in run.calibration)
         profile = Profile(
-            self.name, "h", "s", 1.0, 10**9, 1e9, 2**18, "torch", DATA, timings, survey_once(run)
+            self.name,
+            "h",
+            "s",
+            1.0,
+            10**9,
+            1e9,
+            2**18,
+            "virtual",
+            DATA,
+            timings,
+            survey_once(run),
+            capabilities=tuple(sorted(PYTORCH.capabilities)),
         )
         return (
             lies.about_device(profile, self.world.random) if self.character == "liar" else profile

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from benchmarks.replay import Replayed, replay
 from benchmarks.schedules.faults import COORDINATOR
-from benchmarks.schedules.trainer import learn
+from benchmarks.schedules.task_runner import learn
 from coordinator.fleet.driver import digest_of
 from coordinator.fleet.fleet import Fleet
 from coordinator.fleet.inbox import name_file

@@ -34,8 +34,8 @@ __all__ = ["REPLACED", "Outcome", "Tell", "run_schedule"]
 
 WATCHED = "coordinator.fleet.driver.step"  # replaced by one that calls it, and looks at what it did
 REPLACED = *disks.REPLACED, "time.monotonic", WATCHED
-"""What is replaced in production code while a schedule runs. Links, broker and trainer are handed
-in, as other ones are elsewhere.
+"""What is replaced in production code while a schedule runs. Links, broker and task runner are
+handed in, as other ones are elsewhere.
 """
 
 Tell = Callable[[float, object], None]

@@ -4,13 +4,14 @@ selects.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from coordinator.assign import constraints
 from coordinator.assign.data_cards import AGENTS, misfit, strange
 from coordinator.settings.config import Config
+from federated.capabilities import missing
 from federated.errors import brief
-from federated.method import Method
 from federated.task import Profile
 from models.submodel import Network
 
@@ -19,13 +20,16 @@ __all__ = ["Eligibility", "unable"]
 
 @dataclass(frozen=True)
 class Eligibility:
-    """Judges devices by their profiles. network: None until it is known, and then nobody is
-    refused.
+    """Judges devices by their profiles.
+
+    config: of the run.
+    network: None until it is known, and then nobody is refused.
+    needed: the capabilities that the recipes of the run require of a trainer.
     """
 
     config: Config
-    method: Method
     network: Network | None = None
+    needed: frozenset[str] = frozenset()
 
     def refusal(self, profile: Profile) -> str:
         """Why a device cannot take part; empty where it can."""
@@ -33,7 +37,7 @@ class Eligibility:
             return ""
         why = (
             misfit(profile.data, self.network)
-            or unable(profile, self.method)
+            or unable(profile, self.needed)
             or lacking(profile, self.config.wire.codec)
         )
         if not why and self.config.data.name == AGENTS:
@@ -49,13 +53,13 @@ class Eligibility:
         return brief(constraints.unmet(constraints.parse(self.config.fleet.select), profile))
 
 
-def unable(profile: Profile, method: Method) -> str:
-    """Why a device cannot train by a method; empty where it can."""
-    if method.hooks is None or not method.hooks.train or profile.runtime.startswith("torch"):
+def unable(profile: Profile, needed: Collection[str]) -> str:
+    """Why a device's trainer cannot follow the recipes of a run; empty if it can."""
+    if not (lacking := missing(needed, profile.capabilities)):
         return ""
     return (
-        f"method {method.name} trains with PyTorch alone, and this device has {profile.runtime}: "
-        "pip install 'espalier[train]'"
+        f"this run requires {lacking}, which the device's trainer ({profile.runtime}) lacks: join "
+        "with --trainer pytorch (pip install 'espalier[train]')"
     )
 
 

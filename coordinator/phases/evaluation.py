@@ -30,11 +30,11 @@ from coordinator.round.round_events import PhaseBegan
 from coordinator.round.rules import typical
 from coordinator.round.task_state import Planned
 from federated.data.dataset import Dataset
-from federated.device.torch_tasks import evaluate as evaluate_locally
 from federated.errors import ExportError
 from federated.method import Method, State
 from federated.task import Recipe, Work
-from federated.training.loop import TrainingSet
+from federated.training.execution import TrainingSet
+from federated.training.scoring import evaluate as evaluate_locally
 from models.cost import cost
 from models.families.catalogue import build, shapes, statistics
 from models.layers.batch_norm import calibrate

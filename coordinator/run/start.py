@@ -31,6 +31,7 @@ from coordinator.settings.config import Config, to_json
 from coordinator.store.database import Facts
 from coordinator.store.past_states import PastStates
 from coordinator.trust.defences import Defences, check_leaks
+from federated.capabilities import required
 from federated.engine.buffered import buffered
 from federated.errors import EspalierError, LinkError, StoreError
 from federated.method import Method, Settings
@@ -139,7 +140,7 @@ def _announce(prepared: Prepared, fleet: Fleet, sight: Oversight, options: RunOp
     coordinator.
     """
     try:
-        fleet.admit(Eligibility(prepared.config, prepared.method))
+        fleet.admit(Eligibility(prepared.config))
         fleet.endpoint.announce()
         return _conduct(prepared, fleet, sight, options)
     except LinkError:
@@ -161,13 +162,14 @@ def _conduct(prepared: Prepared, fleet: Fleet, sight: Oversight, options: RunOpt
     config, method, store = prepared.config, prepared.method, prepared.store
     settings = config.settings
     network = learn_network(prepared, fleet, sight.publish, settings)
-    fleet.admit(Eligibility(config, method, network))
     menu = propose_menu(method, network, settings)
     check_leaks(config, menu, known=prepared.held is not None)
     for reason in inactive(method, menu, settings):
         log.warning("%s: %s", method.name, reason)
     store.write_facts(Facts(to_json(config), network, menu, list_reach(method, menu, settings)))
     first = method.start(make_weights(config, network, method), menu, settings)
+    needed = frozenset[str]().union(*(required(method.recipe(first, one)) for one in menu))
+    fleet.admit(Eligibility(config, network, needed))
     past = (
         PastStates(store, first, config.fleet.staleness) if fleet.round.rules.stale >= 0 else None
     )

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from federated.device.trainers.catalogue import DEFAULT
 from federated.settings import Natural, Record, Seed
 
 __all__ = [
@@ -97,6 +98,13 @@ class Simulate(Record, frozen=True):
     device: Annotated[
         Literal["cpu", "cuda"], Meta(description="Where the simulated devices train.")
     ] = "cpu"
+    trainer: Annotated[
+        str,
+        Meta(
+            description="What computes on the simulated devices, as `edge-agent join --trainer` "
+            "takes it."
+        ),
+    ] = DEFAULT
     workers: Annotated[
         Natural,
         Meta(description="Training processes; 0: one per processor, with cuda at most 4."),

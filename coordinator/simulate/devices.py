@@ -21,15 +21,14 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from coordinator.fleet.fleet import Fleet
 from coordinator.settings.config import Config
 from coordinator.simulate.data_source import Source, names
 from coordinator.simulate.workers import VAST, Workers, outcome
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
-from federated.device.trainer import Outcome
+from federated.device.task_runner import Outcome
+from federated.device.trainers.catalogue import open_trainer
 from federated.task import Card, Profile, Task, Timing
 from federated.wire import envelope, messages, topics
 from federated.wire.codecs.catalogue import installed
@@ -48,8 +47,8 @@ NOBODY = -1
 
 @dataclass
 class Pooled:
-    """One device's trainer: its tasks wait for a worker. call: told when one is done. delay: least
-    seconds of a training.
+    """One device's task runner: its tasks wait for a worker. call: called when one is done.
+    delay: least seconds of a training.
     """
 
     workers: Workers
@@ -104,7 +103,9 @@ class Devices:
         self.source, self.config, self.folder = source, config, folder
         self.error: BaseException | None = None
         self._broker = broker
-        self._workers = Workers(source, config.simulate.workers, config.simulate.device)
+        named = config.simulate.trainer, config.simulate.device
+        self._trainer = open_trainer(*named)  # says what the devices are able to; workers train
+        self._workers = Workers(source, config.simulate.workers, named)
         self._stop = threading.Event()
         self._calls = queue.SimpleQueue[int]()  # devices to which something happened, by index
         self._thread: threading.Thread | None = None
@@ -170,7 +171,7 @@ class Devices:
     ) -> tuple[Participant, MemoryLink]:
         will = topics.status(run.run, name), envelope.encode(messages.Status(name, SESSION, False))
         call = partial(self._calls.put, index)
-        trainer = Pooled(
+        runner = Pooled(
             self._workers,
             index,
             call,
@@ -188,7 +189,7 @@ class Devices:
             run,
             name,
             SESSION,
-            Equipment(measure, trainer, spool, weights=self._weights, cached=CACHED),
+            Equipment(measure, runner, spool, weights=self._weights, cached=CACHED),
         ), link
 
     def _claim(
@@ -199,7 +200,6 @@ class Devices:
         timings = tuple(
             Timing(s, run.batch, cost(s).macs * run.batch / (speed * RATE)) for s in run.calibration
         )
-        runtime = f"torch {torch.__version__} {self.config.simulate.device}"
         return Profile(
             name,
             "simulation",
@@ -208,11 +208,12 @@ class Devices:
             VAST,
             1e12,
             CHUNK,
-            runtime,
+            self._trainer.runtime,
             data,
             timings,
             survey,
             codecs=tuple(installed()),
+            capabilities=tuple(sorted(self._trainer.capabilities)),
         )
 
 

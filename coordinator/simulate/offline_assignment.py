@@ -140,7 +140,7 @@ def judged(
     """
     drawn = initial(network, config.seed, method.features)
     state: State = method.start(drawn, menu, config.settings)
-    fixed, eligibility = pinned(menu, config.assign.submodels), Eligibility(config, method)
+    fixed, eligibility = pinned(menu, config.assign.submodels), Eligibility(config)
     against = {name: eligibility.exclusion(profile) for name, profile in profiles.items()}
     candidates = [
         Candidate(name, profiles[name], pinned=fixed(name))

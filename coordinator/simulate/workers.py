@@ -24,13 +24,14 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from coordinator.simulate.data_source import Source
 from federated.data.dataset import Dataset
-from federated.device.torch_tasks import Execution, errand, surveyed
+from federated.device.task_work import carry_out
+from federated.device.trainers.catalogue import open_trainer
+from federated.device.trainers.trainer import Trainer
 from federated.errors import EspalierError
 from federated.task import Task
+from federated.training.execution import Execution
 from federated.wire.messages import Run
 
 __all__ = ["VAST", "Workers", "outcome"]
@@ -45,19 +46,21 @@ BROKEN = (
 
 
 class Workers:
-    """A pool of them. source: of the data that they learn from. device: cpu or cuda. several: 0
-    means one per processor, on a GPU ON_GPU at most.
+    """A pool of them. source: of the data that they learn from. trainer: its name, and the device
+    where it computes, cpu or cuda. several: 0 means one per processor, on a GPU ON_GPU at most.
     """
 
-    def __init__(self, source: Source, several: int, device: str) -> None:
+    def __init__(self, source: Source, several: int, trainer: tuple[str, str]) -> None:
         processors = len(os.sched_getaffinity(0))
-        several = several or (min(ON_GPU, processors) if device == "cuda" else processors)
+        several = several or (min(ON_GPU, processors) if trainer[1] == "cuda" else processors)
         context = beginning()
-        self.device = device
         # no lock in it, which a worker that is killed could keep
         self._stopped = context.RawValue(ctypes.c_bool, False)
         self._pool = ProcessPoolExecutor(
-            several, mp_context=context, initializer=settle, initargs=(blank(source), self._stopped)
+            several,
+            mp_context=context,
+            initializer=settle,
+            initargs=(blank(source), trainer, self._stopped),
         )
 
     def begin(self, index: int, task: Task, weights: Path, result: Path) -> Future[float]:
@@ -65,7 +68,7 @@ class Workers:
         none. Raises EspalierError after a death.
         """
         try:
-            return self._pool.submit(work, index, task, weights, result, self.device)
+            return self._pool.submit(work, index, task, weights, result)
         except BrokenProcessPool:
             raise EspalierError(BROKEN) from None
 
@@ -76,7 +79,7 @@ class Workers:
         Raises EspalierError where a worker died.
         """
         try:
-            yield from self._pool.map(look, range(devices), repeat(run), repeat(self.device))
+            yield from self._pool.map(look, range(devices), repeat(run))
         except BrokenProcessPool:
             raise EspalierError(BROKEN) from None
 
@@ -129,16 +132,17 @@ def blank(source: Source) -> Source:
 # ---- in the workers ------------------------------------------------------------------------------
 
 SOURCE: Source
+TRAINER: Trainer
 STOPPED: Any  # shared with the process that started this one
 
 
-def settle(source: Source, stopped: Any) -> None:
+def settle(source: Source, trainer: tuple[str, str], stopped: Any) -> None:
     """One thread per process: the processes share the processors, and sums come out as on a device
     with one.
     """
-    global SOURCE, STOPPED
-    SOURCE, STOPPED = source, stopped
-    torch.set_num_threads(1)
+    global SOURCE, STOPPED, TRAINER
+    SOURCE, STOPPED, TRAINER = source, stopped, open_trainer(*trainer)
+    TRAINER.use_threads(1)
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
@@ -156,12 +160,12 @@ def holding(index: int) -> Dataset:
     return SOURCE.device(index)
 
 
-def work(index: int, task: Task, weights: Path, result: Path, device: str) -> float:
+def work(index: int, task: Task, weights: Path, result: Path) -> float:
     """Does a device's task from file to file; the loss, NaN where the task has none."""
-    execution = Execution(device, stop=lambda: bool(STOPPED.value))
-    return errand(task, weights, result, holding(index), execution)
+    execution = Execution(stop=lambda: bool(STOPPED.value))
+    return carry_out(TRAINER, task, weights, result, holding(index), execution)
 
 
-def look(index: int, run: Run, device: str) -> dict[str, Any]:
+def look(index: int, run: Run) -> dict[str, Any]:
     """A device's survey; none once the simulation was stopped."""
-    return {} if STOPPED.value else surveyed(run, holding(index), VAST, device)
+    return {} if STOPPED.value else TRAINER.survey(run, holding(index), VAST)

@@ -29,7 +29,7 @@ import numpy as np
 from coordinator.trust.trust_tables import WINDOW, ChangeNorm
 from federated.errors import Refused
 from federated.task import Update
-from federated.training.variates import PREFIX
+from federated.training.device_memory import PREFIX
 
 __all__ = ["LEAST", "Bound", "check_change", "compute_bounds", "measure_change"]
 

@@ -228,7 +228,8 @@ def _training(plan: Plan, net: nn.Module) -> Step:
     """Times whole steps (forward, backward, update) as a device trains, on noise."""
     from edge_agent.bench.target import noise
     from federated.task import Recipe
-    from federated.training.loop import TrainingSet, train
+    from federated.training.execution import TrainingSet
+    from federated.training.loop import train
 
     assert plan.submodel is not None
     x, y = noise(plan.submodel.network, plan.batch)

@@ -11,6 +11,7 @@ from typing import Any
 from edge_agent.access.identity import free_name, machine_name
 from edge_agent.device.limits import Limits, parse_size
 from edge_agent.join.worker import Job
+from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import UsageError
 from federated.task import LABELS
 
@@ -48,6 +49,7 @@ def make_job(name: str | None, options: dict[str, Any]) -> Job:
         model=options["model"],
         limits=Limits(options["limit_cpus"], parse_size(memory) if memory else None),
         labels=checked_labels(options["labels"]),
+        trainer=options.get("trainer", DEFAULT),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from edge_agent.cli.flags import DEVICE, LABEL, LIMIT_CPUS, LIMIT_MEMORY, RUN, plainly
+from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import UsageError
 from federated.runtime.console import FORMAT, speaker
 from federated.runtime.logs import logged
@@ -59,6 +60,13 @@ __all__ = ["join"]
     metavar="module:function",
     default="",
     help="a network of your own, where the run asks for one of that name",
+)
+@click.option(
+    "--trainer",
+    metavar="NAME|module:function",
+    default=DEFAULT,
+    show_default=True,
+    help="what computes: pytorch, one of an installed package, or a function of your own",
 )
 @click.option(
     "--name",

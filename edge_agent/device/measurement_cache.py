@@ -57,9 +57,9 @@ def versions() -> dict[str, str]:
     }
 
 
-def surroundings(limits: Limits, device: str, root: Path = ROOT) -> dict[str, Any]:
+def surroundings(limits: Limits, trainer: str, root: Path = ROOT) -> dict[str, Any]:
     """What every timing of this process depends on: versions, the board with its power mode and
-    source, its processors, limits.
+    source, its processors, limits. trainer: its runtime.
     """
     allowed = os.sched_getaffinity(0)
     speeds = {
@@ -74,7 +74,7 @@ def surroundings(limits: Limits, device: str, root: Path = ROOT) -> dict[str, An
         "speeds": sorted(speed for speed in speeds if speed),
         "cpus": available_cpus(limits, root=root),
         "limits": asdict(limits),
-        "device": device,
+        "trainer": trainer,
     }
 
 

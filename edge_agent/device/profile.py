@@ -2,6 +2,7 @@
 of a training step.
 
 Runs in the training process, under its limits, so that what is measured is what training will have.
+Torch-free: the trainer computes.
 """
 
 from __future__ import annotations
@@ -13,18 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from edge_agent.device.board import read_board
 from edge_agent.device.limits import Limits, available_cpus, available_memory
 from edge_agent.device.measurement_cache import Notebook, surroundings
-from federated.device.torch_tasks import surveyed
+from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError
-from federated.task import Board, Card, Recipe, Timing
-from federated.training.loop import TrainingSet, train
+from federated.task import Board, Card, Timing
 from federated.wire.messages import Run
-from models.cost import cost
-from models.families.catalogue import build
 from models.submodel import Submodel
 
 __all__ = [
@@ -75,13 +71,13 @@ class NoRoom(Exception):
     """
 
 
-def look(limits: Limits, device: str) -> Seen:
-    """This process on its device, under its limits. A board's GPU that has the processor's memory
-    has one budget with it.
+def look(limits: Limits, trainer: Trainer) -> Seen:
+    """This process with its trainer, under its limits. A board's GPU that has the processor's
+    memory has one budget with it.
     """
     board, memory = read_board(), available_memory(limits)
-    if device == "cuda":
-        own = torch.cuda.mem_get_info()[0]
+    if trainer.accelerator is not None:
+        own = trainer.accelerator.free()
         memory = min(own, memory) if board.shared else own
     system = f"{platform.system()} {platform.machine()}"
     return Seen(
@@ -89,24 +85,27 @@ def look(limits: Limits, device: str) -> Seen:
         system,
         available_cpus(limits),
         memory,
-        f"torch {torch.__version__} {device}",
+        trainer.runtime,
         board,
     )
 
 
-def measure(run: Run, data: Any, limits: Limits, device: str, *, fresh: bool = False) -> Measured:
+def measure(
+    run: Run, data: Any, limits: Limits, trainer: Trainer, *, fresh: bool = False
+) -> Measured:
     """Measures this process, on its own data, with the submodels that the run asks to be timed;
     settles how many threads it uses.
 
     fresh: takes no timing from the cache. Raises ConfigError where none of the submodels fits the
     memory.
     """
-    site = TimingSite(limits, device, Notebook(surroundings(limits, device), fresh=fresh))
+    notebook = Notebook(surroundings(limits, trainer.runtime), fresh=fresh)
+    site = TimingSite(limits, trainer, notebook)
     timings: tuple[Timing, ...] = ()
     if run.calibration:
         _, timings = timed(run.calibration, run.batch, data, site)
-    seen = look(limits, device)
-    return Measured(seen, data.card(), timings, surveyed(run, data, seen.memory, device))
+    seen = look(limits, trainer)
+    return Measured(seen, data.card(), timings, trainer.survey(run, data, seen.memory))
 
 
 @dataclass(frozen=True)
@@ -114,12 +113,12 @@ class TimingSite:
     """Where training steps are timed.
 
     limits: of this process.
-    device: where PyTorch computes.
+    trainer: what is timed.
     notebook: known timings; new ones are added.
     """
 
     limits: Limits
-    device: str
+    trainer: Trainer
     notebook: Notebook
 
 
@@ -131,19 +130,17 @@ def timed(
 
     Raises ConfigError if none fits.
     """
-    limits, device, notebook = site.limits, site.device, site.notebook
+    trainer, notebook = site.trainer, site.notebook
     size = max(2, min(batch, len(data.x)))
     about = {"work": "train", "batch": size, "dtype": str(data.x.dtype)}
-    if device == "cpu":
-        threads = threads or _threads(submodels[-1], batch, data, limits, notebook, about)
-        torch.set_num_threads(threads)
+    if trainer.accelerator is None:
+        threads = threads or _threads(submodels[-1], batch, data, site, about)
+        trainer.use_threads(threads)
     timings, refused = list[Timing](), list[NoRoom]()
     for submodel in submodels:
         what = {**about, "submodel": named(submodel), "threads": threads}
         try:
-            seconds = _value(
-                notebook, submodel, what, partial(_step, submodel, batch, data, limits, device)
-            )
+            seconds = _value(notebook, submodel, what, partial(_step, submodel, batch, data, site))
         except NoRoom as error:
             refused.append(error)
         else:
@@ -164,32 +161,30 @@ def named(submodel: Submodel) -> dict[str, Any]:
     return asdict(replace(submodel, network=network, owner=""))
 
 
-def best_threads(submodel: Submodel, batch: int, data: Any, most: int) -> int:
+def best_threads(submodel: Submodel, batch: int, data: Any, most: int, trainer: Trainer) -> int:
     """One or `most`, whichever steps quicker: threads that share small work, or processors with
     other agents, cost more than they bring.
     """
     times = {}
     for threads in sorted({1, most}):
-        torch.set_num_threads(threads)
-        times[threads] = time_step(submodel, batch, data, "cpu")
+        trainer.use_threads(threads)
+        times[threads] = time_step(submodel, batch, data, trainer)
     return min(times, key=times.__getitem__)
 
 
-def time_step(submodel: Submodel, batch: int, data: Any, device: str) -> float:
+def time_step(submodel: Submodel, batch: int, data: Any, trainer: Trainer) -> float:
     """Seconds of one training step (forward, backward, update): the mean of the quickest window,
     since under a quota the quickest step would lie.
     """
-    net = build(submodel).to(device)
     size = max(2, min(batch, len(data.x)))
-    x, y = data.x[:size], data.y[:size]
-    recipe = Recipe(batch=size)
+    step = trainer.stepper(submodel, data.x[:size], data.y[:size], data.labels)
     for _ in range(WARM_UP):
-        train(net, submodel, recipe, TrainingSet(x, y, data.labels), seed=0)
+        step()
     means = []
     for _ in range(WINDOWS):
         steps, start = 0, time.perf_counter()
         while steps < STEPS or time.perf_counter() - start < WINDOW:
-            train(net, submodel, recipe, TrainingSet(x, y, data.labels), seed=steps)
+            step()
             steps += 1
         means.append((time.perf_counter() - start) / steps)
     return min(means)
@@ -199,21 +194,18 @@ def _threads(
     submodel: Submodel,
     batch: int,
     data: Any,
-    limits: Limits,
-    notebook: Notebook,
+    site: TimingSite,
     about: Mapping[str, Any],
 ) -> int:
     """The better number of threads, known or tried out; one where there is no room to try."""
-    most = limits.threads
+    most = site.limits.threads
     if most == 1:
         return 1
     what = {**about, "work": "threads", "submodel": named(submodel), "most": most}
-    trial = partial(best_threads, submodel, batch, data, most)
+    trial = partial(best_threads, submodel, batch, data, most, site.trainer)
     try:
         return int(
-            _value(
-                notebook, submodel, what, partial(_within, submodel, batch, limits, "cpu", trial)
-            )
+            _value(site.notebook, submodel, what, partial(_within, submodel, batch, site, trial))
         )
     except NoRoom:
         return 1
@@ -226,17 +218,14 @@ def _value(
     return notebook.value(what, take, keep=":" not in submodel.network.family)
 
 
-def _step(submodel: Submodel, batch: int, data: Any, limits: Limits, device: str) -> float:
-    return _within(
-        submodel, batch, limits, device, partial(time_step, submodel, batch, data, device)
-    )
+def _step(submodel: Submodel, batch: int, data: Any, site: TimingSite) -> float:
+    return _within(submodel, batch, site, partial(time_step, submodel, batch, data, site.trainer))
 
 
-def _within(
-    submodel: Submodel, batch: int, limits: Limits, device: str, take: Callable[[], float]
-) -> float:
+def _within(submodel: Submodel, batch: int, site: TimingSite, take: Callable[[], float]) -> float:
     """What `take` measures, where the submodel's training fits what is free. Raises NoRoom."""
-    needed, free = cost(submodel, batch).memory, look(limits, device).memory
+    needed = site.trainer.training_memory(submodel, batch)
+    free = look(site.limits, site.trainer).memory
     what = (
         f"{submodel.name} at batch {batch} needs about {needed / 1e6:.0f} MB to train, and "
         f"{free / 1e6:.0f} MB are left"

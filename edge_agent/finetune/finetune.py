@@ -29,12 +29,13 @@ from export.bundle import Bundle, Entry
 from export.verify import TOKENS
 from federated.data.catalogue import device
 from federated.data.dataset import Dataset
-from federated.device.torch_tasks import calibrate, evaluate
 from federated.engine.tallies import metrics
 from federated.errors import ConfigError, DataError, ExportError, UsageError
 from federated.runtime.console import Say
 from federated.task import Recipe
-from federated.training.loop import Diverged, TrainingSet, train
+from federated.training.execution import Diverged, TrainingSet
+from federated.training.loop import train
+from federated.training.scoring import calibrate, evaluate
 from models.families import catalogue
 from models.submodel import Network, Submodel
 

@@ -21,6 +21,7 @@ from edge_agent.join.worker import Job
 from export.latency import latency
 from federated.data.dataset import Dataset
 from federated.device.profile_file import Circumstances, Runtime
+from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError, Unknown
 from federated.task import Timing
 from models.families.catalogue import build, network, probes
@@ -71,15 +72,15 @@ class Calibrated:
     dtype: str = ""
 
 
-def calibrate(job: Job, data: Any, order: Order) -> Calibrated:
+def calibrate(job: Job, data: Any, order: Order, trainer: Trainer) -> Calibrated:
     """Times the submodels `to_time`. data: the device's own, or None. Raises Unknown for a model
     that there is not, ConfigError.
     """
     data = data or drawn(order.model, order.batch)
     made = network_of(order.model, data)
-    notebook = Notebook(surroundings(job.limits, job.device), fresh=order.fresh)
+    notebook = Notebook(surroundings(job.limits, trainer.runtime), fresh=order.fresh)
     if order.runtime == "torch":
-        site = TimingSite(job.limits, job.device, notebook)
+        site = TimingSite(job.limits, trainer, notebook)
         threads, timings = timed(to_time(made), order.batch, data, site, order.threads)
         return Calibrated(made.family, threads, timings, notebook.circumstances, notebook.taken)
     return _answers(made, data, order, notebook)

@@ -1,5 +1,5 @@
-"""What a task really took on this device: seconds, the time of a step, and the memory at its peak.
-No torch at import.
+"""What a task really took on this device: seconds, the time of a step, and the memory at its peak;
+torch-free.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from federated.device.trainers.trainer import Accelerator
+
 __all__ = ["Gauge"]
 
 PROCESS = Path("/proc/self")
@@ -20,13 +22,17 @@ class Gauge:
     """Measures the tasks of one process, one at a time: `begin`, the task with `timed` around its
     steps, `notes`.
 
-    device: where it trains. clock: seconds. process: its folder below /proc.
+    accelerator: of the trainer, if it has memory of its own. clock: seconds. process: its folder
+    below /proc.
     """
 
     def __init__(
-        self, device: str, clock: Callable[[], float] = time.perf_counter, process: Path = PROCESS
+        self,
+        accelerator: Accelerator | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        process: Path = PROCESS,
     ) -> None:
-        self.device, self.clock, self.process = device, clock, process
+        self.accelerator, self.clock, self.process = accelerator, clock, process
         # bytes of the process itself: what it held at the leanest of its tasks' starts
         self._base = sys.maxsize
         self._before = 0  # its peak until then
@@ -36,10 +42,8 @@ class Gauge:
     def begin(self) -> None:
         """A task starts now."""
         self._steps, self._begun = [], self.clock()
-        if self.device == "cuda":
-            import torch
-
-            torch.cuda.reset_peak_memory_stats()
+        if self.accelerator is not None:
+            self.accelerator.reset_peak()
             self._base = self._before = 0
             return
         with contextlib.suppress(OSError):
@@ -70,10 +74,8 @@ class Gauge:
 
     def _peak(self) -> int:
         """0 where an earlier peak that cannot be forgotten was higher."""
-        if self.device == "cuda":
-            import torch
-
-            return int(torch.cuda.max_memory_allocated())
+        if self.accelerator is not None:
+            return self.accelerator.peak()
         peak = self._read("VmHWM")
         return peak - self._base if peak > self._before else 0
 

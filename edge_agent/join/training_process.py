@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,13 @@ import msgspec
 from edge_agent.device.limits import end_with_parent
 from edge_agent.join.effort import Gauge
 from edge_agent.join.worker import Channel, Job
+from federated.device.task_work import carry_out
+from federated.device.trainers.catalogue import open_trainer
+from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError, EspalierError, MissingExtra, Refused, UsageError
 from federated.runtime import files
-from federated.task import CODECS, Card, Task
+from federated.task import CAPABILITIES, CODECS, Card, Task
+from federated.training.execution import Execution, Stopped
 from federated.wire import messages
 from federated.wire.codecs.catalogue import installed
 
@@ -38,27 +42,38 @@ TELL = 1.0  # seconds between words to the agent about a training
 NOTHING = Card("no data", (), "uint8", 0, 0, 0, (), ())  # of a job that only measures the device
 
 
+@dataclass(frozen=True)
+class Site:
+    """What this process works with. data: the device's own, or None."""
+
+    job: Job
+    trainer: Trainer
+    data: Any
+
+
 def serve(channel: Channel) -> None:
     """Answers until the agent closes the channel: the job first, then measurements and tasks."""
     try:
         job = msgspec.convert(channel.receive(), Job)
-        data = _load(job)
+        trainer, data = open_trainer(job.trainer, job.device), _load(job)
+        trainer.use_threads(job.limits.threads)
+        site = Site(job, trainer, data)
         channel.send({"card": msgspec.to_builtins(data.card() if data is not None else NOTHING)})
-        gauge = Gauge(job.device)
+        gauge = Gauge(trainer.accelerator)
         while True:
             message = channel.receive()
             match message["do"]:
                 case "measure":
-                    channel.send(_answer(_measure, job, data, message))
+                    channel.send(_answer(_measure, site, message))
                 case "look":
-                    channel.send(_look(job))
+                    channel.send(_look(site))
                 case "calibrate":
-                    channel.send(_answer(_calibrate, job, data, message["order"]))
+                    channel.send(_answer(_calibrate, site, message["order"]))
                 case "task":
                     channel.send(
                         {
                             "number": message["number"],
-                            **_perform(job, data, channel, gauge, message),
+                            **_perform(site, channel, gauge, message),
                         }
                     )
                 case "cancel":
@@ -70,16 +85,13 @@ def serve(channel: Channel) -> None:
 
 
 def _answer(
-    make: Callable[[Job, Any, dict[str, Any]], dict[str, Any]],
-    job: Job,
-    data: Any,
-    asked: dict[str, Any],
+    make: Callable[[Site, dict[str, Any]], dict[str, Any]], site: Site, asked: dict[str, Any]
 ) -> dict[str, Any]:
     """What is made, or why it cannot be: a measurement that is not possible is no end of the
     others, nor of training.
     """
     try:
-        return make(job, data, asked)
+        return make(site, asked)
     except EspalierError as error:
         return _refusal(error)
 
@@ -103,17 +115,10 @@ def _refusal(error: EspalierError) -> dict[str, Any]:
 
 
 def _load(job: Job) -> Any:
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise MissingExtra("edge-agent join", "train", error.name or "torch") from error
-    from federated.data.catalogue import device
-
-    if job.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: this PyTorch sees no CUDA device; use --device cpu")
-    torch.set_num_threads(job.limits.threads)
     if not job.data:
         return None
+    from federated.data.catalogue import device
+
     return device(
         job.data,
         job.root,
@@ -124,15 +129,15 @@ def _load(job: Job) -> Any:
     )
 
 
-def _measure(job: Job, data: Any, message: dict[str, Any]) -> dict[str, Any]:
+def _measure(site: Site, message: dict[str, Any]) -> dict[str, Any]:
     from edge_agent.device.profile import measure
 
-    check_allowed(job, message["run"])
+    check_allowed(site.job, message["run"])
     found = measure(
         msgspec.convert(message["run"], messages.Run),
-        data,
-        job.limits,
-        job.device,
+        site.data,
+        site.job.limits,
+        site.trainer,
         fresh=message["fresh"],
     )
     rest = {
@@ -140,27 +145,31 @@ def _measure(job: Job, data: Any, message: dict[str, Any]) -> dict[str, Any]:
         "timings": [asdict(timing) for timing in found.timings],
         "survey": found.survey,
     }
-    return {**asdict(found.seen), **rest, **own(job)}
+    return {**asdict(found.seen), **rest, **own(site)}
 
 
-def _look(job: Job) -> dict[str, Any]:
+def _look(site: Site) -> dict[str, Any]:
     from edge_agent.device.profile import look
 
-    return {**asdict(look(job.limits, job.device)), **own(job)}
+    return {**asdict(look(site.job.limits, site.trainer)), **own(site)}
 
 
-def own(job: Job) -> dict[str, Any]:
-    """What a profile has of the installation and of its owner. No more codecs than a profile may
-    name.
+def own(site: Site) -> dict[str, Any]:
+    """What a profile has of the installation and of its owner. No more codecs or capabilities
+    than a profile may name.
     """
-    return {"labels": job.labels, "codecs": tuple(installed())[:CODECS]}
+    return {
+        "labels": site.job.labels,
+        "codecs": tuple(installed())[:CODECS],
+        "capabilities": tuple(sorted(site.trainer.capabilities))[:CAPABILITIES],
+    }
 
 
-def _calibrate(job: Job, data: Any, order: dict[str, Any]) -> dict[str, Any]:
+def _calibrate(site: Site, order: dict[str, Any]) -> dict[str, Any]:
     from edge_agent.join.calibration import Order, calibrate
 
-    check_allowed(job, {"family": order["model"]})
-    return asdict(calibrate(job, data, msgspec.convert(order, Order)))
+    check_allowed(site.job, {"family": order["model"]})
+    return asdict(calibrate(site.job, site.data, msgspec.convert(order, Order), site.trainer))
 
 
 def check_allowed(job: Job, message: Any) -> None:
@@ -187,30 +196,23 @@ def check_allowed(job: Job, message: Any) -> None:
         check_allowed(job, value)
 
 
-def _perform(
-    job: Job, data: Any, channel: Channel, gauge: Gauge, message: dict[str, Any]
-) -> dict[str, Any]:
-    import torch
-
-    from federated.device.torch_tasks import Execution, errand
-    from federated.training.loop import Stopped
-
+def _perform(site: Site, channel: Channel, gauge: Gauge, message: dict[str, Any]) -> dict[str, Any]:
     task = msgspec.convert(message["task"], Task)
     try:
-        check_allowed(job, message["task"])
+        check_allowed(site.job, message["task"])
         gauge.begin()
         execution = Execution(
-            job.device,
             on_step=telling(channel, message["number"], gauge.after),
             stop=lambda: channel.ready() or gauge.before(),
+            effort=gauge.notes,
         )
         weights, result = Path(message["weights"]), Path(message["result"])
-        loss = errand(task, weights, result, data, execution, gauge.notes)
+        loss = carry_out(site.trainer, task, weights, result, site.data, execution)
         files.sync(result)
     except Stopped:
         channel.receive()  # the request that stopped it
         return {"failed": "cancelled"}
-    except (MemoryError, torch.OutOfMemoryError):
+    except MemoryError:
         return {"failed": f"out of memory with {task.submodel.name} at batch {task.recipe.batch}"}
     except OSError as error:
         log.exception("round %d: %s failed", task.round, task.work)
@@ -224,10 +226,9 @@ def _perform(
         }
     except (EspalierError, RuntimeError, ValueError) as error:
         log.exception("round %d: %s failed", task.round, task.work)
-        if job.device == "cuda":
-            # after some errors every use of the GPU fails: it raises, this process ends, and the
-            # agent starts another
-            torch.cuda.synchronize()
+        if site.trainer.accelerator is not None:
+            # if it raises, this process ends, and the agent starts another
+            site.trainer.accelerator.check()
         return {"failed": f"{type(error).__name__}: {error}"}
     return {"result": message["result"], "loss": loss}
 

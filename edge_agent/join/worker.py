@@ -26,7 +26,8 @@ import msgpack
 import msgspec
 
 from edge_agent.device.limits import Cage, Limits
-from federated.device.trainer import Outcome
+from federated.device.task_runner import Outcome
+from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import ConfigError, DataError, EspalierError, MissingExtra, UsageError
 from federated.task import Card, Task
 
@@ -40,7 +41,8 @@ class Job:
     """What a worker is for: whose data it holds, which processor it uses, and within which limits.
 
     data: a name, a path or module:function, empty to hold none; root: where named data lie; shard:
-    as `--shard` and `--partition` say. labels: what its owner calls the device.
+    as `--shard` and `--partition` say. labels: what its owner calls the device. trainer: its name
+    (see `federated.device.trainers.catalogue`).
     """
 
     name: str
@@ -53,6 +55,7 @@ class Job:
     model: str
     limits: Limits
     labels: tuple[str, ...] = ()
+    trainer: str = DEFAULT
 
 
 class Channel:
@@ -77,7 +80,9 @@ class Channel:
 
 
 class Worker:
-    """A training process: a `federated.device.trainer.Trainer`, and a resource to `close`."""
+    """A training process, which is a `federated.device.task_runner.TaskRunner`; `close` it at the
+    end.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -193,7 +198,7 @@ class Worker:
             if self.job.limits.memory and self._process.returncode:
                 alone = "400 MB" if self.job.device == "cpu" else "1.3 GB with CUDA"
                 raise ConfigError(
-                    f"the training process ended: {why}; Python and PyTorch alone take "
+                    f"the training process ended: {why}; Python and the trainer alone take "
                     f"about {alone}: raise --limit-memory"
                 ) from error
             raise EspalierError(f"the training process ended: {why}") from error
@@ -209,7 +214,7 @@ class Worker:
             case _:
                 raise EspalierError(answer["reason"])
 
-    # ---- a trainer -------------------------------------------------------------------------------
+    # ---- tasks -----------------------------------------------------------------------------------
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
         self._task = task

@@ -55,13 +55,13 @@ class FreeSpace(Struct, frozen=True):
 
 
 class Train(Struct, frozen=True):
-    """Hand a task, whose weights are here, to the trainer; `TrainingEnded` follows."""
+    """Hand a task, whose weights are here, to the task runner; `TrainingEnded` follows."""
 
     task: Task
 
 
 class StopTraining(Struct, frozen=True):
-    """Stop the trainer."""
+    """Stop the task runner."""
 
 
 class Offer(Struct, frozen=True):

@@ -121,7 +121,7 @@ class WeightsFailed(Struct, frozen=True, tag=True):
 
 
 class TrainingEnded(Struct, frozen=True, tag=True):
-    """The trainer is done with a task.
+    """The task runner is done with a task.
 
     now: the time, in the agent's seconds.
     task: the task.
@@ -177,7 +177,7 @@ class PauseSeen(Struct, frozen=True, tag=True):
 
 class Ticked(Struct, frozen=True, tag=True):
     """Everything that came was heard. chunks: received of the weights on their way. steps: taken
-    and planned by the trainer.
+    and planned by the task runner.
     """
 
     now: float

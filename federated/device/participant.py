@@ -1,5 +1,5 @@
-"""The driver of an agent: turns what comes, what the trainer does and time into events, hands them
-to `step`, and does the actions.
+"""The driver of an agent: turns what comes, what the task runner does and time into events, hands
+them to `step`, and does the actions.
 
 It is the only part of an agent that waits. Tasks survive a lost link, a broker restart and a
 coordinator restart. With a lasting spool, finished updates and downloads also survive the agent's
@@ -21,7 +21,7 @@ from federated.device.downloads import CACHED, Downloads
 from federated.device.spool import Spool
 from federated.device.state import AgentState, OpenTask, active, activity
 from federated.device.step import step
-from federated.device.trainer import Outcome, Trainer
+from federated.device.task_runner import Outcome, TaskRunner
 from federated.device.uploads import Uploads
 from federated.errors import Refused, WireError
 from federated.task import Profile, Task
@@ -45,7 +45,7 @@ class Equipment:
 
     measure: what this device can do for a run; called when the agent is made, and whenever the run
     changes.
-    trainer: does the tasks. spool: keeps weights and updates.
+    runner: does the tasks. spool: keeps weights and updates.
     pause: why the device is to take no task now; empty where it may. A task that has begun is
     finished.
     clock: seconds, never set back.
@@ -54,7 +54,7 @@ class Equipment:
     """
 
     measure: Callable[[messages.Run], Profile]
-    trainer: Trainer
+    runner: TaskRunner
     spool: Spool
     pause: Callable[[], str] = willing
     clock: Callable[[], float] = time.monotonic
@@ -223,12 +223,12 @@ class Participant:
                 self.take(on.WeightsCame(now, digest))
 
     def _advance(self, now: float) -> None:
-        """Looks at the trainer and at what is on its way, then says that time passed."""
+        """Looks at the task runner and at what is on its way, then says that time passed."""
         one = active(self.value)
         if (
             one is not None
             and one.stage == "training"
-            and (outcome := self.equipment.trainer.poll()) is not None
+            and (outcome := self.equipment.runner.poll()) is not None
         ):
             self.take(self._ended(outcome, now))
         if self.value.online:
@@ -236,7 +236,7 @@ class Participant:
             for task in self._uploads.stalled(now):
                 self.take(on.UploadStalled(now, task))
             self._uploads.send(now)
-        self.take(on.Ticked(now, self._downloads.got, self.equipment.trainer.progress))
+        self.take(on.Ticked(now, self._downloads.got, self.equipment.runner.progress))
 
     def _ended(self, outcome: Outcome, now: float) -> on.TrainingEnded:
         failure: str | None = outcome.reason
@@ -265,13 +265,13 @@ class Participant:
             case do.FreeSpace():
                 self._downloads.free()
             case do.Train(task):
-                self.equipment.trainer.begin(
+                self.equipment.runner.begin(
                     task,
                     self._downloads.path(task.digest),
                     self.equipment.spool.update(task.transfer),
                 )
             case do.StopTraining():
-                self.equipment.trainer.cancel()
+                self.equipment.runner.cancel()
             case do.Offer(task, anew):
                 self._uploads.offer(task, anew=anew)
             case do.Forget(task):

@@ -42,7 +42,7 @@ from federated.method import Method, Setting, Settings, State, Tensors, varied
 from federated.methods import fedavg as base
 from federated.methods.common.inactive import one_round
 from federated.task import Recipe, Update
-from federated.training.variates import PREFIX
+from federated.training.device_memory import PREFIX
 from models.families.catalogue import full, shapes
 from models.slicing import Plan, Where, as_slices, present
 from models.submodel import Submodel

@@ -28,9 +28,11 @@ from numpy.typing import NDArray
 
 from federated.errors import Malformed
 from federated.runtime import files
+from federated.task import Recipe
 from federated.wire import tensors
+from models.submodel import Submodel
 
-__all__ = ["FOLDER", "PREFIX", "prune", "read", "write"]
+__all__ = ["FOLDER", "PREFIX", "kept_name", "prune", "read", "write"]
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,11 @@ FOLDER = "memory"  # beside a device's spooled updates
 PREFIX = "c/"  # of a tensor that is kept as the union of its corners
 SUFFIX = ".kept"
 BLOCK = 1 << 20  # bytes of a tensor that are copied at once; one row at the least
+
+
+def kept_name(recipe: Recipe, submodel: Submodel, name: str) -> str:
+    """The name of a parameter's c_i in the device's memory."""
+    return f"{PREFIX}{name}@{submodel.plain.name}" if recipe.apart else PREFIX + name
 
 
 def read(

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,19 +20,14 @@ from torch import Tensor, nn
 from federated.errors import DataError
 from federated.task import Recipe
 from federated.training import objective
+from federated.training.execution import Array, Diverged, Step, Stopped, TrainingData
 from federated.training.hooks import Hooks, Session
 from federated.training.variates import Correction
 from models.layers.batch_norm import set_norm
 from models.submodel import Submodel
 
 __all__ = [
-    "Array",
-    "Diverged",
-    "Step",
-    "Stopped",
     "Trained",
-    "TrainingData",
-    "TrainingSet",
     "batches",
     "check",
     "cuts",
@@ -45,21 +39,9 @@ __all__ = [
     "train",
 ]
 
-Array = NDArray[Any]
-Step = Callable[[int, int, float], None]
-"""Told after every step: steps taken, steps in all, loss."""
-
 torch.backends.cudnn.deterministic = True  # else some convolutions on a GPU add up in any order
 
 OPTIMISERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-
-
-class Stopped(Exception):
-    """The caller's `stop` said so between two steps."""
-
-
-class Diverged(RuntimeError):
-    """The loss left the finite numbers."""
 
 
 @dataclass(frozen=True)
@@ -68,31 +50,6 @@ class Trained:
 
     loss: float
     steps: int
-
-
-class TrainingData(Protocol):
-    """What a training learns from.
-
-    x: raw examples [n, *inputs].
-    y: what each teaches [n, ...].
-    labels: classes (or tokens) that the data hold, for the masked loss.
-    """
-
-    @property
-    def x(self) -> Array: ...
-    @property
-    def y(self) -> Array: ...
-    @property
-    def labels(self) -> Sequence[int]: ...
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingSet:
-    """`TrainingData` made of arrays."""
-
-    x: Array
-    y: Array
-    labels: Sequence[int] = ()
 
 
 def open_session(

@@ -28,12 +28,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from federated.task import Recipe
-from federated.training.device_memory import PREFIX
+from federated.training.device_memory import PREFIX, kept_name
 from federated.training.hooks import Session
-from models.submodel import Submodel
 
-__all__ = ["PREFIX", "Correction", "kept_name"]
+__all__ = ["Correction"]
 
 
 @dataclass
@@ -112,8 +110,3 @@ def kept(session: Session, name: str, like: Tensor) -> Tensor:
     """The c_i of a parameter; zeros where the device never trained it."""
     known = session.memory.get(kept_name(session.recipe, session.submodel, name))
     return torch.zeros_like(like) if known is None else known
-
-
-def kept_name(recipe: Recipe, submodel: Submodel, name: str) -> str:
-    """The name of a parameter's c_i in the device's memory."""
-    return f"{PREFIX}{name}@{submodel.plain.name}" if recipe.apart else PREFIX + name

@@ -17,7 +17,7 @@ import pytest
 from benchmarks.schedules.command import attempt, follow, shrink
 from benchmarks.schedules.faults import COORDINATOR, KINDS, Fault, Schedule, draw
 from benchmarks.schedules.planted import DEFECTS
-from benchmarks.schedules.trainer import SURVEYS
+from benchmarks.schedules.task_runner import SURVEYS
 from benchmarks.schedules.trial import REPLACED, run_schedule
 
 FAILED = Path(__file__).with_name("failed_schedules.jsonl")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
-from federated.device.trainer import Outcome
+from federated.device.task_runner import Outcome
 from federated.task import Card, Profile, Recipe, Task, Timing
 from federated.wire import envelope, messages, topics
 from federated.wire.chunks import Receiver, split

@@ -28,9 +28,12 @@ from federated.data import catalogue
 from federated.data.dataset import Dataset
 from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
-from federated.device.torch_tasks import Execution, errand, surveyed
-from federated.device.trainer import Outcome
+from federated.device.task_runner import Outcome
+from federated.device.task_work import carry_out
+from federated.device.trainers.catalogue import open_trainer
+from federated.device.trainers.trainer import Trainer
 from federated.task import Profile, Task, Timing, Update
+from federated.training.execution import Execution
 from federated.wire import envelope, messages, topics
 from federated.wire.codecs import update_file
 from federated.wire.codecs.catalogue import CODECS, codec
@@ -41,6 +44,7 @@ from federated.wire.links.memory import MemoryBroker, MemoryLink
 Made = TypeVar("Made")
 
 RUN = "test"
+PYTORCH = open_trainer("pytorch")
 ALONE = threading.Lock()
 """Hold this lock while drawing random numbers from torch: all threads share one generator, so
 another thread would change the numbers.
@@ -51,8 +55,8 @@ garbage collection gives up the GIL.
 
 
 class Here:
-    """A trainer that does its task at once, in the thread that asks; `change` may spoil its update,
-    `stop` ends it early.
+    """A task runner that does its task at once, in the thread that asks; `change` may spoil its
+    update, `stop` ends it early. trainer: what computes.
     """
 
     def __init__(
@@ -60,14 +64,17 @@ class Here:
         data: Dataset,
         change: Callable[[Update], Update] = lambda update: update,
         stop: Callable[[], bool] = lambda: False,
+        trainer: Trainer = PYTORCH,
     ) -> None:
+        self.trainer = trainer
         self.data, self.change, self.stop, self.progress = data, change, stop, (0, 0)
         self.outcome: Outcome | None = None
 
     def begin(self, task: Task, weights: Path, result: Path) -> None:
         try:
             with ALONE:
-                loss = errand(task, weights, result, self.data, Execution(stop=self.stop))
+                execution = Execution(stop=self.stop)
+                loss = carry_out(self.trainer, task, weights, result, self.data, execution)
             update = self.change(update_file.decode(result.read_bytes(), codec(task.codec)))
             result.write_bytes(update_file.encode(update, codec(task.codec)))
         except Exception as error:  # whatever goes wrong in training is a failure of the task
@@ -87,7 +94,8 @@ class Here:
 @dataclass
 class Member:
     """An agent in a thread. speed: seconds of each step that it claims to have timed; memory: bytes
-    that it claims; pause: why it does not work. codecs: that it says it has.
+    that it claims; pause: why it does not work. codecs: that it says it has. trainer: what
+    computes.
     """
 
     name: str
@@ -97,6 +105,7 @@ class Member:
     change: Callable[[Update], Update] = lambda update: update
     pause: Callable[[], str] = lambda: ""
     codecs: tuple[str, ...] = tuple(CODECS)
+    trainer: Trainer = PYTORCH
     participant: Participant | None = None
     error: BaseException | None = None
     # its coordinator is gone, and so may the test's process be at any moment
@@ -108,8 +117,9 @@ class Member:
             "host": "h",
             "system": "s",
             "cpus": 1.0,
-            "runtime": "torch",
-            "survey": surveyed(run, self.data, self.memory, "cpu"),
+            "runtime": self.trainer.runtime,
+            "survey": self.trainer.survey(run, self.data, self.memory),
+            "capabilities": tuple(sorted(self.trainer.capabilities)),
         }
         return Profile(
             agent=self.name,
@@ -126,8 +136,8 @@ class Member:
         try:
             torch.set_num_threads(1)
             run = find_run(link, RUN, 30)
-            trainer = Here(self.data, self.change, lambda: self.abandoned)
-            equipment = Equipment(self.measure, trainer, Spool(folder / self.name), self.pause)
+            runner = Here(self.data, self.change, lambda: self.abandoned, self.trainer)
+            equipment = Equipment(self.measure, runner, Spool(folder / self.name), self.pause)
             self.participant = Participant(link, run, self.name, "s1", equipment)
             self.participant.join()
             while self.participant.turn(0.01):

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from federated.device.torch_tasks import perform
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.task import Task
 from models.families.catalogue import network
+from tests.support.tasks import perform
 
 __all__ = ["METHOD", "NET", "begun", "examples", "sent", "trained"]
 

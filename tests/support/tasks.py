@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from federated.device.torch_tasks import perform
+from federated.device import task_work
+from federated.device.trainers.catalogue import open_trainer
 from federated.task import Recipe, Task
-from federated.training.loop import TrainingSet
+from federated.training.execution import TrainingSet
 from models.families.catalogue import build, menu, network, shapes, statistics
 from models.submodel import Moments, Network, Submodel
 
@@ -19,15 +20,18 @@ __all__ = [
     "NET",
     "ONE",
     "PLAIN",
+    "PYTORCH",
     "SMALL",
     "done",
     "examples",
     "linear",
     "parameters",
+    "perform",
     "task",
     "weights",
 ]
 
+PYTORCH = open_trainer("pytorch")
 NET = network("preresnet", (1, 4, 4), 3, Moments((8.0,), (5.0,)))
 (SMALL,) = menu(NET, (0.5,), (1,))
 # of networks made here by hand: classes to learn, and no exits
@@ -60,6 +64,11 @@ def parameters(submodel, seed=0):
 def task(work="train", submodel=SMALL, **recipe):
     given = {"epochs": 2, "batch": 8, "lr": 0.1, **recipe}
     return Task("run", 3, 7, "agent", work, submodel, "v", "", 0, Recipe(**given), 60.0)
+
+
+def perform(task, tensors, data, kept=None, trainer=PYTORCH, **named):
+    """The update of a task, and what the device is to keep."""
+    return task_work.perform(trainer, task, tensors, data, kept, **named)
 
 
 def done(*given, **named):

@@ -15,7 +15,7 @@ import pytest
 from coordinator.fleet.fleet import Fleet
 from coordinator.trust.acceptance import check_profile
 from federated.data.dataset import Dataset
-from federated.device.torch_tasks import surveyed
+from federated.device.trainers.catalogue import open_trainer
 from federated.errors import Refused
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
@@ -53,7 +53,9 @@ def test_the_survey_of_every_method_fits(name: str, classes: int) -> None:
     x, y = rng.integers(0, 255, (64, 1, 8, 8), np.uint8), rng.integers(0, classes, 64)
     y[:2] = 0, classes - 1
     run = card_of(name, classes)
-    found = surveyed(run, Dataset("noise", x, y, x[:2], y[:2], classes), 10**12, "cpu")
+    found = open_trainer("pytorch").survey(
+        run, Dataset("noise", x, y, x[:2], y[:2], classes), 10**12
+    )
     assert all(len(value) in (classes, len(run.menu)) for value in found.values())
     assert found
     check_profile(replace(PROFILE, survey=found), run)

@@ -19,7 +19,6 @@ from coordinator.run.network_agreement import await_network
 from coordinator.settings.config import load
 from coordinator.trust.acceptance import check_profile
 from federated.errors import FleetError, Refused
-from federated.methods.catalogue import method
 from federated.task import Card, Profile
 from federated.wire import envelope, messages, topics
 from federated.wire.links.memory import MemoryBroker
@@ -253,7 +252,7 @@ def test_the_agent_that_does_not_fit_is_told_why_and_one_that_changes_is_judged_
     listen(fleet)
     chosen = config(**{"fleet.min_agents": 2})
     network = await_network(fleet, chosen, fleet.publish)
-    fleet.admit(Eligibility(chosen, method("fedavg"), network))
+    fleet.admit(Eligibility(chosen, network))
     assert [agent.name for agent in fleet.ready()] == ["b", "c"]
     told = [message.reason for message in liar.heard() if isinstance(message, messages.Refusal)]
     assert len(told) == 1

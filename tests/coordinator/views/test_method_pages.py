@@ -7,13 +7,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from coordinator.assign.eligibility import unable
 from coordinator.cli.main import main
 from coordinator.views.method_pages import described, one_text
-from federated.data import catalogue
 from federated.method import LAWS, MODES, configure
 from federated.methods.catalogue import METHODS, method
-from federated.task import Profile
 
 PROMISED = [
     "allsmall",
@@ -93,27 +90,10 @@ def test_an_unknown_method_ends_with_the_nearest_names() -> None:
     assert "unknown method 'fedrol'; known: fedrolex" in done.output
 
 
-def test_a_device_without_pytorch_is_told_which_method_needs_it() -> None:
-    card = catalogue.central("digits").card()
-    onnx, torch = (
-        Profile("a", "h", "s", 1.0, 1, 1.0, 1, runtime, card, ())
-        for runtime in ("onnxruntime 1.31", "torch 2.13 cpu")
-    )
-    assert "method moon trains with PyTorch alone, and this device has onnxruntime 1.31" in unable(
-        onnx, method("moon")
-    )
-    assert not unable(torch, method("moon"))
-    assert not unable(onnx, method("heterofl"))
-
-
 @pytest.mark.parametrize(
     ("name", "trains"),
     [("moon", "with PyTorch alone"), ("fedfa", "by a recipe"), ("heterofl", "by a recipe")],
 )
 def test_a_survey_alone_asks_for_no_pytorch(name: str, trains: str) -> None:
-    """FedFA's may score its sizes on a device, which gets the largest where it cannot."""
-    onnx = Profile(
-        "a", "h", "s", 1.0, 1, 1.0, 1, "onnxruntime 1.31", catalogue.central("digits").card(), ()
-    )
+    """FedFA's may score its sizes on a device, which gets the largest if it cannot."""
     assert described(name)["trains"] == trains
-    assert bool(unable(onnx, method(name))) == (trains == "with PyTorch alone")

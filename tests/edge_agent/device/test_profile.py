@@ -12,6 +12,7 @@ from edge_agent.device.profile import measure, time_step
 from federated.data import catalogue
 from federated.wire.messages import Run
 from models.families.catalogue import menu, network
+from tests.support.tasks import PYTORCH
 
 pytestmark = pytest.mark.timed
 DATA = catalogue.device("digits", name="a", shard="0/8", partition="iid")
@@ -28,12 +29,12 @@ def threads() -> Iterator[None]:
 
 def test_a_deeper_network_takes_longer() -> None:
     torch.set_num_threads(1)
-    assert 0 < time_step(SMALL, 32, DATA, "cpu") < time_step(LARGE, 32, DATA, "cpu")
+    assert 0 < time_step(SMALL, 32, DATA, PYTORCH) < time_step(LARGE, 32, DATA, PYTORCH)
 
 
 def test_a_profile_times_what_the_card_asks_for_and_settles_the_threads() -> None:
     card = Run("r", "fedfa", "preresnet", NETWORK, (SMALL, LARGE), 32, "s")
-    found = measure(card, DATA, Limits(cpus=1.5, memory=4 * 10**9), "cpu")
+    found = measure(card, DATA, Limits(cpus=1.5, memory=4 * 10**9), PYTORCH)
     assert [(t.submodel, t.batch) for t in found.timings] == [(SMALL, 32), (LARGE, 32)]
     assert torch.get_num_threads() in (1, 2)
     assert 0 < found.seen.cpus <= 1.5

@@ -28,10 +28,11 @@ from export.bundle_writer import Contents
 from export.verify import load
 from federated.data import catalogue
 from federated.data.dataset import Dataset
-from federated.device.torch_tasks import calibrate
 from federated.errors import ConfigError, DataError, ExportError, Unknown, UsageError
 from federated.task import Recipe
-from federated.training.loop import TrainingSet, train
+from federated.training.execution import TrainingSet
+from federated.training.loop import train
+from federated.training.scoring import calibrate
 from federated.wire import tensors
 from models.families import catalogue as families
 from models.submodel import Network, Submodel

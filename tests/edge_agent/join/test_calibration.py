@@ -20,6 +20,7 @@ from federated.data import catalogue
 from federated.errors import ConfigError, Unknown
 from models.families.catalogue import FAMILIES
 from models.submodel import Submodel
+from tests.support.tasks import PYTORCH
 
 JOB = Job("a", "", None, "", "iid", 0, "cpu", "", Limits())
 
@@ -36,7 +37,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the submodels whose step was timed; the machine counts as idle."""
     timed: list[str] = []
 
-    def step(submodel: Submodel, batch: int, data: object, device: str) -> float:
+    def step(submodel: Submodel, batch: int, data: object, trainer: object) -> float:
         timed.append(submodel.name)
         return 0.01 * submodel.width
 
@@ -55,7 +56,7 @@ def test_every_family_has_examples_and_a_few_small_submodels_to_time(family: str
 
 
 def test_steps_are_timed_once_for_every_data_set_of_a_kind(counted: list[str]) -> None:
-    first = calibrate(JOB, None, Order("lenet", "torch", 8, threads=1))
+    first = calibrate(JOB, None, Order("lenet", "torch", 8, threads=1), PYTORCH)
     assert counted == [
         submodel.name for submodel in to_time(network_of("lenet", drawn("lenet", 8)))
     ]
@@ -64,29 +65,29 @@ def test_steps_are_timed_once_for_every_data_set_of_a_kind(counted: list[str]) -
         (8, 0.01 * t.submodel.width) for t in first.timings
     ]
     counted.clear()
-    again = calibrate(JOB, None, Order("lenet", "torch", 8, threads=1))
+    again = calibrate(JOB, None, Order("lenet", "torch", 8, threads=1), PYTORCH)
     assert (counted, again.taken, again.timings) == ([], 0, first.timings)
-    calibrate(JOB, None, Order("lenet", "torch", 16, threads=1))
-    calibrate(JOB, None, Order("lenet", "torch", 8, threads=2))
-    calibrate(JOB, None, Order("lenet", "torch", 8, threads=1, fresh=True))
+    calibrate(JOB, None, Order("lenet", "torch", 16, threads=1), PYTORCH)
+    calibrate(JOB, None, Order("lenet", "torch", 8, threads=2), PYTORCH)
+    calibrate(JOB, None, Order("lenet", "torch", 8, threads=1, fresh=True), PYTORCH)
     assert len(counted) == 3 * len(first.timings), "another batch, other threads, and on demand"
 
 
 def test_the_devices_own_data_say_what_the_network_takes(counted: list[str]) -> None:
     data = catalogue.device("digits", name="a", shard="0/8", partition="iid")
-    found = calibrate(JOB, data, Order("mlp", "torch", 8, threads=1))
+    found = calibrate(JOB, data, Order("mlp", "torch", 8, threads=1), PYTORCH)
     assert {timing.submodel.network.inputs for timing in found.timings} == {(1, 8, 8)}
     with pytest.raises(ConfigError, match=r"resnet1d: cannot take examples of shape \(1, 8, 8\)"):
-        calibrate(JOB, data, Order("resnet1d", "torch", 8))
+        calibrate(JOB, data, Order("resnet1d", "torch", 8), PYTORCH)
 
 
 def test_a_submodel_without_room_is_left_out_and_none_at_all_is_an_error(
     counted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = network_of("mobilenet", drawn("mobilenet", 8))
-    needed = [profile.cost(submodel, 8).memory for submodel in to_time(made)]
+    needed = [PYTORCH.training_memory(submodel, 8) for submodel in to_time(made)]
     monkeypatch.setattr(profile, "available_memory", lambda limits: needed[0])
-    found = calibrate(JOB, None, Order("mobilenet", "torch", 8, threads=1))
+    found = calibrate(JOB, None, Order("mobilenet", "torch", 8, threads=1), PYTORCH)
     assert [timing.submodel for timing in found.timings] == [
         s for s, bytes_ in zip(to_time(made), needed, strict=True) if bytes_ <= needed[0]
     ]
@@ -96,13 +97,13 @@ def test_a_submodel_without_room_is_left_out_and_none_at_all_is_an_error(
         match=r"no calibration possible: w0.* at batch 8 needs about \d+ MB to train, and \d+ MB "
         r"are left",
     ):
-        calibrate(JOB, None, Order("mobilenet", "torch", 8, threads=1, fresh=True))
+        calibrate(JOB, None, Order("mobilenet", "torch", 8, threads=1, fresh=True), PYTORCH)
 
 
 def test_memory_that_runs_out_in_a_step_leaves_its_submodel_out(
     counted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def step(submodel: Submodel, batch: int, data: object, device: str) -> float:
+    def step(submodel: Submodel, batch: int, data: object, trainer: object) -> float:
         if submodel.width >= 0.3:
             raise RuntimeError(
                 "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried "
@@ -111,21 +112,21 @@ def test_memory_that_runs_out_in_a_step_leaves_its_submodel_out(
         return 0.01
 
     monkeypatch.setattr(profile, "time_step", step)
-    found = calibrate(JOB, None, Order("lenet", "torch", 8, threads=1))
+    found = calibrate(JOB, None, Order("lenet", "torch", 8, threads=1), PYTORCH)
     assert found.timings
     assert all(timing.submodel.width < 0.3 for timing in found.timings)
 
 
 def test_a_model_that_there_is_not_is_told(counted: list[str]) -> None:
     with pytest.raises(Unknown, match="unknown model 'mobilnet'; known: mobilenet"):
-        calibrate(JOB, None, Order("mobilnet", "torch", 8))
+        calibrate(JOB, None, Order("mobilnet", "torch", 8), PYTORCH)
     with pytest.raises(ConfigError, match="os:system: "):
-        calibrate(JOB, None, Order("os:system", "torch", 8))
+        calibrate(JOB, None, Order("os:system", "torch", 8), PYTORCH)
 
 
 def test_a_network_of_ones_own_is_timed_each_time(counted: list[str]) -> None:
     for _ in range(2):
-        calibrate(JOB, None, Order("tests.support.model:small", "torch", 8, threads=1))
+        calibrate(JOB, None, Order("tests.support.model:small", "torch", 8, threads=1), PYTORCH)
     assert len(counted) == 2 * len(set(counted))
 
 
@@ -136,28 +137,28 @@ def test_answers_of_graphs_are_timed_once_their_files_are_there(
     monkeypatch.setattr(Load, "share", lambda load: 0.0)
     monkeypatch.setattr(calibration, "SECONDS", 0.05)
     order = Order("lenet", "onnx", 8)
-    asked = calibrate(JOB, None, order)
+    asked = calibrate(JOB, None, order, PYTORCH)
     assert (asked.missing, asked.timings, asked.dtype) == (
         to_time(network_of("lenet", drawn("lenet", 8))),
         (),
         "uint8",
     )
     files = exported(asked.missing, asked.dtype, tmp_path)
-    found = calibrate(JOB, None, Order("lenet", "onnx", 8, files=files))
+    found = calibrate(JOB, None, Order("lenet", "onnx", 8, files=files), PYTORCH)
     assert [(timing.submodel, timing.batch) for timing in found.timings] == [
         (submodel, 1) for submodel in asked.missing
     ]
     assert all(0 < timing.seconds < 1 for timing in found.timings)
-    known = calibrate(JOB, None, order)
+    known = calibrate(JOB, None, order, PYTORCH)
     assert (known.missing, known.timings, known.taken) == ((), found.timings, 0)
 
 
 def test_other_versions_are_measured_anew(
     counted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calibrate(JOB, None, Order("lenet", "torch", 8, threads=1))
+    calibrate(JOB, None, Order("lenet", "torch", 8, threads=1), PYTORCH)
     counted.clear()
     real = measurement_cache.versions()
     monkeypatch.setattr(measurement_cache, "versions", lambda: {**real, "torch": "9.9"})
-    calibrate(JOB, None, Order("lenet", "torch", 8, threads=1))
+    calibrate(JOB, None, Order("lenet", "torch", 8, threads=1), PYTORCH)
     assert counted

@@ -26,7 +26,7 @@ def process(folder: Path, resident: int, peak: int) -> Path:
 
 def test_the_first_step_warms_up_and_is_not_counted(tmp_path: Path) -> None:
     clock = ticking([10.0, 11.0, 14.0, 14.0, 15.0, 15.0, 17.0, 20.0])
-    gauge = Gauge("cpu", lambda: next(clock), tmp_path)
+    gauge = Gauge(None, lambda: next(clock), tmp_path)
     gauge.begin()
     for step in (1, 2, 3):
         assert gauge.before() is False
@@ -37,7 +37,7 @@ def test_the_first_step_warms_up_and_is_not_counted(tmp_path: Path) -> None:
 
 
 def test_the_peak_is_beyond_what_the_process_held_at_its_leanest(tmp_path: Path) -> None:
-    gauge = Gauge("cpu", lambda: 0.0, process(tmp_path, 300 * MB, 300 * MB))
+    gauge = Gauge(None, lambda: 0.0, process(tmp_path, 300 * MB, 300 * MB))
     gauge.begin()
     assert (tmp_path / "clear_refs").read_text() == "5"
     process(tmp_path, 420 * MB, 500 * MB)
@@ -51,7 +51,7 @@ def test_the_peak_is_beyond_what_the_process_held_at_its_leanest(tmp_path: Path)
 
 def test_a_peak_of_an_earlier_task_is_not_told_as_this_one_s(tmp_path: Path) -> None:
     # a system that does not let it be forgotten
-    gauge = Gauge("cpu", lambda: 0.0, process(tmp_path, 300 * MB, 500 * MB))
+    gauge = Gauge(None, lambda: 0.0, process(tmp_path, 300 * MB, 500 * MB))
     gauge.begin()
     assert "peak" not in gauge.notes()
 
@@ -60,7 +60,7 @@ def test_a_peak_of_an_earlier_task_is_not_told_as_this_one_s(tmp_path: Path) -> 
     not Path("/proc/self/clear_refs").exists(), reason="no /proc/self/clear_refs here"
 )
 def test_the_peak_of_this_very_process() -> None:
-    gauge = Gauge("cpu")
+    gauge = Gauge()
     gauge.begin()
     value = torch.ones(64 * MB // 4)
     del value

@@ -16,8 +16,10 @@ from edge_agent.join.training_process import check_allowed, serve
 from edge_agent.join.worker import Channel, Job
 from federated.errors import Refused
 from federated.task import Recipe, Task
+from federated.wire import tensors
 from federated.wire.messages import Run
 from models.families.catalogue import full, network
+from tests.support.tasks import parameters
 
 NET = network("preresnet", (1, 4, 4), 3)
 PLAIN, FOREIGN = full(NET), replace(full(NET), network=replace(NET, family="os:system"))
@@ -84,10 +86,11 @@ def test_a_gpu_without_memory_is_told_as_briefly_as_a_device_without(
     def exhausted(*given: object, **named: object) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory. Process 684 has 78.06 GiB memory in use.")
 
-    monkeypatch.setattr("federated.device.torch_tasks.errand", exhausted)
+    monkeypatch.setattr("federated.device.trainers.pytorch.filled", exhausted)
     ours, theirs = (Channel(end) for end in Pipe())
     serving = Thread(target=serve, args=(theirs,))
     serving.start()
+    (tmp_path / "w").write_bytes(tensors.encode({}, parameters(PLAIN)))
     ours.send(asdict(replace(job(), data="", limits=Limits(cpus=torch.get_num_threads()))))
     ours.receive()  # the card
     ours.send(

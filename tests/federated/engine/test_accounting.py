@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from federated.device.torch_tasks import placed
+from federated.device.trainers.pytorch import placed
 from federated.engine.accounting import Pass, effort, macs
 from federated.method import configure
 from federated.methods.catalogue import METHODS, method
-from federated.training.loop import TrainingSet, descend, open_session
+from federated.training.execution import TrainingSet
+from federated.training.loop import descend, open_session
 from models.cost import cost, counter
 from models.families.catalogue import build, full, initial, network
 from models.submodel import Submodel

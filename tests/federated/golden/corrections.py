@@ -13,8 +13,9 @@ from federated.methods.fedavg import rate
 from federated.methods.fednova import normaliser
 from federated.methods.moon import contrast
 from federated.task import Update
+from federated.training.execution import TrainingSet
 from federated.training.hooks import Hooks
-from federated.training.loop import TrainingSet, descend, open_session
+from federated.training.loop import descend, open_session
 from models.families.catalogue import build
 from tests.support.golden import close, floats, golden
 

@@ -17,8 +17,9 @@ from federated.methods.catalogue import method
 from federated.methods.depthfl import distilled_loss
 from federated.task import Recipe, Update
 from federated.training import device_memory
+from federated.training.execution import TrainingSet
 from federated.training.hooks import Hooks
-from federated.training.loop import TrainingSet, descend, open_session
+from federated.training.loop import descend, open_session
 from models.families.catalogue import full, initial, network, shapes
 from models.submodel import Submodel
 from tests.support.exits import Told

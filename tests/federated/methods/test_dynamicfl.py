@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from coordinator.assign.offers import offers
-from federated.device.torch_tasks import perform
 from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
@@ -24,6 +23,7 @@ from models.families.catalogue import build, full, initial, network, probes, sha
 from models.layers.branches import Branch, originals
 from models.submodel import Moments
 from tests.support.federation import Member, digits, federate
+from tests.support.tasks import perform
 
 NET = network("preresnet", (1, 4, 4), 3, Moments((8.0,), (5.0,)))
 METHOD = method("dynamicfl")

@@ -10,16 +10,17 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
-from federated.device.torch_tasks import perform
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.fjord import distilled, loss, narrower, open_widths
 from federated.task import Task
-from federated.training.loop import TrainingSet, descend, open_session
+from federated.training.execution import TrainingSet
+from federated.training.loop import descend, open_session
 from models.families.catalogue import build, initial, normalising, shapes, statistics
 from models.slicing import corners, extract
 from tests.support.families import SMALL, small
 from tests.support.federation import Member, digits, federate
+from tests.support.tasks import perform
 
 WIDTHS = [0.25, 0.5, 1.0]
 NET = small("resnet")

@@ -12,7 +12,8 @@ from federated.errors import ConfigError
 from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.moon import contrast, contrasted, represented
-from federated.training.loop import TrainingSet, descend, open_session, plain_loss
+from federated.training.execution import TrainingSet
+from federated.training.loop import descend, open_session, plain_loss
 from models.families.catalogue import build, full, initial, menu, network, shapes
 from models.layers.basic import ProjectedLinear
 from tests.support.federation import Member, digits, federate

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from federated.device.torch_tasks import perform
 from federated.errors import Refused
 from federated.methods.common.student import histogram, student_loss, teach
 from federated.task import Task
+from federated.training.execution import Stopped
 from federated.training.hooks import Survey
-from federated.training.loop import Stopped, open_session
+from federated.training.loop import open_session
 from models.families.catalogue import build, network, shapes
 from tests.support.recipfl import METHOD, begun, examples, sent, trained
+from tests.support.tasks import perform
 
 
 def test_a_device_tells_its_share_of_each_class():

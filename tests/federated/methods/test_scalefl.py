@@ -16,8 +16,9 @@ from federated.method import configure
 from federated.methods.catalogue import method
 from federated.methods.scalefl import weighted_loss
 from federated.task import Recipe
+from federated.training.execution import TrainingSet
 from federated.training.hooks import Hooks
-from federated.training.loop import TrainingSet, descend, open_session
+from federated.training.loop import descend, open_session
 from models.families.catalogue import build, initial, network
 from models.layers.batch_norm import norms
 from models.slicing import extract

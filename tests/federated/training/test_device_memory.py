@@ -14,13 +14,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from federated.device.torch_tasks import errand, perform
+from federated.device.task_work import carry_out
 from federated.errors import Refused
 from federated.task import Recipe, Task
 from federated.training import device_memory
 from federated.wire import tensors
 from models.families.catalogue import initial, menu, network, shapes, statistics
 from models.slicing import corners, extract
+from tests.support.tasks import PYTORCH, perform
 
 ROOT = Path(__file__).parents[3]
 NET = network("preresnet", (1, 4, 4), 3)
@@ -310,14 +311,14 @@ def test_scores_after_a_round_are_of_the_layers_that_it_left(tmp_path):
     weights.write_bytes(tensors.encode({}, sent(SMALL)))
     evaluation = task(work="evaluate")
     bare = replace(evaluation, recipe=replace(evaluation.recipe, norm="tracked"))
-    loss = errand(task(norm="static"), weights, result, data())
+    loss = carry_out(PYTORCH, task(norm="static"), weights, result, data())
     assert 0 < loss < 5
     folder = tmp_path / device_memory.FOLDER
     assert device_memory.read(folder, 1).keys() == {f"own/{SMALL.name}/{name}" for name in HEAD}
     measured = {name: np.ones(shape, np.float32) for name, shape in statistics(SMALL).items()}
     weights.write_bytes(tensors.encode({}, {**sent(SMALL), **measured}))
     bare = replace(bare, since=1)
-    assert np.isnan(errand(bare, weights, result, data()))
+    assert np.isnan(carry_out(PYTORCH, bare, weights, result, data()))
     here, _ = tensors.decode(result.read_bytes())
     expected, _ = perform(
         bare, {**sent(SMALL), **measured}, data(), kept=device_memory.read(folder, 1)

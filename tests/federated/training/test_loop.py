@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from federated.device.torch_tasks import Execution, perform
 from federated.errors import DataError
-from federated.training.loop import Diverged, Stopped, TrainingSet, train
+from federated.training.execution import Diverged, Execution, Stopped, TrainingSet
+from federated.training.loop import train
 from federated.training.objective import masked
 from models.families.catalogue import build
-from tests.support.tasks import BARE, ONE, PLAIN, SMALL, examples, linear, parameters, task
+from tests.support.tasks import BARE, ONE, PLAIN, SMALL, examples, linear, parameters, perform, task
 
 
 def test_one_step_by_hand():

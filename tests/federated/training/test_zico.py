@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.assign.eligibility import unable
+from federated.capabilities import required
 from federated.method import State, configure
 from federated.methods.catalogue import method
 from federated.task import Card, Profile
-from federated.training.hooks import Hooks, Survey
+from federated.training.hooks import Survey
 from federated.training.zico import layers, score, survey, zico
 from models.cost import cost
 from models.families.catalogue import build, full, network, shapes
@@ -194,14 +194,10 @@ def test_a_budget_of_multiply_adds_bounds_the_choice():
             assert chosen.assign(state, scored, menu, np.random.default_rng(0)) == menu[expected]
 
 
-def test_a_device_without_pytorch_may_train_by_a_method_that_only_surveys():
-    plain, training = (
-        method("fedfa"),
-        replace(method("fedfa"), hooks=Hooks(open=lambda session: None)),
-    )
-    assert not unable(profile(None, "onnxruntime 1"), plain)
-    assert "PyTorch" in unable(profile(None, "onnxruntime 1"), training)
-    assert not unable(profile(None, "torch 2"), training)
+def test_a_method_that_only_surveys_requires_no_hook_of_a_trainer():
+    chosen, state, menu = begun(choice="zico")
+    assert chosen.hooks.survey is not None
+    assert not any(word.startswith("hook:") for word in required(chosen.recipe(state, menu[0])))
 
 
 def test_devices_of_a_run_choose_by_their_own_data(tmp_path):

@@ -1,4 +1,4 @@
-"""What does the work of a task, as the driver of an agent sees it. No torch here."""
+"""Runs tasks in the background, as the driver of an agent sees it; torch-free."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from federated.task import Task
 
-__all__ = ["Outcome", "Trainer"]
+__all__ = ["Outcome", "TaskRunner"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,10 @@ class Outcome:
     full: bool = False
 
 
-class Trainer(Protocol):
-    """Does the work of tasks in the background, one at a time. progress: steps that are taken, and
-    planned, as far as it says.
+class TaskRunner(Protocol):
+    """Does tasks in the background, one at a time.
+
+    progress: steps taken and planned in the present task, as far as known.
     """
 
     progress: tuple[int, int]

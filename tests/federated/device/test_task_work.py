@@ -10,12 +10,22 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from federated.device.torch_tasks import Execution, calibrate, evaluate, perform
 from federated.errors import Refused
-from federated.training.loop import Stopped, TrainingSet
+from federated.training.execution import Execution, Stopped, TrainingSet
+from federated.training.scoring import calibrate, evaluate
 from models.families.catalogue import build, full, network, shapes, statistics
 from models.layers.batch_norm import load_stats
-from tests.support.tasks import NET, PLAIN, SMALL, done, examples, parameters, task, weights
+from tests.support.tasks import (
+    NET,
+    PLAIN,
+    SMALL,
+    done,
+    examples,
+    parameters,
+    perform,
+    task,
+    weights,
+)
 
 
 def test_a_task_is_the_same_bits_again():

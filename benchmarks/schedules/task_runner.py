@@ -1,4 +1,4 @@
-"""A trainer that takes virtual seconds, and whose answers follow from agent, round and weights
+"""A task runner that takes virtual seconds, and whose answers follow from agent, round and weights
 alone.
 """
 
@@ -18,16 +18,17 @@ from numpy.typing import NDArray
 
 from benchmarks.schedules.lies import about_update
 from benchmarks.schedules.world import World
-from federated.device.torch_tasks import surveyed
-from federated.device.trainer import Outcome
+from federated.device.task_runner import Outcome
+from federated.device.trainers.catalogue import open_trainer
 from federated.task import Card, Task, Update
 from federated.wire import tensors
 from federated.wire.messages import Run
 from models.families.catalogue import statistics
 
-__all__ = ["DATA", "Trainer", "learn", "survey_once"]
+__all__ = ["DATA", "PYTORCH", "VirtualRunner", "learn", "survey_once"]
 
 DATA = Card("digits", (1, 4, 4), "uint8", 4, 100, 20, (5.0,), (6.0,))
+PYTORCH = open_trainer("pytorch")  # surveys; nothing else computes here
 # share of the way to a point of its own that an agent's weights go in a training
 NEARER = np.float32(0.1)
 
@@ -122,13 +123,13 @@ def survey_once(run: Run) -> dict[str, Any]:
     """
     key = run.method, tuple(submodel.name for submodel in run.menu)
     if key not in SURVEYS:
-        SURVEYS[key] = surveyed(run, OWN, 10**9, "cpu")
+        SURVEYS[key] = PYTORCH.survey(run, OWN, 10**9)
     return SURVEYS[key]
 
 
 @dataclass
-class Trainer:
-    """The trainer of one agent.
+class VirtualRunner:
+    """The task runner of one agent.
 
     pace: seconds that a task takes, about.
     character: `mute` never answers, a `liar` answers something else.

@@ -1,0 +1,227 @@
+"""The sequence of a task: check the weights, restore what the device keeps, train, calibrate or
+evaluate with a trainer, and write the update; torch-free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from federated.capabilities import missing, required
+from federated.device.trainers.trainer import LoadedNetwork, Shapes, Start, TensorShapes, Trainer
+from federated.engine.tallies import Tallies
+from federated.errors import Refused
+from federated.task import Task, Update
+from federated.training import device_memory
+from federated.training.device_memory import kept_name
+from federated.training.execution import UNWATCHED, Array, Examples, Execution, TrainingSet
+from federated.wire import tensors as blobs
+from federated.wire.codecs import update_file
+from federated.wire.codecs.catalogue import codec
+
+__all__ = ["carry_out", "perform"]
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a task gave.
+
+    tensors: of the update, by local name.
+    samples: number of examples.
+    notes: of the update.
+    steps: of the optimiser.
+    memory: arrays that the device keeps.
+    """
+
+    tensors: Mapping[str, Array]
+    samples: int
+    notes: dict[str, Any]
+    steps: int = 0
+    memory: Mapping[str, Array] = field(default_factory=dict)
+
+
+def carry_out(
+    trainer: Trainer,
+    task: Task,
+    weights: Path,
+    result: Path,
+    data: Examples,
+    execution: Execution = UNWATCHED,
+) -> float:
+    """Perform a task from file to file: encoded weights in, the encoded update out, and the
+    device's memory beside it. Return the loss, NaN if the task has none.
+
+    Raises as `perform` does, Unknown for a codec that is not installed, OSError.
+    """
+    kept = result.parent / device_memory.FOLDER
+    known = device_memory.read(kept, task.since, _variates(task, trainer))
+    received = blobs.decode(weights.read_bytes())[1]
+    update, memory = perform(trainer, task, received, data, known, execution)
+    if memory:
+        device_memory.write(kept, task.round, memory, since=task.since)
+    if task.work == "train":
+        update = replace(update, notes={**update.notes, **execution.effort()})
+    result.write_bytes(update_file.encode(update, codec(task.codec)))
+    return float(update.notes.get("loss", math.nan))
+
+
+def perform(
+    trainer: Trainer,
+    task: Task,
+    tensors: Mapping[str, Array],
+    data: Examples,
+    kept: Mapping[str, Array] | None = None,
+    execution: Execution = UNWATCHED,
+) -> tuple[Update, Mapping[str, Array]]:
+    """Perform a task on received weights. Return the update, its tensors as contiguous numpy arrays
+    by local name, and what the device is to keep.
+
+    train: the new weights, and running statistics under tracked norm; notes loss, and if the recipe
+        requires them labels and tallies "before" and "after".
+    calibrate: running statistics of the weights as received; notes batches.
+    evaluate: no tensors; notes tallies of the held-out examples, by view.
+    kept: what the device keeps of this run.
+    Raises Refused if the tensors are not the submodel's or the trainer lacks what the recipe
+    requires, DataError, Stopped, Diverged, MemoryError.
+    """
+    _check_recipe(trainer, task)
+    kept, shapes = kept or {}, trainer.shapes(task.submodel)
+    own = _starting_weights(task, tensors, kept, shapes)
+    start = Start(task.submodel, task.recipe, own, _seed(task), task.round, tensors, kept)
+    with trainer.load(start) as network:
+        if task.work == "train":
+            result = _train(network, task, data, shapes, execution)
+        elif task.work == "calibrate":
+            found, batches = network.calibrate(data.x, execution.stop)
+            result = _Result(found, len(data.y), {"batches": batches})
+        else:
+            labels = data.labels if task.submodel.network.objective == "class" else ()
+            held = TrainingSet(data.x_held, data.y_held, labels)
+            tallies = network.evaluate(held, task.recipe, execution.stop)
+            result = _Result({}, len(data.y_held), {"tallies": tallies})
+    made = Update(
+        task.run,
+        task.round,
+        task.attempt,
+        task.agent,
+        task.work,
+        task.submodel,
+        task.version,
+        result.samples,
+        result.steps,
+        result.tensors,
+        result.notes,
+    )
+    return made, result.memory
+
+
+def _train(
+    network: LoadedNetwork, task: Task, data: Examples, shapes: Shapes, execution: Execution
+) -> _Result:
+    """Train as the task's recipe says, with scores before and after if it requires them."""
+    recipe = task.recipe
+    tallies = _named("before", _own_scores(network, task, data, shapes, execution))
+    done = network.train(data, execution)
+    tallies |= _named("after", _own_scores(network, task, data, shapes, execution))
+    out = {name: value for name, value in done.tensors.items() if name not in recipe.keep}
+    own = {_own_home(task, name): done.tensors[name] for name in recipe.keep}
+    notes = {**done.notes, "loss": done.loss}
+    if tallies:
+        notes["tallies"] = tallies
+    if recipe.labels:
+        notes["labels"] = list(data.labels)
+    return _Result({**out, **done.sent}, len(data.y), notes, done.steps, {**done.memory, **own})
+
+
+def _own_scores(
+    network: LoadedNetwork, task: Task, data: Examples, shapes: Shapes, execution: Execution
+) -> Tallies:
+    """Tallies of the device's held-out examples as the network is now, its static norms measured on
+    the device's own data; empty unless the recipe requires them.
+    """
+    if not task.recipe.scores or not len(data.y_held):
+        return {}
+    if task.recipe.norm == "static" and shapes.statistics:
+        network.calibrate(data.x, execution.stop)
+    held = TrainingSet(data.x_held, data.y_held)
+    return network.evaluate(held, task.recipe, execution.stop)
+
+
+def _named(when: str, tallies: Tallies) -> Tallies:
+    """The tally of all answers, under the time at which it was taken."""
+    return {when: tallies["all"]} if tallies else {}
+
+
+def _check_recipe(trainer: Trainer, task: Task) -> None:
+    """Raises Refused for a training that the trainer cannot do."""
+    lacking = missing(required(task.recipe), trainer.capabilities)
+    if task.work == "train" and lacking:
+        raise Refused(
+            f"round {task.round}: the recipe requires {lacking}, which {trainer.runtime} lacks"
+        )
+
+
+def _variates(task: Task, trainer: Trainer) -> dict[str, tuple[int, ...]]:
+    """Shapes of the variates that a task needs of the device's memory, by their names there."""
+    if task.work != "train" or not task.recipe.variate:
+        return {}
+    return {
+        kept_name(task.recipe, task.submodel, name): shape
+        for name, shape in trainer.shapes(task.submodel).parameters.items()
+    }
+
+
+def _travelling(task: Task, shapes: Shapes) -> TensorShapes:
+    """What must come with a task: parameters, and running statistics where they are part of the
+    weights or are to be evaluated.
+    """
+    with_statistics = task.work == "evaluate" or (
+        task.work == "train" and task.recipe.norm == "tracked"
+    )
+    return {**shapes.parameters, **(shapes.statistics if with_statistics else {})}
+
+
+def _starting_weights(
+    task: Task, tensors: Mapping[str, Array], kept: Mapping[str, Array], shapes: Shapes
+) -> dict[str, Array]:
+    """The network's own tensors: those received, and those that the device keeps. A tensor that the
+    device is to keep and does not have yet is missing.
+
+    Raises Refused if the received ones are not the submodel's.
+    """
+    recipe, allowed = task.recipe, {**shapes.parameters, **shapes.statistics}
+    own = {name: value for name, value in tensors.items() if "/" not in name}
+    wanted = _travelling(task, shapes).keys() - set(recipe.keep)
+    foreign = {
+        name for name in tensors.keys() - own.keys() if not recipe.hook and not recipe.variate
+    }
+    if odd := (wanted - own.keys()) | (own.keys() - allowed.keys()) | foreign:
+        raise Refused(
+            f"weights of {task.submodel.name} to {task.work}: missing or too many: "
+            f"{', '.join(sorted(odd)[:4])} ({len(odd)} in all)"
+        )
+    for name, value in own.items():
+        if tuple(value.shape) != allowed[name]:
+            raise Refused(
+                f"tensor {name} of {task.submodel.name}: expected shape {allowed[name]}, found "
+                f"{tuple(value.shape)}"
+            )
+    homes = {name: _own_home(task, name) for name in recipe.keep}
+    return {name: kept[home] for name, home in homes.items() if home in kept} | own
+
+
+def _own_home(task: Task, name: str) -> str:
+    """The name, in a device's memory, of a tensor of its network that it keeps; each submodel that
+    it ever had has its own.
+    """
+    return f"own/{task.submodel.plain.name}/{name}"
+
+
+def _seed(task: Task) -> int:
+    """A seed of the recipe's, the round and the agent, below 2^63."""
+    digest = hashlib.sha256(f"{task.recipe.seed}/{task.round}/{task.agent}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

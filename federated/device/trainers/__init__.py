@@ -1,0 +1,1 @@
+"""Trainers: what computes for a task, one file each behind one protocol."""

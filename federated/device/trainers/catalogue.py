@@ -1,0 +1,51 @@
+"""The trainers by name. Nothing of a trainer is imported before it is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from federated.errors import MissingExtra
+from federated.runtime.plugins import find
+from models.extensions import Kind
+
+if TYPE_CHECKING:  # settings import this module, and need no numpy
+    from federated.device.trainers.trainer import Trainer
+
+__all__ = ["DEFAULT", "TRAINERS", "TrainerOpener", "open_trainer"]
+
+KIND = Kind("trainer", "espalier.trainers")
+DEFAULT = "pytorch"
+
+
+class TrainerOpener(Protocol):
+    """Makes a trainer that computes on a device, "cpu" or "cuda".
+
+    Raises MissingExtra without its packages, ConfigError for a device that it cannot use.
+    """
+
+    def __call__(self, device: str, /) -> Trainer: ...
+
+
+def open_pytorch(device: str) -> Trainer:
+    """PyTorch. Raises MissingExtra, ConfigError."""
+    try:
+        from federated.device.trainers.pytorch import PyTorchTrainer
+    except ModuleNotFoundError as error:
+        raise MissingExtra("trainer pytorch", "train", error.name or "torch") from error
+    return PyTorchTrainer(device)
+
+
+TRAINERS: Mapping[str, TrainerOpener] = {
+    "pytorch": open_pytorch,
+}
+
+
+def open_trainer(name: str, device: str = "cpu") -> Trainer:
+    """The trainer of a name that the owner of this machine chose: built in, of an installed package
+    (`espalier.trainers`), or `module:function`.
+
+    Raises Unknown, nearest names first; ConfigError for one that cannot be imported or cannot use
+    the device; MissingExtra.
+    """
+    return find(KIND, name, TRAINERS)(device)

@@ -1,0 +1,186 @@
+"""The trainer that computes with PyTorch, on a CPU or a CUDA GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from federated.capabilities import CAPABILITIES, hook
+from federated.device.trainers.trainer import Shapes, Start, TrainingResult
+from federated.engine.tallies import Tallies
+from federated.errors import ConfigError
+from federated.methods.catalogue import METHODS, method
+from federated.settings import validated
+from federated.task import Recipe
+from federated.training import scoring
+from federated.training.execution import Array, Examples, Execution, TrainingData, TrainingSet
+from federated.training.hooks import Survey
+from federated.training.loop import descend, open_session, train
+from federated.wire.messages import Run
+from models.cost import cost
+from models.families.catalogue import build, shapes, statistics
+from models.submodel import Submodel
+
+__all__ = ["PyTorchTrainer"]
+
+
+class Cuda:
+    """The memory of the CUDA device; PyTorch touches it with the first use."""
+
+    def free(self) -> int:
+        return int(torch.cuda.mem_get_info()[0])
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def peak(self) -> int:
+        return int(torch.cuda.max_memory_allocated())
+
+    def check(self) -> None:
+        torch.cuda.synchronize()  # after some errors every use of the GPU fails
+
+
+class PyTorchTrainer:
+    """A trainer for every recipe and hook. device: where PyTorch computes, "cpu" or "cuda".
+
+    Raises ConfigError if PyTorch cannot use the device.
+    """
+
+    def __init__(self, device: str) -> None:
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("--device cuda: this PyTorch sees no CUDA device; use --device cpu")
+        self.device = device
+        self.runtime = f"torch {torch.__version__} {device}"
+        self.accelerator = Cuda() if device == "cuda" else None
+
+    @cached_property
+    def capabilities(self) -> frozenset[str]:
+        able = (name for name, make in METHODS.items() if (h := make().hooks) and h.train)
+        return frozenset(CAPABILITIES) | frozenset(map(hook, able))
+
+    def use_threads(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+
+    def shapes(self, submodel: Submodel) -> Shapes:
+        return Shapes(shapes(submodel), statistics(submodel))
+
+    @contextmanager
+    def load(self, start: Start) -> Iterator[PyTorchNetwork]:
+        try:
+            net = filled(start).to(self.device)
+            with torch.random.fork_rng(devices=[self.device] if self.accelerator else []):
+                torch.manual_seed(start.seed)  # dropout draws from the global generator
+                yield PyTorchNetwork(net, start, self.device)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
+
+    def survey(self, run: Run, data: Examples, memory: int) -> dict[str, Any]:
+        if run.network is None or not run.menu:
+            return {}
+        chosen = method(run.method)
+        if chosen.hooks is None or chosen.hooks.survey is None:
+            return {}
+        settings = validated(chosen.record, run.settings, f"card of run '{run.run}': {chosen.name}")
+        return chosen.hooks.survey(
+            Survey(
+                run.network,
+                run.menu,
+                settings,
+                data.x,
+                data.y,
+                data.labels,
+                memory,
+                torch.device(self.device),
+            )
+        )
+
+    def training_memory(self, submodel: Submodel, batch: int) -> int:
+        return cost(submodel, batch).memory
+
+    def stepper(
+        self, submodel: Submodel, x: Array, y: Array, labels: Sequence[int]
+    ) -> Callable[[], object]:
+        net = build(submodel).to(self.device)
+        return partial(
+            train, net, submodel, Recipe(batch=len(x)), TrainingSet(x, y, labels), seed=0
+        )
+
+
+@dataclass(frozen=True)
+class PyTorchNetwork:
+    """A module with the weights of a start, on a device. torch's global generator is seeded, and is
+    restored when the context that made this network ends.
+    """
+
+    net: nn.Module
+    start: Start
+    device: str
+
+    def train(self, data: TrainingData, execution: Execution) -> TrainingResult:
+        start, recipe = self.start, self.start.recipe
+        session = open_session(self.net, start.submodel, recipe, data, seed=start.seed)
+        session.round = start.round
+        if recipe.hook or recipe.variate:
+            session.received = placed(start.received, self.device)
+        session.memory = placed(start.memory, self.device)
+        done = descend(
+            session,
+            method(recipe.hook).hooks if recipe.hook else None,
+            on_step=execution.on_step,
+            stop=execution.stop,
+        )
+        names = [*shapes(start.submodel)]
+        names += statistics(start.submodel) if recipe.norm == "tracked" else []
+        state = self.net.state_dict()
+        # copies: calibration and further training write to the network's own
+        trained = {name: state[name].clone() for name in dict.fromkeys((*names, *recipe.keep))}
+        return TrainingResult(
+            arrays(trained),
+            done.loss,
+            done.steps,
+            arrays(session.sent),
+            arrays(session.memory),
+            session.notes,
+        )
+
+    def calibrate(
+        self, x: Array, stop: Callable[[], bool] | None = None
+    ) -> tuple[dict[str, Array], int]:
+        found, batches = scoring.calibrate(
+            self.net, x, self.start.recipe.batch, self.start.seed, stop
+        )
+        return arrays(found), batches
+
+    def evaluate(
+        self, data: TrainingData, recipe: Recipe, stop: Callable[[], bool] | None = None
+    ) -> Tallies:
+        return scoring.evaluate(self.net, self.start.submodel, recipe, data, stop)
+
+
+def filled(start: Start) -> nn.Module:
+    """The network of a start, on the CPU; torch's random state stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(start.recipe.seed)
+        net = build(start.submodel)
+    state = net.state_dict()
+    for name, value in start.weights.items():
+        np.copyto(state[name].numpy(), value)  # into the network's own memory
+    return net
+
+
+def arrays(values: Mapping[str, Tensor]) -> dict[str, Array]:
+    return {
+        name: np.ascontiguousarray(value.detach().cpu().numpy()) for name, value in values.items()
+    }
+
+
+def placed(values: Mapping[str, Array], device: str) -> dict[str, Tensor]:
+    """Copies: what was received may be read-only."""
+    return {name: torch.from_numpy(np.array(value)).to(device) for name, value in values.items()}

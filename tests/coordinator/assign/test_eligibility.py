@@ -1,0 +1,29 @@
+"""Which devices a run refuses, and what it tells them."""
+
+from __future__ import annotations
+
+from coordinator.assign.eligibility import unable
+from federated.capabilities import CAPABILITIES
+from federated.data import catalogue
+from federated.task import Profile
+
+CARD = catalogue.central("digits").card()
+
+
+def profile(*capabilities: str) -> Profile:
+    return Profile(
+        "a", "h", "s", 1.0, 1, 1.0, 1, "onnxruntime 1.31", CARD, (), capabilities=capabilities
+    )
+
+
+def test_a_device_learns_what_its_trainer_lacks_and_how_to_join() -> None:
+    why = unable(profile(*CAPABILITIES), {"hook:moon", "clip"})
+    assert "hook:moon" in why
+    assert "onnxruntime 1.31" in why
+    assert "--trainer pytorch" in why
+    assert "clip" not in why
+
+
+def test_a_trainer_with_every_needed_capability_is_not_refused() -> None:
+    assert unable(profile("clip", "masked"), {"clip"}) == ""
+    assert unable(profile(), frozenset()) == ""
