@@ -9,12 +9,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from edge_agent.finetune.personal_release import (
@@ -29,13 +32,13 @@ from export.bundle import Bundle, Entry
 from export.verify import TOKENS
 from federated.data.catalogue import device
 from federated.data.dataset import Dataset
+from federated.device.trainers.catalogue import DEFAULT, open_trainer
+from federated.device.trainers.trainer import LoadedNetwork, Start
 from federated.engine.tallies import metrics
 from federated.errors import ConfigError, DataError, ExportError, UsageError
 from federated.runtime.console import Say
 from federated.task import Recipe
-from federated.training.execution import Diverged, TrainingSet
-from federated.training.loop import train
-from federated.training.scoring import calibrate, evaluate
+from federated.training.execution import Diverged, Execution, TrainingSet
 from models.families import catalogue
 from models.submodel import Network, Submodel
 
@@ -106,8 +109,6 @@ def command(request: Request, form: str, say: Say) -> str:
     """
     folder, submodel = _source(request)
     check_target(request.out, folder)
-    if request.threads:
-        torch.set_num_threads(request.threads)
     data = device(
         request.data,
         request.root,
@@ -131,17 +132,21 @@ def adapt(request: Request, folder: Path, name: str, data: Dataset, say: Say) ->
     """
     made = bundle.read(folder, name)
     entry = bundle.entry_of(made, name)
-    submodel, net = loaded(folder, entry, request.network)
+    submodel, weights = loaded(folder, entry, request.network)
     _check_data(made, submodel.network, data)
-    recipe = _recipe(request, submodel)
-    before = _scores(net, submodel, data)
-    say(f"before: {_line(before)} on {len(data.y_held)} held-out examples")
-    steps = _trained(net, submodel, recipe, data, request.seed, say)
-    after = _scores(net, submodel, data)
+    recipe, trainer = _recipe(request, submodel), open_trainer(DEFAULT)
+    if request.threads:
+        trainer.use_threads(request.threads)
+    with trainer.load(Start(submodel, recipe, weights, request.seed)) as network:
+        before = _scores(network, submodel, data)
+        say(f"before: {_line(before)} on {len(data.y_held)} held-out examples")
+        steps, trained = _trained(network, submodel, data, say)
+        after = _scores(network, submodel, data)
     say(f"after {steps} steps on {len(data.y)} examples: {_line(after)}")
     facts = (made.run, made.round, name, len(data.y), len(data.y_held), steps, before, after)
     if not better(before, after, submodel.network) and not request.anyway:
         return Adapted(*facts, "release", str(folder), "")
+    net = _assembled(submodel, trained)
     whole = (
         importlib.util.find_spec("onnx") is not None
         and importlib.util.find_spec("onnxscript") is not None
@@ -154,13 +159,15 @@ def adapt(request: Request, folder: Path, name: str, data: Dataset, say: Say) ->
             "only the weights are written: pip install 'espalier[export]' to write graphs that "
             "`edge-agent infer` serves"
         )
-    weights = weights_path(request.out, submodel)
-    return Adapted(*facts, "personal", str(request.out) if whole else "", str(weights))
+    adapted = weights_path(request.out, submodel)
+    return Adapted(*facts, "personal", str(request.out) if whole else "", str(adapted))
 
 
-def loaded(folder: Path, entry: Entry, allowed: str = "") -> tuple[Submodel, nn.Module]:
-    """The network of a release, in evaluation mode. allowed: a `module:function` of this device
-    that may be run to build it.
+def loaded(
+    folder: Path, entry: Entry, allowed: str = ""
+) -> tuple[Submodel, Mapping[str, NDArray[Any]]]:
+    """A submodel of a release and its weights. allowed: a `module:function` of this device that may
+    be run to build it.
 
     Raises ExportError for weights that are not a submodel's, UsageError for a function that was not
     allowed.
@@ -178,7 +185,6 @@ def loaded(folder: Path, entry: Entry, allowed: str = "") -> tuple[Submodel, nn.
             "trust that function of yours"
         )
     try:
-        net = catalogue.build(submodel)
         wanted = catalogue.shapes(submodel) | catalogue.statistics(submodel)
     except Exception as error:  # whatever PyTorch says of sizes that cannot be
         raise ExportError(
@@ -196,10 +202,16 @@ def loaded(folder: Path, entry: Entry, allowed: str = "") -> tuple[Submodel, nn.
         )
     if broken := [name for name, value in values.items() if not np.isfinite(value).all()]:
         raise ExportError(f"{path}: expected finite weights, found NaN or infinity in {broken[0]}")
+    return submodel, values
+
+
+def _assembled(submodel: Submodel, values: Mapping[str, NDArray[Any]]) -> nn.Module:
+    """The network with these weights, in evaluation mode, as the exporter takes it."""
+    net = catalogue.build(submodel)
     net.load_state_dict(
-        {name: torch.from_numpy(np.array(value)) for name, value in values.items()}, strict=False
+        {name: torch.from_numpy(value) for name, value in values.items()}, strict=False
     )
-    return submodel, net.eval()
+    return net.eval()
 
 
 def better(before: Scores, after: Scores, network: Network) -> bool:
@@ -282,32 +294,27 @@ def _recipe(request: Request, submodel: Submodel) -> Recipe:
 
 
 def _trained(
-    net: nn.Module, submodel: Submodel, recipe: Recipe, data: Dataset, seed: int, say: Say
-) -> int:
-    """Trains in place, and measures static batch norm on the device's own data, as the fleet does;
-    steps taken.
+    network: LoadedNetwork, submodel: Submodel, data: Dataset, say: Say
+) -> tuple[int, dict[str, NDArray[Any]]]:
+    """Train in place, and measure static batch norm on the device's own data, as the fleet does.
+    Return the steps taken and the tensors.
     """
 
     def progress(step: int, steps: int, loss: float) -> None:
         if step % max(1, steps // 10) == 0:
             say(f"step {step}/{steps}: loss {loss:.3f}")
 
-    torch.manual_seed(seed)  # dropout draws from the global generator
     try:
-        done = train(net, submodel, recipe, data, seed=seed, on_step=progress)
+        done = network.train(data, Execution(on_step=progress))
     except Diverged as error:
         raise ConfigError(f"nothing was written: {error}") from error
-    if catalogue.statistics(submodel):
-        calibrate(net, data.x, recipe.batch, seed)
-    return done.steps
+    measured = network.calibrate(data.x)[0] if catalogue.statistics(submodel) else {}
+    return done.steps, {**done.tensors, **measured}
 
 
-def _scores(net: nn.Module, submodel: Submodel, data: Dataset) -> Scores:
+def _scores(network: LoadedNetwork, submodel: Submodel, data: Dataset) -> Scores:
     held = TrainingSet(data.x_held, data.y_held)
-    return metrics(
-        evaluate(net, submodel, Recipe(batch=BATCH), held)["all"],
-        submodel.network,
-    )
+    return metrics(network.evaluate(held, Recipe(batch=BATCH))["all"], submodel.network)
 
 
 def _line(scores: Scores) -> str:
