@@ -400,6 +400,7 @@ def mistakes(folder: Path) -> list[tuple[tuple[str, ...], type[Exception], str]]
         (('assign.submodels={"d*" = "w0.5-d9"}',), ConfigError, "w0.5-d2.2.2"),
         (("data.name=agents",), ConfigError, "simulation"),
         (("simulate.device=cuda",), ConfigError, "CUDA"),
+        (("simulate.trainer=pytroch",), Unknown, "unknown trainer 'pytroch'; known: pytorch"),
         (("simulate.agents=0",), ConfigError, "simulate.agents"),
         (
             ("simulate.seeds=[0,-1]",),
@@ -416,7 +417,7 @@ def mistakes(folder: Path) -> list[tuple[tuple[str, ...], type[Exception], str]]
     ]
 
 
-@pytest.mark.parametrize("index", range(17))
+@pytest.mark.parametrize("index", range(18))
 def test_mistakes_are_named_before_the_first_round(index: int, tmp_path: Path):
     settings, error, words = mistakes(tmp_path)[index]
     if settings == ("simulate.device=cuda",) and torch.cuda.is_available():

@@ -9,7 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from coordinator.run.config_sources import ConfigSources
+from coordinator.simulate.simulation import simulate
 from coordinator.store.store import Store
 from edge_agent.device.limits import Limits
 from edge_agent.join.worker import Job, Worker
@@ -20,7 +23,7 @@ from federated.wire import tensors
 from federated.wire.codecs import update_file
 from federated.wire.codecs.catalogue import codec
 from federated.wire.messages import Run
-from models.families.catalogue import full, network, shapes, statistics
+from models.families.catalogue import full, initial, network, shapes, statistics
 from tests.support.commands import ROOT
 from tests.support.federation import Member, digits, federate
 from tests.support.plugins import install
@@ -98,6 +101,24 @@ def test_every_member_of_the_catalogue_declares_itself() -> None:
         made = open_trainer(name)
         assert made.runtime
         assert made.capabilities
+
+
+def test_a_simulation_runs_with_a_foreign_trainer(tmp_path: Path) -> None:
+    """Two rounds of two steps of 0.25 move every weight by one."""
+    file = tmp_path / "short.toml"
+    file.write_text('name = "short"\nrounds = 2\n[method]\nname = "fedavg"\n')
+    given = [f"{key}={value}" for key, value in FEDAVG.items()]
+    given += [f"simulate.trainer={NAME}", "simulate.agents=2", "simulate.workers=1"]
+    simulate(
+        ConfigSources(file, settings=tuple(given)),
+        tmp_path / "runs",
+        tmp_path / "out",
+        resume=False,
+        say=lambda line: None,
+    )
+    begun, ended = initial(MLP, 0), load_file(tmp_path / "runs/short/round-000002.safetensors")
+    for name in shapes(WHOLE):
+        torch.testing.assert_close(ended[name], begun[name] + 1, rtol=0, atol=1e-5)
 
 
 # ---- without PyTorch -----------------------------------------------------------------------------
