@@ -116,7 +116,10 @@ def test_a_simulation_runs_with_a_foreign_trainer(tmp_path: Path) -> None:
         resume=False,
         say=lambda line: None,
     )
-    begun, ended = initial(MLP, 0), load_file(tmp_path / "runs/short/round-000002.safetensors")
+    begun, ended = (
+        initial(MLP, 0),
+        load_file(tmp_path / "runs/short-seed0/round-000002.safetensors"),
+    )
     for name in shapes(WHOLE):
         torch.testing.assert_close(ended[name], begun[name] + 1, rtol=0, atol=1e-5)
 
