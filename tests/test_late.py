@@ -331,7 +331,7 @@ def test_a_crash_while_somebody_is_asked_besides_loses_nothing_and_doubles_nothi
     """The third agent's update of the first round comes as the first of the second, where the third
     is then asked besides.
     """
-    monkeypatch.setattr(AgentTables, "asked", Fuse(1).around(AgentTables.asked))
+    monkeypatch.setattr(AgentTables, "mark_asked", Fuse(1).around(AgentTables.mark_asked))
     second, besides = threading.Event(), threading.Event()
 
     def wait(update: Update) -> Update:

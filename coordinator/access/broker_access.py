@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,20 +45,16 @@ HAND_OVER = (
 )
 
 
+@dataclass
 class BrokerAccess:
     """What a coordinator needs to use a broker.
 
     address: of the broker, with the coordinator's credentials.
-    names: agents whose certificates were all revoked; their messages must be ignored.
+    barred: agents whose certificates were all revoked; their messages must be ignored.
     """
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.names: frozenset[str] = frozenset()
-
-    def barred(self) -> frozenset[str]:
-        """Return the agents whose certificates were all revoked."""
-        return self.names
+    address: str
+    barred: frozenset[str] = frozenset()
 
 
 class Poller:
@@ -90,14 +87,14 @@ class AuthorityWatcher:
     def __init__(
         self,
         authority: Authority,
-        gate: BrokerAccess,
+        access: BrokerAccess,
         broker: brokers.Broker | None,
         enrolment: EnrolmentServer,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._authority, self._gate, self._broker, self._enrolment, self._clock = (
+        self._authority, self._access, self._broker, self._enrolment, self._clock = (
             authority,
-            gate,
+            access,
             broker,
             enrolment,
             clock,
@@ -105,10 +102,10 @@ class AuthorityWatcher:
         self._checked = clock()
         if broker is None and authority.renewed:
             log.warning("%s", HAND_OVER)
-        gate.names = authority.registry.list_barred()
-        self._applied = gate.names, self._file_times()  # what the broker has
-        if broker is not None and gate.names:
-            broker.reload(gate.names)
+        access.barred = authority.registry.list_barred()
+        self._applied = access.barred, self._file_times()  # what the broker has
+        if broker is not None and access.barred:
+            broker.reload(access.barred)
 
     def poll(self) -> None:
         """Restart a crashed broker, load new files, and disconnect newly revoked agents.
@@ -116,7 +113,7 @@ class AuthorityWatcher:
         What fails is tried again at the next poll. Raises EspalierError, OSError.
         """
         names, stamp = self._authority.registry.list_barred(), self._file_times()
-        self._gate.names = names  # the coordinator ignores an agent before the broker does
+        self._access.barred = names  # the coordinator ignores an agent before the broker does
         if self._broker is not None:
             self._broker.restart_if_dead()
         if (names, stamp) != self._applied:

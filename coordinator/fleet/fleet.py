@@ -175,7 +175,7 @@ class Fleet:
         if self._control is not None:
             self._control.look()
         self.publish(Turned())
-        if (barred := self._gate.barred()) is not self._barred:
+        if (barred := self._gate.barred) is not self._barred:
             self.driver.handle(on.AgentsBarred(self.clock(), barred, REVOKED))
             self._barred = self._barred if self.driver.stalled else barred
         delivery = self.link.receive(timeout)

@@ -5,7 +5,6 @@ to rows.
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.observe.records import Entry, RoundRecord, Score
+from coordinator.observe.records import RoundRecord
 from coordinator.store import agent_tables
 from coordinator.store.run_folders import DATABASE
 from coordinator.trust import trust_tables
@@ -26,9 +25,6 @@ __all__ = [
     "Facts",
     "create_database",
     "open_database",
-    "read_entries",
-    "read_facts",
-    "read_scores",
     "write_facts",
     "write_round",
 ]
@@ -128,19 +124,6 @@ def write_facts(database: sqlite3.Connection, facts: Facts) -> None:
     )
 
 
-def read_facts(database: sqlite3.Connection) -> Facts:
-    """Read the description of a run."""
-    rows = {
-        key: json.loads(value) for key, value in database.execute("SELECT key, value FROM facts")
-    }
-    return Facts(
-        rows.get("config", {}),
-        msgspec.convert(rows.get("network"), Network | None),
-        msgspec.convert(rows.get("menu", []), tuple[Submodel, ...]),
-        msgspec.convert(rows.get("reach", {}), dict[str, tuple[str, ...]]),
-    )
-
-
 def write_round(
     database: sqlite3.Connection, done: RoundRecord, checkpoint: str, digest: str
 ) -> None:
@@ -181,38 +164,3 @@ def write_round(
             for s in done.scores
         ],
     )
-
-
-def read_entries(database: sqlite3.Connection, number: int) -> list[Entry]:
-    """Read the outcome of each task in a round, by agent."""
-    columns = (
-        "agent, submodel, outcome, samples, steps, loss, seconds, step, peak, position, digest, "
-        "IIF(task = round, 0, task)"
-    )
-    query = f"SELECT {columns} FROM updates WHERE round = ? ORDER BY agent, task"  # noqa: S608
-    rows = database.execute(query, (number,))
-    return [
-        Entry(agent, submodel, outcome, samples, steps, math.nan if loss is None else loss, *effort)
-        for agent, submodel, outcome, samples, steps, loss, *effort in rows
-    ]
-
-
-def read_scores(database: sqlite3.Connection, number: int) -> list[Score]:
-    """Read the scores of a round."""
-    rows = database.execute(
-        "SELECT submodel, view, accuracy, loss, examples, agent, metrics FROM scores "
-        "WHERE round = ?",
-        (number,),
-    )
-    return [
-        Score(
-            submodel,
-            view,
-            accuracy,
-            math.nan if loss is None else loss,
-            examples,
-            agent,
-            json.loads(metrics),
-        )
-        for submodel, view, accuracy, loss, examples, agent, metrics in rows
-    ]

@@ -5,19 +5,18 @@ Without torch: commands that show a run read no checkpoint.
 
 from __future__ import annotations
 
+import json
+import math
 import sqlite3
 from pathlib import Path
 
+import msgspec
+
 from coordinator.observe.records import Entry, Score
 from coordinator.store.agent_tables import AgentTables
-from coordinator.store.database import (
-    Facts,
-    open_database,
-    read_entries,
-    read_facts,
-    read_scores,
-)
+from coordinator.store.database import Facts, open_database
 from coordinator.store.run_folders import DATABASE, missing_run
+from models.submodel import Network, Submodel
 
 __all__ = ["RunRecords", "open_records"]
 
@@ -35,7 +34,16 @@ class RunRecords:
 
     def read_facts(self) -> Facts:
         """Read the description of the run."""
-        return read_facts(self._database)
+        rows = {
+            key: json.loads(value)
+            for key, value in self._database.execute("SELECT key, value FROM facts")
+        }
+        return Facts(
+            rows.get("config", {}),
+            msgspec.convert(rows.get("network"), Network | None),
+            msgspec.convert(rows.get("menu", []), tuple[Submodel, ...]),
+            msgspec.convert(rows.get("reach", {}), dict[str, tuple[str, ...]]),
+        )
 
     @property
     def rounds_done(self) -> int:
@@ -46,7 +54,23 @@ class RunRecords:
 
     def scores(self, number: int) -> list[Score]:
         """Read the scores of a round."""
-        return read_scores(self._database, number)
+        rows = self._database.execute(
+            "SELECT submodel, view, accuracy, loss, examples, agent, metrics FROM scores "
+            "WHERE round = ?",
+            (number,),
+        )
+        return [
+            Score(
+                submodel,
+                view,
+                accuracy,
+                math.nan if loss is None else loss,
+                examples,
+                agent,
+                json.loads(metrics),
+            )
+            for submodel, view, accuracy, loss, examples, agent, metrics in rows
+        ]
 
     def all_scores(self) -> list[tuple[int, Score]]:
         """Read every score with its round, in the order of rounds."""
@@ -120,7 +144,24 @@ class RunRecords:
 
     def entries(self, number: int) -> list[Entry]:
         """Read the outcome of each task in a round, by agent."""
-        return read_entries(self._database, number)
+        columns = (
+            "agent, submodel, outcome, samples, steps, loss, seconds, step, peak, position, "
+            "digest, IIF(task = round, 0, task)"
+        )
+        query = f"SELECT {columns} FROM updates WHERE round = ? ORDER BY agent, task"  # noqa: S608
+        rows = self._database.execute(query, (number,))
+        return [
+            Entry(
+                agent,
+                submodel,
+                outcome,
+                samples,
+                steps,
+                math.nan if loss is None else loss,
+                *effort,
+            )
+            for agent, submodel, outcome, samples, steps, loss, *effort in rows
+        ]
 
 
 def open_records(root: Path, name: str) -> RunRecords:

@@ -157,7 +157,7 @@ def test_a_failed_poll_is_repeated(tmp_path: Path) -> None:
     authority.revoke("a")
     with pytest.raises(OSError, match="no space"):
         watcher.poll()
-    assert gate.barred() == {"a"}
+    assert gate.barred == {"a"}
     watcher.poll()
     watcher.poll()
     assert reloaded == [{"a"}, {"a"}]

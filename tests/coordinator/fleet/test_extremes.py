@@ -1,5 +1,5 @@
-"""Whatever an agent can say is refused with a reason, or goes through all that a run does with it:
-fold, lessons, journal, database, reports.
+"""Extreme messages of agents: each is refused with a reason, or passes send_through everything that
+a run does with it: aggregation, standings, journal, database and reports.
 """
 
 from __future__ import annotations
@@ -94,15 +94,15 @@ CONFIG = load(
 )
 
 
-class Liar:
-    """Draws messages of which some fields are extreme."""
+class ExtremeAgent:
+    """Draws messages in which some fields are extreme."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.fate = Counter[str]()
 
     def twist(self, value: Any, chance: float = CHANCE) -> Any:
-        """The value with extremes in some places, at any depth."""
+        """Return the value with extremes in some places, at any depth."""
         if self.rng.random() < chance:
             return self.rng.choice(EXTREMES)
         if isinstance(value, dict):
@@ -162,18 +162,19 @@ class Liar:
             "tallies": tallies,
             "more": 1,
         }
-        kept = {
+        comparable = {
             name: value
             for name, value in honest.items()
             if name == "loss" or self.rng.random() < 0.8
         }
         return {
-            name: value if name == "tallies" else self.twist(value) for name, value in kept.items()
+            name: value if name == "tallies" else self.twist(value)
+            for name, value in comparable.items()
         }
 
 
-def through(meta: dict[str, Any], values: dict[str, np.ndarray], folder: Path) -> Update:
-    """An update as the coordinator reads it. Raises WireError."""
+def send_through(meta: dict[str, Any], values: dict[str, np.ndarray], folder: Path) -> Update:
+    """Encode an update and read it as the coordinator does. Raises WireError."""
     path = folder / "update"
     path.write_bytes(tensors.encode(meta, values))
     return Inbox(folder / "spool", 8).read(path, RAW)
@@ -200,8 +201,8 @@ def judged(profile: Profile, standing: Standing) -> Any:
 # ---- one message after the other -----------------------------------------------------------------
 
 
-def test_a_profile_that_is_taken_is_decided_on_written_and_read_again(tmp_path: Path) -> None:
-    liar, store = Liar(0), Store.create(tmp_path, "r")
+def test_an_accepted_profile_is_assigned_stored_and_read_again(tmp_path: Path) -> None:
+    liar, store = ExtremeAgent(0), Store.create(tmp_path, "r")
     others = {"b": DATA, "c": DATA}
     for round in range(1, 700):
         profile = liar.profile()
@@ -229,11 +230,9 @@ def test_a_profile_that_is_taken_is_decided_on_written_and_read_again(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedfa", "fednova", "heterofl"])
-def test_an_update_that_is_taken_is_folded_learned_from_written_and_shown(
-    name: str, tmp_path: Path
-) -> None:
-    """A run with all its readers, in which one agent's standing goes from update to update."""
-    liar, store, chosen = Liar(1), Store.create(tmp_path, "r"), method(name)
+def test_an_accepted_update_is_folded_stored_and_reported(name: str, tmp_path: Path) -> None:
+    """Run with all readers; one agent's standing is carried from update to update."""
+    liar, store, chosen = ExtremeAgent(1), Store.create(tmp_path, "r"), method(name)
     settings = configure(
         chosen, {"widths": [0.5, 1.0], "label_split_head": True} if name == "fedfa" else {}
     )
@@ -248,7 +247,7 @@ def test_an_update_that_is_taken_is_folded_learned_from_written_and_shown(
     norms = {home: float(value.norm()) for home, value in chosen.dispatch(state, plan).items()}
     task = Task("r", 1, 1, "a", "train", submodel, "r0", "0" * 64, 1000, Recipe(), 60.0)
     profile, standings = PROFILE, {"a": Standing()}
-    shown = shown_to(tmp_path)
+    shown = publish_to_readers(tmp_path)
     for number in range(1, 200):
         profile = liar.profile() or profile
         standings["a"] = measured_anew(standings["a"], profile)
@@ -261,7 +260,7 @@ def test_an_update_that_is_taken_is_folded_learned_from_written_and_shown(
         }
         try:
             meta = meta_of(task, notes=liar.notes("class"), **counts)
-            update = through(
+            update = send_through(
                 meta,
                 {home: np.full(shape, value, np.float32) for home, shape in shapes.items()},
                 tmp_path,
@@ -289,7 +288,7 @@ def test_an_update_that_is_taken_is_folded_learned_from_written_and_shown(
         assert 0 <= one.entry.step <= LONGEST
         standings["a"] = one.standing
         base = Base("", Round(), "total", (one,))
-        assert kept(unpack(pack(base), Base)) == kept(base)
+        assert comparable(unpack(pack(base), Base)) == comparable(base)
         scores = tuple(
             of_training(
                 [(one.submodel, "a", one.tallies), (one.submodel, "b", one.tallies)]
@@ -311,13 +310,13 @@ def test_an_update_that_is_taken_is_folded_learned_from_written_and_shown(
     assert liar.fate["update refused"] > 40
 
 
-def kept(base: Base) -> list[Folded]:
-    """What a segment begins with, NaN as a word."""
+def comparable(base: Base) -> list[Folded]:
+    """Return the updates of a segment's base with NaN as text, so that they compare equal."""
     return [replace(one, entry=replace(one.entry, loss=str(one.entry.loss))) for one in base.folded]  # type: ignore[arg-type]
 
 
-def shown_to(folder: Path) -> events.Publish:
-    """All readers of a run that need no fleet. What they write is JSON."""
+def publish_to_readers(folder: Path) -> events.Publish:
+    """Return a publisher to all readers of a run that need no fleet. They write JSON."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry, lines = CollectorRegistry(), list[str]()
@@ -338,10 +337,10 @@ def shown_to(folder: Path) -> events.Publish:
 
 
 @pytest.mark.parametrize("kind", ["class", "value"])
-def test_scores_that_are_taken_are_summed_up_and_stored_with_those_of_many_others(
+def test_accepted_scores_are_summed_with_those_of_many_others_and_stored(
     kind: str, tmp_path: Path
 ) -> None:
-    liar, store, net = Liar(2), Store.create(tmp_path, "r"), NETWORKS[kind]
+    liar, store, net = ExtremeAgent(2), Store.create(tmp_path, "r"), NETWORKS[kind]
     submodel = menu(net, (0.5,), (2,) if kind == "class" else (1,))[0]
     task = Task("r", 1, 1, "a", "evaluate", submodel, "r0", "0" * 64, 1000, Recipe(), 60.0)
     for number in range(1, 120):
@@ -352,7 +351,7 @@ def test_scores_that_are_taken_are_summed_up_and_stored_with_those_of_many_other
         )
         scoring = Scoring()
         try:
-            update = through(meta, {}, tmp_path)
+            update = send_through(meta, {}, tmp_path)
             scoring.check(task, update, 1.0)
         except WireError as error:
             liar.refused("scores", error)
@@ -371,8 +370,8 @@ def test_scores_that_are_taken_are_summed_up_and_stored_with_those_of_many_other
 
 
 @pytest.mark.parametrize("robust", [False, True])
-def test_statistics_that_are_taken_are_finite_together(robust: bool, tmp_path: Path) -> None:
-    liar = Liar(3)
+def test_accepted_statistics_have_finite_sums(robust: bool, tmp_path: Path) -> None:
+    liar = ExtremeAgent(3)
     wanted = statistics(SMALL)
     task = Task("r", 1, 1, "a", "calibrate", SMALL, "r0", "0" * 64, 1000, Recipe(), 60.0)
     calibration = Calibration(robust)
@@ -385,7 +384,7 @@ def test_statistics_that_are_taken_are_finite_together(robust: bool, tmp_path: P
             notes={"batches": liar.rng.choice([1, 2**40 - 1, liar.twist(1)])},
         )
         try:
-            update = through(
+            update = send_through(
                 meta,
                 {name: np.full(shape, value, np.float32) for name, shape in wanted.items()},
                 tmp_path,
@@ -404,11 +403,11 @@ def test_statistics_that_are_taken_are_finite_together(robust: bool, tmp_path: P
 # ---- a whole run ---------------------------------------------------------------------------------
 
 
-def test_a_run_ends_and_is_resumed_whatever_two_of_its_agents_say(tmp_path: Path) -> None:
-    """One agent is honest. The others' updates of every kind have extreme notes, of which some are
-    taken.
+def test_a_run_with_two_extreme_agents_ends_and_resumes(tmp_path: Path) -> None:
+    """One agent is honest. The updates of the others have extreme notes, some of which are
+    accepted.
     """
-    liars = {"a1": Liar(4), "a2": Liar(5)}
+    liars = {"a1": ExtremeAgent(4), "a2": ExtremeAgent(5)}
 
     def lie(update: Update) -> Update:
         liar = liars[update.agent]

@@ -1,4 +1,4 @@
-"""Who is here, what of them is heard, and what the broker holds for them."""
+"""The connected agents, the messages that the coordinator handles, and what the broker retains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from tests.support.clock import Clock
 from tests.support.peer import Folding, Peer, began, listen, states, task, weights
 
 
-def test_an_agent_is_ready_once_it_is_here_and_measured(fleet: Fleet, memory: MemoryBroker) -> None:
+def test_an_agent_is_ready_once_it_is_online_and_measured(
+    fleet: Fleet, memory: MemoryBroker
+) -> None:
     peer = Peer(memory, "a")
     listen(fleet)
     assert [a.name for a in fleet.ready()] == ["a"]
@@ -31,7 +33,7 @@ def test_an_agent_is_ready_once_it_is_here_and_measured(fleet: Fleet, memory: Me
     assert fleet.ready() == []
 
 
-def test_a_busy_coordinator_hears_what_was_said_before_it_calls_anyone_silent(
+def test_a_busy_coordinator_handles_waiting_messages_before_it_calls_an_agent_silent(
     fleet: Fleet, memory: MemoryBroker, clock: Clock
 ) -> None:
     peers = [Peer(memory, name) for name in "abc"]
@@ -51,20 +53,18 @@ def test_a_busy_coordinator_hears_what_was_said_before_it_calls_anyone_silent(
     assert [a.name for a in fleet.ready()] == ["a"]
 
 
-def test_weights_for_which_there_is_no_room_are_an_error_of_the_store_and_leave_nothing(
+def test_weights_that_do_not_fit_the_disk_are_a_store_error_and_leave_no_file(
     fleet: Fleet, memory: MemoryBroker
 ) -> None:
     before, part = dict(memory.retained), fleet.endpoint.slots.folder / "r0-w1.weights"
     part.symlink_to("/dev/full")
-    with pytest.raises(
-        StoreError, match=r"weights of 7 bytes could not be written to .*: No space left on device"
-    ):
+    with pytest.raises(StoreError, match=r"weights of 7 bytes .*: No space left on device"):
         fleet.endpoint.slots.put("r0", "w1", memoryview(b"weights"), "r0")
     assert not part.is_symlink()
     assert memory.retained == before
 
 
-def test_weights_are_published_again_to_a_broker_that_forgot(
+def test_weights_are_published_again_to_a_broker_that_lost_them(
     fleet: Fleet, memory: MemoryBroker
 ) -> None:
     fleet.endpoint.slots.put("r0", "w1", memoryview(b"weights"), "r0")
@@ -83,7 +83,7 @@ def test_weights_are_published_again_to_a_broker_that_forgot(
     ]
 
 
-def test_a_device_that_only_tries_the_way_is_answered_and_is_no_agent(
+def test_a_connection_test_is_answered_but_adds_no_agent(
     fleet: Fleet, memory: MemoryBroker
 ) -> None:
     link = MemoryLink(memory, "doctor")
@@ -99,7 +99,7 @@ def test_a_device_that_only_tries_the_way_is_answered_and_is_no_agent(
     assert not fleet.agents
 
 
-def test_what_is_rejected_is_published_by_kind(
+def test_rejected_messages_are_published_by_kind(
     fleet: Fleet, memory: MemoryBroker, published: list[Event]
 ) -> None:
     peer = Peer(memory, "a")
@@ -116,7 +116,7 @@ def test_what_is_rejected_is_published_by_kind(
     assert [bool(event.topic) for event in rejected] == [True, True, True, False]
 
 
-def test_agents_that_come_restart_and_fall_silent_are_published(
+def test_agents_that_join_restart_and_fall_silent_are_published(
     fleet: Fleet, memory: MemoryBroker, clock: Clock, published: list[Event]
 ) -> None:
     peer = Peer(memory, "a")
@@ -134,7 +134,7 @@ def test_agents_that_come_restart_and_fall_silent_are_published(
 
 
 def test_a_slot_is_never_used_by_two_versions_at_once(fleet: Fleet, memory: MemoryBroker) -> None:
-    """A straggler's version may stay for many rounds, while its slot's turn comes again."""
+    """A straggler's version may stay for many rounds, until it is its slot's turn again."""
     assert fleet.endpoint.slots.put("r0", "w1", memoryview(b"kept"), "r0").slot == "r0"
     assert fleet.endpoint.slots.put("r8", "w1", memoryview(b"weights"), "r0").slot == "r0.1"
     assert fleet.endpoint.slots.put("r8", "w2", memoryview(b"others"), "r0").slot == "r0.1"
@@ -146,7 +146,7 @@ def test_a_slot_is_never_used_by_two_versions_at_once(fleet: Fleet, memory: Memo
     assert {topic.split("/")[4] for topic in memory.retained if "/model/" in topic} == {"r0"}
 
 
-def test_a_coordinator_that_resumes_a_round_overwrites_what_the_last_one_published(
+def test_a_resumed_round_overwrites_the_weights_of_the_last_process(
     memory: MemoryBroker, tmp_path: Path
 ) -> None:
     for _ in range(2):
@@ -163,14 +163,14 @@ class Away(MemoryLink):
         return False
 
 
-def test_a_run_ends_although_the_broker_is_gone_and_nothing_takes_its_last_word_back(
+def test_a_run_ends_without_a_broker_and_its_goodbye_is_not_withdrawn(
     memory: MemoryBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fleet = Fleet(Away(memory, "coordinator"), CARD, tmp_path)
     fleet.endpoint.announce()
     fleet.endpoint.slots.put("r0", "w1", memoryview(b"weights"), "r0")
     fleet.dismiss("the run is over")
-    assert "could not be sent" in caplog.text
+    assert "did not acknowledge" in caplog.text
     assert fleet.endpoint.slots._items, (
         "hundreds of messages that withdraw weights would wait behind it"
     )
@@ -178,7 +178,7 @@ def test_a_run_ends_although_the_broker_is_gone_and_nothing_takes_its_last_word_
     assert envelope.decode(memory.retained[topics.run("r")]) == messages.Goodbye("the run is over")
 
 
-def test_a_coordinator_that_is_stopped_withdraws_its_card_and_its_weights_where_the_broker_answers(
+def test_a_stopped_coordinator_withdraws_its_card_and_weights_if_the_broker_answers(
     memory: MemoryBroker, tmp_path: Path
 ) -> None:
     for link, left in ((MemoryLink(memory, "a"), 0), (Away(memory, "b"), 2)):
@@ -189,10 +189,12 @@ def test_a_coordinator_that_is_stopped_withdraws_its_card_and_its_weights_where_
         assert len(memory.retained) == left, "a chunk and a manifest"
 
 
-def test_the_end_of_a_run_waits_until_its_agents_signed_off(
+def test_the_end_of_a_run_waits_until_its_agents_have_left(
     fleet: Fleet, memory: MemoryBroker
 ) -> None:
-    """Else a broker that ends with the coordinator may end before it delivered the goodbye."""
+    """Otherwise a broker that ends with the coordinator may end before it has delivered the
+    goodbye.
+    """
     peer, left = Peer(memory, "a"), threading.Event()
     listen(fleet)
 
@@ -207,11 +209,11 @@ def test_the_end_of_a_run_waits_until_its_agents_signed_off(
     assert time.monotonic() - start < 15
 
 
-def test_a_long_reason_of_an_agent_is_bounded_in_what_is_answered_recorded_and_published(
+def test_a_long_reason_from_an_agent_is_truncated_everywhere(
     fleet: Fleet, memory: MemoryBroker, published: list[Event]
 ) -> None:
     """One agent fails with a reason over the limit, which is refused as malformed. Another sends an
-    update whose refusal would quote it all.
+    update whose refusal would quote all of it.
     """
 
     def check(asked: Task, update: Update) -> None:

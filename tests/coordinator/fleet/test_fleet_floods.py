@@ -1,4 +1,4 @@
-"""Agents that say more than they should: time passes for the others as if they said nothing."""
+"""Agents that flood the coordinator with messages: time passes for the others as usual."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.support.peer import PROFILE, Folding, Peer, began, listen, states, ta
 
 
 @pytest.mark.parametrize("flood", [False, True])
-def test_a_stream_of_messages_delays_no_lease(
+def test_a_flood_of_messages_delays_no_lease(
     memory: MemoryBroker, tmp_path: Path, clock: Clock, flood: bool
 ) -> None:
-    """The flooding agent always has fifty messages in line; each turn takes 20 ms."""
+    """The flooding agent always has fifty messages queued, and each turn takes 20 ms."""
     fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, clock=clock)
     fleet.endpoint.announce()
     peers = {name: Peer(memory, name) for name in "abc"}
@@ -67,7 +67,7 @@ def test_a_journal_that_grows_large_begins_a_new_segment(
     journal.close()
 
 
-def test_offers_and_failures_that_nobody_asked_for_are_not_written_down(
+def test_unrequested_offers_and_failures_are_not_recorded(
     memory: MemoryBroker, tmp_path: Path, clock: Clock
 ) -> None:
     journal = Journal(tmp_path)

@@ -1,4 +1,4 @@
-"""What comes after its round: told again, carried, and kept until the round is done with."""
+"""Late updates: their tasks are sent again, carried over, and kept until their round is over."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from federated.wire.links.memory import MemoryBroker
 from tests.support.peer import Folding, Peer, collect, listen, task, turning, weights
 
 
-def taking_late(fleet: Fleet, memory: MemoryBroker) -> Fleet:
-    """A fleet that takes updates two rounds late."""
+def late_fleet(fleet: Fleet, memory: MemoryBroker) -> Fleet:
+    """A fleet that accepts updates up to two rounds late."""
     made = Fleet(
         fleet.link, fleet.run, fleet.inbox.spool, Intake(rules=Rules(stale=2)), clock=fleet.clock
     )
@@ -21,12 +21,12 @@ def taking_late(fleet: Fleet, memory: MemoryBroker) -> Fleet:
     return made
 
 
-def test_a_task_of_an_earlier_round_is_told_again_to_an_agent_that_comes_back(
+def test_a_task_of_an_earlier_round_is_sent_again_to_an_agent_that_returns(
     fleet: Fleet, memory: MemoryBroker
 ) -> None:
     peers = {name: Peer(memory, name) for name in "ab"}
     listen(fleet)
-    fleet = taking_late(fleet, memory)
+    fleet = late_fleet(fleet, memory)
     listen(fleet)
     turning(fleet, [lambda: peers["b"].send(task("b"), weights())])
     assert [

@@ -1,4 +1,4 @@
-"""Who is waited for in a round, and who is replaced."""
+"""Leases: which agents a round waits for, and which are replaced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.clock import Clock
 from tests.support.peer import Folding, Peer, collect, listen, task, turning, weights
 
 
-def test_an_update_that_waits_for_a_slot_is_waited_for_longer_than_its_lease(
+def test_an_update_that_waits_for_a_slot_may_exceed_its_lease(
     memory: MemoryBroker, tmp_path: Path, clock: Clock
 ) -> None:
     fleet = Fleet(MemoryLink(memory, "coordinator"), CARD, tmp_path, Intake(slots=1), clock=clock)
@@ -48,9 +48,7 @@ def test_an_update_that_waits_for_a_slot_is_waited_for_longer_than_its_lease(
     assert judged == {"a": True, "b": False, "c": True}, "a has a slot and sends nothing"
 
 
-def test_an_agent_that_goes_away_is_replaced_by_one_that_was_not_asked(
-    fleet: Fleet, memory: MemoryBroker
-) -> None:
+def test_an_agent_that_leaves_is_replaced_by_a_spare(fleet: Fleet, memory: MemoryBroker) -> None:
     peers = {name: Peer(memory, name) for name in "abc"}
     listen(fleet)
     folding = Folding()
@@ -70,7 +68,7 @@ def test_an_agent_that_goes_away_is_replaced_by_one_that_was_not_asked(
     assert next(type(m) for m in peers["c"].heard()) is Task
 
 
-def test_an_agent_past_its_lease_that_shows_no_progress_is_replaced_and_may_still_come(
+def test_an_agent_without_progress_past_its_lease_is_replaced_but_may_still_deliver(
     fleet: Fleet, memory: MemoryBroker, clock: Clock
 ) -> None:
     peers = {name: Peer(memory, name) for name in "abc"}
@@ -102,7 +100,7 @@ def test_an_agent_past_its_lease_that_shows_no_progress_is_replaced_and_may_stil
     assert folding.asked == ["c"], "for b alone"
 
 
-def test_two_agents_that_are_asked_at_once_in_place_of_others_can_both_deliver(
+def test_two_replacements_asked_at_once_can_both_deliver(
     fleet: Fleet, memory: MemoryBroker, clock: Clock
 ) -> None:
     peers = {name: Peer(memory, name) for name in "abcd"}

@@ -1,4 +1,4 @@
-"""What a device says of itself: measured by the card, or refused."""
+"""Profiles: measured with the run's card, or refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from tests.support.peer import PROFILE, Peer, forget_profile, listen
         "NaN",
     ],
 )
-def test_a_profile_that_was_not_measured_by_the_card_is_refused(
+def test_a_profile_that_was_not_measured_with_the_card_is_refused(
     fleet: Fleet, memory: MemoryBroker, profile: Profile
 ) -> None:
     peer = Peer(memory, "a")
@@ -68,7 +68,7 @@ def test_a_profile_that_was_not_measured_by_the_card_is_refused(
     ("timed", "ready"),
     [((SMALL, LARGE), True), ((SMALL,), True), ((LARGE, SMALL), False), ((SMALL, SMALL), False)],
 )
-def test_a_device_times_what_it_has_room_for_in_the_cards_order(
+def test_a_device_times_the_submodels_that_fit_in_the_order_of_the_card(
     fleet: Fleet, memory: MemoryBroker, timed: tuple[Submodel], ready: bool
 ) -> None:
     fleet.reannounce(replace(CARD, calibration=(SMALL, LARGE)))

@@ -1,5 +1,5 @@
-"""A round whose spool is full: what came is given to the fold at once, so that it can leave, and
-the next ones find room.
+"""A full spool: received updates are folded at once, so that they can be removed, and agents wait
+for room.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tests.support.clock import Clock
 from tests.support.peer import Folding, Peer, collect, listen, states, task, turning, weights
 
 
-def test_nobody_waits_for_an_earlier_name_that_finds_no_room(
+def test_an_update_without_room_does_not_block_the_fold_of_later_names(
     fleet: Fleet, memory: MemoryBroker, clock: Clock, tmp_path: Path
 ) -> None:
-    """The update of b would wait for that of a, and a for the room that b takes."""
+    """The update of b would wait for that of a, and a for the room that b occupies."""
     fleet.driver.journal = Journal(tmp_path)
     fleet.driver.journal.begin(Base("", fleet.round))
     a, b = Peer(memory, "a"), Peer(memory, "b")
@@ -51,7 +51,7 @@ def test_nobody_waits_for_an_earlier_name_that_finds_no_room(
     assert tries[1] - tries[0] >= RELIEF
 
 
-def test_an_agent_that_finds_no_room_is_waited_for_longer_than_its_lease(
+def test_an_agent_without_room_may_exceed_its_lease(
     fleet: Fleet, memory: MemoryBroker, clock: Clock
 ) -> None:
     a = Peer(memory, "a")

@@ -1,5 +1,5 @@
-"""Names of submodels: the longest become topics, transfers and files, and longer ones are found
-before a run is made.
+"""Names of submodels: the longest are valid in topics, transfers and files, and longer ones are
+refused before a run starts.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from tests.support.clerk import CARD
 NETWORK = Network("preresnet", "10", (1, 8, 8), 10)
 
 
-def skipping(blocks: int, owner: str = "") -> Submodel:
-    """A submodel of one section, of which the first of so many blocks is left out: `w1-b0111...`,
-    four characters and one of each block.
+def skip_first_block(blocks: int, owner: str = "") -> Submodel:
+    """Return a submodel of one section without its first block: its name `w1-b0111...` has four
+    characters and one for each block.
     """
     return Submodel(NETWORK, 1.0, ((0,) + (1,) * (blocks - 1),), owner=owner)
 
 
 @pytest.mark.parametrize("owner", ["", "a" * 64])
-def test_a_menu_of_the_longest_names_is_taken_whoever_a_submodel_is_made_for(owner: str) -> None:
-    longest = skipping(topics.UNOWNED - 4, owner)
+def test_the_longest_names_are_accepted_with_and_without_an_owner(owner: str) -> None:
+    longest = skip_first_block(topics.UNOWNED - 4, owner)
     assert len(longest.unowned.name) == topics.UNOWNED == 128
     made = replace(method("fedavg"), menu=lambda network, settings: (longest,))
     assert propose_menu(made, NETWORK, {}) == (longest,)
 
 
-def test_a_name_that_is_too_long_to_travel_is_said_with_its_length_and_the_bound() -> None:
-    long = skipping(topics.UNOWNED - 3)
-    made = replace(method("fedavg"), menu=lambda network, settings: (skipping(4), long))
+def test_a_name_that_is_too_long_is_an_error_with_its_length_and_the_limit() -> None:
+    long = skip_first_block(topics.UNOWNED - 3)
+    made = replace(method("fedavg"), menu=lambda network, settings: (skip_first_block(4), long))
     with pytest.raises(
         ConfigError,
         match="method fedavg: expected names of submodels of at most 128 characters, found 129: "
@@ -50,11 +50,11 @@ def test_a_name_that_is_too_long_to_travel_is_said_with_its_length_and_the_bound
         propose_menu(made, NETWORK, {})
 
 
-def test_the_longest_name_is_a_topic_a_transfer_and_files_on_both_sides(tmp_path: Path) -> None:
-    """With the longest agent, and a round and an attempt of ten digits each; its update is offered
-    again after a restart.
+def test_the_longest_name_is_valid_in_topics_transfers_and_files(tmp_path: Path) -> None:
+    """With the longest agent name, and a round and an attempt of ten digits each; the update is
+    offered again after a restart.
     """
-    submodel = skipping(topics.UNOWNED - 4, "a" * 64)
+    submodel = skip_first_block(topics.UNOWNED - 4, "a" * 64)
     agent, number = submodel.owner, 10**10 - 1
     task = Task(
         "r" * 64,

@@ -1,5 +1,5 @@
-"""What a device's survey may hold: every method's fits, and what no method asks for is refused
-before it is written down.
+"""Surveys of devices: those of every method fit, and all others are refused before they are
+stored.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ BOUND = CARD.survey_limit
 BODY = msgpack.unpackb(envelope.encode(PROFILE))["body"]
 
 
-def card_of(name: str, classes: int) -> messages.Run:
-    """The card of a run of this method, which asks for all that it can ask for."""
+def make_card(name: str, classes: int) -> messages.Run:
+    """Return the card of a run with this method, which requests the largest survey that it can."""
     made, net = method(name), network("preresnet-10", (1, 8, 8), classes)
     settings = configure(made, {"choice": "zico"} if "choice" in made.settings else {})
     return replace(CARD, method=name, network=net, settings=settings, menu=made.menu(net, settings))
 
 
-def test_a_survey_may_be_as_large_as_a_number_of_each_class_and_submodel() -> None:
+def test_a_survey_may_hold_a_number_for_each_class_and_submodel() -> None:
     assert CARD.survey_limit == 1024 + 16 * 10 + 144 * len(CARD.menu)
     assert replace(CARD, network=None, menu=()).survey_limit == 1024
 
@@ -52,7 +52,7 @@ def test_the_survey_of_every_method_fits(name: str, classes: int) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 255, (64, 1, 8, 8), np.uint8), rng.integers(0, classes, 64)
     y[:2] = 0, classes - 1
-    run = card_of(name, classes)
+    run = make_card(name, classes)
     found = open_trainer("pytorch").survey(
         run, Dataset("noise", x, y, x[:2], y[:2], classes), 10**12
     )
@@ -63,8 +63,8 @@ def test_the_survey_of_every_method_fits(name: str, classes: int) -> None:
 
 @pytest.mark.parametrize("classes", [2, 10, 21_841])
 def test_the_largest_survey_of_a_card_fits(classes: int) -> None:
-    """Names of submodels as long as they may be."""
-    run = card_of("fedfa", classes)
+    """With the longest possible names of submodels."""
+    run = make_card("fedfa", classes)
     names = [f"{i:0{topics.UNOWNED}}" for i in range(len(run.menu))]
     check_profile(
         replace(PROFILE, survey={"zico": dict.fromkeys(names, 0.1), "histogram": [0.1] * classes}),
@@ -73,8 +73,8 @@ def test_the_largest_survey_of_a_card_fits(classes: int) -> None:
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_a_survey_beyond_the_limit_of_the_card_is_refused_by_its_size(more: int) -> None:
-    """{"a": "xx..."} takes six bytes beside a text of 256 characters or more."""
+def test_a_survey_beyond_the_limit_of_the_card_is_refused(more: int) -> None:
+    """{"a": "xx..."} takes six bytes besides a text of 256 characters or more."""
     large = replace(PROFILE, survey={"a": "x" * (BOUND - 6 + more)})
     assert len(msgpack.packb(large.survey)) == BOUND + more
     if not more:
@@ -82,7 +82,7 @@ def test_a_survey_beyond_the_limit_of_the_card_is_refused_by_its_size(more: int)
         return
     with pytest.raises(
         Refused,
-        match=f"profile of a: expected a survey of at most {BOUND} bytes, found {BOUND + 1}",
+        match=f"expected a survey of at most {BOUND} bytes, found {BOUND + 1}",
     ):
         check_profile(large, CARD)
 
@@ -109,11 +109,10 @@ def nested(depth: int) -> Any:
         {"a": 1e101},
     ],
 )
-def test_a_survey_of_anything_but_finite_numbers_and_words_is_refused_by_name(value: Any) -> None:
+def test_a_survey_may_hold_only_finite_numbers_and_strings(value: Any) -> None:
     with pytest.raises(
         Refused,
-        match="profile of a: expected a survey of finite numbers and words, found something else "
-        "in 'odd'",
+        match=r"expected a survey of finite numbers .* in 'odd'",
     ):
         check_profile(replace(PROFILE, survey={"zico": {"w1": 1.0}, "odd": value}), CARD)
 
@@ -121,7 +120,7 @@ def test_a_survey_of_anything_but_finite_numbers_and_words_is_refused_by_name(va
 @pytest.mark.parametrize(
     "survey", [{"histogram": [0.1] * 60_000}, {"a": nested(400)}], ids=["large", "deep"]
 )
-def test_the_coordinator_turns_such_a_profile_away_says_why_and_goes_on(
+def test_the_coordinator_refuses_a_profile_with_such_a_survey_and_continues(
     fleet: Fleet, memory: MemoryBroker, survey: dict[str, Any]
 ) -> None:
     peer = Peer(memory, "a")

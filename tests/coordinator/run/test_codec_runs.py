@@ -17,7 +17,7 @@ FEDAVG = {"method.name": "fedavg", "train.norm": "tracked", "model.name": "mlp",
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     store = Store.open(folder / "runs", "test", read_only=True)
     try:
-        return store.checkpoint(1)[0]
+        return store.read_checkpoint(1)[0]
     finally:
         store.close()
 

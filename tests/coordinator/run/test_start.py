@@ -139,7 +139,7 @@ def test_a_second_coordinator_is_told_that_the_run_is_held_though_its_metrics_ar
             prepare(config, tmp_path, resume=False)
         assert not list(tmp_path.iterdir())
         first = Store.create(tmp_path, "r")
-        with pytest.raises(StoreError, match="run 'r' is held by another coordinator"):
+        with pytest.raises(StoreError, match="another coordinator holds run 'r'"):
             prepare(config, tmp_path, resume=True)
         first.close()
         with pytest.raises(LinkError, match="metrics cannot be served"):

@@ -255,10 +255,9 @@ def test_without_runs_or_coordinators_commands_say_so(tmp_path: Path) -> None:
         done = CliRunner().invoke(main, [*words, "--runs", str(tmp_path / "elsewhere")])
         assert done.exit_code == 7
         name = "'nothing' " if "nothing" in words else ""
-        assert (
-            f"no run {name}in {tmp_path / 'elsewhere'} ({tmp_path / 'elsewhere'} is no "
-            "folder): --runs DIR says where runs are kept" in done.output
-        )
+        assert f"no run {name}in {tmp_path / 'elsewhere'}" in done.output
+        assert "not a folder" in done.output
+        assert "--runs DIR" in done.output
 
 
 # ---- metrics -------------------------------------------------------------------------------------
