@@ -6,8 +6,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +30,14 @@ __all__ = ["MethodSettings", "Natural", "Record", "Seed", "Settings", "validated
 Natural = Annotated[int, Meta(ge=0)]
 Seed = Annotated[int, Meta(ge=0, lt=2**62)]
 R = TypeVar("R", bound="Record")
+NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    tuple: "a list",
+}
+BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -93,29 +112,81 @@ def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 def explain(
     error: str, kind: type[Record], tree: Mapping[str, Any], hint: Callable[[str], str]
 ) -> str:
-    """A validation error of msgspec as `path: expected ..., found ...`."""
+    """Return a validation error of msgspec as `path: expected ..., found ...`."""
     what, _, path = error.replace("`", "").partition(" - at $")
-    path = path.lstrip(".")
-    expected, found = descend(kind, tree, path)
+    expected, found, place = descend(kind, tree, path)
+    start = f"{place}: " if place else ""
     if unknown := re.fullmatch(r"Object contains unknown field (.+)", what):
         known = Unknown("key", unknown[1], expected.__struct_fields__)
-        return f"{path}: {known}{hint(unknown[1])}" if path else f"{known}{hint(unknown[1])}"
-    if get_origin(expected) is Literal:
-        what = f"expected one of {', '.join(map(str, get_args(expected)))}"
-    if int in get_args(expected):  # of a union msgspec names only the type of the value
-        what = what.replace("Expected float ", "expected int or float ")
-    return f"{path}: {what[:1].lower()}{what[1:]}, found {found!r}"
+        return f"{start}{known}{hint(unknown[1])}"
+    return f"{start}expected {in_words(expected)}, found {found!r}"
 
 
-def descend(kind: Any, value: Any, path: str) -> tuple[Any, Any]:
-    """The type and the value at a path such as `assign.submodels[...]` or `widths[0]`. msgspec does
-    not name the key of a dict: there the value is the dict.
+def descend(kind: Any, value: Any, path: str) -> tuple[Any, Any, str]:
+    """Return the type and the value at a path such as `.assign.submodels[...]` or `.widths[0]`, and
+    the path in words for people. msgspec writes `...` for the key of a dict; it is the first whose
+    value is wrong.
     """
+    place = ""
     for key in re.findall(r"[^.\[\]]+|\.\.\.", path):
+        members = alternatives(kind)
         if key == "...":
-            kind = get_args(kind)[1]
+            kind = get_args(members[0])[1]
+            key, value = next(item for item in value.items() if not is_valid(item[1], kind))
+            place += f".{key}"
         elif isinstance(value, Mapping):
-            kind, value = get_type_hints(kind)[key], value[key]
-        elif isinstance(value, Sequence):
-            kind, value = (get_args(kind) or (Any,))[0], value[int(key)]
-    return kind, value
+            kind, value = get_type_hints(members[0], include_extras=True)[key], value[key]
+            place += f".{key}"
+        else:
+            kind = next(get_args(one)[0] for one in members if get_origin(one) is tuple)
+            value = value[int(key)]
+            place += f"[{key}]"
+    return kind, value, place.lstrip(".")
+
+
+def is_valid(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def alternatives(kind: Any) -> list[Any]:
+    """Return the types of a union, or the type itself, without descriptions and None."""
+    if get_origin(kind) is Annotated:
+        return alternatives(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return [one for part in get_args(kind) for one in alternatives(part)]
+    return [] if kind is NoneType else [kind]
+
+
+def in_words(kind: Any) -> str:
+    """Return a type and its bounds in words, such as "a whole number of at least 1"."""
+    if get_origin(kind) in (Union, UnionType):
+        parts = [in_words(part) for part in get_args(kind) if part is not NoneType]
+        return " or ".join(dict.fromkeys(parts))
+    if get_origin(kind) is Annotated:
+        inner, *notes = get_args(kind)
+        limits = {
+            name: bound
+            for note in notes
+            for name in BOUNDS
+            if (bound := getattr(note, name)) is not None
+        }
+        return f"{in_words(inner)}{bounds_in_words(limits)}"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    return NAMES.get(get_origin(kind) or kind, "a table")
+
+
+def bounds_in_words(limits: Mapping[str, float]) -> str:
+    """limits: by names of `BOUNDS`."""
+    plain = {
+        name: f"{bound:g}" if isinstance(bound, float) else str(bound)
+        for name, bound in limits.items()
+    }
+    if plain.keys() == {"ge", "le"}:
+        return f" between {plain['ge']} and {plain['le']}"
+    text = " and ".join(f"{word} {plain[name]}" for name, word in BOUNDS.items() if name in plain)
+    return f" of {text}" if text.startswith("at ") else f" {text}" if text else ""

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
         (
             [*COORDINATOR, "start", "--set", "train.lr=fast"],
             3,
-            "method fedfa: lr: expected float, got str, found 'fast'",
+            "method fedfa: lr: expected a number above 0, found 'fast'",
         ),
         ([*COORDINATOR, "start", "--resume"], 7, "nothing to resume"),
         ([*COORDINATOR, "start", "--listen", "0.0.0.0"], 3, "password"),
@@ -53,7 +53,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
         ([*AGENT, "join", "--broker", "h", "--partition", "iid"], 2, "name a shard too"),
         ([*COORDINATOR, "start", "--name", "a/b"], 2, "'a/b'"),
         ([*COORDINATOR, "start", "--broker", "h", "--passwords", "p"], 3, "--passwords"),
-        ([*COORDINATOR, "start", "--rounds", "0"], 3, "rounds: expected int >= 1, found 0"),
+        (
+            [*COORDINATOR, "start", "--rounds", "0"],
+            3,
+            "rounds: expected a whole number of at least 1, found 0",
+        ),
         ([*AGENT, "join", "--broker", "h", "--limit-memory", "lots"], 3, "expected a size"),
         ([*AGENT, "infer", "--model", "none.onnx", "x.npy"], 8, "none.onnx"),
         (
@@ -65,7 +69,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
         (
             [sys.executable, "-m", "coordinator.cli", "start", "--rounds", "0"],
             3,
-            "rounds: expected int >= 1, found 0",
+            "rounds: expected a whole number of at least 1, found 0",
         ),
     ],
     ids=lambda value: " ".join(value[3:]) if isinstance(value, list) else None,

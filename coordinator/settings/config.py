@@ -129,7 +129,10 @@ def load(
     with valid settings of its method. Raises ConfigError or UsageError that names the key.
     """
     config = load_tables(file, environment, settings, base)
-    _ = config.settings  # raises for settings that the method does not take
+    try:
+        _ = config.settings  # raises for settings that the method does not take
+    except ConfigError as error:
+        raise ConfigError(f"configuration {file}: {error}" if file else str(error)) from error
     return config
 
 

@@ -117,12 +117,15 @@ def test_a_record_survives_json(file: Path) -> None:
             r"fleet.late: expected one of drop, take, found 'tak'",
         ),
         ("fleet.min_agent=1", r"fleet: unknown key 'min_agent'; known: min_agents"),
-        ("rounds=0", r"rounds: expected int >= 1, found 0"),
-        ("fleet.fraction=1.5", r"fleet.fraction: expected float <= 1.0, found 1.5"),
+        ("rounds=0", r"rounds: expected a whole number of at least 1, found 0"),
+        (
+            "fleet.fraction=1.5",
+            r"fleet.fraction: expected a number above 0 and at most 1, found 1.5",
+        ),
         ("fleet.deadline=-1", "deadline"),
         ("fleet.deadline=inf", "fleet.deadline: expected a finite number, found inf"),
         ("private.uncovered=['names']", r"private.uncovered\[0\]: expected one of moments, scores"),
-        ("train.lr=0", "method fedfa: lr: expected float > 0.0, found 0"),
+        ("train.lr=0", "method fedfa: lr: expected a number above 0, found 0"),
         ("rounds", "expected KEY=VALUE"),
         ("rounds.of=1", "rounds"),
     ],
@@ -134,7 +137,12 @@ def test_a_wrong_key_or_value_is_named(setting: str, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("rounds = ", "not TOML"), ("round = 1", "unknown key 'round'; known: rounds")],
+    [
+        ("rounds = ", "not TOML"),
+        ("round = 1", "unknown key 'round'; known: rounds"),
+        ("rounds = 0", "wrong.toml: rounds: expected"),
+        ("[train]\nlr = 0", "wrong.toml: method fedfa: lr: expected"),
+    ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "wrong.toml"

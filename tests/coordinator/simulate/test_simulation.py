@@ -405,7 +405,7 @@ def mistakes(folder: Path) -> list[tuple[tuple[str, ...], type[Exception], str]]
         (
             ("simulate.seeds=[0,-1]",),
             ConfigError,
-            r"simulate.seeds\[1\]: expected int >= 0, found -1",
+            r"simulate.seeds\[1\]: expected a whole number .* found -1",
         ),
         (("simulate.seeds=[3,3]",), ConfigError, "each seed once, found 3, 3"),
         (

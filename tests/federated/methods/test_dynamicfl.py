@@ -78,9 +78,9 @@ def test_the_menu_is_one_network_with_more_and_more_branches():
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"branches": 0}, "dynamicfl: branches: expected int >= 1, found 0"),
+        ({"branches": 0}, "dynamicfl: branches: expected a whole number of at least 1, found 0"),
         ({"branches": 6}, "preresnet has layers of at most 5, found 6"),
-        ({"rank": 0}, "dynamicfl: rank: expected int >= 1, found 0"),
+        ({"rank": 0}, "dynamicfl: rank: expected a whole number of at least 1, found 0"),
     ],
 )
 def test_branches_that_no_layer_can_have_are_refused(given, reason):

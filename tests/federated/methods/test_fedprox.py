@@ -77,5 +77,5 @@ def test_unequal_devices_learn_digits(tmp_path):
 
 @pytest.mark.parametrize("mu", ["strong", True])
 def test_a_mu_that_is_no_number_is_refused(mu):
-    with pytest.raises(ConfigError, match="method fedprox: mu: expected float"):
+    with pytest.raises(ConfigError, match="method fedprox: mu: expected a number"):
         configure(method("fedprox"), {"mu": mu})

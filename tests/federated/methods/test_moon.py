@@ -163,7 +163,7 @@ def test_a_network_without_a_last_linear_is_refused():
 
 
 def test_a_temperature_of_zero_is_refused():
-    with pytest.raises(ConfigError, match=r"moon: temperature: expected float > 0.0, found 0"):
+    with pytest.raises(ConfigError, match=r"moon: temperature: expected a number above 0, found 0"):
         configure(method("moon"), {"temperature": 0})
 
 

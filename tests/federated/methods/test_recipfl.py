@@ -120,7 +120,7 @@ def test_the_posters_networks_are_a_menu_though_the_strong_devices_has_fewer_par
         ),
         ({"models": ["lenet"]}, "cannot take examples of shape"),
         ({"shrink": "depth"}, "no second section"),
-        ({"widths": [2.0]}, r"recipfl: widths\[0\]: expected float <= 1.0, found 2.0"),
+        ({"widths": [2.0]}, r"recipfl: widths\[0\]: expected a number .* at most 1, found 2.0"),
         ({"hidden": 6}, "hidden = 6"),
         ({"dropout": 1.0}, "dropout = 1.0"),
         ({"cap": 0}, "cap = 0"),

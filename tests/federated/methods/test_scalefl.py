@@ -83,7 +83,11 @@ def test_a_network_of_three_exits_ends_at_its_last():
             {"widths": [0.5, 1.0]},
             r"levels of widths \[0.5, 1.0\] and depths \[1, 2, 3, 4\]; expected as many of both",
         ),
-        (NET, {"depths": [0, 1, 2, 3]}, r"scalefl: depths\[0\]: expected int >= 1, found 0"),
+        (
+            NET,
+            {"depths": [0, 1, 2, 3]},
+            r"scalefl: depths\[0\]: expected a whole number of at least 1, found 0",
+        ),
         (
             network("resnet-small", (1, 8, 8), 1, target="value"),
             {},
