@@ -19,11 +19,12 @@ import numpy as np
 from benchmarks import step
 from edge_agent.device.load import BUSY, Load
 from federated.device.prediction import step_seconds
-from federated.errors import ConfigError, Unknown
+from federated.errors import ConfigError
 from federated.runtime.console import FORMAT, speaker, speaking_plainly
+from federated.runtime.plugins import unknown
 from federated.task import Timing
 from models.cost import cost
-from models.families.catalogue import full, menu, network, probes
+from models.families.catalogue import KIND, full, menu, network, probes
 from models.submodel import Moments, Network, Submodel
 
 __all__ = ["FAMILIES", "Row", "Summary", "command", "drawn", "measure", "summary"]
@@ -280,6 +281,6 @@ def named(name: str) -> Network:
     try:
         return network(name, PICTURE, CLASSES, Moments((127.0,), (60.0,)))
     except LookupError as error:
-        raise Unknown("model", str(error.args[0]), error.args[1]) from None
+        raise unknown(KIND, error) from None
     except ValueError as error:
         raise ConfigError(f"--families: {error}") from None

@@ -30,9 +30,9 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
 """What data alone can describe. A hook is code, which a trainer has or lacks: `hook:METHOD`."""
 
 
-def hook(method: str) -> str:
-    """The capability of running a method's hooks."""
-    return f"hook:{method}"
+def hook(name: str) -> str:
+    """The capability of running the hooks of a name."""
+    return f"hook:{name}"
 
 
 def required(recipe: Recipe) -> frozenset[str]:

@@ -60,12 +60,13 @@ class UsageError(EspalierError):
 
 
 class Unknown(UsageError):
-    """A name that is not among the known ones."""
+    """A name that is not among the known ones. remedy: what else to do than to correct it."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str], remedy: str = "") -> None:
         self.name = name
         nearest = sorted(known, key=lambda k: (-SequenceMatcher(None, name, k).ratio(), k))
-        super().__init__(f"unknown {what} '{name}'; known: {', '.join(nearest)}")
+        hint = f"; {remedy}" if remedy else ""
+        super().__init__(f"unknown {what} '{name}'; known: {', '.join(nearest)}{hint}")
 
 
 class ConfigError(EspalierError):

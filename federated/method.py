@@ -182,7 +182,8 @@ def itself(settings: Settings, menu: Sequence[Submodel], submodel: Submodel) -> 
 class Method:
     """A federated method.
 
-    name: as `--method` takes it. summary: one line. paper: authors, title, identifier.
+    name: as `--method` takes it; a method of another package gets the name that selects it.
+    summary: one line. paper: authors, title, identifier.
     settings: the declaration of every setting that it knows. features: what it asks of the network
     (see `Submodel.features`).
     menu: the submodels that it proposes, smallest first. start: from the initial tensors of the
@@ -231,7 +232,7 @@ class Method:
         """The settings as a type, which validates them and from which their schema is made."""
         fields = [(key, known.annotation, known.default) for key, known in self.settings.items()]
         made: type[MethodSettings] = msgspec.defstruct(  # type: ignore[assignment]
-            self.name,
+            self.name.replace(":", "."),  # as schemas can name it
             fields,
             bases=(MethodSettings,),
             module=__name__,

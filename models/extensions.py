@@ -1,7 +1,7 @@
 """Extensions by name: built in, "module:attribute", or the entry point of an installed package.
 
-A name that the owner of this machine wrote may import code. A name from a message of another
-machine must not: look it up in a dict of what is loaded already, never here.
+A name that the owner of this machine wrote may import code: `lookup`. A name from a message of
+another machine must not: look it up in the members that are `loaded` already.
 
 `models` knows nothing of the project's errors: an unknown name raises `LookupError(name, known
 names)`, and what cannot be imported ValueError. `federated.runtime.plugins.find` turns both into
@@ -11,16 +11,25 @@ the project's own.
 from __future__ import annotations
 
 import importlib
+import inspect
+import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["Kind", "imported", "known_names", "lookup"]
+__all__ = ["Kind", "imported", "known_names", "loaded", "lookup", "needed"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
+# group -> "module:attribute" -> member, of those that `lookup` was asked for in this process
+NAMED: dict[str, dict[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,15 @@ class Kind:
     group: str
     member: type | None = None
 
+    @property
+    def own(self) -> str:
+        """How the name of a member of one's own is written."""
+        return "module:function" if self.member is None else "module:attribute"
+
 
 def lookup(kind: Kind, name: str, known: Mapping[str, T]) -> T:
-    """The member of a name: a built-in one, else "module:attribute", else that of an installed
-    package.
+    """Return the member of a name that the owner of this machine wrote: a built-in one, else
+    "module:attribute", which `loaded` has from now on, else that of an installed package.
 
     LookupError(name, known names): there is none. ValueError: it cannot be imported, or is no
     member.
@@ -52,6 +66,7 @@ def lookup(kind: Kind, name: str, known: Mapping[str, T]) -> T:
             found = imported(name, kind.member)
         except ValueError as error:
             raise ValueError(f"{kind.noun} {error}") from error
+        NAMED.setdefault(kind.group, {})[name] = found
         return found
     points = [point for point in entry_points(group=kind.group) if point.name == name]
     if not points:
@@ -69,6 +84,28 @@ def lookup(kind: Kind, name: str, known: Mapping[str, T]) -> T:
             f"{kind.noun} '{name}' of the package {package(points[0])} cannot be loaded: "
             f"{type(error).__name__}: {error}"
         ) from error
+    return found
+
+
+def loaded(kind: Kind, known: Mapping[str, T]) -> dict[str, T]:
+    """Return all members by name, among which names from messages may be looked up: the built-in
+    ones, those that the owner of this machine named, and those of installed packages.
+
+    The packages are loaded, whatever any message names. One that cannot be loaded is left out, with
+    a warning.
+    """
+    return {**packaged(kind), **NAMED.get(kind.group, {}), **known}
+
+
+@cache
+def packaged(kind: Kind) -> dict[str, Any]:
+    """The members of installed packages, loaded once."""
+    found: dict[str, Any] = {}
+    for name in known_names(kind, {}):
+        try:
+            found[name] = lookup(kind, name, {})
+        except ValueError as error:
+            log.warning("left out: %s", error)
     return found
 
 
@@ -106,6 +143,15 @@ def checked(found: Any, member: type | None) -> Any:
         return found
     expected = "function" if member is None else member.__name__
     raise TypeError(f"a {type(found).__name__}; expected a {expected}")
+
+
+def needed(function: Callable[..., object]) -> list[str]:
+    """The names of a function's parameters that have no default."""
+    return [
+        one.name
+        for one in inspect.signature(function).parameters.values()
+        if one.default is one.empty and one.kind not in VARIADIC
+    ]
 
 
 def package(point: EntryPoint) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.families.catalogue import FAMILIES, full, labelled, shapes
+from models.families.catalogue import FAMILIES, family, full, labelled, shapes
 from models.submodel import Network
 from models.torchvision_import import import_torchvision
 
@@ -143,7 +143,7 @@ def check_tensors(source: str, loaded: Any) -> dict[str, Tensor]:
 
 def convert(source: str, made: Network, found: Tensors, base: Tensors) -> dict[str, Tensor]:
     """Convert torchvision's tensors to this project's."""
-    ours = FAMILIES[made.family].torchvision
+    ours = family(made).torchvision
     assert ours is not None
     try:
         tensors = ours.convert(made.preset, found)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.support.office", "tests.support.processes"]  # their fixtures are for all
+# their fixtures are for all
+pytest_plugins = ["tests.support.office", "tests.support.plugins", "tests.support.processes"]
 CACHES = Path(tempfile.mkdtemp(prefix="espalier-caches-"))
 
 

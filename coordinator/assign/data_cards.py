@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median_low
 
 from coordinator.settings.config import Config
-from federated.errors import ConfigError, Unknown
+from federated.errors import ConfigError
+from federated.runtime.plugins import unknown
 from federated.task import Card
+from models.families.catalogue import KIND
 from models.families.catalogue import network as network_named
 from models.submodel import Moments, Network
 
@@ -106,7 +108,7 @@ def network_for(config: Config, cards: Sequence[Card]) -> Network:
             cards[0].target,
         )
     except LookupError as error:
-        raise Unknown("model", str(error.args[0]), error.args[1]) from error
+        raise unknown(KIND, error) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -14,7 +14,7 @@ from coordinator.assign.standing import Standing
 from coordinator.settings.config import Config
 from federated.runtime.units import human_seconds, megabytes
 from federated.task import Profile, Recipe
-from federated.wire.codecs.catalogue import codec
+from federated.wire.codecs.catalogue import find_codec
 from models.submodel import Submodel
 
 __all__ = [
@@ -70,7 +70,7 @@ def decide(
 
     config: of the run, with what bounds a round and how updates travel.
     """
-    settings, sent = config.assign, codec(config.wire.codec)
+    settings, sent = config.assign, find_codec(config.wire.codec)
 
     def offered(candidate: Candidate, standing: Standing) -> tuple[Offer, ...]:
         return tuple(offers(candidate.profile, menu, recipe, settings.memory, standing, sent))

@@ -12,6 +12,7 @@ from coordinator.assign.data_cards import AGENTS, misfit, strange
 from coordinator.settings.config import Config
 from federated.capabilities import missing
 from federated.errors import brief
+from federated.methods.catalogue import METHODS
 from federated.task import Profile
 from models.submodel import Network
 
@@ -37,7 +38,7 @@ class Eligibility:
             return ""
         why = (
             misfit(profile.data, self.network)
-            or unable(profile, self.needed)
+            or unable(profile, self.needed, self.config.method_name)
             or lacking(profile, self.config.wire.codec)
         )
         if not why and self.config.data.name == AGENTS:
@@ -53,21 +54,36 @@ class Eligibility:
         return brief(constraints.unmet(constraints.parse(self.config.fleet.select), profile))
 
 
-def unable(profile: Profile, needed: Collection[str]) -> str:
-    """Why a device's trainer cannot follow the recipes of a run; empty if it can."""
+def unable(profile: Profile, needed: Collection[str], method: str) -> str:
+    """Why a device's trainer cannot follow the recipes of a run; empty if it can. method: its name
+    in the configuration.
+    """
     if not (lacking := missing(needed, profile.capabilities)):
         return ""
+    own = f", and with --method {method} if you trust that code of yours" if ":" in method else ""
     return (
         f"this run requires {lacking}, which the device's trainer ({profile.runtime}) lacks: join "
-        "with --trainer pytorch (pip install 'espalier[train]')"
+        f"with --trainer pytorch (pip install 'espalier[train]'){own or packaged(method)}"
     )
+
+
+def packaged(method: str) -> str:
+    """What a device needs besides for a method of an installed package; empty for built-in ones."""
+    if method.lower() in METHODS:
+        return ""
+    return f", and install the package that adds the method '{method}'"
 
 
 def lacking(profile: Profile, codec: str) -> str:
     """Why a device cannot encode updates by a codec; empty if it can."""
     if codec in profile.codecs:
         return ""
+    remedy = (
+        f"join with --codec {codec} if you trust that code of yours"
+        if ":" in codec
+        else "install the version or package that has it"
+    )
     return (
         f"this run's updates are encoded by the codec '{codec}', and this device has "
-        f"{', '.join(profile.codecs) or 'none'}: install the version or package that has it"
+        f"{', '.join(profile.codecs) or 'none'}: {remedy}"
     )

@@ -37,7 +37,7 @@ FLAGS = {  # flag -> key of the configuration
 @click.option(
     "--model", metavar="NAME|module:function", help="the largest network  [default: preresnet]"
 )
-@click.option("--method", metavar="NAME", help="[default: fedfa]")
+@click.option("--method", metavar="NAME|module:function", help="[default: fedfa]")
 @click.option(
     "--data",
     metavar="NAME|PATH",

@@ -13,7 +13,11 @@ __all__ = ["init_command"]
 
 
 @click.command("init")
-@click.option("--method", metavar="NAME", help="With the settings of this method  [default: fedfa]")
+@click.option(
+    "--method",
+    metavar="NAME|module:function",
+    help="With the settings of this method  [default: fedfa]",
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

@@ -17,7 +17,7 @@ __all__ = ["methods"]
 @FORMAT
 def methods(name: str | None, form: str) -> None:
     """List the federated methods and their papers, or explain NAME. The explanation lists its
-    settings, their defaults, and which laws hold.
+    settings, their defaults, and which laws hold. NAME may be module:function.
     """
     with plainly("methods"):
         from coordinator.views.method_pages import described, listed, one_text, table_text

@@ -45,7 +45,7 @@ FLAGS = {  # flag -> key of the configuration
 @click.command()
 @click.option(
     "--method",
-    metavar="NAME",
+    metavar="NAME|module:function",
     help="how devices train and updates are combined; `coordinator methods` lists them  [default: "
     "fedfa]",
 )
@@ -88,7 +88,7 @@ FLAGS = {  # flag -> key of the configuration
 )
 @click.option(
     "--data",
-    metavar="NAME|PATH|agents",
+    metavar="NAME|PATH|module:function|agents",
     help="held-out data and the shape of examples; 'agents': the coordinator has none  [default: "
     "digits]",
 )

@@ -29,7 +29,7 @@ from federated.method import Method, Settings
 from federated.methods.catalogue import METHODS
 from federated.methods.catalogue import method as method_named
 from federated.wire import topics
-from federated.wire.codecs.catalogue import codec
+from federated.wire.codecs.catalogue import find_codec
 from models.families.catalogue import initial
 from models.pretrained import load
 from models.submodel import Network, Submodel
@@ -102,7 +102,7 @@ def check_config(config: Config) -> tuple[Method, Dataset | None]:
             f"{why}; methods that do: {', '.join(able)}"
         )
     find_readers(config)
-    codec(config.wire.codec)  # raises Unknown
+    find_codec(config.wire.codec)  # raises Unknown, ConfigError
     if config.fleet.select:
         constraints.parse(config.fleet.select)  # raises ConfigError for a wrong one
     held = None if config.data.name == AGENTS else data.central(config.data.name, config.data.root)

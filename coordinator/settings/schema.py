@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from coordinator.settings.config import METHOD, Config
-from federated.methods.catalogue import METHODS
+from federated.method import Method
+from federated.methods.catalogue import loaded_methods
 from federated.settings import MethodSettings
 
 __all__ = ["DIALECT", "schema"]
@@ -17,10 +18,12 @@ Schema = dict[str, Any]
 
 
 def schema() -> Schema:
-    """The schema that `coordinator schema` prints. What needs more than one value, such as a
-    setting that is given both in `method` and in `train`, is checked only by `load`.
+    """The schema that `coordinator schema` prints, with the methods that are built in or installed.
+    A method of `module:function` may have any settings here; `load` checks them, and what needs
+    more than one value, such as a setting that is given both in `method` and in `train`.
     """
-    records = [made().record for made in METHODS.values()]
+    methods = loaded_methods()
+    records = [made.record for made in methods.values()]
     _, parts = msgspec.json.schema_components((Config, *records), ref_template="#/$defs/{name}")
     root = parts.pop("Config")
     for one in root["properties"].values():
@@ -30,17 +33,21 @@ def schema() -> Schema:
         "method": {
             "description": "The method and its settings.",
             "type": "object",
-            "properties": {"name": {"enum": list(METHODS), "default": METHOD}},
+            "properties": {
+                "name": {"anyOf": [{"enum": list(methods)}, {"pattern": ":"}], "default": METHOD}
+            },
         },
         "train": {"description": "How devices train: settings of the method.", "type": "object"},
     }
     root["description"] = "Everything that decides a run."
-    alternatives = [alternative(name) for name in METHODS]
-    methods = {name: method_part(parts.pop(name), name) for name in METHODS}
-    return {"$schema": DIALECT, **root, "allOf": alternatives, "$defs": {**parts, **methods}}
+    alternatives = [alternative(name) for name in methods]
+    known = {
+        name: method_part(parts.pop(made.record.__name__), made) for name, made in methods.items()
+    }
+    return {"$schema": DIALECT, **root, "allOf": alternatives, "$defs": {**parts, **known}}
 
 
-def method_part(part: Schema, name: str) -> Schema:
+def method_part(part: Schema, made: Method) -> Schema:
     """The schema of a method's table: its settings, without what the run decides, and its name."""
     known = {
         key: one
@@ -49,8 +56,8 @@ def method_part(part: Schema, name: str) -> Schema:
     }
     return {
         **part,
-        "description": METHODS[name]().summary,
-        "properties": {"name": {"const": name}, **known},
+        "description": made.summary,
+        "properties": {"name": {"const": made.name}, **known},
     }
 
 

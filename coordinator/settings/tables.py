@@ -38,7 +38,11 @@ class Model(Record, frozen=True):
     """The largest network."""
 
     name: Annotated[
-        str, Meta(description="A family such as preresnet-18, or module:function for your own.")
+        str,
+        Meta(
+            description="A family such as preresnet-18, one of an installed package, or "
+            "module:function for your own."
+        ),
     ] = "preresnet"
     init: Annotated[
         str,
@@ -55,8 +59,8 @@ class Data(Record, frozen=True):
     name: Annotated[
         str,
         Meta(
-            description="A data set, a file, module:function, or 'agents' if the coordinator "
-            "has no data."
+            description="A data set, one of an installed package, a file, module:function, or "
+            "'agents' if the coordinator has no data."
         ),
     ] = "digits"
     root: Annotated[
@@ -313,8 +317,8 @@ class Wire(Record, frozen=True):
     codec: Annotated[
         str,
         Meta(
-            description="How devices encode their updates: raw, fp16, or the name of a codec in a "
-            "package that is installed here and on the devices."
+            description="How devices encode their updates: raw, fp16, one of a package that is "
+            "installed here and on the devices, or module:attribute for your own."
         ),
     ] = "raw"
 

@@ -29,9 +29,9 @@ from federated.device.participant import Equipment, Participant
 from federated.device.spool import Spool
 from federated.device.task_runner import Outcome
 from federated.device.trainers.catalogue import open_trainer
-from federated.task import Card, Profile, Task, Timing
+from federated.task import CODECS, Card, Profile, Task, Timing
 from federated.wire import envelope, messages, topics
-from federated.wire.codecs.catalogue import installed
+from federated.wire.codecs.catalogue import codec_names
 from federated.wire.link import CHUNK
 from federated.wire.links.memory import MemoryBroker, MemoryLink
 from models.cost import cost
@@ -103,9 +103,9 @@ class Devices:
         self.source, self.config, self.folder = source, config, folder
         self.error: BaseException | None = None
         self._broker = broker
-        named = config.simulate.trainer, config.simulate.device
-        self._trainer = open_trainer(*named)  # says what the devices are able to; workers train
-        self._workers = Workers(source, config.simulate.workers, named)
+        # says what the devices are able to; workers train
+        self._trainer = open_trainer(config.simulate.trainer, config.simulate.device)
+        self._workers = Workers(source, config)
         self._stop = threading.Event()
         self._calls = queue.SimpleQueue[int]()  # devices to which something happened, by index
         self._thread: threading.Thread | None = None
@@ -212,7 +212,7 @@ class Devices:
             data,
             timings,
             survey,
-            codecs=tuple(installed()),
+            codecs=codec_names()[:CODECS],
             capabilities=tuple(sorted(self._trainer.capabilities)),
         )
 

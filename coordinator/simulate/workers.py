@@ -24,14 +24,17 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any
 
+from coordinator.settings.config import Config
 from coordinator.simulate.data_source import Source
 from federated.data.dataset import Dataset
 from federated.device.task_work import carry_out
 from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Trainer
 from federated.errors import EspalierError
+from federated.methods.catalogue import method as find_method
 from federated.task import Task
 from federated.training.execution import Execution
+from federated.wire.codecs.catalogue import find_codec
 from federated.wire.messages import Run
 
 __all__ = ["VAST", "Workers", "outcome"]
@@ -46,13 +49,15 @@ BROKEN = (
 
 
 class Workers:
-    """A pool of them. source: of the data that they learn from. trainer: its name, and the device
-    where it computes, cpu or cuda. several: 0 means one per processor, on a GPU ON_GPU at most.
+    """A pool of worker processes, `simulate.workers` of them; 0 means one per processor, on a GPU
+    ON_GPU at most. source: of the data that they learn from.
     """
 
-    def __init__(self, source: Source, several: int, trainer: tuple[str, str]) -> None:
-        processors = len(os.sched_getaffinity(0))
-        several = several or (min(ON_GPU, processors) if trainer[1] == "cuda" else processors)
+    def __init__(self, source: Source, config: Config) -> None:
+        processors, device = len(os.sched_getaffinity(0)), config.simulate.device
+        several = config.simulate.workers or (
+            min(ON_GPU, processors) if device == "cuda" else processors
+        )
         context = beginning()
         # no lock in it, which a worker that is killed could keep
         self._stopped = context.RawValue(ctypes.c_bool, False)
@@ -60,7 +65,7 @@ class Workers:
             several,
             mp_context=context,
             initializer=settle,
-            initargs=(blank(source), trainer, self._stopped),
+            initargs=(blank(source), config, self._stopped),
         )
 
     def begin(self, index: int, task: Task, weights: Path, result: Path) -> Future[float]:
@@ -136,12 +141,15 @@ TRAINER: Trainer
 STOPPED: Any  # shared with the process that started this one
 
 
-def settle(source: Source, trainer: tuple[str, str], stopped: Any) -> None:
-    """One thread per process: the processes share the processors, and sums come out as on a device
-    with one.
+def settle(source: Source, config: Config, stopped: Any) -> None:
+    """Load what the configuration names, and limit this process to one thread: the processes share
+    the processors, and sums come out as on a device with one.
     """
     global SOURCE, STOPPED, TRAINER
-    SOURCE, STOPPED, TRAINER = source, stopped, open_trainer(*trainer)
+    find_method(config.method_name)
+    find_codec(config.wire.codec)
+    SOURCE, STOPPED = source, stopped
+    TRAINER = open_trainer(config.simulate.trainer, config.simulate.device)
     TRAINER.use_threads(1)
     threading.Thread(target=end_with_parent, daemon=True).start()
 

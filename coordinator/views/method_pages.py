@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from federated.method import LAWS, MODES, SCHEDULE, Method, Setting
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import loaded_methods, method
 
 __all__ = ["described", "listed", "one_text", "table_text"]
 
@@ -17,16 +17,15 @@ WIDTH = 110
 
 
 def listed() -> list[dict[str, str]]:
-    """Name, summary and paper of every method."""
+    """Name, summary and paper of every method, those of installed packages too."""
     return [
         {"name": name, "summary": made.summary, "paper": made.paper}
-        for name in sorted(METHODS)
-        for made in [method(name)]
+        for name, made in sorted(loaded_methods().items())
     ]
 
 
 def described(name: str) -> dict[str, Any]:
-    """One method as plain values. Raises Unknown."""
+    """One method as plain values; `name` as `--method` takes it. Raises Unknown, ConfigError."""
     made = method(name)
     return {
         "name": made.name,

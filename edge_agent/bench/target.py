@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from export.bundle import Kind
 from federated.errors import ConfigError, ExportError, Unknown, UsageError
+from federated.runtime.plugins import unknown
 from models.submodel import Network, Submodel
 
 __all__ = [
@@ -64,7 +65,7 @@ def named(model: str, inputs: Sequence[int], outputs: int) -> Network:
     """The network of a name, which reads texts of tokens where its family does. Raises Unknown,
     ConfigError.
     """
-    from models.families.catalogue import network
+    from models.families.catalogue import KIND, network
 
     try:
         try:
@@ -75,7 +76,7 @@ def named(model: str, inputs: Sequence[int], outputs: int) -> Network:
             except ValueError:
                 raise error from None
     except LookupError as error:
-        raise Unknown("model", *error.args) from None
+        raise unknown(KIND, error) from None
     except ValueError as error:
         raise ConfigError(
             f"--model {model}: {error}; --inputs and --classes say what it is to take and to give"

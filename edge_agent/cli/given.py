@@ -47,6 +47,8 @@ def make_job(name: str | None, options: dict[str, Any]) -> Job:
         seed=options["seed"] or 0,
         device=options["device"],
         model=options["model"],
+        method=options.get("method", ""),
+        codec=options.get("codec", ""),
         limits=Limits(options["limit_cpus"], parse_size(memory) if memory else None),
         labels=checked_labels(options["labels"]),
         trainer=options.get("trainer", DEFAULT),

@@ -59,7 +59,19 @@ __all__ = ["join"]
     "--model",
     metavar="module:function",
     default="",
-    help="a network of your own, where the run asks for one of that name",
+    help="a network of your own, if the run trains one of that name",
+)
+@click.option(
+    "--method",
+    metavar="module:function",
+    default="",
+    help="a method of your own, if the run trains by one of that name",
+)
+@click.option(
+    "--codec",
+    metavar="module:attribute",
+    default="",
+    help="a codec of your own, if the run encodes updates by one of that name",
 )
 @click.option(
     "--trainer",

@@ -22,9 +22,10 @@ from export.latency import latency
 from federated.data.dataset import Dataset
 from federated.device.profile_file import Circumstances, Runtime
 from federated.device.trainers.trainer import Trainer
-from federated.errors import ConfigError, Unknown
+from federated.errors import ConfigError
+from federated.runtime.plugins import unknown
 from federated.task import Timing
-from models.families.catalogue import build, network, probes
+from models.families.catalogue import KIND, build, network, probes
 from models.submodel import Network, Submodel, Target
 
 __all__ = ["Calibrated", "Order", "calibrate", "drawn", "exported", "network_of", "to_time"]
@@ -103,7 +104,7 @@ def network_of(model: str, data: Dataset) -> Network:
             card.target,
         )
     except LookupError as error:
-        raise Unknown("model", str(error.args[0]), error.args[1]) from None
+        raise unknown(KIND, error) from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
     except Exception as error:  # whatever a function of the user's own raises

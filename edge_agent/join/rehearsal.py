@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from edge_agent.join.agent import find_run
+from edge_agent.join.permission import load_own, run_method
 from edge_agent.join.worker import Job, Worker
 from federated.task import Card, Profile, Task, Update, Work
 from federated.wire import messages, tensors
@@ -51,7 +52,9 @@ def rehearse(job: Job, broker: str | None, run: str | None, *, as_json: bool) ->
     """
     worker = Worker(job)
     try:
-        described = _run(broker, run, worker.load(), job)
+        card = worker.load()
+        load_own(job)
+        described = _run(broker, run, card, job)
         measured = worker.measure(msgspec.to_builtins(described))
         updates = _updates(worker, job, described)
     finally:
@@ -98,12 +101,11 @@ def _updates(worker: Worker, job: Job, run: messages.Run) -> dict[str, dict[str,
     """A real update of each kind of work, by the run's method and for its smallest submodel: its
     header, the shape of each tensor, its bytes.
     """
-    from federated.methods.catalogue import method
     from federated.settings import validated
     from models.families.catalogue import initial, statistics
 
     assert run.network is not None, "checked when the run was found"
-    chosen = method(run.method)
+    chosen = run_method(run.method)
     settings = validated(
         chosen.record, run.settings or {"rounds": 1}, f"card of run '{run.run}': {chosen.name}"
     )

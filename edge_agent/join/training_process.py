@@ -23,18 +23,19 @@ import msgspec
 
 from edge_agent.device.limits import end_with_parent
 from edge_agent.join.effort import Gauge
+from edge_agent.join.permission import check_allowed, check_family, check_run, load_own
 from edge_agent.join.worker import Channel, Job
 from federated.device.task_work import carry_out
 from federated.device.trainers.catalogue import open_trainer
 from federated.device.trainers.trainer import Trainer
-from federated.errors import ConfigError, EspalierError, MissingExtra, Refused, UsageError
+from federated.errors import ConfigError, EspalierError, MissingExtra, UsageError
 from federated.runtime import files
 from federated.task import CAPABILITIES, CODECS, Card, Task
 from federated.training.execution import Execution, Stopped
 from federated.wire import messages
-from federated.wire.codecs.catalogue import installed
+from federated.wire.codecs.catalogue import codec_names
 
-__all__ = ["check_allowed", "main", "serve"]
+__all__ = ["main", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ def serve(channel: Channel) -> None:
     try:
         job = msgspec.convert(channel.receive(), Job)
         trainer, data = open_trainer(job.trainer, job.device), _load(job)
+        load_own(job)
         trainer.use_threads(job.limits.threads)
         site = Site(job, trainer, data)
         channel.send({"card": msgspec.to_builtins(data.card() if data is not None else NOTHING)})
@@ -132,7 +134,7 @@ def _load(job: Job) -> Any:
 def _measure(site: Site, message: dict[str, Any]) -> dict[str, Any]:
     from edge_agent.device.profile import measure
 
-    check_allowed(site.job, message["run"])
+    check_run(site.job, message["run"])
     found = measure(
         msgspec.convert(message["run"], messages.Run),
         site.data,
@@ -160,7 +162,7 @@ def own(site: Site) -> dict[str, Any]:
     """
     return {
         "labels": site.job.labels,
-        "codecs": tuple(installed())[:CODECS],
+        "codecs": codec_names()[:CODECS],
         "capabilities": tuple(sorted(site.trainer.capabilities))[:CAPABILITIES],
     }
 
@@ -168,32 +170,8 @@ def own(site: Site) -> dict[str, Any]:
 def _calibrate(site: Site, order: dict[str, Any]) -> dict[str, Any]:
     from edge_agent.join.calibration import Order, calibrate
 
-    check_allowed(site.job, {"family": order["model"]})
+    check_family(site.job, order["model"])
     return asdict(calibrate(site.job, site.data, msgspec.convert(order, Order), site.trainer))
-
-
-def check_allowed(job: Job, message: Any) -> None:
-    """A network of `module:function` runs code of this device, so only the one that its owner named
-    is built, wherever a message has it.
-
-    message: a run or a task as plain values; a menu and a recipe's options name networks too.
-    Raises Refused.
-    """
-    inner = (
-        message.values()
-        if isinstance(message, dict)
-        else message
-        if isinstance(message, list | tuple)
-        else ()
-    )
-    family = message.get("family", "") if isinstance(message, dict) else ""
-    if isinstance(family, str) and ":" in family and family != job.model:
-        raise Refused(
-            f"this run trains the network '{family}': join with --model {family} if you "
-            "trust that function of yours"
-        )
-    for value in inner:
-        check_allowed(job, value)
 
 
 def _perform(site: Site, channel: Channel, gauge: Gauge, message: dict[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Job:
     data: a name, a path or module:function, empty to hold none; root: where named data lie; shard:
     as `--shard` and `--partition` say. labels: what its owner calls the device. trainer: its name
     (see `federated.device.trainers.catalogue`).
+    model, method, codec: `module:attribute` of the owner's own, which a run may use; "": none.
     """
 
     name: str
@@ -56,6 +57,8 @@ class Job:
     limits: Limits
     labels: tuple[str, ...] = ()
     trainer: str = DEFAULT
+    method: str = ""
+    codec: str = ""
 
 
 class Channel:

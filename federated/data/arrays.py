@@ -3,7 +3,8 @@ wrong with them.
 
 An `.npz` file holds `x` [n, ...] and `y`, and may hold `x_test` and `y_test` (or `x_held` and
 `y_held`), `outputs` (a number), `target` ("class", "value" or "token") and `users` [n]. A function
-takes nothing and gives (x, y), (x, y, x_held, y_held) or a Dataset.
+takes nothing, or the folder of named data sets, and gives (x, y), (x, y, x_held, y_held) or a
+Dataset.
 Whole numbers in y are classes, fractions are values. Images are channel-first, [n, channels,
 height, width]; [n, height, width] becomes one channel. uint8 and float32 are kept, other numbers
 become float32, tokens int64. Without `outputs`, there are as many classes as the largest label plus
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ import numpy as np
 
 from federated.data.dataset import Array, Dataset, Labels, Values
 from federated.errors import DataError
-from models.extensions import imported
+from models.extensions import needed
 
-__all__ = ["UNREADABLE", "dataset", "read_function", "read_npz"]
+__all__ = ["UNREADABLE", "call", "dataset", "read_npz"]
 
 # what numpy makes of a damaged file
 UNREADABLE = (
@@ -57,13 +58,11 @@ def read_npz(path: Path) -> Dataset:
     return _named(path.name, found)
 
 
-def read_function(spec: str) -> Dataset:
-    """What `module:function` gives; the module may lie where the command was called. Raises
-    DataError.
-    """
+def call(spec: str, function: Callable[..., Any], root: Path) -> Dataset:
+    """What a function of somebody else's gives, which `spec` names. Raises DataError."""
     try:
-        found = imported(spec)()
-    except Exception as error:
+        found = function(root) if needed(function) else function()
+    except Exception as error:  # whatever a foreign function raises
         raise DataError(f"data '{spec}': {type(error).__name__}: {error}") from error
     if isinstance(found, Dataset):
         return found

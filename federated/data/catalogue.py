@@ -1,24 +1,25 @@
 """Where data comes from, and the two questions asked of it: what a coordinator holds (`central`),
 what a device holds (`device`).
 
-A data set is named (a key of DATASETS), or it is the path of an `.npz` file, a `.csv` file, or a
-folder of pictures (or the `.zip` of one), or `module:function`. `arrays`, `table` and `images` say
-what these hold.
+A data set is named (a key of DATASETS, or an entry point of the group `espalier.data`), or it is
+the path of an `.npz` file, a `.csv` file, or a folder of pictures (or the `.zip` of one), or
+`module:function`. `arrays`, `table` and `images` say what these hold.
 """
 
 from __future__ import annotations
 
 import importlib.resources
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from federated.data import vision
+from federated.data.arrays import call, read_npz
 from federated.data.arrays import dataset as of_arrays
-from federated.data.arrays import read_function, read_npz
 from federated.data.dataset import Dataset, Indices
 from federated.data.images import read_folder, read_zip
 from federated.data.partitions import Shard, drawn, generator
@@ -26,7 +27,9 @@ from federated.data.sensors import har
 from federated.data.strata import hold_out, hold_out_last, hold_out_users, strata
 from federated.data.table import is_table, read_table
 from federated.data.text import wikitext_2
-from federated.errors import DataError, Unknown
+from federated.errors import ConfigError, DataError
+from federated.runtime.plugins import find
+from models.extensions import Kind, known_names
 
 __all__ = ["DATASETS", "HELD", "central", "data_root", "device", "load", "part"]
 
@@ -46,6 +49,8 @@ def digits(root: Path) -> Dataset:
     ):
         return of_arrays("digits", {key: arrays[key] for key in ("x", "y")})
 
+
+KIND = Kind("data set", "espalier.data")
 
 DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "cifar10": vision.cifar10,
@@ -73,6 +78,8 @@ def load(spec: str, root: Path | str | None = None) -> Dataset:
     """
     if spec in DATASETS:
         return DATASETS[spec](Path(root) if root else data_root())
+    if spec in known_names(KIND, {}):
+        return _foreign(spec, root)
     path = Path(spec)
     if path.is_dir():
         return _several(read_folder(path))
@@ -83,14 +90,24 @@ def load(spec: str, root: Path | str | None = None) -> Dataset:
     if is_table(spec):
         return _several(read_table(spec))
     if ":" in spec:
-        return _several(read_function(spec))
+        return _foreign(spec, root)
     if "/" in spec or os.sep in spec or path.exists():
         raise DataError(
             f"data '{spec}': expected a file ending in .npz or .csv, a folder of "
             "pictures or the .zip of one, that is there, "
-            f"or one of {', '.join(DATASETS)}, or module:function"
+            f"or one of {', '.join(known_names(KIND, DATASETS))}, or module:function"
         )
-    raise Unknown("data set", spec, DATASETS)
+    return _foreign(spec, root)  # raises Unknown
+
+
+def _foreign(spec: str, root: Path | str | None) -> Dataset:
+    """The data of an installed package, or of `module:function`. Raises Unknown, DataError."""
+    known: Mapping[str, Callable[..., Any]] = DATASETS
+    try:
+        function = find(KIND, spec, known)
+    except ConfigError as error:
+        raise DataError(str(error)) from error
+    return _several(call(spec, function, Path(root) if root else data_root()))
 
 
 def central(spec: str, root: Path | str | None = None) -> Dataset:
@@ -124,9 +141,9 @@ def device(
 
     With a shard, that part of the data set: a Shard, or as a command spells it, I/N of `partition`
     drawn with `seed`.
-    Without one, a shard drawn from the agent's name when the data set is a published one; all of it
-    when it is the device's
-    own, and then its own test part is the held-out one.
+    Without one, a shard drawn from the agent's name when the data set is a built-in one; all of it
+    when it is the device's own (of a file, of a function, or of an installed package), and then its
+    own test part is the held-out one.
     Raises what `load` raises, and DataError for a shard of less than 2 examples.
     """
     if isinstance(shard, str):

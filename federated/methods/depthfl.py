@@ -230,7 +230,7 @@ def depthfl() -> Method:
         parts=counted_parts,
         finish=dynamic_finish,
         trains=inner,
-        hooks=Hooks(loss=distilled_loss),
+        hooks=Hooks("depthfl", loss=distilled_loss),
         inactive=inactive,
         breaks={
             "alone": "FedDyn corrects the mean by what all have sent so far",

@@ -192,6 +192,6 @@ def dynamicfl() -> Method:
         menu=propose,
         assign=assign,
         recipe=recipe,
-        hooks=Hooks(open=expand, step=score, close=collapse),
+        hooks=Hooks("dynamicfl", open=expand, step=score, close=collapse),
         inactive=inactive,
     )

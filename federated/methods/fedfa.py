@@ -199,7 +199,7 @@ def fedfa() -> Method:
         recipe=fair_recipe,
         parts=fair_parts,
         finish=fair_finish,
-        hooks=Hooks(survey=survey),
+        hooks=Hooks("fedfa", survey=survey),
         inactive=inactive,
         breaks=BREAKS
         | {"uncovered": "a device's last block stands in for the deeper ones that it lacks"},

@@ -248,7 +248,7 @@ def fjord() -> Method:
         place=place,
         recipe=recipe,
         trains=drawable,
-        hooks=Hooks(open=open_widths, loss=loss, close=close_widths),
+        hooks=Hooks("fjord", open=open_widths, loss=loss, close=close_widths),
         inactive=inactive,
         passes=passes,
     )

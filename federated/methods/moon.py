@@ -161,7 +161,7 @@ def moon() -> Method:
         features=FEATURES,
         menu=propose,
         recipe=contrasting,
-        hooks=Hooks(open=opened, loss=contrasted, close=closed),
+        hooks=Hooks("moon", open=opened, loss=contrasted, close=closed),
         inactive=inactive,
         passes=passes,
     )

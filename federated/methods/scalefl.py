@@ -167,6 +167,6 @@ def scalefl() -> Method:
         menu=propose,
         recipe=weighing_recipe,
         trains=inner,
-        hooks=Hooks(loss=weighted_loss),
+        hooks=Hooks("scalefl", loss=weighted_loss),
         inactive=inactive,
     )

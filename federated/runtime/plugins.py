@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TypeVar
 
 from federated.errors import ConfigError, Unknown
-from models.extensions import Kind, known_names, lookup
+from models.extensions import Kind, lookup
 
-__all__ = ["find", "installed"]
-
-log = logging.getLogger(__name__)
+__all__ = ["find", "unknown"]
 
 T = TypeVar("T")
 
@@ -25,21 +22,12 @@ def find(kind: Kind, name: str, known: Mapping[str, T]) -> T:
     try:
         return lookup(kind, name, known)
     except LookupError as error:
-        raise Unknown(kind.noun, *error.args) from error
+        raise unknown(kind, error) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
-def installed(kind: Kind, known: Mapping[str, T]) -> dict[str, T]:
-    """All members by name: the built-in ones first, then those of installed packages.
-
-    Names from messages can be looked up in it, since it is loaded whatever they are. What cannot be
-    loaded is left out, with a warning.
-    """
-    found = {}
-    for name in known_names(kind, known):
-        try:
-            found[name] = lookup(kind, name, known)
-        except ValueError as error:
-            log.warning("left out: %s", error)
-    return found
+def unknown(kind: Kind, error: LookupError) -> Unknown:
+    """The project's error for a name that `models` does not know."""
+    name, known = error.args
+    return Unknown(kind.noun, name, known, f"name one of your own as {kind.own}")

@@ -2,8 +2,9 @@
 calls, and what they are given.
 
 Most methods need none: what a recipe can say, any trainer can follow. A hook is for what it cannot:
-another loss, other parameters than the network's, a second network. It runs code of this package
-only; what a coordinator sends is its method's name and options.
+another loss, other parameters than the network's, a second network. A coordinator sends only the
+name of the hooks and options: they run where this package, an installed one or the owner of the
+device provides them.
 """
 
 from __future__ import annotations
@@ -84,8 +85,9 @@ class Survey:
 
 @dataclass(frozen=True)
 class Hooks:
-    """Each may be left out.
+    """What a method does on a device. Each function may be left out.
 
+    name: by which recipes refer to these hooks: that of the method that defines them.
     survey: plain values that go into the device's profile; the method's `assign`, and every
     function that is given a state, finds them. They may take the `survey_limit` of the run's card:
     a number of each class, and one of each submodel of the menu by its name.
@@ -95,6 +97,7 @@ class Hooks:
     step.
     """
 
+    name: str
     survey: Callable[[Survey], dict[str, Any]] | None = None
     open: Callable[[Session], None] | None = None
     loss: Callable[[Session, Tensor, Tensor], Tensor] | None = None

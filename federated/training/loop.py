@@ -86,7 +86,7 @@ def descend(
     stop: Callable[[], bool] | None = None,
 ) -> Trained:
     """Takes all steps of a session. Raises Stopped, Diverged, and whatever hooks raise."""
-    hooks, recipe, session.stop = hooks or Hooks(), session.recipe, stop
+    hooks, recipe, session.stop = hooks or Hooks(""), session.recipe, stop
     set_norm(session.net, recipe.norm)
     session.net.train()
     if hooks.open is not None:

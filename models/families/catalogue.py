@@ -1,8 +1,11 @@
 """The families of networks by name, and what every room asks of them: build, shapes, names, menus.
 
+A family is a key of FAMILIES, an entry point of the group `espalier.families`, or
+`module:attribute`: a `Family`, or a function that returns a network (`models.own.user_network`).
+
 `models` knows nothing of the project's errors: what a person typed wrong raises `LookupError(name,
 known names)` for an unknown model and `ValueError` for one that cannot be built; whoever reads a
-command line turns them into `Unknown` and `ConfigError`.
+command line turns them into `Unknown` (`federated.runtime.plugins.unknown`) and `ConfigError`.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from models.extensions import Kind, imported, known_names, loaded, lookup
 from models.families.densenet import DENSENET
 from models.families.efficientnet import EFFICIENTNET
 from models.families.lenet import LENET
@@ -35,10 +39,13 @@ from models.submodel import DataMoments, Moments, Network, Submodel, Target
 
 __all__ = [
     "FAMILIES",
+    "KIND",
     "address",
     "build",
     "example",
+    "family",
     "full",
+    "has_family",
     "initial",
     "labelled",
     "menu",
@@ -72,6 +79,7 @@ FAMILIES: dict[str, Family] = {
     "vit": projecting(VIT),
 }
 
+KIND = Kind("model", "espalier.families", Family)
 STATISTICS = ("running_mean", "running_var")
 UNSCALED = Moments()  # data that need no normalisation
 # widths: mostly calls of operations; channels that fill no vector; arithmetic
@@ -88,8 +96,8 @@ def network(
     """The network that `model` names, for raw examples of shape `inputs` and `outputs` classes,
     values or tokens.
 
-    model: a family ("preresnet": its default preset), a family and a preset ("preresnet-18"), or
-        "module:function" (see `models.own.user_network`).
+    model: a family ("preresnet": its default preset), a family and a preset ("preresnet-18",
+        "module:attribute-18"), or "module:function" (see `models.own.user_network`).
     moments: of the data, which the network is to normalise.
     target: what the data give to learn.
     LookupError(model, known names), ValueError: see the module.
@@ -111,20 +119,42 @@ def network(
 
 
 def parse(model: str) -> tuple[str, str]:
-    """The family and the preset that a name means."""
-    if ":" in model:
-        return model, ""
-    name, _, preset = model.partition("-")
-    if name not in FAMILIES or preset not in {"", *FAMILIES[name].presets}:
-        raise LookupError(
-            model,
-            tuple(
-                f
-                for key, known in FAMILIES.items()
-                for f in (key, *(f"{key}-{p}" for p in known.presets))
-            ),
-        )
-    return name, preset or FAMILIES[name].default
+    """The family and the preset that a name means, which the owner of this machine wrote.
+    LookupError(model, known names), ValueError: see the module.
+    """
+    module, colon, attribute = model.rpartition(":")
+    name, _, preset = attribute.partition("-")
+    if colon:
+        name = f"{module}:{name}"
+        known = imported_family(name)
+        if known is None:
+            return model, ""
+    elif name in FAMILIES or name in known_names(KIND, FAMILIES):
+        known = lookup(KIND, name, FAMILIES)
+    else:
+        raise LookupError(model, model_names())
+    if preset not in {"", *known.presets}:
+        raise LookupError(model, tuple(spelled(name, known)) if colon else model_names())
+    return name, preset or known.default
+
+
+def model_names() -> tuple[str, ...]:
+    """Every family, and each with its presets."""
+    return tuple(f for name, known in loaded(KIND, FAMILIES).items() for f in spelled(name, known))
+
+
+def spelled(name: str, known: Family) -> tuple[str, ...]:
+    return (name, *(f"{name}-{preset}" for preset in known.presets))
+
+
+@lru_cache(maxsize=64)
+def imported_family(name: str) -> Family | None:
+    """The family that `module:attribute` names; None if it is something else, or not there."""
+    try:
+        found = imported(name, object)
+    except ValueError:
+        return None
+    return found if isinstance(found, Family) else None
 
 
 def check(made: Network, known: Family, target: Target) -> None:
@@ -207,8 +237,24 @@ def example(made: Network, batch: int, device: str = "cpu") -> Tensor:
     return torch.zeros((batch, *made.inputs), dtype=dtype, device=device)
 
 
+def has_family(name: str) -> bool:
+    """Whether a family of a name from a message can be built without importing anything for it."""
+    return name in FAMILIES or name in loaded(KIND, FAMILIES)
+
+
 def family(made: Network) -> Family:
-    return own(made) if ":" in made.family else FAMILIES[made.family]
+    """The family of a network. ValueError: there is none of its name."""
+    name = made.family
+    if name in FAMILIES:
+        return FAMILIES[name]
+    if ":" in name:
+        return imported_family(name) or own(made)
+    if not has_family(name):
+        raise ValueError(
+            f"model '{name}' is not on this machine: install the package that adds it "
+            f"(entry points {KIND.group})"
+        )
+    return loaded(KIND, FAMILIES)[name]
 
 
 def full(made: Network, features: Iterable[str] = ()) -> Submodel:

@@ -31,7 +31,6 @@ The last `nn.Linear` holds the classes if it has as many outputs as there are cl
 
 from __future__ import annotations
 
-import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -43,7 +42,7 @@ import torch
 from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from models.extensions import imported
+from models.extensions import imported, needed
 from models.family import Address, Family, check_mask, parse_address
 from models.layers.basic import Standardise
 from models.own.structure import Structure, cut, find_structure, first_line, with_scalers
@@ -52,8 +51,6 @@ from models.submodel import Network, Submodel
 __all__ = ["own"]
 
 REMEDY = "make its function follow submodel.width, or set method.widths = [1.0]"
-
-VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
 @dataclass(frozen=True)
@@ -103,18 +100,14 @@ def call_function(submodel: Submodel) -> nn.Module:
     """
     name = submodel.network.family
     function = function_of(submodel.network)
-    needed = [
-        p.name
-        for p in inspect.signature(function).parameters.values()
-        if p.default is p.empty and p.kind not in VARIADIC
-    ]
-    if len(needed) > 1:
+    inputs = needed(function)
+    if len(inputs) > 1:
         raise ValueError(
-            f"model '{name}' requires the arguments {', '.join(needed)}; expected a function of "
+            f"model '{name}' requires the arguments {', '.join(inputs)}; expected a function of "
             "at most one argument, the submodel"
         )
     try:
-        net = function(submodel) if needed else function()
+        net = function(submodel) if inputs else function()
     except RuntimeError as error:
         # the meta device's error: its tensors have shapes but no values
         if "meta tensor" not in str(error):

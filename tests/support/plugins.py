@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["install"]
+import pytest
+
+from models import extensions
+
+__all__ = ["forgotten_extensions", "install"]
+
+
+@pytest.fixture
+def forgotten_extensions() -> Iterator[None]:
+    """Begin and end without loaded extensions, as a new process does."""
+
+    def forget() -> None:
+        extensions.NAMED.clear()
+        extensions.packaged.cache_clear()
+
+    forget()
+    yield
+    forget()
 
 
 def install(folder: Path, name: str, points: Mapping[str, Mapping[str, str]]) -> None:

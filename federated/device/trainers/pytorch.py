@@ -16,7 +16,7 @@ from federated.capabilities import CAPABILITIES, hook
 from federated.device.trainers.trainer import Shapes, Start, TrainingResult
 from federated.engine.tallies import Tallies
 from federated.errors import ConfigError
-from federated.methods.catalogue import METHODS, method
+from federated.methods.catalogue import hooks, loaded_hooks, loaded_method
 from federated.settings import validated
 from federated.task import Recipe
 from federated.training import scoring
@@ -62,7 +62,7 @@ class PyTorchTrainer:
 
     @cached_property
     def capabilities(self) -> frozenset[str]:
-        able = (name for name, make in METHODS.items() if (h := make().hooks) and h.train)
+        able = (name for name, known in loaded_hooks().items() if known.train)
         return frozenset(CAPABILITIES) | frozenset(map(hook, able))
 
     def use_threads(self, threads: int) -> None:
@@ -84,7 +84,7 @@ class PyTorchTrainer:
     def survey(self, run: Run, data: Examples, memory: int) -> dict[str, Any]:
         if run.network is None or not run.menu:
             return {}
-        chosen = method(run.method)
+        chosen = loaded_method(run.method)
         if chosen.hooks is None or chosen.hooks.survey is None:
             return {}
         settings = validated(chosen.record, run.settings, f"card of run '{run.run}': {chosen.name}")
@@ -132,7 +132,7 @@ class PyTorchNetwork:
         session.memory = placed(start.memory, self.device)
         done = descend(
             session,
-            method(recipe.hook).hooks if recipe.hook else None,
+            hooks(recipe.hook) if recipe.hook else None,
             on_step=execution.on_step,
             stop=execution.stop,
         )

@@ -149,8 +149,8 @@ def teach(session: Session) -> None:
         logits, features = small(x)
         return student_loss(logits, teacher, features, taught, y)
 
-    descend(student, Hooks(loss=lost), stop=session.stop)
+    descend(student, Hooks("student", loss=lost), stop=session.stop)
     session.sent |= {PREFIX + name: value.detach() for name, value in net.named_parameters()}
 
 
-HOOKS = Hooks(survey=histogram, close=teach)
+HOOKS = Hooks("recipfl", survey=histogram, close=teach)

@@ -8,15 +8,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from federated.errors import ConfigError, Unknown
+from federated.errors import ConfigError
 from federated.method import Settings
 from federated.methods.common.endings import ordered
 from federated.methods.common.inactive import one_size
 from federated.methods.fedavg import proposal
 from federated.methods.hypernetwork.graph import graph
+from federated.runtime.plugins import unknown
 from models.cost import cost
 from models.families import catalogue
-from models.families.catalogue import full, parameters
+from models.families.catalogue import KIND, full, parameters
 from models.submodel import Network, Submodel, Target
 
 __all__ = ["inactive", "propose"]
@@ -45,7 +46,7 @@ def propose(network: Network, settings: Settings) -> tuple[Submodel, ...]:
                 sections(network) if settings["shrink"] == "depth" else proposal(network, settings)
             )
     except LookupError as error:
-        raise Unknown("model", *error.args) from error
+        raise unknown(KIND, error) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
     for submodel in menu:

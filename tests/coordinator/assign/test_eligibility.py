@@ -17,13 +17,21 @@ def profile(*capabilities: str) -> Profile:
 
 
 def test_a_device_learns_what_its_trainer_lacks_and_how_to_join() -> None:
-    why = unable(profile(*CAPABILITIES), {"hook:moon", "clip"})
+    why = unable(profile(*CAPABILITIES), {"hook:moon", "clip"}, "moon")
     assert "hook:moon" in why
     assert "onnxruntime 1.31" in why
     assert "--trainer pytorch" in why
     assert "clip" not in why
+    assert "method" not in why
+
+
+def test_a_device_learns_how_to_get_a_method_of_somebody_else() -> None:
+    own, packaged = (unable(profile(), {"hook:toy"}, name) for name in ("my:toy", "toy"))
+    assert "hook:toy" in own
+    assert "--method my:toy if you trust" in own
+    assert "install the package that adds the method 'toy'" in packaged
 
 
 def test_a_trainer_with_every_needed_capability_is_not_refused() -> None:
-    assert unable(profile("clip", "masked"), {"clip"}) == ""
-    assert unable(profile(), frozenset()) == ""
+    assert unable(profile("clip", "masked"), {"clip"}, "moon") == ""
+    assert unable(profile(), frozenset(), "moon") == ""

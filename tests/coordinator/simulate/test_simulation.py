@@ -349,12 +349,13 @@ def test_devices_choose_their_size_by_their_own_data_within_a_budget(tmp_path: P
 
 
 def test_a_simulation_that_was_stopped_surveys_nobody(tmp_path: Path):
-    source = Source.of(load(experiment(tmp_path), {}, []))
+    config = load(experiment(tmp_path), {}, [("simulate.workers", 1)])
+    source = Source.of(config)
     chosen, card = method("fedfa"), source.device(0).card()
     net = network("preresnet", card.inputs, card.outputs, card)
     settings = configure(chosen, {"choice": "zico"})
     asked = complete_card(Run("r", "fedfa", "preresnet", net, (), 8, "s"), chosen, settings)
-    workers = Workers(source, 1, "cpu")
+    workers = Workers(source, config)
     try:
         assert [found.keys() for found in workers.survey(2, asked)] == [{"zico"}, {"zico"}]
         workers.stop()

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from edge_agent.device.limits import Limits
-from edge_agent.join.training_process import check_allowed, serve
+from edge_agent.join.permission import check_allowed
+from edge_agent.join.training_process import serve
 from edge_agent.join.worker import Channel, Job
 from federated.errors import Refused
 from federated.task import Recipe, Task

@@ -40,6 +40,7 @@ def check_fedprox(toy):
     session.net.w.data.copy_(there)
     gradients, seen = [(there - floats(g["w"])) / lr, floats(g["task_grad"])], []
     hooks = Hooks(
+        "golden",
         loss=lambda s, x, truth: s.net.w @ gradients[s.step],
         step=lambda s: seen.append(s.net.w.grad.clone()),
     )
@@ -75,7 +76,10 @@ def check_scaffold(toy):
             session.net.w.data.copy_(session.received["w"])
             done = descend(
                 session,
-                Hooks(loss=lambda s, x, truth, h=h, m=m: 0.5 * h * (s.net.w - m).square().sum()),
+                Hooks(
+                    "golden",
+                    loss=lambda s, x, truth, h=h, m=m: 0.5 * h * (s.net.w - m).square().sum(),
+                ),
             )
             close(session.net.w, [expected["local"][index]])
             memories[index] = session.memory

@@ -272,7 +272,10 @@ def test_both_halves_find_the_least_sum_of_unequal_losses(toy, solver, reached):
             descend(
                 session,
                 Hooks(
-                    loss=lambda s, x, y, bend=bend, end=end: (bend / 2 * (s.net.w - end) ** 2).sum()
+                    "toy",
+                    loss=lambda s, x, y, bend=bend, end=end: (
+                        bend / 2 * (s.net.w - end) ** 2
+                    ).sum(),
                 ),
             )
             sent.append((whole, {"w": net.w.detach()}))

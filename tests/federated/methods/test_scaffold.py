@@ -157,7 +157,7 @@ def test_under_any_optimiser_what_a_device_keeps_is_the_mean_of_its_own_directio
             {"w": torch.zeros(4), "c/w": torch.full((4,), c)},
             {"c/w": torch.full((4,), ours)},
         )
-        assert descend(session, Hooks(loss=lambda s, x, truth: 2 * s.net.w.sum())).steps == 4
+        assert descend(session, Hooks("toy", loss=lambda s, x, truth: 2 * s.net.w.sum())).steps == 4
         kept.append(session.memory["c/w"])
         moved.append(session.net.w.detach())
         torch.testing.assert_close(session.sent["c/w"], kept[-1] - ours)

@@ -157,6 +157,7 @@ def test_every_tensor_of_a_level_is_trained(gamma):
         net, seen = build(level), dict[str, torch.Tensor]()
         session = open_session(net, level, chosen.recipe(state, level), data, seed=0)
         look = Hooks(
+            "toy",
             loss=weighted_loss,
             step=lambda s, seen=seen: seen.update(
                 (n, p.grad) for n, p in s.net.named_parameters() if p.grad is not None

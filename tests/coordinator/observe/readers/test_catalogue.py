@@ -75,9 +75,11 @@ def test_a_reader_that_raises_is_logged_and_dropped_and_the_others_go_on(
 def test_readers_of_other_packages_hear_a_whole_run_and_one_that_fails_does_not_end_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, "toy", {"espalier.readers": {"toy": "tests.support.toy_reader:count_events"}})
+    install(
+        tmp_path, "toy", {"espalier.readers": {"toy": "tests.support.toy_extensions:count_events"}}
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
-    readers = ["tests.support.toy_reader:fail_at_rounds", "toy"]
+    readers = ["tests.support.toy_extensions:fail_at_rounds", "toy"]
     done = federate(tmp_path, [Member("a0", digits(0, 1))], {**TINY, "observe.readers": readers})
     assert done.result.rounds == 2
     counted = json.loads((tmp_path / "runs" / RUN / "counts.json").read_text())

@@ -16,7 +16,7 @@ from federated.errors import Malformed, Refused, Unknown
 from federated.task import Update
 from federated.wire import tensors
 from federated.wire.codecs import update_file
-from federated.wire.codecs.catalogue import CODECS, codec, installed
+from federated.wire.codecs.catalogue import CODECS, codec, codec_names, find_codec
 from federated.wire.codecs.codec import Codec
 from models.families.catalogue import full, network
 from tests.support.plugins import install
@@ -98,12 +98,7 @@ NEGATED = Codec("negated", "minus", lambda t: {k: -v for k, v in t.items()},
 """
 
 
-@pytest.fixture
-def fresh() -> None:
-    installed.cache_clear()
-
-
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("forgotten_extensions")
 def test_an_installed_package_adds_a_codec_and_a_broken_one_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -112,12 +107,11 @@ def test_an_installed_package_adds_a_codec_and_a_broken_one_is_left_out(
     install(tmp_path, "toy-codecs", {"espalier.codecs": points})
     monkeypatch.syspath_prepend(str(tmp_path))
     assert codec("negated").encode({"w": np.ones(1)})["w"].tolist() == [-1.0]
-    assert set(installed()) == {*CODECS, "negated"}
+    assert set(codec_names()) == {*CODECS, "negated"}
     assert "codec 'broken' of the package toy-codecs" in caplog.text
-    installed.cache_clear()
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("forgotten_extensions")
 def test_a_name_from_a_message_imports_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,3 +120,5 @@ def test_a_name_from_a_message_imports_nothing(
     with pytest.raises(Unknown, match="unknown codec 'foreign_codec:NEGATED'; known: "):
         codec("foreign_codec:NEGATED")
     assert "foreign_codec" not in sys.modules
+    find_codec("foreign_codec:NEGATED")  # the owner of this machine names it
+    assert codec("foreign_codec:NEGATED").name == "negated"

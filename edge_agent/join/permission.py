@@ -1,0 +1,106 @@
+"""The code that a run may use on this device: of this package, of installed ones, and what the
+owner of the device named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from edge_agent.join.worker import Job
+from federated.errors import Refused, Unknown
+
+if TYPE_CHECKING:
+    from federated.method import Method
+
+__all__ = ["check_allowed", "check_family", "check_run", "load_own", "run_method"]
+
+
+def load_own(job: Job) -> None:
+    """Import the method and the codec that the owner named, so that messages may refer to them.
+    Raises ConfigError where one cannot be imported.
+    """
+    from federated.methods.catalogue import method
+    from federated.wire.codecs.catalogue import find_codec
+
+    if job.method:
+        method(job.method)
+    if job.codec:
+        find_codec(job.codec)
+
+
+def check_run(job: Job, card: Mapping[str, Any]) -> None:
+    """Check that this device has the code that a run's card names. The coordinator checks hooks and
+    codecs by the device's profile. Raises Refused, with what is missing and the remedy.
+
+    card: a `federated.wire.messages.Run` as plain values.
+    """
+    check_allowed(job, card)
+    # a setting may name networks, as recipfl's `models` does
+    for name in texts(card.get("settings", {})):
+        check_family(job, name)
+    if card.get("menu"):  # the method surveys this device
+        run_method(card["method"])
+
+
+def run_method(name: str) -> Method:
+    """The method of a run, whose name a message has. Raises Refused, with the remedy."""
+    from federated.methods.catalogue import loaded_method
+
+    try:
+        return loaded_method(name)
+    except Unknown as error:
+        raise Refused(f"{error}: {remedy('method', name)}") from error
+
+
+def check_allowed(job: Job, message: Any) -> None:
+    """Check that this device has the networks that a message names. A network of
+    `module:attribute` runs code of this device, so only the one that its owner named is built.
+
+    message: a run or a task as plain values; a menu and a recipe's options name networks too.
+    Raises Refused.
+    """
+    inner: tuple[Any, ...] = ()
+    if isinstance(message, dict):
+        inner = tuple(message.values())
+        if isinstance(family := message.get("family"), str):
+            check_family(job, family)
+            if ":" not in family and not has_family(family):
+                raise Refused(
+                    f"this run trains the network '{family}', which this device lacks: "
+                    f"{remedy('model', family)}"
+                )
+    elif isinstance(message, list | tuple):
+        inner = tuple(message)
+    for value in inner:
+        check_allowed(job, value)
+
+
+def has_family(name: str) -> bool:
+    """Whether this device can build the networks of a family."""
+    from models.families.catalogue import has_family
+
+    return has_family(name)
+
+
+def check_family(job: Job, family: str) -> None:
+    """Raises Refused for a network of `module:attribute` that the owner did not name."""
+    if ":" in family and family not in (job.model, job.model.partition("-")[0]):
+        raise Refused(f"this run trains the network '{family}': {remedy('model', family)}")
+
+
+def remedy(flag: str, name: str) -> str:
+    """What the owner of the device can do about code that is missing."""
+    if ":" in name:
+        return f"join with --{flag} {name} if you trust that code of yours"
+    return "install the package that adds it"
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    """All texts in plain values."""
+    if isinstance(value, str):
+        return (value,)
+    inner = value.values() if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping | list | tuple):
+        return ()
+    return tuple(text for one in inner for text in texts(one))
