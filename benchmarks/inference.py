@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from export import graph, variants, verify
+from export import onnx_export, variants, verify
 from export.quantize import quantize
 from export.verify import Array
 from federated.data.catalogue import central
@@ -102,7 +102,7 @@ def timed(model: str, side: int, goal: Goal, folder: Path) -> Speed:
     submodel = full(made)
     net = unlike(submodel)
     x = np.random.default_rng(0).integers(0, 256, (CALIBRATED, 3, side, side)).astype(np.uint8)
-    path = graph.export(
+    path = onnx_export.export(
         net,
         made,
         x[:2],
@@ -206,7 +206,7 @@ def learned(model: str, data: str, root: Path | None, steps: int, folder: Path) 
     train(net, submodel, recipe, whole, seed=0)
     examples = variants.split(*drawn(whole.x_held, whole.y_held))
     origin = {"run": "benchmark", "round": 0, "submodel": submodel.name}
-    graphs, absent = variants.made(folder, submodel, net, origin, examples, int8=True)
+    graphs, absent = variants.write_graphs(folder, submodel, net, origin, examples, int8=True)
     scores = {variant.kind: variant.accuracy for variant in graphs if variant.accuracy is not None}
     if len(scores) < 2:
         raise ExportError(

@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edge_agent.bench.row import resident
-from edge_agent.device.profile import time_step
+from edge_agent.bench.row_process import resident_memory
+from edge_agent.device.profiling import time_step
 from federated.data.dataset import Dataset
 from federated.device.trainers.catalogue import open_trainer
 from models.families.catalogue import menu, network
@@ -75,11 +75,11 @@ def main() -> None:
     )
     for submodel in order.submodels:
         data = examples(submodel.network.inputs, submodel.network.outputs, order.batch)
-        base = resident()[0]
+        base = resident_memory()[0]
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins now (proc(5))
         seconds = time_step(submodel, order.batch, data, trainer)
-        print(msgspec.json.encode(Taken(seconds, base, resident()[1])).decode(), flush=True)
+        print(msgspec.json.encode(Taken(seconds, base, resident_memory()[1])).decode(), flush=True)
 
 
 def examples(inputs: tuple[int, ...], outputs: int, count: int) -> Dataset:

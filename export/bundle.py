@@ -1,6 +1,7 @@
-"""A release: a folder with each submodel as ONNX graphs and as weights, and a `manifest.json` that
-describes each file and holds its digest. This module reads releases and imports no torch;
-`export.bundle_writer` writes them.
+"""Read a release: a folder with each submodel as ONNX graphs and weights, and a `manifest.json`
+with each file's description and digest.
+
+This module does not import torch; `export.bundle_writer` writes releases.
 """
 
 from __future__ import annotations
@@ -29,32 +30,37 @@ __all__ = [
     "File",
     "Kind",
     "Variant",
+    "accurate_variants",
     "check_of",
     "entry_of",
     "file_of",
     "files",
     "manifest",
     "read",
-    "right",
-    "usable",
+    "recommended_entries",
     "version",
     "weights_of",
 ]
 
 MANIFEST = "manifest.json"
-POINT = 0.01 + 1e-9  # of accuracy: what a graph of int8 may lose
+POINT = 0.01 + 1e-9  # accuracy that an int8 graph may lose
 CHECK = "check.tensors"
 FORMAT = 2
 
 Kind = Literal["fp32", "int8-u8s8", "int8-s8s8", "int8-dynamic"]
-"""How a graph computes: in float32, in int8 with unsigned or signed activations of fixed ranges, or
-with ranges found as it runs.
+"""How a graph computes: in float32, in int8 with unsigned or signed activations in fixed ranges,
+or in int8 with ranges found at run time.
 """
 
 
 @dataclass(frozen=True)
 class File:
-    """A file within a release: its name, its size (bytes) and its digest (sha256, hexadecimal)."""
+    """A file within a release.
+
+    name: file name
+    size: bytes
+    sha256: hexadecimal digest
+    """
 
     name: str
     size: int
@@ -63,13 +69,14 @@ class File:
 
 @dataclass(frozen=True)
 class Variant:
-    """One graph of a submodel. max_abs_diff: largest difference from PyTorch's outputs on real
-    examples.
+    """One graph of a submodel.
 
-    accuracy: on the release's labelled examples (of values: R2, of texts: of the tokens); None
-    where it has no labels.
-    agreement: share of the answers that are PyTorch's (of values: R2, its values taken for the
-    truth).
+    kind: how the graph computes
+    file: the ONNX file
+    max_abs_diff: largest difference from PyTorch's outputs on real examples
+    accuracy: on the release's labelled examples (for values R2, for texts per token); None without
+        labels
+    agreement: fraction of answers equal to PyTorch's (for values, R2 against PyTorch's)
     """
 
     kind: Kind
@@ -81,11 +88,15 @@ class Variant:
 
 @dataclass(frozen=True)
 class Entry:
-    """One submodel of a release. parameters, macs: how many, of one example; variants: fp32 first;
-    weights: as `weights_of` reads them.
+    """One submodel of a release.
 
-    absent: why it has no other variants. trained_updates: how many updates of its run trained it;
-    None where that is not known.
+    submodel: name of the submodel
+    parameters: number of parameters
+    macs: multiply-adds for one example
+    variants: graphs, fp32 first
+    weights: file that `weights_of` reads
+    absent: why other variants are missing
+    trained_updates: number of updates of the run that trained it, or None if unknown
     """
 
     submodel: str
@@ -98,19 +109,29 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """The submodel for a person, marked where no update trained it."""
+        """Display name of the submodel, marked if no update trained it."""
         return marked(self.submodel, untrained=self.trained_updates == 0)
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a manifest says. inputs, dtype: of one raw example; objective, outputs: as
-    `models.submodel.Network`; submodels: smallest first.
+    """Contents of a manifest.
 
-    classes: their names, where the data have any. examples: how many real ones the graphs were
-    compared on; labelled: whether their answers are known. calibrated: how many others gave int8
-    its ranges. preprocessing: what the graphs do to raw examples themselves, in raw units. check:
-    what `check_of` reads. about: further facts, by name.
+    run: name of the run
+    round: round that the weights are from
+    inputs: shape of one raw example
+    dtype: type of raw examples
+    objective: see `models.submodel.Network`
+    outputs: see `models.submodel.Network`
+    examples: number of real examples that the graphs were compared on
+    submodels: smallest first
+    check: file that `check_of` reads
+    classes: names of the classes, if known
+    labelled: whether the examples have labels
+    calibrated: number of other examples that the int8 ranges were found on
+    preprocessing: what the graphs do to raw examples, in raw units
+    about: further facts by name
+    format: version of the manifest's format
     """
 
     run: str
@@ -131,21 +152,20 @@ class Bundle:
 
 
 def read(folder: Path, submodel: str | None = None) -> Bundle:
-    """Reads a manifest and checks that every file is there, is the one it names, and is what it
-    says; with a submodel, the files of that one.
+    """Read a manifest and check that every file is present and agrees with it; with a submodel,
+    check only that submodel's files.
 
-    Raises ExportError for what is missing, foreign or damaged; Unknown for a submodel that is not
-    of it.
+    ExportError: a file is missing, foreign or damaged. Unknown: the release has no such submodel.
     """
     bundle = manifest(folder)
     for entry in bundle.submodels if submodel is None else [entry_of(bundle, submodel)]:
-        _agrees(folder, bundle, entry)
+        _check_entry(folder, bundle, entry)
     check_of(folder, bundle)
     return bundle
 
 
 def manifest(folder: Path) -> Bundle:
-    """Reads a manifest alone; its files may not be there. Raises ExportError."""
+    """Read a manifest alone, without checking that its files exist. Raises ExportError."""
     try:
         bundle = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Bundle)
     except OSError as error:
@@ -174,7 +194,7 @@ def manifest(folder: Path) -> Bundle:
 
 
 def version(folder: Path) -> str:
-    """What tells one release from another: the first 12 digits of its manifest's sha256. Raises
+    """Return the version of a release: the first 12 digits of its manifest's sha256. Raises
     ExportError.
     """
     try:
@@ -186,16 +206,16 @@ def version(folder: Path) -> str:
 
 
 def entry_of(bundle: Bundle, submodel: str) -> Entry:
-    """The entry of a submodel. Raises Unknown."""
+    """Return the entry of a submodel. Raises Unknown."""
     for entry in bundle.submodels:
         if entry.submodel == submodel:
             return entry
     raise Unknown("submodel", submodel, [entry.submodel for entry in bundle.submodels])
 
 
-def usable(bundle: Bundle) -> tuple[Entry, ...]:
-    """The submodels to recommend, smallest first: all but those that no update trained; these too
-    where there are no others.
+def recommended_entries(bundle: Bundle) -> tuple[Entry, ...]:
+    """Return the submodels to recommend, smallest first: the trained ones, or all if none was
+    trained.
     """
     return (
         tuple(entry for entry in bundle.submodels if entry.trained_updates != 0) or bundle.submodels
@@ -203,7 +223,7 @@ def usable(bundle: Bundle) -> tuple[Entry, ...]:
 
 
 def files(bundle: Bundle, submodel: str | None = None) -> tuple[File, ...]:
-    """All files but the manifest, or those that a device with this submodel needs. Raises
+    """Return all files but the manifest, or those that a device with this submodel needs. Raises
     Unknown.
     """
     chosen = bundle.submodels if submodel is None else (entry_of(bundle, submodel),)
@@ -218,25 +238,23 @@ def files(bundle: Bundle, submodel: str | None = None) -> tuple[File, ...]:
 
 
 def file_of(path: Path) -> File:
-    """A file that is there."""
+    """Describe an existing file."""
     return File(path.name, path.stat().st_size, verify.sha256(path))
 
 
-def right(entry: Entry) -> tuple[Variant, ...]:
-    """The variants that answer as well as the first, which is float32: less accurate by a point at
-    most; without labels, as often of one mind.
+def accurate_variants(entry: Entry) -> tuple[Variant, ...]:
+    """Return the variants as accurate as the float32 one: at most a point less accurate, or
+    without labels, at most a point less agreement.
     """
     first = entry.variants[0]
-    return tuple(variant for variant in entry.variants if _lost(first, variant) <= POINT)
+    return tuple(variant for variant in entry.variants if _accuracy_loss(first, variant) <= POINT)
 
 
 def check_of(folder: Path, bundle: Bundle) -> tuple[Array, dict[str, Array]]:
-    """Raw inputs of noise [n, *inputs], of no one's data, and what each graph, by its file's name,
-    said of them when it was made.
-
-    Raises ExportError.
+    """Return random raw inputs [n, *inputs] and each graph's recorded outputs for them, by file
+    name. Raises ExportError.
     """
-    _, found = _tensors(folder, bundle.check)
+    _, found = _read_tensors(folder, bundle.check)
     if "x" not in found:
         raise ExportError(
             f"{folder / bundle.check.name}: expected inputs 'x', found "
@@ -246,22 +264,22 @@ def check_of(folder: Path, bundle: Bundle) -> tuple[Array, dict[str, Array]]:
 
 
 def weights_of(folder: Path, entry: Entry) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The submodel as plain values (of a `models.submodel.Submodel`), and its parameters and
-    running statistics by name. Raises ExportError.
+    """Return the submodel as plain values (of a `models.submodel.Submodel`), and its parameters
+    and running statistics by name. Raises ExportError.
     """
-    return _tensors(folder, entry.weights)
+    return _read_tensors(folder, entry.weights)
 
 
-def _lost(first: Variant, variant: Variant) -> float:
+def _accuracy_loss(first: Variant, variant: Variant) -> float:
     if variant is first:
         return 0.0
     known = first.accuracy is not None and variant.accuracy is not None
-    # known: neither is None
+    # `known` means that neither is None
     lost = first.accuracy - variant.accuracy if known else 1 - variant.agreement  # type: ignore[operator]
     return lost if math.isfinite(lost) else math.inf
 
 
-def _tensors(folder: Path, file: File) -> tuple[dict[str, Any], dict[str, Array]]:
+def _read_tensors(folder: Path, file: File) -> tuple[dict[str, Any], dict[str, Array]]:
     path = folder / file.name
     try:
         data = path.read_bytes()
@@ -274,7 +292,7 @@ def _tensors(folder: Path, file: File) -> tuple[dict[str, Any], dict[str, Array]
         raise ExportError(f"{path}: {error}") from error
 
 
-def _agrees(folder: Path, bundle: Bundle, entry: Entry) -> None:
+def _check_entry(folder: Path, bundle: Bundle, entry: Entry) -> None:
     weights_of(folder, entry)
     for variant in entry.variants:
         session = verify.load(folder / variant.file.name, variant.file.sha256)
@@ -291,5 +309,5 @@ def _agrees(folder: Path, bundle: Bundle, entry: Entry) -> None:
         found = (*origin, session.inputs, session.dtype.name, session.objective, session.outputs)
         if said != found:
             raise ExportError(
-                f"{folder / variant.file.name}: expected {said} as {MANIFEST} says, found {found}"
+                f"{folder / variant.file.name}: expected {said} as in {MANIFEST}, found {found}"
             )

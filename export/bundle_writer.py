@@ -1,4 +1,4 @@
-"""Writes a release: exports every network, measures its graphs, and writes the manifest last."""
+"""Write a release: export every network, measure its graphs, and write the manifest last."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ __all__ = ["Contents", "write"]
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What a release is made from.
+    """Contents of a new release.
 
-    run: name of the run.
-    round: number of the round that the weights are from.
-    nets: networks by submodel, all for the same inputs and outputs, batch norm calibrated.
-    examples: raw examples [n >= 2, *inputs] to measure with, for texts with hidden tokens.
-    truth: the right answers to the examples, or None if they are not known.
-    calibration: other raw examples to find the ranges of int8 on; None keeps back the first of
-        `examples`.
-    int8: whether to try int8 graphs. One that fails is left out, and its entry states why.
-    classes: names of the classes, if known.
-    about: further facts for the model card, such as the method.
-    trained: number of updates that trained each submodel, by name, where known.
+    run: name of the run
+    round: number of the round that the weights are from
+    nets: networks by submodel, all for the same inputs and outputs, batch norm calibrated
+    examples: raw examples [n >= 2, *inputs] to measure with, for texts with hidden tokens
+    truth: labels of the examples, or None if unknown
+    calibration: other raw examples to find int8 ranges on; None sets aside the first of `examples`
+    int8: whether to try int8 graphs. A graph that fails is left out, and its entry states why.
+    classes: names of the classes, if known
+    about: further facts for the model card, such as the method
+    trained: number of updates that trained each submodel, by name, where known
     """
 
     run: str
@@ -52,10 +51,12 @@ class Contents:
 def write(
     folder: Path, contents: Contents, on_entry: Callable[[Entry], None] | None = None
 ) -> Bundle:
-    """Export every network and measure each of its graphs beside PyTorch; write the model card, and
-    the manifest last. on_entry: called with each finished submodel.
+    """Export every network and compare each of its graphs with PyTorch; write the model card,
+    then the manifest.
 
-    Raises ExportError, also if a file disagrees with its network; DataError; MissingExtra.
+    on_entry: called with each finished submodel
+    ExportError: an export failed, or a file disagrees with its network. Also raises DataError and
+        MissingExtra.
     """
     network = _network(folder, contents)
     examples = _examples(contents)
@@ -63,7 +64,7 @@ def write(
     entries = []
     for submodel, net in contents.nets.items():
         origin = {"run": contents.run, "round": contents.round, "submodel": submodel.name}
-        made = variants.entry(folder, submodel, net, origin, examples, int8=contents.int8)
+        made = variants.write_entry(folder, submodel, net, origin, examples, int8=contents.int8)
         entries.append(replace(made, trained_updates=contents.trained.get(submodel.name)))
         if on_entry is not None:
             on_entry(entries[-1])
@@ -79,7 +80,7 @@ def write(
         network.outputs,
         len(examples.x),
         tuple(entries),
-        variants.check(folder, tokens, entries, contents.examples),
+        variants.write_check(folder, tokens, entries, contents.examples),
         contents.classes,
         labelled=contents.truth is not None,
         calibrated=len(examples.calibration),
@@ -94,7 +95,7 @@ def write(
 
 
 def _network(folder: Path, contents: Contents) -> Network:
-    """One of the networks, after checking that all have the same inputs and outputs."""
+    """Return one of the networks after checking that all have the same inputs and outputs."""
     found = {(s.network.inputs, s.network.objective, s.network.outputs) for s in contents.nets}
     if len(found) != 1:
         raise ExportError(
@@ -105,7 +106,7 @@ def _network(folder: Path, contents: Contents) -> Network:
 
 
 def _examples(contents: Contents) -> variants.Examples:
-    """Divide the examples into those that measure and those that calibrate."""
+    """Split the examples into those for measuring and those for calibration."""
     if contents.calibration is None and contents.int8:
         return variants.split(contents.examples, contents.truth)
     calibration = contents.examples[:0] if contents.calibration is None else contents.calibration

@@ -1,4 +1,4 @@
-"""How long a call takes, one at a time: percentiles after a warm-up. No torch here."""
+"""Measure the latency of single calls: percentiles after a warm-up. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Latency", "latency"]
+__all__ = ["Latency", "measure_latency"]
 
-WARM_UP = 10  # calls not counted
-RUNS = 100  # and at least so many that are
-SECONDS = 3.0  # for at least so long
+WARM_UP = 10  # calls before the measurement
+RUNS = 100  # minimum number of measured calls
+SECONDS = 3.0  # minimum duration of the measurement
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds of one call: the least, the percentiles and how many calls they are of. p90 is the
-    headline.
+    """Seconds per call.
+
+    least: the fastest call
+    p50, p90, p95, p99: percentiles; p90 is the headline
+    runs: number of measured calls
     """
 
     least: float
@@ -29,14 +32,14 @@ class Latency:
     runs: int
 
 
-def latency(
+def measure_latency(
     call: Callable[[], object],
     *,
     warm_up: int = WARM_UP,
     runs: int = RUNS,
     seconds: float = SECONDS,
 ) -> Latency:
-    """Calls at least `runs` times and for at least `seconds`, one after the other (single stream,
+    """Measure at least `runs` calls for at least `seconds`, one after the other (single stream,
     as a device answers).
     """
     for _ in range(warm_up):

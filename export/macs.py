@@ -1,9 +1,8 @@
-"""What an exported graph costs: a count over the file itself, which owes nothing to `models.cost`.
+"""Count an exported graph's cost from the file itself, independently of `models.cost`.
 
-The exporter folds a batch norm into the convolution or linear before it, and leaves statistics
-beside the others: so a file has other parameters than its network, but the same weights,
-multiply-adds and function. Two tensors that are equal to the last bit are stored, and counted,
-once.
+The exporter folds a batch norm into the preceding convolution or linear layer, and stores the
+statistics of other norms. A file therefore has other parameters than its network, but the same
+weights, multiply-adds and function. Identical tensors are stored, and counted, once.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Count:
-    """parameters: floating-point numbers stored in the file. weights: those of them that multiply,
-    in convolutions and matrix products.
+    """Cost of a graph.
 
-    macs: multiply-adds of both for one example.
+    parameters: floating-point numbers stored in the file
+    weights: those used in convolutions and matrix products
+    macs: multiply-adds of convolutions and matrix products for one example
     """
 
     parameters: int
@@ -35,10 +35,11 @@ class Count:
 
 
 def count(path: Path) -> Count:
-    """Counts one example's pass through an ONNX file. Raises ExportError for what is no ONNX file,
-    or of unknown shapes; MissingExtra.
+    """Count one example's pass through an ONNX file.
+
+    ExportError: not an ONNX file, or its shapes are unknown. MissingExtra: onnx is not installed.
     """
-    onnx = _onnx()
+    onnx = _import_onnx()
     try:
         model = onnx.inliner.inline_local_functions(onnx.load(path))
         shapes = _shapes(onnx, model)
@@ -64,7 +65,7 @@ def count(path: Path) -> Count:
 
 
 def origin(name: str, graph: Any) -> str:
-    """The value that another is a mere view of."""
+    """Return the value that another is a view of."""
     makers = {
         output: node for node in graph.node if node.op_type in VIEWS for output in node.output
     }
@@ -74,30 +75,28 @@ def origin(name: str, graph: Any) -> str:
 
 
 def convolution(node: Any, shapes: Mapping[str, Shape]) -> int:
-    """Weight [O, I/groups, *kernel]: each number of the output is a sum over one filter."""
+    """Weight [O, I/groups, *kernel]: each output number is a sum over one filter."""
     return math.prod(shapes[node.output[0]]) * math.prod(shapes[node.input[1]][1:])
 
 
-def transposed(node: Any, shapes: Mapping[str, Shape]) -> int:
-    """Weight [I, O/groups, *kernel]: each number of the input is multiplied with one filter."""
+def transposed_convolution(node: Any, shapes: Mapping[str, Shape]) -> int:
+    """Weight [I, O/groups, *kernel]: each input number is multiplied with one filter."""
     return math.prod(shapes[node.input[0]]) * math.prod(shapes[node.input[1]][1:])
 
 
 def product(node: Any, shapes: Mapping[str, Shape]) -> int:
-    """Of matrices [..., M, K] and [..., K, N]."""
+    """Matrices [..., M, K] and [..., K, N]."""
     return math.prod(shapes[node.output[0]]) * shapes[node.input[0]][-1]
 
 
-def general(node: Any, shapes: Mapping[str, Shape]) -> int:
-    """Of matrices [M, K] and [K, N], the first perhaps turned over; what is added afterwards is not
-    counted.
-    """
+def gemm(node: Any, shapes: Mapping[str, Shape]) -> int:
+    """Matrices [M, K] and [K, N], the first possibly transposed; the addition is not counted."""
     turned = any(a.name == "transA" and a.i for a in node.attribute)
     return math.prod(shapes[node.output[0]]) * shapes[node.input[0]][0 if turned else 1]
 
 
 def einsum(node: Any, shapes: Mapping[str, Shape]) -> int:
-    """One for each value of all the letters together."""
+    """One multiply-add per combination of all indices."""
     equation = next(a.s.decode() for a in node.attribute if a.name == "equation")
     terms = equation.replace(" ", "").partition("->")[0].split(",")
     sizes = {
@@ -110,9 +109,9 @@ def einsum(node: Any, shapes: Mapping[str, Shape]) -> int:
 
 MACS: dict[str, Callable[[Any, Mapping[str, Shape]], int]] = {
     "Conv": convolution,
-    "ConvTranspose": transposed,
+    "ConvTranspose": transposed_convolution,
     "Einsum": einsum,
-    "Gemm": general,
+    "Gemm": gemm,
     "MatMul": product,
 }
 
@@ -121,8 +120,8 @@ VIEWS = ("Cast", "DequantizeLinear", "Identity", "Reshape", "Squeeze", "Transpos
 
 
 def _shapes(onnx: Any, model: Any) -> dict[str, Shape]:
-    """Shape of every value that is known, for a batch of 1."""
-    del model.graph.value_info[:]  # noted for any batch
+    """Return all known shapes, for a batch of 1."""
+    del model.graph.value_info[:]  # recorded for a variable batch
     for value in model.graph.input:
         value.type.tensor_type.shape.dim[0].dim_value = 1
     for value in model.graph.output:
@@ -145,7 +144,7 @@ def _floating(onnx: Any) -> tuple[int, ...]:
     )
 
 
-def _onnx() -> Any:
+def _import_onnx() -> Any:
     try:
         import onnx
         import onnx.inliner

@@ -1,12 +1,10 @@
-"""What a release says of itself to people: a model card in Markdown, made of what its manifest
-holds and of nothing else. No torch here.
-"""
+"""Write a release's model card in Markdown from its manifest alone. Does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from export.bundle import Bundle, Entry, Variant, files, usable
+from export.bundle import Bundle, Entry, Variant, files, recommended_entries
 
 __all__ = ["NAME", "text"]
 
@@ -26,19 +24,19 @@ SCORES = {
 
 
 def text(bundle: Bundle) -> str:
-    """The card of a release."""
+    """Return the model card of a release."""
     parts = [
-        _what(bundle),
+        _summary(bundle),
         _inputs(bundle),
         _variants(bundle),
-        _measured(bundle),
-        _use(bundle),
+        _measurements(bundle),
+        _usage(bundle),
         _files(bundle),
     ]
     return "\n\n".join([f"# {bundle.run}, round {bundle.round}", *parts]) + "\n"
 
 
-def _what(bundle: Bundle) -> str:
+def _summary(bundle: Bundle) -> str:
     says = ANSWERS[bundle.objective].format(outputs=bundle.outputs)
     several = (
         f"{len(bundle.submodels)} submodels of one network, each a part of the next larger ones"
@@ -47,16 +45,16 @@ def _what(bundle: Bundle) -> str:
     )
     facts = "".join(f"\n- {name}: {value}" for name, value in bundle.about.items())
     return (
-        f"{several}, learned by a federation of devices whose data did not leave them. Answers "
-        f"{says}.\n\n- run: {bundle.run}{facts}"
+        f"{several}, trained with federated learning: the training data never left the devices. "
+        f"Predicts {says}.\n\n- run: {bundle.run}{facts}"
     ).rstrip()
 
 
 def _inputs(bundle: Bundle) -> str:
     shape = ", ".join(map(str, bundle.inputs))
     lines = [
-        f"Raw examples, {bundle.dtype} [batch, {shape}], as the devices hold them. What "
-        "else is needed is inside the graphs:"
+        f"Raw examples, {bundle.dtype} [batch, {shape}], as stored on the devices. The graphs "
+        "include all preprocessing:"
     ]
     shown = {name: value for name, value in bundle.preprocessing.items() if name != "inside"}
     lines += [f"- {name}: {_numbers(value)}" for name, value in shown.items()] or ["- nothing"]
@@ -118,36 +116,36 @@ def _row(bundle: Bundle, entry: Entry, variant: Variant) -> str:
     )
 
 
-def _measured(bundle: Bundle) -> str:
+def _measurements(bundle: Bundle) -> str:
     known = (
         "labelled examples"
         if bundle.labelled
-        else "examples without labels, so that no accuracy is known"
+        else "examples without labels, so the accuracy is unknown"
     )
     lines = [
         f"Each graph was run on {bundle.examples} real {known} and compared with "
-        "PyTorch; the largest difference is of any number of its output.",
+        "PyTorch; the largest difference is over all numbers of the outputs.",
     ]
     if any(len(entry.variants) > 1 for entry in bundle.submodels):
         lines.append(
             f"The ranges of int8 were found on {bundle.calibrated} other examples. A "
-            "device takes the fastest graph that loses a point at most."
+            "device uses the fastest graph that loses at most one point of accuracy."
         )
     lines.append(
-        "Not measured here: latency, which each device measures for itself; how right "
-        "it is on data of another kind than the run's; "
-        "whether it treats groups of people alike."
+        "Not measured here: latency, which each device measures itself; accuracy on data unlike "
+        "the run's; fairness between groups of people."
     )
-    return "\n".join(["## What was measured, and what not", "", *lines])
+    return "\n".join(["## Measurements and limits", "", *lines])
 
 
-def _use(bundle: Bundle) -> str:
+def _usage(bundle: Bundle) -> str:
+    submodel = recommended_entries(bundle)[-1].submodel
     return "\n".join(
         [
             "## Use",
             "",
             "```",
-            f"edge-agent infer --model . --submodel {usable(bundle)[-1].submodel} INPUTS",
+            f"edge-agent infer --model . --submodel {submodel} INPUTS",
             "```",
         ]
     )

@@ -1,5 +1,5 @@
-"""Releases on a broker: the files of each version as retained chunks, and a retained card that says
-which version is for whom. No torch here.
+"""Releases on a broker: the files of each version as retained chunks, and a retained card that
+assigns versions to agents. Does not import torch.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from federated.wire.release_files import Release, Serving, Version
 
 __all__ = [
     "SETTLE",
-    "Published",
+    "PublishedReleases",
     "announce",
     "confirm",
     "publish",
-    "published",
+    "read_published",
     "version_of",
     "withdraw",
 ]
 
-SETTLE = 1.0  # seconds of silence after which a broker has shown all that it retains
-# seconds for a broker to show what was published: a busy one may stop for some, to write to its
-# disk say
+SETTLE = 1.0  # seconds of silence after which all retained messages have arrived
+# seconds to wait for the broker to deliver what was published; a busy broker may pause, for example
+# to write to disk
 PATIENCE = 60.0
 
 
 @dataclass
-class Published:
-    """What a broker retains of a run's releases: its card, manifests by version and file, and what
-    agents answer with.
+class PublishedReleases:
+    """Retained messages of a run's releases.
+
+    card: the release card, if any
+    manifests: manifests by (version, file)
+    servings: serving reports by agent
     """
 
     card: Release | None = None
@@ -45,7 +48,7 @@ class Published:
     servings: dict[str, Serving] = field(default_factory=dict)
 
     def hear(self, delivery: Delivery) -> None:
-        """Takes a delivery in; of what is withdrawn, forgets it. Anything else is passed over."""
+        """Record a delivery; a withdrawn message is removed, anything else is ignored."""
         place = topics.parse(delivery.topic)
         if place is None or place.kind not in ("card", "manifest", "release"):
             return
@@ -65,10 +68,10 @@ class Published:
 
 
 def version_of(folder: Path, run: str, assignment: Mapping[str, str]) -> Version:
-    """What a card says of a release folder, all of which is checked first. assignment: agent ->
-    name of its submodel.
+    """Check a release folder and return its version record for the card.
 
-    Raises ExportError for a folder that is no whole release of this run.
+    assignment: agent -> name of its submodel
+    ExportError: the folder is not a complete release of this run.
     """
     found = bundle.read(folder)
     if found.run != run:
@@ -83,11 +86,11 @@ def version_of(folder: Path, run: str, assignment: Mapping[str, str]) -> Version
     return Version(digest[:12], found.round, digest, len(data), submodels, served, untrained)
 
 
-def published(link: Link, run: str, clock: Callable[[], float]) -> Published:
-    """What the broker retains of a run's releases; the link hears of changes from now on. Raises
-    LinkError.
+def read_published(link: Link, run: str, clock: Callable[[], float]) -> PublishedReleases:
+    """Return the retained messages of a run's releases, and keep the link subscribed to changes.
+    Raises LinkError.
     """
-    found = Published()
+    found = PublishedReleases()
     for pattern in (
         topics.release_card(run),
         topics.release_manifests(run),
@@ -106,10 +109,10 @@ def published(link: Link, run: str, clock: Callable[[], float]) -> Published:
 def publish(
     link: Link, run: str, folder: Path, there: Mapping[tuple[str, str], messages.Manifest]
 ) -> dict[tuple[str, str], messages.Manifest]:
-    """Publishes the files of a release; those that are `there` already are left alone. What it
-    published.
+    """Publish the files of a release except those already published (`there`), and return the
+    manifests of the new ones.
 
-    Raises ExportError for files that are not what the manifest says, LinkError.
+    ExportError: a file does not match the manifest. Also raises LinkError.
     """
     version, sent = bundle.version(folder), {}
     for file in (*bundle.files(bundle.manifest(folder)), bundle.file_of(folder / bundle.MANIFEST)):
@@ -128,24 +131,28 @@ def publish(
 
 
 def announce(link: Link, card: Release) -> None:
-    """Publishes the card, of versions whose files are there: who sees it can have the rest. Raises
-    LinkError.
+    """Publish the card. All files of its versions must be published first, so that every reader
+    can download them. Raises LinkError.
     """
     link.publish(topics.release_card(card.run), envelope.encode(card), retain=True)
 
 
-def confirm(link: Link, found: Published, card: Release, clock: Callable[[], float]) -> None:
-    """Returns once the broker shows a card that was announced, and so has all that was published
-    before it: a link that is closed earlier leaves out what a broker did not take within a few
-    seconds. found: what the link hears, without a card until then. Raises LinkError.
+def confirm(
+    link: Link, found: PublishedReleases, card: Release, clock: Callable[[], float]
+) -> None:
+    """Wait until the broker delivers the announced card, which proves that it has everything
+    published before it: closing a link earlier drops what a broker did not accept within a
+    few seconds.
+
+    found: messages received over the link, without the card so far
+    LinkError: the broker does not deliver it in time.
     """
     until = clock() + PATIENCE
     while found.card != card:
         if clock() >= until:
-            again = f"coordinator release {card.run} publishes it again"
             raise LinkError(
-                f"the broker does not show what is released within {PATIENCE:.0f} s, so "
-                f"agents may not hear of it: {again}"
+                f"the broker did not confirm the release within {PATIENCE:.0f} s, so agents may "
+                f"not receive it; publish it again with: coordinator release {card.run}"
             )
         delivery = link.receive(0.2)
         if delivery is not None:
@@ -155,7 +162,7 @@ def confirm(link: Link, found: Published, card: Release, clock: Callable[[], flo
 def withdraw(
     link: Link, run: str, keep: Collection[str], there: Mapping[tuple[str, str], messages.Manifest]
 ) -> None:
-    """Clears the files of all versions but these. Raises LinkError."""
+    """Clear the files of all versions except `keep`. Raises LinkError."""
     for (version, file), manifest in there.items():
         if version not in keep:
             transfer.withdraw(link, topics.release(run, version, file), manifest)

@@ -1,10 +1,11 @@
-"""A graph of float32 made one of int8: smaller, and faster where the processor multiplies bytes.
+"""Quantise a float32 graph to int8: smaller, and faster on processors with fast int8 arithmetic.
 
-Static: each activation has one range, found on real examples as its smallest and largest value;
-weights have one per channel. The raw input and its normalisation stay as they are, and so do the
-units of values at the end. A convolutional network is int8 throughout; of one with attention only
-the products are, since what lies between them (softmax, layer norm, gelu) loses more than it gains.
-Dynamic: ranges are found as the graph runs, which pays for matrices alone.
+Static: each activation has one range, its smallest and largest value on real examples; weights have
+    one range per channel. The raw input, its normalisation and the final conversion of values to
+    raw units stay in float32. A convolutional network is entirely int8. In a network with attention
+    only the matrix products are: quantising the operations between them (softmax, layer norm, gelu)
+    loses more than it gains.
+Dynamic: ranges are found at run time, which is only worthwhile for matrix products.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from export.verify import INPUT, Array, load
 from federated.errors import ExportError, MissingExtra
 from federated.runtime import files
 
-__all__ = ["kinds", "quantize"]
+__all__ = ["available_kinds", "quantize"]
 
-BATCH = 32  # examples calibrated at a time
+BATCH = 32  # examples per calibration batch
 PRODUCTS = ("Conv", "Gemm", "MatMul")
-TABLES = ("Gather",)  # of embeddings
+TABLES = ("Gather",)  # lookups in embeddings
 UNITS = ("Add", "Mul")
-ATTENTION = "Softmax"  # no network of ours ends in one: its logits are the answer
+ATTENTION = "Softmax"  # no exported network ends in a softmax: its outputs are logits
 
 
-def kinds(path: Path) -> tuple[Kind, ...]:
-    """What a graph can be made: dynamic, too, where it has attention. Raises ExportError,
-    MissingExtra.
+def available_kinds(path: Path) -> tuple[Kind, ...]:
+    """Return the int8 kinds that a graph supports; dynamic only with attention. Raises
+    ExportError, MissingExtra.
     """
     onnx, _ = _libraries()
     static: tuple[Kind, ...] = ("int8-u8s8", "int8-s8s8")
@@ -44,21 +45,24 @@ def kinds(path: Path) -> tuple[Kind, ...]:
 
 
 def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
-    """Writes a graph of `export.graph.export` as int8, and returns its path.
+    """Write a graph of `export.onnx_export.export` as int8 and return its path.
 
-    kind: "int8-u8s8" or "int8-s8s8": activations unsigned or signed, of ranges that the examples
-    had; "int8-dynamic": of ranges found as it runs, for graphs with attention. examples: real raw
-    ones [n >= 1, *inputs] to calibrate on. The properties stay, and say what was done. Raises
-    ExportError for what cannot be quantised so, or is no graph of ours; DataError for unfit
-    examples; MissingExtra.
+    kind: "int8-u8s8" or "int8-s8s8": unsigned or signed activations with ranges found on the
+        examples; "int8-dynamic": ranges found at run time, for graphs with attention
+    examples: real raw examples [n >= 1, *inputs] to calibrate on
+
+    The graph's properties are kept, with a record of the quantisation.
+
+    ExportError: the graph cannot be quantised this way, or was not exported by this project.
+        DataError: the examples do not fit. MissingExtra: onnx is not installed.
     """
     if kind == "fp32":
         raise ExportError(f"{path}: expected a kind of int8 to quantise to, found '{kind}'")
-    load(path).predict(examples[:1])  # one of ours, and fit for these
+    load(path).predict(examples[:1])  # checks the graph and the examples
     onnx, _ = _libraries()
     found = _operators(onnx, path)
     if kind == "int8-dynamic" and ATTENTION not in found:
-        raise ExportError(f"{path}: {kind} is for graphs with attention: others are slower by it")
+        raise ExportError(f"{path}: {kind} slows down graphs without attention; use another kind")
     if not found & set(PRODUCTS) or not len(examples):
         raise ExportError(
             f"{path}: expected products and examples to quantise, found "
@@ -66,16 +70,18 @@ def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
         )
     with tempfile.TemporaryDirectory(prefix="espalier-") as folder, _quiet():
         try:
-            made = _made(path, kind, examples, Path(folder), attention=ATTENTION in found)
+            made = _quantized_model(
+                path, kind, examples, Path(folder), attention=ATTENTION in found
+            )
             seen = 0 if kind == "int8-dynamic" else len(examples)
-            _inherit(
+            _copy_properties(
                 onnx,
                 made,
                 path,
                 {"kind": kind, "examples": seen, "onnxruntime": onnxruntime.__version__},
             )
             onnx.checker.check_model(made, full_check=True)
-        except Exception as error:  # the tools' errors share no base class
+        except Exception as error:  # the libraries' errors share no base class
             raise ExportError(
                 f"{path}: cannot be quantised to {kind}: {type(error).__name__}: "
                 f"{' '.join(str(error).split())[:200]}"
@@ -85,16 +91,22 @@ def quantize(path: Path, kind: Kind, examples: Array, out: Path) -> Path:
     return out
 
 
-def _made(path: Path, kind: Kind, examples: Array, folder: Path, *, attention: bool) -> Any:
-    """The quantised graph. folder: for files of the tools; attention: whether the graph has it."""
+def _quantized_model(
+    path: Path, kind: Kind, examples: Array, folder: Path, *, attention: bool
+) -> Any:
+    """Return the quantised graph.
+
+    folder: for temporary files
+    attention: whether the graph has attention
+    """
     onnx, tools = _libraries()
     prepared, out = folder / "prepared.onnx", folder / "made.onnx"
-    # folds what is constant, such as a weight's new shape
+    # folds constants, such as a reshaped weight
     tools.shape_inference.quant_pre_process(path, prepared, skip_symbolic_shape=True)
     weights = {"per_channel": True, "weight_type": tools.QuantType.QInt8}
     if kind == "int8-dynamic":
         model = onnx.load(prepared)
-        # it speaks of the float weights, which the tool then fails to replace
+        # it refers to the float weights, which quantize_dynamic then fails to replace
         del model.graph.value_info[:]
         tools.quantize_dynamic(
             model, out, op_types_to_quantize=["Gemm", "MatMul", *TABLES], **weights
@@ -102,7 +114,7 @@ def _made(path: Path, kind: Kind, examples: Array, folder: Path, *, attention: b
     else:
         activations = tools.QuantType.QUInt8 if kind == "int8-u8s8" else tools.QuantType.QInt8
         only = [*PRODUCTS, *TABLES] if attention else None
-        kept = _units(onnx.load(prepared).graph)
+        kept = _unit_nodes(onnx.load(prepared).graph)
         tools.quantize_static(
             prepared,
             out,
@@ -115,9 +127,9 @@ def _made(path: Path, kind: Kind, examples: Array, folder: Path, *, attention: b
     return onnx.load(out)
 
 
-def _units(graph: Any) -> list[str]:
-    """The nodes that give values their raw units at the end: one range for values of unlike units
-    would leave the smallest without digits.
+def _unit_nodes(graph: Any) -> list[str]:
+    """Return the nodes that convert values to raw units at the end: a shared range for values of
+    different units would leave the smallest without precision.
     """
     makers = {output: node for node in graph.node for output in node.output}
     constants = {tensor.name for tensor in graph.initializer}
@@ -135,7 +147,7 @@ def _units(graph: Any) -> list[str]:
 
 
 class _Reader:
-    """The examples, a batch at a time, as the calibration asks for them."""
+    """Feed the examples to the calibration in batches."""
 
     def __init__(self, examples: Array) -> None:
         self._batches = iter(
@@ -149,8 +161,8 @@ class _Reader:
         return self._batches
 
 
-def _inherit(onnx: Any, made: Any, path: Path, done: dict[str, object]) -> None:
-    """Gives what the tools made the properties of what it was made from, and leaves it the operator
+def _copy_properties(onnx: Any, made: Any, path: Path, done: dict[str, object]) -> None:
+    """Copy the properties of the original graph to the quantised one, and keep only the operator
     sets that it uses.
     """
     model = onnx.load(path)
@@ -187,9 +199,7 @@ def _libraries() -> tuple[Any, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The tools advise on the root logger and warn of their own deprecations; neither is news to
-    whoever exports.
-    """
+    """Silence the libraries' advice on the root logger and their own deprecation warnings."""
     before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,5 +1,5 @@
-"""The graphs of one submodel: float32 as exported, int8 as quantised, each measured on real
-examples beside PyTorch; and a check of all.
+"""Write the graphs of one submodel, in float32 and int8, and compare each with PyTorch on real
+examples; also write the self-test of a release.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from export import graph, verify
+from export import onnx_export, verify
 from export.bundle import CHECK, Entry, File, Kind, Variant, file_of
-from export.quantize import kinds, quantize
+from export.quantize import available_kinds, quantize
 from export.verify import Array, Output
 from federated.engine.tallies import Tally, add, metrics
 from federated.errors import ExportError
@@ -25,21 +25,24 @@ from federated.wire import tensors
 from models.cost import cost
 from models.submodel import Network, Submodel
 
-__all__ = ["TOLERANCE", "Examples", "check", "entry", "made", "split"]
+__all__ = ["TOLERANCE", "Examples", "split", "write_check", "write_entry", "write_graphs"]
 
-# of the largest output (or of 1): float32 in another order of additions; measured 1e-7 for a
+# relative to the largest output (or 1), for float32 sums in another order; measured 1e-7 for a
 # PreResNet of 12 blocks
 TOLERANCE = 1e-4
-CALIBRATED = 128  # examples at most: more move no range of a trained network that matters
-FEWEST = 4  # with fewer to calibrate on, ranges would be chance
-TRIES = 8  # inputs of the self-test
-BATCH = 64  # compared at a time, which a large network in PyTorch must have room for
+CALIBRATED = 128  # maximum number of examples: more hardly change the ranges of a trained network
+FEWEST = 4  # with fewer calibration examples, ranges would be arbitrary
+TRIES = 8  # number of inputs of the self-test
+BATCH = 64  # examples per comparison batch, limited by the memory of a large network in PyTorch
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Real raw examples x [n, *inputs], what each should be answered, truth [n, ...] or None, and
-    others to calibrate int8 on, or none.
+    """Real raw examples.
+
+    x: examples to measure with [n, *inputs]
+    truth: their labels [n, ...], or None
+    calibration: other examples to calibrate int8 on; may be empty
     """
 
     x: Array
@@ -48,12 +51,12 @@ class Examples:
 
 
 def split(x: Array, truth: Array | None) -> Examples:
-    """The first examples to calibrate on, half of them at most, the others to measure with."""
+    """Use the first examples, at most half, for calibration and the rest for measuring."""
     n = min(CALIBRATED, len(x) // 2)
     return Examples(x[n:], None if truth is None else truth[n:], x[:n])
 
 
-def made(
+def write_graphs(
     folder: Path,
     submodel: Submodel,
     net: nn.Module,
@@ -62,18 +65,19 @@ def made(
     *,
     int8: bool,
 ) -> tuple[tuple[Variant, ...], tuple[str, ...]]:
-    """Writes the graphs of a submodel into a folder: the variants, float32 first, and why others
-    are absent.
+    """Write the graphs of a submodel into a folder. Return the variants, float32 first, and why
+    others are absent.
 
-    origin: run, round and submodel, for the graphs' properties. Raises ExportError for what cannot
-    be exported, or disagrees with the network in float32; DataError; MissingExtra.
+    origin: run, round and submodel, for the graphs' properties
+    ExportError: the network cannot be exported, or its float32 graph disagrees with it. Also raises
+        DataError and MissingExtra.
     """
-    path = graph.export(
+    path = onnx_export.export(
         net, submodel.network, examples.x[:2], folder / f"{submodel.name}.onnx", origin
     )
     paths: dict[Kind, Path] = {"fp32": path}
     absent = list[str]()
-    for kind in kinds(path) if int8 else ():
+    for kind in available_kinds(path) if int8 else ():
         out = folder / f"{submodel.name}.{kind}.onnx"
         try:
             if len(examples.calibration) < FEWEST:
@@ -85,21 +89,22 @@ def made(
         except ExportError as error:
             out.unlink(missing_ok=True)
             absent.append(f"{kind}: {error}")
-    found = _compared(net, submodel.network, paths, examples)
+    found = _compare(net, submodel.network, paths, examples)
     if not found["fp32"].difference <= TOLERANCE * max(1.0, found["fp32"].largest):
         raise ExportError(
-            f"{path}: expected what the network says that it was made from, found a "
-            f"difference of {found['fp32'].difference:g}"
+            f"{path}: the graph's outputs differ from the network's by "
+            f"{found['fp32'].difference:g}; expected at most "
+            f"{TOLERANCE * max(1.0, found['fp32'].largest):g}"
         )
     for kind in [kind for kind, one in found.items() if not math.isfinite(one.difference)]:
         paths.pop(kind).unlink()
-        absent.append(f"{kind}: its answers are not finite")
+        absent.append(f"{kind}: its outputs are not finite")
     return tuple(
         found[kind].variant(kind, path, submodel.network) for kind, path in paths.items()
     ), tuple(absent)
 
 
-def entry(
+def write_entry(
     folder: Path,
     submodel: Submodel,
     net: nn.Module,
@@ -108,8 +113,10 @@ def entry(
     *,
     int8: bool,
 ) -> Entry:
-    """The same, with the submodel's weights. Raises what `made` raises."""
-    graphs, absent = made(folder, submodel, net, origin, examples, int8=int8)
+    """Write the graphs and the weights of a submodel, and return its entry. Raises as
+    `write_graphs` does.
+    """
+    graphs, absent = write_graphs(folder, submodel, net, origin, examples, int8=int8)
     weights = folder / f"{submodel.name}.tensors"
     weights.write_bytes(
         tensors.encode(
@@ -121,15 +128,17 @@ def entry(
     return Entry(submodel.name, what.parameters, what.macs, graphs, file_of(weights), absent)
 
 
-def check(folder: Path, tokens: int, entries: Sequence[Entry], examples: Array) -> File:
-    """Noise with the mean and the spread of the examples, and what each graph says of it on this
-    machine. tokens: size of a vocabulary, else 0.
+def write_check(folder: Path, tokens: int, entries: Sequence[Entry], examples: Array) -> File:
+    """Write noise with the mean and standard deviation of the examples, and each graph's outputs
+    for it on this machine.
+
+    tokens: size of the vocabulary, or 0
     """
     rng = np.random.default_rng(0)
     shape = (TRIES, *examples.shape[1:])
     x: Array
     if tokens:
-        x = rng.integers(0, tokens + 1, shape)  # one past the last: a hidden token
+        x = rng.integers(0, tokens + 1, shape)  # the id after the last is a hidden token
     else:
         x = rng.normal(examples.mean(), examples.std() + 1e-6, shape)
         x = x.clip(0, 255).round() if examples.dtype == np.uint8 else x
@@ -144,9 +153,13 @@ def check(folder: Path, tokens: int, entries: Sequence[Entry], examples: Array) 
 
 
 @dataclass
-class _Found:
-    """What was found of one graph so far. difference, largest: of any number of its outputs;
-    agreed, scored: tallies.
+class _Comparison:
+    """Comparison of one graph with PyTorch so far.
+
+    difference: largest difference between their outputs
+    largest: largest output of PyTorch
+    agreed: tallies against PyTorch's answers
+    scored: tallies against the labels
     """
 
     difference: float = 0.0
@@ -155,15 +168,15 @@ class _Found:
     scored: list[Tally] = field(default_factory=list)
 
     def add(self, network: Network, out: Output, wanted: Output, truth: Array | None) -> None:
-        """One batch: what the graph says, what PyTorch says, and what is true."""
-        # keeps what is not a number
+        """Add one batch: the graph's outputs, PyTorch's, and the labels."""
+        # propagates NaN
         self.difference = float(np.maximum(self.difference, np.abs(out - wanted).max()))
         self.largest = max(self.largest, float(np.abs(wanted).max()))
         self.agreed.append(
-            _counted(network, out, wanted if network.objective == "value" else wanted.argmax(1))
+            _tally(network, out, wanted if network.objective == "value" else wanted.argmax(1))
         )
         if truth is not None:
-            self.scored.append(_counted(network, out, truth))
+            self.scored.append(_tally(network, out, truth))
 
     def variant(self, kind: Kind, path: Path, network: Network) -> Variant:
         accuracy = metrics(add(self.scored), network)["accuracy"] if self.scored else None
@@ -176,24 +189,24 @@ class _Found:
         )
 
 
-def _compared(
+def _compare(
     net: nn.Module, network: Network, paths: Mapping[Kind, Path], examples: Examples
-) -> dict[Kind, _Found]:
+) -> dict[Kind, _Comparison]:
     sessions = {kind: verify.load(path) for kind, path in paths.items()}
-    found = {kind: _Found() for kind in paths}
+    found = {kind: _Comparison() for kind in paths}
     places = network.inputs[0] if network.objective in verify.TOKENS else 1
     step = max(1, min(BATCH, verify.NUMBERS // (network.outputs * places)))
     for start in range(0, len(examples.x), step):
         x = examples.x[start : start + step]
         truth = None if examples.truth is None else examples.truth[start : start + step]
-        wanted = graph.predict(net, network, x)
+        wanted = onnx_export.predict(net, network, x)
         for kind, session in sessions.items():
             found[kind].add(network, session.predict(x), wanted, truth)
     return found
 
 
-def _counted(network: Network, out: Array, truth: Array) -> Tally:
-    """A tally of outputs in raw units."""
+def _tally(network: Network, out: Array, truth: Array) -> Tally:
+    """Tally outputs in raw units."""
     if network.objective == "value" and network.shift:
         shift, scale = np.array(network.shift, np.float32), np.array(network.scale, np.float32)
         out, truth = (out - shift) / scale, (truth - shift) / scale

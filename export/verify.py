@@ -1,10 +1,10 @@
-"""Exported graphs as a device sees them: checked by digest and by what they say of themselves, and
-run by ONNX Runtime. No torch here.
+"""Load, check and run exported graphs with ONNX Runtime, as a device does. Does not import
+torch.
 
-A graph of ours has one input `input`, raw data [batch, *inputs] of uint8 or float32, or ids of
-tokens [batch, T] of int64; and one output of float32: of classes `logits` [batch, outputs], of
-tokens `logits` [batch, outputs, T], of values `values` [batch, outputs] in raw units. Its
-properties have the entries METADATA; `objective` (models.submodel.Objective) says which it is.
+An exported graph has one input `input`: raw data [batch, *inputs] of uint8 or float32, or token ids
+[batch, T] of int64. It has one output of float32: for classes `logits` [batch, outputs], for tokens
+`logits` [batch, outputs, T], for values `values` [batch, outputs] in raw units. Its properties
+include METADATA; `objective` (models.submodel.Objective) says which kind it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ __all__ = [
     "Array",
     "Output",
     "Session",
-    "compare",
     "load",
     "reason",
     "sha256",
@@ -57,12 +56,11 @@ TYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(int64)": np.dtype(np.int64),
 }
-# examples per run: activations of all of a large file at once would not fit a small device
+# examples per run: the activations of a whole file would exceed a small device's memory
 BATCH = 256
-# of one run's output at most (64 MiB): logits of a whole vocabulary at each place of a text are
-# many
+# maximum numbers in one run's output (64 MiB): logits over a vocabulary at each position are large
 NUMBERS = 2**24
-REASONS = {  # what the runtime says, and what of it helps
+REASONS = {  # pattern of the runtime's message -> clearer message
     r"Opset (\d+) is under development.* domain (\S+) is till opset (\d+)": (
         "expected opset {2} of {1} at most, which {version} knows, found {0}"
     ),
@@ -76,15 +74,18 @@ REASONS = {  # what the runtime says, and what of it helps
         "expected operators that {version} knows, found {0}"
     ),
 }
-QUIET = 3  # errors only: warnings of the runtime go to stderr, past any logging
+QUIET = 3  # errors only: the runtime writes warnings to stderr, not to logging
 
 
 class Session:
-    """One exported graph, loaded.
+    """One loaded graph.
 
-    inputs: shape of one raw example; dtype: of raw examples; objective: what was learned; outputs:
-    number of classes or values, size of the vocabulary; metadata: run, round, submodel, ...;
-    providers: what runs it, the first that can: not always what was asked for.
+    inputs: shape of one raw example
+    dtype: type of raw examples
+    objective: see `models.submodel.Objective`
+    outputs: number of classes or values, or size of the vocabulary
+    metadata: run, round, submodel, ...
+    providers: execution providers in use, the preferred first; may differ from those requested
     """
 
     def __init__(
@@ -95,8 +96,10 @@ class Session:
         providers: Sequence[str] = ("CPUExecutionProvider",),
         threads: int = 0,
     ) -> None:
-        """threads: 0 leaves it to the runtime. Raises ExportError for what is no graph, or none of
-        ours.
+        """Load a graph.
+
+        threads: 0 lets the runtime choose
+        ExportError: not an ONNX graph, or not exported by this project.
         """
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -125,14 +128,14 @@ class Session:
         self.outputs = self._output()
 
     def predict(self, x: Array) -> Output:
-        """What the graph says of raw examples [n, *inputs]: [n, outputs], of tokens [n, outputs,
-        T]. Raises DataError for what is no such example.
+        """Return the outputs for raw examples [n, *inputs]: [n, outputs], for tokens [n,
+        outputs, T]. DataError: the examples do not fit.
         """
         places = self.inputs if self.objective in TOKENS else ()
         return np.concatenate([np.zeros((0, self.outputs, *places), np.float32), *self.batches(x)])
 
     def batches(self, x: Array) -> Iterator[Output]:
-        """The same, a part at a time, for what is too large as a whole."""
+        """Yield the outputs in batches, for inputs too large to hold at once."""
         self._fit(x)
         places = self.inputs[0] if self.objective in TOKENS else 1
         step = min(BATCH, max(1, NUMBERS // (self.outputs * places)))
@@ -167,7 +170,7 @@ class Session:
             wanted = " or ".join(dtype.name for dtype in types.values())
             raise ExportError(
                 f"{self.name}: expected one input '{INPUT}' of {wanted} [batch, ...], "
-                f"found {_told(found)}"
+                f"found {_describe(found)}"
             )
         return tuple(found[0].shape[1:]), types[found[0].type]
 
@@ -183,7 +186,7 @@ class Session:
         if not good or len(found[0].shape) < 2 or not isinstance(found[0].shape[1], int):
             raise ExportError(
                 f"{self.name}: expected one output '{name}' of float32 "
-                f"{['batch', 'outputs', *places]}, found {_told(found)}"
+                f"{['batch', 'outputs', *places]}, found {_describe(found)}"
             )
         return int(found[0].shape[1])
 
@@ -195,13 +198,13 @@ def load(
     providers: Sequence[str] = ("CPUExecutionProvider",),
     threads: int = 0,
 ) -> Session:
-    """Reads a graph; with a digest (sha256, hexadecimal), only the file that has it.
+    """Read a graph, and check its digest (sha256, hexadecimal) if given.
 
-    Raises ExportError when it is missing, another file than the digest says, corrupt, or no graph
-    of ours.
+    ExportError: the file is missing, has another digest, is corrupt, or is not a graph of this
+        project.
     """
     try:
-        # what was checked is what runs: the path is not opened a second time
+        # reads the file once, so that the checked bytes are the ones that run
         model = path.read_bytes()
     except OSError as error:
         raise ExportError(f"{path}: {error.strerror or error}") from error
@@ -211,22 +214,9 @@ def load(
     return Session(model, str(path), providers=providers, threads=threads)
 
 
-def compare(path: Path, x: Array, wanted: Output) -> float:
-    """Largest absolute difference between what the graph says of `x` and what is wanted of it.
-    Raises ExportError, DataError.
-    """
-    found = load(path).predict(x)
-    if not len(found) or found.shape != wanted.shape:
-        raise ExportError(
-            f"{path}: expected an output of shape {list(wanted.shape)} to compare, "
-            f"found {list(found.shape)}"
-        )
-    return float(np.abs(found - wanted).max())
-
-
 def reason(error: Exception) -> str:
-    """Why a graph does not load: what it asks of the runtime and what that has, or else the
-    runtime's own words without the place in its source.
+    """Return why a graph does not load: the required and the available version, or else the
+    runtime's message without its source location.
     """
     said, version = " ".join(str(error).split()), f"onnxruntime {onnxruntime.__version__}"
     for pattern, words in REASONS.items():
@@ -239,7 +229,7 @@ def reason(error: Exception) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Digest of a file, hexadecimal."""
+    """Return the digest of a file, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -252,5 +242,5 @@ def _types(objective: str) -> dict[str, np.dtype[Any]]:
     }
 
 
-def _told(found: Sequence[Any]) -> str:
+def _describe(found: Sequence[Any]) -> str:
     return ", ".join(f"'{value.name}' {value.type} {value.shape}" for value in found) or "none"

@@ -254,7 +254,7 @@ def test_a_simulation_on_a_gpu_repeats_bit_for_bit_whatever_the_workers(tmp_path
 def test_what_was_learned_on_a_gpu_is_exported_and_right(tmp_path: Path) -> None:
     runs = simulated(tmp_path / "cuda", "cuda", settings("fedfa"))
     made, _ = write_release(ExportRequest("same-seed0", runs, tmp_path / "release"))
-    assert all(entry.variants[0] in bundle.right(entry) for entry in made.submodels)
+    assert all(entry.variants[0] in bundle.accurate_variants(entry) for entry in made.submodels)
     store = Store.open(runs, "same-seed0", read_only=True)
     scores = {
         score.submodel: score.accuracy for _, score in store.all_scores() if score.view == "central"

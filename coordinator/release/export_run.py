@@ -74,7 +74,7 @@ def export_run(request: ExportRequest, say: Say) -> dict[str, Any]:
     made, _ = write_release(request, say_entry)
     beside = "" if made.labelled else "; without labels, so the accuracy is unknown"
     say(f"measured on {made.examples} real examples that were not used to calibrate{beside}")
-    first = bundle.usable(made)[0]
+    first = bundle.recommended_entries(made)[0]
     mark = (
         ""
         if first.label == first.submodel
@@ -97,7 +97,7 @@ def _describe(entry: bundle.Entry, variant: bundle.Variant) -> str:
     good = f"agrees with PyTorch in {variant.agreement:.2%}"
     if variant.accuracy is not None and first.accuracy is not None:
         good = f"accuracy {variant.accuracy:.4f} ({variant.accuracy - first.accuracy:+.4f})"
-    if variant not in bundle.right(entry):
+    if variant not in bundle.accurate_variants(entry):
         good += "; no device will use it, because it loses more than a percentage point"
     return f"{variant.kind:13}{size:>10}  {good}"
 

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from coordinator.release.history import History
-from export.publish import Published
+from export.publish import PublishedReleases
 from federated.runtime.console import Say
 from federated.wire.release_files import Serving
 
 __all__ = ["report"]
 
 
-def report(history: History, seen: Published, say: Say) -> dict[str, Any]:
+def report(history: History, seen: PublishedReleases, say: Say) -> dict[str, Any]:
     """Print the releases of a run and the agents' reports; return both as plain values."""
     for name, what in (
         (history.stable, "stable"),

@@ -25,7 +25,15 @@ from coordinator.release.reports import report
 from coordinator.store.store import Store
 from coordinator.store.training_counts import choose_serving
 from export import bundle
-from export.publish import Published, announce, confirm, publish, published, version_of, withdraw
+from export.publish import (
+    PublishedReleases,
+    announce,
+    confirm,
+    publish,
+    read_published,
+    version_of,
+    withdraw,
+)
 from federated.errors import ExportError, StoreError, UsageError
 from federated.runtime.console import Say
 from federated.wire.link import Link
@@ -76,7 +84,7 @@ def release_run(request: ReleaseRequest, runs: Path, say: Say) -> dict[str, Any]
     archive.read()  # report a damaged history before anything happens
     if request.broker is None:
         return report(
-            archive.read(), Published(servings=releases.list_reports(archive.read())), say
+            archive.read(), PublishedReleases(servings=releases.list_reports(archive.read())), say
         )
     link = open_link(
         add_certificate(request.broker), f"release-{request.run}-{secrets.token_hex(3)}"
@@ -97,7 +105,7 @@ class Rollout:
         self._link, self._archive, self._say = link, archive, say
         self._trained, self._rounds = trained, rounds
         self.run = archive.run
-        self.seen = published(link, self.run, time.monotonic)
+        self.seen = read_published(link, self.run, time.monotonic)
 
     def follow(self, request: ReleaseRequest) -> dict[str, Any]:
         """Carry out a request. Raises as `release_run` does."""

@@ -1,9 +1,9 @@
-"""`edge-agent bench`: how fast this device runs and trains each submodel, or any ONNX file, with
-each runtime; each row by a fresh process.
+"""`edge-agent bench`: measure how fast this device runs and trains each submodel, or any ONNX
+file, with each runtime. Each row runs in a fresh process.
 
-Method: batch 1, one request after the other, 10 warm-ups, then at least 100 runs and 3 s
-(sustained: 60 s); p90 is the headline. Training steps are whole ones (forward, backward, update).
-Files and predictions are made before anything is measured, and never in the process that measures.
+Method: batch 1, one request after the other, 10 warm-up runs, then at least 100 runs and 3 s
+    (sustained: 60 s); p90 is the headline. Training steps are complete (forward, backward, update).
+    Files and predictions are prepared before the measurements, and never in the measuring process.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import click
 import msgspec
 
 from edge_agent.bench import report as bench_report
-from edge_agent.bench import table
-from edge_agent.bench.prediction import Prediction
-from edge_agent.bench.process import ask
-from edge_agent.bench.report import Report, Row, fingerprint
-from edge_agent.bench.row import STEP_SECONDS, Measured, Plan
+from edge_agent.bench import terminal_table
+from edge_agent.bench.probe_prediction import Prediction
+from edge_agent.bench.process import run_plans
+from edge_agent.bench.report import Report, Row, take_fingerprint
+from edge_agent.bench.row_process import STEP_SECONDS, Measurement, Plan
 from edge_agent.bench.target import (
     INT8,
     Target,
     check_provider,
-    chosen,
-    files,
-    made_ready,
-    named,
-    runtimes,
+    file_targets,
+    find_network,
+    prepare_target,
+    resolve_runtimes,
+    select_submodels,
 )
 from edge_agent.device.limits import Limits
 from edge_agent.device.load import BUSY
@@ -46,19 +46,34 @@ from models.submodel import Submodel
 __all__ = ["FAILED", "INTERRUPTED", "SUSTAINED", "Request", "bench"]
 
 
-SUSTAINED = 60.0  # seconds of inference that show whether heat slows it down
-FAILED, INTERRUPTED = 1, 130  # exit codes: a row that failed or was slower than allowed; ctrl-C
+SUSTAINED = 60.0  # seconds of inference, long enough to show thermal throttling
+FAILED, INTERRUPTED = 1, 130  # exit codes: a row failed or was slower than allowed; ctrl-C
 MOST = 1024  # threads
-QUICK, QUICK_RUNS = 0.5, 30  # seconds and runs of a probe
+QUICK, QUICK_RUNS = 0.5, 30  # minimum seconds and runs of a probe
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. files: ONNX files, or none: submodels of `model`, of `widths` and `depths`
-    (none: full), whose names fit `patterns`.
+    """Options of a benchmark.
 
-    batch: examples of a training step, 0: no training. predict: times are predicted from small
-    probes too. fail_above: largest ratio to `compare`.
+    files: ONNX files; empty to measure submodels of `model`
+    model: name of the network
+    inputs: shape of one example
+    classes: number of outputs
+    widths: widths of submodels
+    depths: depths of submodels; empty for full depth
+    patterns: patterns that submodel names must match
+    runtimes: runtimes to measure
+    threads: thread counts to measure
+    provider: short name of the execution provider
+    batch: examples of a training step, 0 for no training
+    limits: limits of the measuring process
+    sustained: measure inference for a minute
+    predict: also predict times from small probes
+    out: report to write
+    compare: older report to compare with
+    plot: plot to write
+    fail_above: largest accepted ratio to `compare`
     """
 
     files: tuple[Path, ...] = ()
@@ -83,7 +98,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Work:
-    """What to measure, the probes to predict it from, and in which ways: runtimes and threads."""
+    """Everything to measure.
+
+    targets: networks to measure
+    probes: networks to predict from
+    ways: pairs of runtime and thread count
+    """
 
     targets: tuple[Target, ...]
     probes: tuple[Target, ...]
@@ -91,38 +111,38 @@ class Work:
 
 
 def bench(request: Request, form: str, say: Say) -> int:
-    """Measures, prints (form: text or json), writes; the exit code: 0, FAILED or INTERRUPTED, which
-    keeps the rows that are done.
+    """Measure, print (form: text or json) and write a report. Return the exit code: 0, FAILED or
+    INTERRUPTED; an interrupt keeps the finished rows.
 
-    Raises Unknown, UsageError, ConfigError, ExportError, MissingExtra before anything is measured;
-    ConfigError at the end for a file that cannot be written.
+    Raises Unknown, UsageError, ConfigError, ExportError and MissingExtra before anything is
+    measured; ConfigError at the end if a file cannot be written.
     """
-    old = _checked(request)
+    old = _check_request(request)
     report = Report(
-        fingerprint(request.limits), (), datetime.now(UTC).isoformat(timespec="seconds")
+        take_fingerprint(request.limits), (), datetime.now(UTC).isoformat(timespec="seconds")
     )
     interrupted = False
     with tempfile.TemporaryDirectory(prefix="espalier-bench-") as folder, terminable():
-        work = _prepared(request, Path(folder), say)
+        work = _prepare(request, Path(folder), say)
         report = replace(report, probes=tuple(target.name for target in work.probes))
         plans = [(target, way) for target in work.targets for way in work.ways]
         try:
             predictions = (
-                {way: _calibrated(request, work.probes, *way, say) for way in work.ways}
+                {way: _calibrate(request, work.probes, *way, say) for way in work.ways}
                 if work.probes
                 else {}
             )
             for number, (target, way) in enumerate(plans, 1):
                 row = _row(request, target, *way, predictions.get(way, Prediction()))
                 report = replace(report, rows=(*report.rows, row))
-                _keep(report, request.out, say)
+                _save_progress(report, request.out, say)
                 say(
                     f"{number}/{len(plans)} {row.submodel} {row.runtime}, threads "
-                    f"{row.threads}: {table.line(row)}"
+                    f"{row.threads}: {terminal_table.summarise(row)}"
                 )
         except KeyboardInterrupt:
             interrupted = True
-            say(f"interrupted; rows that are done, and kept: {len(report.rows)} of {len(plans)}")
+            say(f"interrupted; kept {len(report.rows)} of {len(plans)} rows")
     if not report.rows:
         return INTERRUPTED
     slow = _print(report, old, request, form, say)
@@ -135,14 +155,11 @@ def bench(request: Request, form: str, say: Say) -> int:
     return FAILED if slow or any(row.error for row in report.rows) else 0
 
 
-def _checked(request: Request) -> Report | None:
-    """The report to compare with; raises what can be wrong with the request before an hour of
-    measuring.
-    """
+def _check_request(request: Request) -> Report | None:
+    """Check the request before a long measurement, and return the report to compare with."""
     if request.fail_above is not None and request.compare is None:
         raise UsageError(
-            "--fail-above is the largest ratio to an older benchmark: name that by "
-            "--compare OLD.json"
+            "--fail-above requires an older benchmark to compare with: add --compare OLD.json"
         )
     if request.fail_above is not None and not 0 < request.fail_above < math.inf:
         raise UsageError(
@@ -159,30 +176,32 @@ def _checked(request: Request) -> Report | None:
         )
     if request.batch < 0 or request.batch == 1:
         raise UsageError(
-            "--batch: expected at least 2 examples of a training step, since batch "
-            f"norm needs a spread, or 0 for none, found {request.batch}"
+            "--batch: expected at least 2 examples (batch norm needs a variance), or 0 for no "
+            f"training, found {request.batch}"
         )
     if request.out is not None:
-        bench_report.writable(request.out)
+        bench_report.check_writable(request.out)
     if request.plot is not None:
         from edge_agent.bench.plot import SUFFIXES
 
-        bench_report.writable(request.plot, SUFFIXES)
+        bench_report.check_writable(request.plot, SUFFIXES)
     return None if request.compare is None else bench_report.read(request.compare)
 
 
-def _prepared(request: Request, folder: Path, say: Say) -> Work:
+def _prepare(request: Request, folder: Path, say: Say) -> Work:
     if request.files:
-        wanted = runtimes(request.runtimes or ("onnx",), None)
+        wanted = resolve_runtimes(request.runtimes or ("onnx",), None)
         return Work(
-            files(request.files, request.provider), (), tuple(product(wanted, request.threads))
+            file_targets(request.files, request.provider),
+            (),
+            tuple(product(wanted, request.threads)),
         )
     from models.families.catalogue import probes
 
-    network = named(request.model, request.inputs, request.classes)
-    wanted = runtimes(request.runtimes or ("torch", "onnx", INT8), network)
+    network = find_network(request.model, request.inputs, request.classes)
+    wanted = resolve_runtimes(request.runtimes or ("torch", "onnx", INT8), network)
     check_provider(request.provider, wanted)
-    submodels = chosen(network, request.widths, request.depths, request.patterns)
+    submodels = select_submodels(network, request.widths, request.depths, request.patterns)
     small = (
         probes(network, (1, max(map(len, submodels[-1].mask), default=1)))
         if request.predict
@@ -190,33 +209,33 @@ def _prepared(request: Request, folder: Path, say: Say) -> Work:
     )
 
     def ready(submodel: Submodel, what: str) -> Target:
-        say(f"making {submodel.name} ready {what}")
-        return made_ready(request.model, submodel, wanted, request.batch, folder)
+        say(f"preparing {submodel.name} {what}")
+        return prepare_target(request.model, submodel, wanted, request.batch, folder)
 
-    targets = tuple(ready(submodel, "to be measured") for submodel in submodels)
+    targets = tuple(ready(submodel, "for measuring") for submodel in submodels)
     known = {target.submodel: target for target in targets}
     return Work(
         targets,
-        tuple(known.get(submodel) or ready(submodel, "to predict from") for submodel in small),
+        tuple(known.get(submodel) or ready(submodel, "for predictions") for submodel in small),
         tuple(product(wanted, request.threads)),
     )
 
 
-def _keep(report: Report, out: Path | None, say: Say) -> None:
-    """Row by row: what was measured is not lost. A full disk is no reason to measure no further: at
-    the end it is tried again.
+def _save_progress(report: Report, out: Path | None, say: Say) -> None:
+    """Write the rows so far. A full disk does not stop the measurement: the report is written
+    again at the end.
     """
     if out is not None:
         try:
             bench_report.write(report, out)
         except ConfigError as error:
-            say(f"not kept yet: {error}")
+            say(f"cannot save the rows so far: {error}")
 
 
-def _calibrated(
+def _calibrate(
     request: Request, probes: Sequence[Target], runtime: str, threads: int, say: Say
 ) -> Prediction:
-    """From what the probes took, in one process of their own; nothing where that failed."""
+    """Measure the probes in one process, and return the prediction; an empty one if that failed."""
     plans = [
         replace(
             _plan(request, target, runtime, threads),
@@ -226,9 +245,9 @@ def _calibrated(
         )
         for target in probes
     ]
-    answers = ask(plans, request.limits)
+    answers = run_plans(plans, request.limits)
     if why := next((answer.error for answer in answers if answer.error), ""):
-        say(f"nothing is predicted for {runtime}, threads {threads}: {why}")
+        say(f"no predictions for {runtime}, threads {threads}: {why}")
         return Prediction()
     done = [
         (target.submodel, answer.measured)
@@ -264,7 +283,7 @@ def _row(
     request: Request, target: Target, runtime: str, threads: int, prediction: Prediction
 ) -> Row:
     plan = _plan(request, target, runtime, threads)
-    (answer,) = ask([plan], request.limits)
+    (answer,) = run_plans([plan], request.limits)
     row = Row(
         network=target.network,
         submodel=target.name,
@@ -285,11 +304,11 @@ def _row(
             predicted_step_ms=_ms(prediction.step(target.submodel, plan.batch)),
             predicted_bytes=target.memory,
         )
-    return row if answer.measured is None else _filled(row, plan, answer.measured)
+    return row if answer.measured is None else _fill_row(row, plan, answer.measured)
 
 
-def _filled(row: Row, plan: Plan, found: Measured) -> Row:
-    """The row with what was measured."""
+def _fill_row(row: Row, plan: Plan, found: Measurement) -> Row:
+    """Return the row with the measured values."""
     took, step = found.latency, found.step
     return replace(
         row,
@@ -322,7 +341,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _print(report: Report, old: Report | None, request: Request, form: str, say: Say) -> bool:
-    """Prints the result; whether a row was slower than allowed."""
+    """Print the result, and return whether a row was slower than allowed."""
     found = () if old is None else bench_report.compare(report, old)
     other = () if old is None else bench_report.differences(report, old)
     slow = [
@@ -330,18 +349,20 @@ def _print(report: Report, old: Report | None, request: Request, form: str, say:
         for ratio in found
         if request.fail_above is not None and ratio.worst > request.fail_above
     ]
-    screen = table.console(error=form == "json")
-    screen.print(table.title(report), style="bold", markup=False, highlight=False)
-    screen.print(table.table(report, screen.width))
-    for text in table.words(report):
+    screen = terminal_table.console(error=form == "json")
+    screen.print(terminal_table.title(report), style="bold", markup=False, highlight=False)
+    screen.print(terminal_table.table(report, screen.width))
+    for text in terminal_table.footnotes(report):
         screen.print(text, markup=False, highlight=False, soft_wrap=True)
     if old is not None:
         screen.print(
-            table.ratios(found) if found else "nothing to compare: no row is in both benchmarks"
+            terminal_table.ratios(found)
+            if found
+            else "nothing to compare: the benchmarks share no row"
         )
         for text in other:
             screen.print(
-                f"not as in {request.compare}: {text}",
+                f"differs from {request.compare}: {text}",
                 markup=False,
                 highlight=False,
                 soft_wrap=True,
@@ -373,4 +394,4 @@ def _draw(report: Report, path: Path, say: Say) -> None:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
     if not drawn:
-        say(f"no picture {path}: no row has both multiply-adds and a latency")
+        say(f"no plot {path}: no row has both multiply-adds and a latency")

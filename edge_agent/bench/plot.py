@@ -1,4 +1,4 @@
-"""A benchmark as a picture: latency over multiply-adds, one colour per runtime."""
+"""Plot a benchmark: latency over multiply-adds, one colour per runtime."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["SUFFIXES", "draw"]
 
 SUFFIXES = (".pdf", ".png", ".svg")
 DPI = 130
-WIDE = 1e4  # from a range so wide on only powers of ten are named
-# Okabe and Ito's, which the colour-blind tell apart
+WIDE = 1e4  # ratio of an axis's ends above which only powers of ten have labels
+# Okabe and Ito's colours, distinguishable by the colour-blind
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 LINES = ("-", "--", ":", "-.")
-NAMED = 12  # sizes up to which each is named
+NAMED = 12  # largest number of submodels with labels
 
 
 def draw(report: Report, path: Path) -> bool:
-    """p90 over multiply-adds of all rows that have both, on logarithmic axes; False, and no file,
-    where none has.
+    """Plot p90 over multiply-adds of all rows with both, on logarithmic axes. Return False,
+    without writing a file, if there are none.
     """
     rows = [row for row in report.rows if row.macs and row.p90_ms]
     if not rows:
@@ -34,7 +34,7 @@ def draw(report: Report, path: Path) -> bool:
         figure = Figure((7.5, 4.6), layout="constrained", facecolor="white")
         axes = figure.subplots()
         _lines(axes, rows)
-        _names(axes, rows)
+        _label_sizes(axes, rows)
         networks = ", ".join(dict.fromkeys(row.network for row in rows if row.network))
         axes.set(
             xscale="log",
@@ -82,8 +82,8 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
         )
 
 
-def _names(axes: Axes, rows: Sequence[Row]) -> None:
-    """Each size's name below its quickest point, to the right, where no rising line passes."""
+def _label_sizes(axes: Axes, rows: Sequence[Row]) -> None:
+    """Label each submodel at the lower right of its fastest point, where no rising line passes."""
     quickest: dict[str, Row] = {}
     for row in rows:
         if row.submodel not in quickest or (row.p90_ms or 0) < (quickest[row.submodel].p90_ms or 0):
@@ -101,14 +101,14 @@ def _names(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _ticks(axes: Axes) -> None:
-    for axis, told in ((axes.xaxis, _told), (axes.yaxis, lambda value: f"{value:g}")):
+    for axis, spell in ((axes.xaxis, _format_count), (axes.yaxis, lambda value: f"{value:g}")):
         low, high = axis.get_view_interval()
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < low * WIDE else (1.0,)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _, told=told: told(value)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _, spell=spell: spell(value)))
         axis.set_minor_formatter(NullFormatter())
 
 
-def _told(value: float) -> str:
+def _format_count(value: float) -> str:
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
             return f"{value / limit:g} {unit}"

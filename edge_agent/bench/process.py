@@ -1,6 +1,4 @@
-"""The fresh process that measures, as the command sees it: started, held to limits, asked, and
-buried where it dies.
-"""
+"""Start, limit and query the fresh process that measures rows, and report its crashes."""
 
 from __future__ import annotations
 
@@ -12,20 +10,20 @@ from collections.abc import Sequence
 
 import msgspec
 
-from edge_agent.bench.row import Answer, Plan
-from edge_agent.device.limits import Cage, Limits
+from edge_agent.bench.row_process import Answer, Plan
+from edge_agent.device.limits import Limits, ProcessLimiter
 
-__all__ = ["ask"]
+__all__ = ["run_plans"]
 
 
-def ask(plans: Sequence[Plan], limits: Limits) -> list[Answer]:
-    """The answer to each plan, by one fresh process under limits; what it did not live to answer
-    says why. Plans are of one number of threads.
+def run_plans(plans: Sequence[Plan], limits: Limits) -> list[Answer]:
+    """Run plans with the same number of threads in one fresh process under limits, and return an
+    answer for each. If the process ends early, the missing answers say why.
 
-    KeyboardInterrupt ends the process with it.
+    KeyboardInterrupt also ends the process.
     """
     threads = str(plans[0].threads)
-    # Passive, as the agent's own training process: threads that wait must sleep.
+    # Passive, as in the agent's training process: waiting threads must sleep.
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": threads,
@@ -33,15 +31,15 @@ def ask(plans: Sequence[Plan], limits: Limits) -> list[Answer]:
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     with subprocess.Popen(
-        [sys.executable, "-m", "edge_agent.bench.row"],
+        [sys.executable, "-m", "edge_agent.bench.row_process"],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # ctrl-C is the command's to answer
+        start_new_session=True,  # the command handles ctrl-C
     ) as process:
-        cage = Cage(process.pid, limits)
+        cage = ProcessLimiter(process.pid, limits)
         try:
             out, err = process.communicate(msgspec.json.encode(plans).decode() + "\n")
         finally:
@@ -51,14 +49,14 @@ def ask(plans: Sequence[Plan], limits: Limits) -> list[Answer]:
     answers = [
         msgspec.json.decode(line, type=Answer) for line in out.splitlines() if line.endswith("}")
     ]
-    why = Answer(error=_obituary(process.returncode, err, limits))
+    why = Answer(error=_describe_exit(process.returncode, err, limits))
     return answers + [why] * (len(plans) - len(answers))
 
 
-def _obituary(code: int, err: str, limits: Limits) -> str:
+def _describe_exit(code: int, err: str, limits: Limits) -> str:
     limit = f" of {limits.memory // 10**6} MB" if limits.memory else ""
     if code == -signal.SIGKILL:
         return f"killed by the system, most likely out of memory{limit}"
-    said = err.strip().splitlines()[-1][:200] if err.strip() else "it said nothing"
-    how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return f"the process {how}: {said}" + (f" (its memory has a limit{limit})" if limit else "")
+    last = err.strip().splitlines()[-1][:200] if err.strip() else "no output"
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    return f"the process {how}: {last}" + (f" (memory limit{limit})" if limit else "")

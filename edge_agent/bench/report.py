@@ -1,5 +1,5 @@
-"""What a benchmark found, as a file: rows and the machine they are of, as JSON (versioned) or CSV,
-and the comparison of two. No torch here.
+"""Benchmark reports as files: rows and a fingerprint of the machine, as JSON (versioned) or CSV,
+and the comparison of two reports. Does not import torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from edge_agent.device.board import processor, read_board
+from edge_agent.device.board import processor_name, read_board
 from edge_agent.device.limits import Limits, available_cpus
 from edge_agent.device.measurement_cache import PACKAGES
 from federated.errors import ConfigError, UsageError
@@ -28,11 +28,11 @@ __all__ = [
     "Ratio",
     "Report",
     "Row",
+    "check_writable",
     "compare",
     "differences",
-    "fingerprint",
     "read",
-    "writable",
+    "take_fingerprint",
     "write",
 ]
 
@@ -42,18 +42,39 @@ SUFFIXES = (".csv", ".json")
 
 @dataclass(frozen=True)
 class Row:
-    """One network with one runtime. Inference is of one example, one after the other; milliseconds
-    and bytes; None: not measured, or not to be known.
+    """One network with one runtime. Inference runs single examples, one after the other. None:
+    not measured or unknown.
 
-    network: as asked for, empty of files. submodel: its name, or the file's (its path, where two
-    have one name). file_bytes: of the weights or the graph. runs, seconds: of inference, at least
-    so long. predicted_ms: of p50; predicted_step_ms: of the quickest step of `batch` examples;
-    predicted_bytes: of training, beyond the base. base_bytes: the process with its runtime loaded;
-    peak_bytes: at the most by its first answers; training_peak_bytes: by the end of training.
-    joules: of one inference, all that the package or the board took. celsius, mhz: of the hottest
-    sensor and the fastest processor, before and after inference. throttled: at any time between.
-    busy: share of the processors that others used meanwhile; loaded: so much that the times are not
-    to be trusted. error: why there is nothing.
+    network: requested name; empty for files
+    submodel: name of the submodel or the file (its path if two files share a name)
+    runtime: name of the runtime
+    provider: short name of the execution provider
+    threads: number of threads
+    parameters: number of parameters
+    macs: multiply-adds of one example
+    training_macs: multiply-adds of one example in training
+    file_bytes: size of the weights or the graph
+    load_ms: time to load the file
+    runs: measured inferences
+    seconds: requested duration of the inference measurement
+    least_ms: fastest inference
+    p50_ms, p90_ms, p95_ms, p99_ms: percentiles of one inference
+    predicted_ms: predicted p50
+    batch: examples of a training step
+    step_least_ms: fastest training step
+    step_median_ms: median training step
+    predicted_step_ms: predicted fastest training step
+    base_bytes: memory of the process with its runtime loaded
+    peak_bytes: peak memory up to the first answers
+    training_peak_bytes: peak memory up to the end of training
+    predicted_bytes: predicted peak of training beyond the base
+    joules: energy of one inference, for the whole package or board
+    celsius_before, celsius_after: hottest sensor
+    mhz_before, mhz_after: fastest processor
+    throttled: whether the device throttled during the measurement
+    busy: fraction of the processors that other processes used
+    loaded: whether `busy` is too high to trust the times
+    error: why the row has no results
     """
 
     network: str
@@ -94,14 +115,24 @@ class Row:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What makes two rows the same measurement."""
+        """Fields that identify a measurement."""
         return (self.network, self.submodel, self.runtime, self.provider, str(self.threads))
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What times depend on. cpus: that may be used; memory: bytes of the machine; limits: in words,
-    as given; commit: of this program, if known.
+    """Everything that times depend on.
+
+    machine: architecture
+    processor: name of the processor
+    cpus: processors that may be used
+    memory: bytes of the machine
+    system: operating system
+    python: version of Python
+    versions: versions of packages
+    board: the board
+    limits: limits in words
+    commit: commit of this program, if known
     """
 
     machine: str
@@ -118,8 +149,13 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Report:
-    """A benchmark. taken: when it began, ISO 8601 in UTC. probes: what was timed to predict the
-    rows from.
+    """A benchmark.
+
+    fingerprint: the machine
+    rows: the measurements
+    taken: start time, ISO 8601 in UTC
+    probes: submodels timed for the predictions
+    format: version of the file format
     """
 
     fingerprint: Fingerprint
@@ -131,7 +167,12 @@ class Report:
 
 @dataclass(frozen=True)
 class Ratio:
-    """New over old of one row: above 1 is slower. None where either has none."""
+    """New over old times of one row: above 1 is slower. None if either is missing.
+
+    row: the new row
+    p90: ratio of the p90 latency
+    step: ratio of the median training step
+    """
 
     row: Row
     p90: float | None
@@ -142,13 +183,13 @@ class Ratio:
         return max(self.p90 or 0.0, self.step or 0.0)
 
 
-def fingerprint(limits: Limits) -> Fingerprint:
-    """Of this machine, with what the rows are limited to."""
+def take_fingerprint(limits: Limits) -> Fingerprint:
+    """Describe this machine and the limits of the rows."""
     memory = "" if limits.memory is None else f"{limits.memory / 10**6:g} MB"
     cpus = "" if limits.cpus is None else f"{limits.cpus:g} cpus"
     return Fingerprint(
         machine=platform.machine(),
-        processor=processor(),
+        processor=processor_name(),
         cpus=available_cpus(limits),
         memory=psutil.virtual_memory().total,
         system=f"{platform.system()} {platform.release()}",
@@ -161,8 +202,8 @@ def fingerprint(limits: Limits) -> Fingerprint:
 
 
 def compare(new: Report, old: Report) -> tuple[Ratio, ...]:
-    """A ratio for each row that both measured, in the order of the new one. Submodels of one name
-    for other inputs or classes are not the same.
+    """Return a ratio for each row in both reports, in the order of the new one. Submodels of the
+    same name for other inputs or classes are skipped.
     """
     before = {row.key: row for row in old.rows}
     pairs = [
@@ -171,12 +212,14 @@ def compare(new: Report, old: Report) -> tuple[Ratio, ...]:
         if row.key in before and _same(row, before[row.key])
     ]
     return tuple(
-        Ratio(row, _over(row.p90_ms, past.p90_ms), _step(row, past)) for row, past in pairs
+        Ratio(row, _ratio(row.p90_ms, past.p90_ms), _step_ratio(row, past)) for row, past in pairs
     )
 
 
 def differences(new: Report, old: Report) -> tuple[str, ...]:
-    """What differs between two reports, in words: their ratios may tell of that alone."""
+    """Describe the differences between two reports other than their times, which may explain the
+    ratios.
+    """
     now, was = _flat(new.fingerprint), _flat(old.fingerprint)
     found = [
         f"{name} was {was.get(name) or 'none'}, is {now.get(name) or 'none'}"
@@ -186,8 +229,7 @@ def differences(new: Report, old: Report) -> tuple[str, ...]:
     shared = {row.key: row for row in old.rows}
     others = [row for row in new.rows if row.key in shared and not _same(row, shared[row.key])]
     found += [
-        f"{row.submodel} {row.runtime} is of other inputs or classes: not compared"
-        for row in others
+        f"{row.submodel} {row.runtime} has other inputs or classes: not compared" for row in others
     ]
     spans = sorted(
         {
@@ -199,7 +241,7 @@ def differences(new: Report, old: Report) -> tuple[str, ...]:
     return (
         *found,
         *(
-            f"inference was measured for {before:g} s, is for {after:g} s"
+            f"inference was measured for {before:g} s, now for {after:g} s"
             for before, after in spans
             if before != after
         ),
@@ -207,18 +249,19 @@ def differences(new: Report, old: Report) -> tuple[str, ...]:
 
 
 def read(path: Path) -> Report:
-    """A report of `write`, as JSON. Raises ConfigError for a file that is none."""
+    """Read a JSON report. ConfigError: the file is not a report."""
     try:
         found = msgspec.json.decode(path.read_bytes())
         if isinstance(found, dict) and found.get("format", FORMAT) != FORMAT:
             raise ConfigError(
-                f"{path}: expected format {FORMAT}, found {str(found['format'])[:20]}: "
+                f"{path}: expected format {FORMAT}, found {str(found['format'])[:20]}; "
                 "measure again with this version"
             )
         return msgspec.convert(found, Report)
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}; edge-agent bench --out FILE.json writes one"
+            f"{path}: cannot be read: {error.strerror}; create one with: edge-agent bench --out "
+            "FILE.json"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
@@ -227,7 +270,7 @@ def read(path: Path) -> Report:
 
 
 def write(report: Report, path: Path) -> None:
-    """Writes a report, whole or not at all, as the suffix says: all of it as JSON, or its rows as
+    """Write a report atomically in the format of the suffix: all of it as JSON, or the rows as
     CSV. Raises ConfigError.
     """
     if path.suffix == ".json":
@@ -244,9 +287,9 @@ def write(report: Report, path: Path) -> None:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
-    """The path, if a file of such a kind can be written there: better known before an hour of
-    measuring. Raises UsageError.
+def check_writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
+    """Return the path after checking its suffix and that it can be written, before a long
+    measurement. Raises UsageError.
     """
     if path.suffix not in suffixes:
         raise UsageError(f"{path}: expected a file that ends in {' or '.join(suffixes)}")
@@ -260,18 +303,18 @@ def writable(path: Path, suffixes: Sequence[str] = SUFFIXES) -> Path:
 
 
 def _same(new: Row, old: Row) -> bool:
-    """Whether two rows of one key are of one network; a file may have changed, which is what its
-    owner then compares.
+    """Whether two rows of one key measure the same network. A file may have changed: that is
+    what its owner compares.
     """
     return not new.network or (new.parameters, new.macs) == (old.parameters, old.macs)
 
 
-def _over(new: float | None, old: float | None) -> float | None:
+def _ratio(new: float | None, old: float | None) -> float | None:
     return new / old if new and old else None
 
 
-def _step(new: Row, old: Row) -> float | None:
-    return _over(new.step_median_ms, old.step_median_ms) if new.batch == old.batch else None
+def _step_ratio(new: Row, old: Row) -> float | None:
+    return _ratio(new.step_median_ms, old.step_median_ms) if new.batch == old.batch else None
 
 
 def _flat(found: Fingerprint) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""What a benchmark measures: submodels of a network, made ready as files before anything is timed,
-or ONNX files as they are.
+"""Targets of a benchmark: submodels of a network, written as files before anything is timed, or
+ONNX files as given.
 
-Weights are random, and batch norm is calibrated on noise: how long a network takes does not depend
-on what it knows, but numbers that vanish or overflow on their way would cost, or break the
-quantisation. Importing this imports no torch.
+Weights are random and batch norm is calibrated on noise: times do not depend on what a network has
+learned, but numbers that vanish or overflow would slow it down or break the quantisation. Importing
+this module does not import torch.
 """
 
 from __future__ import annotations
@@ -28,27 +28,33 @@ __all__ = [
     "RUNTIMES",
     "Target",
     "check_provider",
-    "chosen",
-    "files",
-    "made_ready",
-    "named",
+    "file_targets",
+    "find_network",
     "noise",
-    "runtimes",
+    "prepare_target",
+    "resolve_runtimes",
+    "select_submodels",
 ]
 
 Array = npt.NDArray[Any]
 
 RUNTIMES = ("torch", "onnx", "onnx-int8", "onnx-int8-u8s8", "onnx-int8-s8s8", "onnx-int8-dynamic")
-INT8 = "onnx-int8"  # the one that suits this machine and network
-NOISE = 64  # examples that batch norm and quantisation are calibrated on
+INT8 = "onnx-int8"  # the best kind for this machine and network
+NOISE = 64  # examples for calibrating batch norm and quantisation
 
 
 @dataclass(frozen=True)
 class Target:
-    """One network to measure. network: the name that it was asked for by; files: per runtime,
-    weights or a graph; submodel: None of a file.
+    """One network to measure.
 
-    memory: predicted peak bytes of a training step, beyond the process itself.
+    network: requested name
+    name: name of the submodel or file
+    files: weights or graph per runtime
+    submodel: the submodel; None for a file
+    parameters: number of parameters
+    macs: multiply-adds of one example
+    training_macs: multiply-adds of one example in training
+    memory: predicted peak bytes of a training step, beyond the process itself
     """
 
     network: str
@@ -61,8 +67,8 @@ class Target:
     memory: int | None = None
 
 
-def named(model: str, inputs: Sequence[int], outputs: int) -> Network:
-    """The network of a name, which reads texts of tokens where its family does. Raises Unknown,
+def find_network(model: str, inputs: Sequence[int], outputs: int) -> Network:
+    """Return the network of a name, for texts if its family requires tokens. Raises Unknown,
     ConfigError.
     """
     from models.families.catalogue import KIND, network
@@ -79,15 +85,15 @@ def named(model: str, inputs: Sequence[int], outputs: int) -> Network:
         raise unknown(KIND, error) from None
     except ValueError as error:
         raise ConfigError(
-            f"--model {model}: {error}; --inputs and --classes say what it is to take and to give"
+            f"--model {model}: {error}; set its input shape and classes with --inputs and --classes"
         ) from error
 
 
-def chosen(
+def select_submodels(
     network: Network, widths: Sequence[float], depths: Sequence[int], patterns: Sequence[str]
 ) -> tuple[Submodel, ...]:
-    """The submodels of every width and depth whose names fit a pattern, smallest first; no depths:
-    full. Raises ConfigError, Unknown.
+    """Return the submodels of every width and depth whose names match a pattern, smallest first;
+    without depths, full depth. Raises ConfigError, Unknown.
     """
     from models.families.catalogue import full, menu
 
@@ -105,50 +111,53 @@ def chosen(
     )
 
 
-def runtimes(asked: Sequence[str], network: Network | None) -> tuple[str, ...]:
-    """The runtimes to measure, `onnx-int8` as what suits this machine and the network; network:
-    None of files. Raises Unknown, UsageError.
+def resolve_runtimes(asked: Sequence[str], network: Network | None) -> tuple[str, ...]:
+    """Return the runtimes to measure, with `onnx-int8` replaced by the best kind for this
+    machine and network.
+
+    network: None for files
+    Raises Unknown, UsageError.
     """
     for name in asked:
         if name not in RUNTIMES:
             raise Unknown("runtime", name, RUNTIMES)
         if network is None and name != "onnx":
             raise UsageError(
-                f"--runtime {name}: ONNX files are measured as they are, by onnx alone"
+                f"--runtime {name}: ONNX files can only be measured with the runtime onnx"
             )
-    return tuple(dict.fromkeys(_suited(network) if name == INT8 else name for name in asked))
+    return tuple(dict.fromkeys(_suitable_int8(network) if name == INT8 else name for name in asked))
 
 
 def check_provider(name: str, runtimes: Sequence[str]) -> None:
-    """Whether all the runtimes can compute with a provider here. Raises Unknown, UsageError."""
+    """Check that all runtimes support a provider on this machine. Raises Unknown, UsageError."""
     if any(runtime.startswith("onnx") for runtime in runtimes):
-        from edge_agent.bench.graph import provider_named
+        from edge_agent.bench.onnx_graph import find_provider
 
-        provider_named(name)
+        find_provider(name)
     if "torch" in runtimes and name != "cpu":
         import torch
 
         if name != "cuda" or not torch.cuda.is_available():
             raise UsageError(
-                f"--provider {name}: PyTorch {torch.__version__} here computes with "
+                f"--provider {name}: PyTorch {torch.__version__} on this machine supports only "
                 f"cpu{' and cuda' * torch.cuda.is_available()}"
             )
 
 
-def made_ready(
+def prepare_target(
     network: str, submodel: Submodel, wanted: Sequence[str], batch: int, folder: Path
 ) -> Target:
-    """Writes the weights and graphs that the wanted runtimes need into a folder. Raises
-    ExportError, MissingExtra.
+    """Write the weights and graphs that the runtimes need into a folder.
 
-    batch: examples of a training step, whose memory is predicted.
+    batch: examples of a training step, for the predicted memory
+    Raises ExportError, MissingExtra.
     """
     from models.cost import cost
 
     what = cost(submodel, max(1, batch))
     try:
-        made = _written(submodel, wanted, folder)
-    except ExportError as error:  # by names of submodels: nobody knows the folder
+        made = _write_files(submodel, wanted, folder)
+    except ExportError as error:  # removes the temporary folder from the message
         raise ExportError(str(error).replace(f"{folder}/", "")) from error
     return Target(
         network,
@@ -162,18 +171,18 @@ def made_ready(
     )
 
 
-def files(paths: Sequence[Path], provider: str) -> tuple[Target, ...]:
-    """ONNX files as targets, each loaded and run once before anything is timed. Raises ExportError,
-    Unknown, UsageError for one named twice.
+def file_targets(paths: Sequence[Path], provider: str) -> tuple[Target, ...]:
+    """Return ONNX files as targets after loading and running each once. Raises ExportError,
+    Unknown; UsageError for a file named twice.
     """
-    from edge_agent.bench.graph import check, counted
+    from edge_agent.bench.onnx_graph import check_runs, count_graph
 
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError(f"expected each file once, found {', '.join(map(str, paths))}")
     names, targets = [path.name for path in paths], []
     for path in paths:
-        check(path, provider)
-        parameters, macs = counted(path)
+        check_runs(path, provider)
+        parameters, macs = count_graph(path)
         targets.append(
             Target(
                 "",
@@ -188,8 +197,8 @@ def files(paths: Sequence[Path], provider: str) -> tuple[Target, ...]:
 
 
 def noise(network: Network, examples: int) -> tuple[Array, Array]:
-    """Random raw examples of a network, and what they might teach: one class, values, or the tokens
-    of a text (the same or the next).
+    """Return random raw examples of a network and matching labels: classes, values, or tokens
+    (the same or the next).
     """
     rng, shape = np.random.default_rng(0), (examples, *network.inputs)
     if network.objective in ("masked", "next"):
@@ -201,9 +210,9 @@ def noise(network: Network, examples: int) -> tuple[Array, Array]:
     return x, rng.integers(0, network.outputs, examples)
 
 
-def _suited(network: Network | None) -> str:
-    """Ranges found as it runs for texts; else the signs that x86 (unsigned) or ARM (signed)
-    multiplies fast.
+def _suitable_int8(network: Network | None) -> str:
+    """Return the int8 runtime for a network: dynamic ranges for texts, otherwise the signedness
+    that is fast on x86 (unsigned) or ARM (signed).
     """
     if network is not None and network.objective in ("masked", "next"):
         return "onnx-int8-dynamic"
@@ -212,7 +221,7 @@ def _suited(network: Network | None) -> str:
     )
 
 
-def _written(submodel: Submodel, wanted: Sequence[str], folder: Path) -> dict[str, Path]:
+def _write_files(submodel: Submodel, wanted: Sequence[str], folder: Path) -> dict[str, Path]:
     import torch
 
     from federated.wire import tensors
@@ -233,7 +242,7 @@ def _written(submodel: Submodel, wanted: Sequence[str], folder: Path) -> dict[st
             )
         )
     if any(name.startswith("onnx") for name in wanted):
-        from export.graph import export
+        from export.onnx_export import export
 
         origin = {"run": "bench", "round": 0, "submodel": submodel.name}
         made["onnx"] = export(

@@ -1,1 +1,1 @@
-"""What the device is and what it can do now: board, memory, power, heat, load, limits."""
+"""The device's hardware and current state: board, memory, power, heat, load and limits."""

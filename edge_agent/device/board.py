@@ -1,5 +1,5 @@
-"""What a device is: a Pi, a Jetson, a phone or another machine, its processor, its GPU and what
-powers it. No torch here.
+"""Identify the device: a Pi, a Jetson, a phone or another machine, with its processor, GPU and
+power source. Does not import torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edge_agent.device.power import read_power
 from edge_agent.device.sysfs import ROOT, Run, entries, run_command, text
 from federated.task import Board
 
-__all__ = ["processor", "read_board"]
+__all__ = ["processor_name", "read_board"]
 
 PLACEHOLDERS = re.compile(
     r"to be filled|o\.e\.m\.|default string|system product name|system version|not "
@@ -23,7 +23,7 @@ PLACEHOLDERS = re.compile(
 )
 # the GPU inside each chip of a Jetson
 TEGRA = {"210": "Maxwell", "186": "Pascal", "194": "Volta", "234": "Ampere", "264": "Blackwell"}
-DRIVERS = {  # of GPUs, by the kernel's driver; displays of servers and of virtual machines are none
+DRIVERS = {  # kernel driver -> GPU; the displays of servers and virtual machines do not count
     "amdgpu": "AMD",
     "asahi": "Apple",
     "etnaviv": "Vivante",
@@ -39,13 +39,13 @@ DRIVERS = {  # of GPUs, by the kernel's driver; displays of servers and of virtu
     "v3d": "VideoCore",
     "xe": "Intel",
 }
-INTEL_INSIDE = "0000:00:02.0"  # where Intel's GPU sits on the bus when it is part of the processor
+INTEL_INSIDE = "0000:00:02.0"  # bus address of an Intel GPU integrated in the processor
 
 
 def read_board(
     root: Path = ROOT, run: Run = run_command, environment: Mapping[str, str] = os.environ
 ) -> Board:
-    """The board as its device tree, its firmware or its system name it."""
+    """Read the board's name from its device tree, firmware or system."""
     power = read_power(root, run)
     tree = _device_tree(root, "model")
     chips = _device_tree(root, "compatible").split()
@@ -64,9 +64,9 @@ def read_board(
     return Board("generic", tree or _product(root), gpu, shared, power)
 
 
-def processor(root: Path = ROOT) -> str:
-    """The processor's name; where the kernel gives only parts (ARM), their numbers; at least its
-    architecture.
+def processor_name(root: Path = ROOT) -> str:
+    """Return the processor's name; if the kernel gives only part numbers (ARM), those; at least
+    the architecture.
     """
     listed = text(root / "proc/cpuinfo")
     if named := re.search(r"^model name\s*:\s*(.+)$", listed, re.MULTILINE):
@@ -82,7 +82,7 @@ def _device_tree(root: Path, name: str) -> str:
 
 
 def _product(root: Path) -> str:
-    """The machine's name as its maker wrote it into the firmware, where it did."""
+    """Return the machine's name from its firmware, if set."""
     words = [text(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
     vendor, product = ("" if PLACEHOLDERS.search(word) else word for word in words)
     return (
@@ -93,7 +93,7 @@ def _product(root: Path) -> str:
 
 
 def _jetson(root: Path, run: Run, tree: str) -> str:
-    """The board and its power mode, on which all timings depend."""
+    """Return the board and its power mode, on which all timings depend."""
     mode = ""
     if said := re.search(r"NV Power Mode:\s*(\S+)", run("nvpmodel", "-q")):
         mode = said[1]
@@ -124,14 +124,14 @@ def _nvidia(root: Path, run: Run) -> tuple[str, bool] | None:
     for card in entries(root / "proc/driver/nvidia/gpus", "*/information"):
         if named := re.search(r"^Model:\s*(.+)$", text(card), re.MULTILINE):
             return named[1], False
-    # where another system drives the card for this one
+    # fallback where another system drives the card for this one
     name = run("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     return (name.splitlines()[0], False) if name else None
 
 
 def _drm(root: Path) -> tuple[str, bool]:
-    """The first GPU that draws or computes. One that is no card on the bus, or is inside Intel's
-    processors, has the processor's memory.
+    """Return the name of the first GPU, and whether it shares the processor's memory: it does
+    unless it is a card on the bus outside an Intel processor.
     """
     for card in entries(root / "sys/class/drm", "card[0-9]*"):
         about = dict(

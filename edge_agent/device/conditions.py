@@ -1,5 +1,5 @@
-"""When a device may train, as its owner says: `charging,idle,unmetered,temperature<70`. No torch
-here.
+"""The owner's conditions for training: `charging,idle,unmetered,temperature<70`. Does not import
+torch.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from pathlib import Path
 
 from edge_agent.device.heat import read_heat
 from edge_agent.device.load import BUSY, Load
-from edge_agent.device.power import read_metered, read_power
+from edge_agent.device.power import is_metered, read_power
 from edge_agent.device.sysfs import ROOT, Run, run_command
 from federated.errors import ConfigError
 
 __all__ = ["CONDITIONS", "Conditions"]
 
 CONDITIONS = ("charging", "idle", "temperature<DEGREES", "unmetered")
-WARMEST = 120.0  # degrees that still make sense to wait for
-# degrees below its bound at which a hot device goes on, so that it does not go on and off
+WARMEST = 120.0  # highest accepted bound in degrees
+# degrees below the bound at which a hot device resumes, so that it does not switch on and off
 COOLER = 3.0
 
 Condition = Callable[[], str | None]
-"""Why the device is not to train now: empty where it may, None where it cannot tell."""
+"""Return why the device must not train now: "" if it may, None if unknown."""
 
 
 class Conditions:
-    """All conditions of a text, separated by commas; called, it says why the device is not to train
-    now, and nothing where it may.
+    """Comma-separated conditions; calling the object returns why the device must not train now,
+    or "".
 
-    Raises ConfigError for a text that is none, and for a condition that this device has no means to
-    tell: it would train against the owner's word, or never.
+    ConfigError: the text is not a list of conditions, or the device cannot check one of them: it
+        would ignore the owner's wish, or never train.
     """
 
     def __init__(
@@ -39,27 +39,27 @@ class Conditions:
         self._root, self._run = root, run
         self._load = load()
         self._hot = False
-        self._unmet = ("", "")  # which condition, and why
+        self._unmet = ("", "")  # name of the unmet condition, and why it is unmet
         self._conditions = (
             [self._parse(word.strip()) for word in text.split(",")] if text.strip() else []
         )
         for name, condition in self._conditions:
             if condition() is None:
                 raise ConfigError(
-                    f"--when {name}: this device does not say "
-                    f"{WHAT[name.split('<')[0].strip()]}: leave it out"
+                    f"--when {name}: this device cannot tell "
+                    f"{WHAT[name.split('<')[0].strip()]}; leave the condition out"
                 )
 
     def __call__(self) -> str:
-        """The first that is not met, in the words of when it began. A device that no longer tells
-        what it did at the start does not train.
+        """Return the first unmet condition, worded as when it began. A device that can no longer
+        check a condition does not train.
         """
         for name, condition in self._conditions:
             why = condition()
             if why is None:
                 why = f"cannot tell {WHAT[name.split('<')[0].strip()]}"
             if why:
-                # not a new word for every degree
+                # keeps the first wording, so that not every degree is a new reason
                 self._unmet = self._unmet if self._unmet[0] == name else (name, why)
                 return self._unmet[1]
         self._unmet = ("", "")
@@ -89,10 +89,10 @@ class Conditions:
         share = self._load.share()
         if not self._load.known:
             return None
-        return f"busy: {share:.0%} of the processors are used by others" if share >= BUSY else ""
+        return f"busy: other processes use {share:.0%} of the processors" if share >= BUSY else ""
 
     def _unmetered(self) -> str | None:
-        metered = read_metered(self._root, self._run)
+        metered = is_metered(self._root, self._run)
         return None if metered is None else "metered network" if metered else ""
 
     def _warm(self, bound: float) -> str | None:

@@ -1,5 +1,5 @@
-"""Notices, on a device at work, what makes its measurements old: heat that holds it back, or limits
-that changed. No torch here.
+"""Detect when a device's measurements become outdated: it throttles, or its limits change. Does
+not import torch.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ from edge_agent.device.heat import Heat, read_heat, throttled_between
 
 __all__ = ["Watch"]
 
-LOOK = 5.0  # seconds between looks
-# seconds between two measurements because of heat: a device at its limit would measure itself all
-# day
+LOOK = 5.0  # seconds between checks
+# seconds between two measurements because of heat: a device at its limit would measure all day
 REST = 300.0
-NOISE = 0.05  # share by which a limit must change
+NOISE = 0.05  # smallest relative change of a limit
 
 
 class Watch:
-    """Looks at the device now and then; `due` says why it should measure itself again, empty while
-    it need not.
+    """Check the device at intervals; `due` says why it should measure again, or is empty.
 
-    limits: processors and bytes that training may use, as they are now; no memory limit is
-    infinity.
+    limits: returns the processors and bytes that training may use now; infinity without a memory
+        limit
     """
 
     def __init__(
@@ -34,15 +32,15 @@ class Watch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.due = ""
-        self.fresh = False  # whether what was measured before must not be taken as known
+        self.fresh = False  # whether cached measurements must be ignored
         self._limits, self._heat, self._clock = limits, heat, clock
         self._held_to, self._last = limits(), heat()
         self._hot = bool(self._last.throttled)
         self._looked = self._cooled = clock()
-        self._cooled -= REST  # heat may matter at once
+        self._cooled -= REST  # heat may trigger at once
 
     def look(self) -> str:
-        """What is `due`, after a look where one is."""
+        """Check the device if an interval has passed, and return `due`."""
         now = self._clock()
         if now - self._looked >= LOOK:
             self._looked = now
@@ -50,8 +48,8 @@ class Watch:
             self._look_at_heat(now)
         return self.due
 
-    def settled(self) -> None:
-        """The device has measured itself."""
+    def reset(self) -> None:
+        """Reset after the device has measured itself."""
         if self.fresh:
             self._cooled = self._clock()
         self.due, self.fresh = "", False
@@ -64,7 +62,7 @@ class Watch:
                 self._held_to = found
 
     def _look_at_heat(self, now: float) -> None:
-        """A change between held back and not, either way, is news."""
+        """Trigger when throttling starts or stops."""
         before, self._last = self._last, self._heat()
         hot = throttled_between(before, self._last)
         if hot != self._hot and now - self._cooled >= REST:

@@ -1,7 +1,7 @@
-"""How much energy the machine takes, where it counts it: Intel's and AMD's counters of packages,
-and the sensors of boards. No torch here.
+"""Measure the machine's energy: the package counters of Intel and AMD processors, and the power
+sensors of boards. Does not import torch.
 
-What is counted is the whole package, or the whole board: what else runs, and what idles, is in it.
+The values cover the whole package or board, including other processes and idle power.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from types import TracebackType
 
 from edge_agent.device.sysfs import ROOT, entries, number, text
 
-__all__ = ["Meter", "counted", "watts"]
+__all__ = ["Meter", "read_counters", "read_watts"]
 
-EVERY = 0.1  # seconds between two looks at a sensor of power
-# a Jetson's rails that feed the whole board: the others are parts of them
+EVERY = 0.1  # seconds between two readings of a power sensor
+# a Jetson's rails that feed the whole board; the other rails are parts of them
 WHOLE = ("VDD_IN", "POM_5V_IN", "VDD_TOTAL")
 
 
-def counted(root: Path = ROOT) -> dict[str, tuple[float, float]]:
-    """Microjoules that each package has taken, and at how many its counter starts again; empty
-    where none may be read (Linux asks for root).
+def read_counters(root: Path = ROOT) -> dict[str, tuple[float, float]]:
+    """Return each package's energy in microjoules, and the value at which its counter wraps;
+    empty if none is readable (Linux requires root).
     """
-    # not their parts
+    # whole packages only
     zones = [
         z
         for z in entries(root / "sys/class/powercap", "intel-rapl:*")
@@ -38,8 +38,8 @@ def counted(root: Path = ROOT) -> dict[str, tuple[float, float]]:
     return {name: (used, end or 0.0) for name, (used, end) in found.items() if used is not None}
 
 
-def watts(root: Path = ROOT) -> float | None:
-    """What the board's INA sensors say that it takes at this moment; None without any."""
+def read_watts(root: Path = ROOT) -> float | None:
+    """Return the board's power from its INA sensors, or None without any."""
     rails: dict[str, float] = {}
     for chip in entries(root / "sys/class/hwmon", "hwmon*"):
         if text(chip / "name").startswith("ina"):
@@ -49,8 +49,8 @@ def watts(root: Path = ROOT) -> float | None:
 
 
 class Meter:
-    """Joules from its start to its end, by the counters, else by the sensors' mean power; `joules`
-    stays None where there are neither.
+    """Measure joules from start to end with the counters, or else with the sensors' mean power;
+    `joules` stays None without either.
     """
 
     def __init__(self, root: Path = ROOT) -> None:
@@ -61,8 +61,8 @@ class Meter:
         self._seen: list[float] = []
 
     def __enter__(self) -> Meter:
-        self._start, self._counters = time.perf_counter(), counted(self._root)
-        if not self._counters and watts(self._root) is not None:
+        self._start, self._counters = time.perf_counter(), read_counters(self._root)
+        if not self._counters and read_watts(self._root) is not None:
             self._watch = threading.Thread(target=self._look, daemon=True, name="energy")
             self._watch.start()
         return self
@@ -78,7 +78,7 @@ class Meter:
             self._stop.set()
             self._watch.join()
             self.joules = sum(self._seen) / len(self._seen) * seconds if self._seen else None
-        now = counted(self._root)
+        now = read_counters(self._root)
         used = [
             _since(before, now[name][0], end)
             for name, (before, end) in self._counters.items()
@@ -89,7 +89,7 @@ class Meter:
 
     def _look(self) -> None:
         while not self._stop.is_set():
-            if (value := watts(self._root)) is not None:
+            if (value := read_watts(self._root)) is not None:
                 self._seen.append(value)
             self._stop.wait(EVERY)
 
@@ -99,8 +99,8 @@ def _since(before: float, now: float, end: float) -> float:
 
 
 def _rails(chip: Path) -> dict[str, float]:
-    """Watts of each rail of a sensor: as it says (microwatts), or volts (thousandths) times amperes
-    (thousandths).
+    """Return the watts of each rail of a sensor, from microwatts, or from millivolts times
+    milliamperes.
     """
     found = {}
     for sensor in entries(chip, "power*_input"):

@@ -1,5 +1,5 @@
-"""How hot and how fast the processor is at this moment, and whether heat or a weak supply holds it
-back. No torch here.
+"""Read the processor's temperature and clock, and whether heat or a weak power supply throttles
+it. Does not import torch.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ from edge_agent.device.sysfs import ROOT, Run, entries, number, run_command, tex
 
 __all__ = ["Heat", "read_heat", "throttled_between"]
 
-# of a Pi's word: low voltage, capped, throttled, soft limit; and the same since it started
+# bits of a Pi's word: low voltage, capped, throttled, soft limit; and the same since boot
 NOW, EVER = 0xF, 0xF0000
-PLAUSIBLE = (-40.0, 150.0)  # degrees; sensors that are off say -274, 0 kelvin, or nonsense
-FAKES = ("PMIC-Die",)  # of a Jetson Nano or TX2: always 100 degrees
-# of the processor, as hwmon names them
+PLAUSIBLE = (-40.0, 150.0)  # degrees; disabled sensors report -274, 0 kelvin, or nonsense
+FAKES = ("PMIC-Die",)  # of a Jetson Nano or TX2; always reports 100 degrees
+# hwmon names of processor sensors
 SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal")
 
 
 @dataclass(frozen=True)
 class Heat:
-    """None: this machine does not say.
+    """Readings of one moment; None if the machine does not report a value.
 
-    celsius: of the hottest sensor. mhz: of the fastest processor that this process may use.
-    throttled: now; ever: since the machine started. events: how often it was throttled since then,
-    where it counts.
+    celsius: hottest sensor
+    mhz: fastest processor that this process may use
+    throttled: throttled now
+    ever: throttled since boot
+    events: throttling events since boot
     """
 
     celsius: float | None = None
@@ -41,20 +43,21 @@ class Heat:
 def read_heat(
     root: Path = ROOT, run: Run = run_command, cpus: Collection[int] | None = None
 ) -> Heat:
-    """What the kernel and the board's firmware say. cpus: processors to look at; without, those
-    that this process may use.
+    """Read the kernel's and the board firmware's sensors.
+
+    cpus: processors to read; by default those that this process may use
     """
     allowed = os.sched_getaffinity(0) if cpus is None else cpus
     word, events = _firmware(root, run), _events(root)
-    capped = _capped(root)
+    capped = _is_slowed(root)
     now = None if word is None and capped is None else bool(capped) or bool((word or 0) & NOW)
     ever = None if word is None and events is None else bool(events) or bool((word or 0) & EVER)
     return Heat(_celsius(root, run), _mhz(root, allowed), now, True if now else ever, events)
 
 
 def throttled_between(before: Heat, after: Heat) -> bool:
-    """Whether what ran between two readings may have been held back: at either end, or in between
-    as far as the machine remembers.
+    """Whether the device may have been throttled between two readings: at either end, or in
+    between as far as it is recorded.
     """
     newly = before.ever is False and after.ever is True
     counted = (
@@ -75,7 +78,7 @@ def _celsius(root: Path, run: Run) -> float | None:
         if text(chip / "name") in SENSORS
     ]
     inputs = [number(sensor) for chip in chips for sensor in entries(chip, "temp*_input")]
-    # Thousandths of a degree; some phones' zones give whole degrees.
+    # Thousandths of a degree; some phones' zones report whole degrees.
     found = [value / 1000 if abs(value) >= 1000 else value for value in (*zones, *inputs) if value]
     if not found and (said := re.search(r"temp=([\d.]+)", run("vcgencmd", "measure_temp"))):
         found = [float(said[1])]
@@ -102,7 +105,7 @@ def _mhz(root: Path, cpus: Collection[int]) -> float | None:
 
 
 def _firmware(root: Path, run: Run) -> int | None:
-    """The word of a Pi's firmware: what the kernel passes on, or what its command prints."""
+    """Return the throttling word of a Pi's firmware, from the kernel or the firmware's command."""
     paths = entries(root / "sys/devices/platform", "soc*/soc*firmware/get_throttled")
     words = [text(path) for path in paths] or [
         run("vcgencmd", "get_throttled").removeprefix("throttled=")
@@ -112,8 +115,8 @@ def _firmware(root: Path, run: Run) -> int | None:
     )
 
 
-def _capped(root: Path) -> bool | None:
-    """Whether the kernel cools by slowing the processor down at this moment."""
+def _is_slowed(root: Path) -> bool | None:
+    """Whether the kernel slows the processor down for cooling now."""
     coolers = [
         c
         for c in entries(root / "sys/class/thermal", "cooling_device*")
@@ -124,8 +127,8 @@ def _capped(root: Path) -> bool | None:
 
 
 def _events(root: Path) -> int | None:
-    """Times that the processor throttled itself since the start: of Intel's by heat, of a Jetson's
-    by current.
+    """Return how often the processor throttled itself since boot: Intel's because of heat, a
+    Jetson's because of current.
     """
     counters = [
         *entries(root / "sys/devices/system/cpu", "cpu*/thermal_throttle/*_throttle_count"),

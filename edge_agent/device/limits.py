@@ -1,9 +1,8 @@
-"""Limits on processors and memory that the kernel, or a governor, holds a process to.
+"""Limit a process's processors and memory with the kernel or a governor.
 
-Control groups do it where they may be written (v2, then v1). Elsewhere processors are limited by
-affinity and, for
-fractions, by a governor that stops and continues the process; memory by the process's own data
-limit.
+Control groups are used where they are writable (v2, then v1). Elsewhere CPU affinity limits
+processors, and a governor that stops and continues the process limits fractions of them; the
+process's own data limit limits memory.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from edge_agent.device.sysfs import ROOT, entries, number, text
 from federated.errors import ConfigError
 
 __all__ = [
-    "Cage",
     "Limits",
+    "ProcessLimiter",
     "available_cpus",
     "available_memory",
     "end_with_parent",
@@ -40,9 +39,10 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-UNLIMITED = 2.0**62  # bytes: control groups v1 spell no limit as a number a page below 2^63
-MOST = 2**50  # bytes of a limit: more is a slip of the hand, and beyond what the kernel takes
-PERIOD = 0.02  # seconds of one scheduling period: short, so that one training step spans several
+UNLIMITED = 2.0**62  # bytes: control groups v1 write "no limit" as a number one page below 2^63
+# highest accepted memory limit in bytes: more is a typing error, and more than the kernel accepts
+MOST = 2**50
+PERIOD = 0.02  # seconds of one scheduling period: short, so that a training step spans several
 UNITS = {
     "": 1,
     "B": 1,
@@ -57,7 +57,11 @@ UNITS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """cpus: processors, fractions allowed; memory: bytes. None: no limit."""
+    """Limits of a process; None means no limit.
+
+    cpus: processors, may be fractional
+    memory: bytes
+    """
 
     cpus: float | None = None
     memory: int | None = None
@@ -73,19 +77,19 @@ class Limits:
             )
         if self.memory is not None and self.memory < 64 * 2**20:
             raise ConfigError(
-                "--limit-memory: expected at least 64MiB, which Python alone needs, "
+                "--limit-memory: expected at least 64MiB (Python alone needs that much), "
                 f"found {self.memory} bytes"
             )
 
     @property
     def threads(self) -> int:
-        """Threads that can be of use under this limit."""
+        """Number of useful threads under this limit."""
         here = len(os.sched_getaffinity(0))
         return here if self.cpus is None else min(here, max(1, math.ceil(self.cpus)))
 
 
 def parse_size(text: str, flag: str = "--limit-memory") -> int:
-    """Bytes of `512MB`, `1.5GiB`, `300000`. Raises ConfigError."""
+    """Return the bytes of `512MB`, `1.5GiB` or `300000`. Raises ConfigError."""
     match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([KMG]?I?B?)\s*", text.upper())
     unit = match[2] if match else ""
     unit = unit if unit.endswith("B") or not unit else unit + "B"
@@ -95,8 +99,8 @@ def parse_size(text: str, flag: str = "--limit-memory") -> int:
 
 
 def available_cpus(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
-    """Processors that a process may use (0: this one): affinity, control groups and the limits
-    given.
+    """Return how many processors a process may use (0: this one), given its affinity, control
+    groups and `limits`.
     """
     allowed = [float(len(os.sched_getaffinity(pid))), limits.cpus or math.inf]
     for folder in _own_groups("cpu", pid, root):
@@ -111,8 +115,8 @@ def available_cpus(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
 
 
 def available_memory(limits: Limits, pid: int = 0, root: Path = ROOT) -> int:
-    """Bytes that a process may still take (0: this one): what the machine has free, its control
-    groups and the limits given leave.
+    """Return how many more bytes a process may allocate (0: this one), given the machine's free
+    memory, its control groups and `limits`.
     """
     free = [_machine_memory(root)]
     if limits.memory is not None:
@@ -135,7 +139,7 @@ def available_memory(limits: Limits, pid: int = 0, root: Path = ROOT) -> int:
 
 
 def memory_limit(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
-    """Bytes that a process may hold at all (0: this one); infinity without a limit."""
+    """Return how many bytes a process may hold (0: this one); infinity without a limit."""
     bounds = [math.inf if limits.memory is None else float(limits.memory)]
     for folder in _own_groups("memory", pid, root):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -145,21 +149,21 @@ def memory_limit(limits: Limits, pid: int = 0, root: Path = ROOT) -> float:
 
 
 def end_with_parent() -> None:
-    """This process ends with the one that started it, however that ends: nobody would continue what
-    a governor stopped.
+    """Kill this process when its parent ends for any reason: nothing would continue it after the
+    governor has stopped it.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _machine_memory(root: Path) -> int:
-    """Bytes that the machine can give without swapping."""
+    """Return the bytes that the machine can provide without swapping."""
     said = re.search(r"^MemAvailable:\s*(\d+) kB$", text(root / "proc/meminfo"), re.MULTILINE)
     return int(said[1]) * 1024 if said else int(psutil.virtual_memory().available)
 
 
 def _own_groups(controller: str, pid: int = 0, root: Path = ROOT) -> list[Path]:
-    """The control groups that hold a process (0: this one), innermost first, up to the root."""
+    """Return the control groups of a process (0: this one), innermost first, up to the root."""
     groups = root / "sys/fs/cgroup"
     for line in text(root / "proc" / (str(pid) if pid else "self") / "cgroup").splitlines():
         hierarchy, names, path = line.split(":", 2)
@@ -170,8 +174,8 @@ def _own_groups(controller: str, pid: int = 0, root: Path = ROOT) -> list[Path]:
     return []
 
 
-def _swept(parent: Path) -> None:
-    """Removes the groups of processes that are gone, whose agents were killed before they could."""
+def _remove_stale_groups(parent: Path) -> None:
+    """Remove groups of ended processes whose agents were killed before they could."""
     for group in entries(parent, "espalier-*"):
         pid = group.name.split("-")[1]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):
@@ -179,8 +183,8 @@ def _swept(parent: Path) -> None:
                 group.rmdir()
 
 
-class Cage:
-    """Holds the process `pid` to `limits` until closed; `how` says by what means."""
+class ProcessLimiter:
+    """Limit the process `pid` until closed; `how` lists the means in use."""
 
     def __init__(self, pid: int, limits: Limits) -> None:
         self.how: list[str] = []
@@ -192,7 +196,7 @@ class Cage:
         if limits.memory is not None:
             self._limit_memory(pid, limits.memory)
 
-    def __enter__(self) -> Cage:
+    def __enter__(self) -> ProcessLimiter:
         return self
 
     def __exit__(
@@ -204,7 +208,7 @@ class Cage:
         self.close()
 
     def close(self) -> None:
-        """Ends the governor and removes the control groups; call once the process is gone."""
+        """Stop the governor and remove the control groups; call after the process has ended."""
         self._stop.set()
         if self._governor is not None:
             self._governor.join()
@@ -221,22 +225,22 @@ class Cage:
             {"cpu.max": f"{quota} {period}"},
             {"cpu.cfs_period_us": f"{period}", "cpu.cfs_quota_us": f"{quota}"},
         ):
-            self.how.append(f"{cpus:g} cpus by control group")
+            self.how.append(f"{cpus:g} cpus with a control group")
             return
         processors = sorted(os.sched_getaffinity(0))
         if cpus >= len(processors):
-            self.how.append(f"{len(processors)} cpus, all there are")
+            self.how.append(f"all {len(processors)} cpus")
             return
         start = pid % len(processors)
         chosen = (processors + processors)[start : start + math.ceil(cpus)]
         os.sched_setaffinity(pid, chosen)
-        self.how.append(f"{len(chosen)} cpus by affinity")
+        self.how.append(f"{len(chosen)} cpus with affinity")
         if cpus < len(chosen):
             self._governor = threading.Thread(
                 target=self._govern, args=(pid, cpus / len(chosen)), daemon=True, name="governor"
             )
             self._governor.start()
-            self.how.append(f"{cpus:g} of them by stopping and continuing")
+            self.how.append(f"{cpus:g} of them with a governor that stops and continues it")
 
     def _limit_memory(self, pid: int, memory: int) -> None:
         if self._group(
@@ -245,24 +249,24 @@ class Cage:
             {"memory.max": f"{memory}", "memory.swap.max": "0"},
             {"memory.limit_in_bytes": f"{memory}"},
         ):
-            self.how.append(f"{memory // 10**6} MB by control group")
+            self.how.append(f"{memory // 10**6} MB with a control group")
             return
         resource.prlimit(pid, resource.RLIMIT_DATA, (memory, memory))
-        self.how.append(f"{memory // 10**6} MB by data limit")
+        self.how.append(f"{memory // 10**6} MB with a data limit")
 
     def _group(self, controller: str, pid: int, v2: dict[str, str], v1: dict[str, str]) -> bool:
-        """Makes a control group below the present one and puts the process in; False where that is
-        not allowed.
+        """Create a control group below the current one and move the process into it; return
+        False if that is not allowed.
         """
         parents = _own_groups(controller)
         if not parents:
             return False
         unified = (parents[0] / "cgroup.controllers").exists()
-        # A process is in one group of a hierarchy: of the unified one, the group that holds another
-        # limit already.
+        # A process is in one group per hierarchy: in the unified one, reuse the group of another
+        # limit.
         known = next((group for group in self._groups if group.parent == parents[0]), None)
         group = known or parents[0] / f"espalier-{pid}-{secrets.token_hex(3)}"
-        _swept(parents[0])
+        _remove_stale_groups(parents[0])
         try:
             group.mkdir(exist_ok=True)
             for name, value in (v2 if unified else v1).items():
@@ -279,7 +283,7 @@ class Cage:
         return True
 
     def _govern(self, pid: int, share: float) -> None:
-        """Lets the process run for `share` of each period."""
+        """Let the process run for the fraction `share` of each period."""
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             try:

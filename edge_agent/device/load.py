@@ -1,5 +1,5 @@
-"""How much of the processors is used by others: what a measurement must know, and a device that is
-to train only when idle. No torch here.
+"""Measure how much of the processors other processes use, for measurements and for devices that
+train only when idle. Does not import torch.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ from collections.abc import Collection
 
 import psutil
 
-__all__ = ["BUSY", "Load", "busy"]
+__all__ = ["BUSY", "Load", "measure_load"]
 
-BUSY = 0.2  # share of the processors from which on a machine counts as used by others
+BUSY = 0.2  # fraction of the processors above which a machine counts as busy
 
 
 class Load:
-    """Looks at the processors that this process may use; each look tells of the time since the last
-    one.
+    """Measure the load from other processes since the last call.
 
-    known: whether the system lets anyone look (Android does not); where it does not, every share is
-    0.
+    known: whether the system reports usage (Android does not); if not, every share is 0
     """
 
     known = True
@@ -30,8 +28,8 @@ class Load:
         self._last = self._look()
 
     def share(self) -> float:
-        """Share, 0 to 1, of the processors that other processes used since the last look; this
-        process and those it started do not count.
+        """Return the fraction, 0 to 1, of the processors that other processes used since the
+        last call, without this process and its children.
         """
         before, self._last = self._last, self._look()
         (start, used, own), (end, used_now, own_now) = before, self._last
@@ -40,11 +38,11 @@ class Load:
         return min(1.0, max(0.0, others / spent)) if spent > 0 else 0.0
 
     def _look(self) -> tuple[float, float, float]:
-        """The time, the seconds that the processors were used by anyone, and those by this process
-        and what it started.
+        """Return the time, the processor seconds used by all processes, and those used by this
+        process and its children.
         """
         try:
-            used = _used(os.sched_getaffinity(0))
+            used = _busy_seconds(os.sched_getaffinity(0))
         except OSError:
             self.known = False
             return time.monotonic(), 0.0, 0.0
@@ -52,18 +50,18 @@ class Load:
         me = psutil.Process()
         for process in (me, *me.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                # user and system, with those of children that ended
+                # user and system time, with those of ended children
                 own += sum(process.cpu_times()[:4])
         return time.monotonic(), used, own
 
 
-def _used(cpus: Collection[int]) -> float:
-    """Seconds that processors were used by anyone since the start. Raises OSError where the system
-    does not tell.
+def _busy_seconds(cpus: Collection[int]) -> float:
+    """Return the busy seconds of processors since boot. OSError: the system does not report
+    them.
     """
     per_cpu = psutil.cpu_times(percpu=True)
     here = [per_cpu[cpu] for cpu in cpus if cpu < len(per_cpu)]
-    guests = ("guest", "guest_nice")  # which the kernel counts under user and nice as well
+    guests = ("guest", "guest_nice")  # the kernel also counts these as user and nice
     return float(
         sum(
             sum(times)
@@ -75,9 +73,9 @@ def _used(cpus: Collection[int]) -> float:
     )
 
 
-def busy(seconds: float = 0.5) -> float | None:
-    """Share of the processors that other processes use, looked at for some seconds; None where the
-    system does not tell.
+def measure_load(seconds: float = 0.5) -> float | None:
+    """Return the fraction of the processors that other processes use over some seconds, or None
+    if the system does not report it.
     """
     load = Load()
     time.sleep(seconds)

@@ -1,9 +1,7 @@
-"""What this device measured, kept beside what it depends on, so that it is measured once. No torch
-here.
+"""Cache this device's measurements with everything they depend on. Does not import torch.
 
-One small JSON file per measurement, in `$ESPALIER_CACHE`, else `$XDG_CACHE_HOME/espalier`, else
-`~/.cache/espalier`. A file that is damaged, or cannot be written, costs a measurement and never
-more.
+One small JSON file per measurement, in `$ESPALIER_CACHE`, or else `$XDG_CACHE_HOME/espalier`, or
+else `~/.cache/espalier`. A file that is damaged or not writable only costs a new measurement.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from edge_agent.device.board import processor, read_board
+from edge_agent.device.board import processor_name, read_board
 from edge_agent.device.heat import Heat, read_heat, throttled_between
 from edge_agent.device.limits import Limits, available_cpus
 from edge_agent.device.load import BUSY, Load
@@ -30,7 +28,7 @@ from edge_agent.device.sysfs import ROOT, number
 from federated.device.profile_file import Circumstances
 from federated.runtime import files, provenance
 
-__all__ = ["PACKAGES", "Notebook", "folder", "surroundings", "versions"]
+__all__ = ["PACKAGES", "MeasurementCache", "folder", "surroundings", "versions"]
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +37,7 @@ PACKAGES = ("espalier", "numpy", "onnxruntime", "torch")
 
 
 def folder() -> Path:
-    """Where measurements are kept; for a user without a home, nowhere: it cannot be written."""
+    """Return the cache folder; for a user without a home, a path that cannot be written."""
     if named := os.environ.get("ESPALIER_CACHE"):
         return Path(named)
     if caches := os.environ.get("XDG_CACHE_HOME"):
@@ -51,7 +49,7 @@ def folder() -> Path:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that timings depend on, where they are installed, and of Python."""
+    """Return the versions of Python and of the installed packages that timings depend on."""
     return {"python": platform.python_version()} | {
         name: version for name, version in provenance.versions(PACKAGES).items() if version
     }
@@ -69,8 +67,8 @@ def surroundings(limits: Limits, trainer: str, root: Path = ROOT) -> dict[str, A
     return {
         "versions": versions(),
         "board": asdict(read_board(root)),
-        "processor": processor(root),
-        # of a phone's small and large processors
+        "processor": processor_name(root),
+        # differ between a phone's small and large processors
         "speeds": sorted(speed for speed in speeds if speed),
         "cpus": available_cpus(limits, root=root),
         "limits": asdict(limits),
@@ -78,12 +76,12 @@ def surroundings(limits: Limits, trainer: str, root: Path = ROOT) -> dict[str, A
     }
 
 
-class Notebook:
-    """Measurements under one set of surroundings: looked up, or taken and kept.
+class MeasurementCache:
+    """Measurements under one set of surroundings, from the cache or new.
 
-    What is taken while others use the processors, or while the device throttles, is given but not
-    kept; nor is what was kept trusted once the device throttled since. `taken` and `known` count
-    both kinds.
+    A measurement taken while other processes use the processors, or while the device throttles, is
+    returned but not cached. Cached values are ignored once the device has throttled since. `taken`
+    counts new measurements, `known` cached ones.
     """
 
     def __init__(
@@ -95,7 +93,11 @@ class Notebook:
         heat: Callable[[], Heat] = read_heat,
         load: Callable[[], Load] = Load,
     ) -> None:
-        """fresh: look nothing up. heat, load: how the device is looked at."""
+        """Open the cache.
+
+        fresh: ignore cached values
+        heat, load: readers of the device's state
+        """
         self.around, self.fresh, self.where = dict(around), fresh, where or folder() / "timings"
         self.taken, self.known, self.throttled, self.busy = 0, 0, False, 0.0
         self._heat, self._load = heat, load
@@ -103,7 +105,7 @@ class Notebook:
 
     @property
     def circumstances(self) -> Circumstances:
-        """Under which everything was measured that was."""
+        """Device state during all measurements taken."""
         heat = self._heat()
         unknown = heat.throttled is None and heat.ever is None
         return Circumstances(heat.celsius, heat.mhz, None if unknown else self.throttled, self.busy)
@@ -111,10 +113,10 @@ class Notebook:
     def value(
         self, what: Mapping[str, Any], measure: Callable[[], float], *, keep: bool = True
     ) -> float:
-        """The number that `measure` would give for `what`, plain values that say all that it
-        depends on beside the surroundings.
+        """Return the cached value for `what`, or the result of `measure`.
 
-        keep: whether they do say all; otherwise it is measured each time.
+        what: plain values that the measurement depends on besides the surroundings
+        keep: False if `what` is incomplete: then measure each time
         """
         about = json.loads(json.dumps({**self.around, **what}, sort_keys=True))
         path = (
@@ -147,20 +149,22 @@ class Notebook:
         return value
 
     def _read(self, path: Path, about: Mapping[str, Any]) -> float | None:
-        """What was kept, where it is whole, of this, and no throttling came in between."""
+        """Return the cached value if it is intact, matches, and the device has not throttled
+        since.
+        """
         try:
             found = json.loads(path.read_bytes())
             value, heat = float(found["value"]), msgspec.convert(found["heat"], Heat)
             if found["format"] != FORMAT or found["about"] != about or not 0 < value < math.inf:
-                raise ValueError("it is of something else")
+                raise ValueError("it belongs to another measurement")
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            # msgspec's and JSON's are ValueErrors
+            # msgspec's and JSON's errors are ValueErrors
             log.warning("measuring again: %s is damaged: %s", path, error)
             return None
         if throttled_between(heat, self._now):
-            log.info("measuring again: the device throttled since")
+            log.info("measuring again: the device has throttled since the last measurement")
             return None
         return value
 
@@ -170,4 +174,4 @@ class Notebook:
             path.parent.mkdir(parents=True, exist_ok=True)
             files.write(path, json.dumps(entry).encode())
         except OSError as error:
-            log.warning("a measurement is not kept: %s: %s", path, error.strerror)
+            log.warning("cannot cache a measurement: %s: %s", path, error.strerror)

@@ -1,4 +1,4 @@
-"""What powers the device, and whether its way to the network is paid by the byte. No torch here."""
+"""Read what powers the device, and whether its network is metered. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from edge_agent.device.sysfs import ROOT, Run, entries, number, run_command, text
 
-__all__ = ["Power", "read_metered", "read_power"]
+__all__ = ["Power", "is_metered", "read_power"]
 
 Power = Literal["mains", "battery", ""]
 
@@ -20,15 +20,15 @@ MANAGER = (
     "org.freedesktop.NetworkManager",
     "Metered",
 )
-# the manager's numbers: yes, no, and both as a guess
+# NetworkManager's values: yes, no, guessed yes, guessed no
 METERED = {"1": True, "2": False, "3": True, "4": False}
 
 
 def read_power(root: Path = ROOT, run: Run = run_command) -> Power:
-    """`mains` where the device is plugged in or its battery charges, `battery` where that
-    discharges, empty where nothing says.
+    """Return `mains` if the device is plugged in or its battery charges, `battery` if the
+    battery discharges, "" if unknown.
     """
-    # a mouse's battery is not ours
+    # skips peripherals' batteries, such as a mouse's
     supplies = [
         s for s in entries(root / "sys/class/power_supply", "*") if text(s / "scope") != "Device"
     ]
@@ -50,9 +50,9 @@ def read_power(root: Path = ROOT, run: Run = run_command) -> Power:
     return "battery" if "Discharging" in states else "mains"
 
 
-def read_metered(root: Path = ROOT, run: Run = run_command) -> bool | None:
-    """Whether the way to the network is metered, as the system's owner or its guess says; None
-    where nothing says.
+def is_metered(root: Path = ROOT, run: Run = run_command) -> bool | None:
+    """Whether the network is metered, as set by the owner or guessed by the system; None if
+    unknown.
     """
     if said := re.fullmatch(r"u ([1-4])", run("busctl", "get-property", *MANAGER)):
         return METERED[said[1]]
@@ -63,14 +63,14 @@ def read_metered(root: Path = ROOT, run: Run = run_command) -> bool | None:
         )
     ):
         return said[0] == "yes"
-    # a phone without Wi-Fi sends by its contract
+    # without Wi-Fi a phone uses mobile data
     if wireless := _termux(run, "termux-wifi-connectioninfo"):
         return wireless.get("supplicant_state") != "COMPLETED"
     return None
 
 
 def _default_device(root: Path) -> str:
-    """The interface of the default route with the smallest metric."""
+    """Return the interface of the default route with the smallest metric."""
     rows = [line.split() for line in text(root / "proc/net/route").splitlines()[1:]]
     routes = [
         (int(row[6]), row[0]) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"
@@ -79,7 +79,7 @@ def _default_device(root: Path) -> str:
 
 
 def _termux(run: Run, command: str) -> dict[str, Any]:
-    """What a command of Termux:API says; empty where it is not there."""
+    """Return the output of a Termux:API command; empty if it is not installed."""
     try:
         found = json.loads(run(command) or "{}")
     except ValueError:

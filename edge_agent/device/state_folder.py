@@ -1,5 +1,5 @@
-"""Where an agent keeps what must outlive it: in `$ESPALIER_STATE`, else `$XDG_STATE_HOME/espalier`,
-else `~/.local/state/espalier`.
+"""Locate the agent's persistent files: in `$ESPALIER_STATE`, or else `$XDG_STATE_HOME/espalier`,
+or else `~/.local/state/espalier`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["folder"]
 
 
 def folder() -> Path:
-    """The folder, which need not exist yet. Raises StoreError for a user without a home."""
+    """Return the folder, which may not exist yet. StoreError: the user has no home."""
     if named := os.environ.get("ESPALIER_STATE"):
         return Path(named)
     if states := os.environ.get("XDG_STATE_HOME"):
@@ -22,5 +22,5 @@ def folder() -> Path:
         return Path.home() / ".local/state/espalier"
     except RuntimeError as error:
         raise StoreError(
-            "this user has no home to keep things in: name a folder by ESPALIER_STATE"
+            "this user has no home directory; set ESPALIER_STATE to a folder for the agent's state"
         ) from error

@@ -1,8 +1,7 @@
-"""How the agent reads its machine: small files of the kernel, and commands that some boards have.
-Both may be missing.
+"""Read the machine: small kernel files, and commands of some boards. Either may be missing.
 
-Every reader takes the root of the file tree and what runs a command, so that a board that is not
-here is read from a recorded tree.
+Every reader takes the root of the file tree and a command runner, so that recorded trees of other
+boards can be read.
 """
 
 from __future__ import annotations
@@ -15,18 +14,16 @@ from pathlib import Path
 __all__ = ["ROOT", "Run", "entries", "number", "run_command", "text"]
 
 ROOT = Path("/")
-PATIENCE = 5.0  # seconds that a command may take
+PATIENCE = 5.0  # timeout of a command in seconds
 
 Run = Callable[..., str]
-"""What runs a command, given as words, and returns what it printed: empty where there is no such
-command, or it failed.
-"""
+"""Run a command, given as words, and return its output; "" if it is missing or fails."""
 
 
 def run_command(*words: str) -> str:
-    """What a command prints; empty where it is missing, fails, or does not end."""
+    """Return a command's output; "" if it is missing, fails or times out."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(  # noqa: S603  # our own words
+        done = subprocess.run(  # noqa: S603  # fixed words
             words, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False
         )
         return done.stdout.strip() if done.returncode == 0 else ""
@@ -34,8 +31,8 @@ def run_command(*words: str) -> str:
 
 
 def text(path: Path) -> str:
-    """A small file's text without the NULs that end strings of a device tree; empty where it cannot
-    be read (a sensor may refuse).
+    """Return a small file's text without the NULs of device tree strings; "" if unreadable (a
+    sensor may refuse).
     """
     with contextlib.suppress(OSError):
         return path.read_text(errors="replace").replace("\0", "\n").strip()
@@ -43,13 +40,13 @@ def text(path: Path) -> str:
 
 
 def number(path: Path) -> float | None:
-    """The number that a file holds; None where there is none."""
+    """Return the number in a file, or None."""
     with contextlib.suppress(ValueError):
         return float(text(path))
     return None
 
 
 def entries(folder: Path, pattern: str) -> Iterator[Path]:
-    """What matches in a folder, in the order of names; nothing where the folder cannot be read."""
+    """Yield a folder's matching entries sorted by name; nothing if the folder is unreadable."""
     with contextlib.suppress(OSError):
         yield from sorted(folder.glob(pattern))

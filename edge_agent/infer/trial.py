@@ -3,7 +3,8 @@ number of threads.
 
 A way is right if it repeats what the exporter's machine computed from the same noise
 (`export.bundle.check_of`), if its graph lost no more than a point of accuracy where the release was
-made (`export.bundle.right`), and no more on this device's own held-out examples, if it has any.
+made (`export.bundle.accurate_variants`), and no more on this device's own held-out examples, if it
+has any.
 No torch here.
 """
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from export import bundle
 from export.bundle import Bundle, Entry, Variant
-from export.latency import Latency, latency
+from export.latency import Latency, measure_latency
 from export.verify import TOKENS, Array, Session, load
 from federated.errors import ExportError
 
@@ -177,7 +178,7 @@ def gauge(session: Session, held: Held | None) -> tuple[Latency, float | None]:
 
 def _lost(bench: Bench, variant: Variant) -> str:
     """State what int8 lost where the release was made, if that is too much."""
-    if variant in bundle.right(bench.entry):
+    if variant in bundle.accurate_variants(bench.entry):
         return ""
     plain = bench.entry.variants[0]
     if variant.accuracy is not None and plain.accuracy is not None:
@@ -204,11 +205,13 @@ def _own_loss(trial: Trial, reference: Trial | None, examples: int) -> str:
 
 def _timed(session: Session, x: Array, fastest: float) -> Latency:
     """As long as it takes to tell; a few calls where they say already that it is too slow."""
-    first = latency(lambda: session.predict(x), warm_up=2, runs=3, seconds=0)
+    first = measure_latency(lambda: session.predict(x), warm_up=2, runs=3, seconds=0)
     if first.least > SLOW * fastest:
         return first
     runs = max(10, min(RUNS, int(LONGEST / max(first.p50, 1e-9))))
-    return latency(lambda: session.predict(x), warm_up=min(20, runs), runs=runs, seconds=SECONDS)
+    return measure_latency(
+        lambda: session.predict(x), warm_up=min(20, runs), runs=runs, seconds=SECONDS
+    )
 
 
 def _accuracy(session: Session, x: Array, y: Array) -> float:

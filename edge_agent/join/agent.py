@@ -259,7 +259,7 @@ def remeasure(participant: Participant, worker: Worker, watch: Watch, say: Say) 
             )
         )
         say(told(participant.profile))
-    watch.settled()
+    watch.reset()
 
 
 def measure(

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from edge_agent.device.measurement_cache import Notebook, surroundings
-from edge_agent.device.profile import TimingSite, named, timed
+from edge_agent.device.measurement_cache import MeasurementCache, surroundings
+from edge_agent.device.profiling import TimingSite, time_submodels, timing_key
 from edge_agent.join.worker import Job
-from export.latency import latency
+from export.latency import measure_latency
 from federated.data.dataset import Dataset
 from federated.device.profile_file import Circumstances, Runtime
 from federated.device.trainers.trainer import Trainer
@@ -79,10 +79,10 @@ def calibrate(job: Job, data: Any, order: Order, trainer: Trainer) -> Calibrated
     """
     data = data or drawn(order.model, order.batch)
     made = network_of(order.model, data)
-    notebook = Notebook(surroundings(job.limits, trainer.runtime), fresh=order.fresh)
+    notebook = MeasurementCache(surroundings(job.limits, trainer.runtime), fresh=order.fresh)
     if order.runtime == "torch":
         site = TimingSite(job.limits, trainer, notebook)
-        threads, timings = timed(to_time(made), order.batch, data, site, order.threads)
+        threads, timings = time_submodels(to_time(made), order.batch, data, site, order.threads)
         return Calibrated(made.family, threads, timings, notebook.circumstances, notebook.taken)
     return _answers(made, data, order, notebook)
 
@@ -127,7 +127,7 @@ def drawn(model: str, examples: int) -> Dataset:
     return Dataset("random examples", x, y, x[:0], y[:0], outputs, target)
 
 
-def _answers(made: Network, data: Dataset, order: Order, notebook: Notebook) -> Calibrated:
+def _answers(made: Network, data: Dataset, order: Order, notebook: MeasurementCache) -> Calibrated:
     """Seconds that the exported submodels take to answer for one example."""
     threads, submodels = order.threads or 1, to_time(made)
     timings, missing = list[Timing](), list[Submodel]()
@@ -136,7 +136,7 @@ def _answers(made: Network, data: Dataset, order: Order, notebook: Notebook) -> 
         what = {
             "work": "infer",
             "runtime": "onnx",
-            "submodel": named(submodel),
+            "submodel": timing_key(submodel),
             "dtype": str(data.x.dtype),
             "threads": threads,
         }
@@ -167,14 +167,14 @@ def _answer(path: str, x: Any, threads: int) -> float:
     if not path:
         raise FileNotFoundError
     session = load(Path(path), threads=threads)
-    return latency(lambda: session.predict(x), runs=ANSWERS, seconds=SECONDS).p50
+    return measure_latency(lambda: session.predict(x), runs=ANSWERS, seconds=SECONDS).p50
 
 
 def exported(submodels: Sequence[Submodel], dtype: str, folder: Path) -> dict[str, str]:
     """Paths by name of untrained submodels as graphs, which take as long as trained ones. Raises
     MissingExtra, ExportError.
     """
-    from export.graph import export
+    from export.onnx_export import export
 
     found = {}
     for submodel in submodels:

@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from edge_agent.device.board import processor
+from edge_agent.device.board import processor_name
 from edge_agent.device.heat import Heat, read_heat
-from edge_agent.device.load import BUSY, busy
+from edge_agent.device.load import BUSY, measure_load
 from edge_agent.device.measurement_cache import versions
-from edge_agent.device.power import read_metered
+from edge_agent.device.power import is_metered
 from edge_agent.join.worker import Job, Worker
 from federated.device.profile_file import FORMAT, RUNTIMES, Calibration, Circumstances, Sheet, write
 from federated.errors import ConfigError, EspalierError, MissingExtra, Unknown
@@ -129,13 +129,17 @@ def described(seen: dict[str, Any], heat: Heat, limits: str) -> list[str]:
     ]
     earlier = ", was throttled since it started" if heat.ever and not heat.throttled else ""
     metered = {None: "not known to be metered or not", False: "unmetered", True: "metered"}[
-        read_metered()
+        is_metered()
     ]
-    used = "not known what others use" if (share := busy()) is None else f"others use {share:.0%}"
+    used = (
+        "not known what others use"
+        if (share := measure_load()) is None
+        else f"others use {share:.0%}"
+    )
     gpu = f"{board.gpu}{' (shares the memory)' if board.shared else ''}" if board.gpu else "none"
     return [
         f"board      {board.model or 'a machine without a name'} ({board.kind}), {seen['system']}",
-        f"processor  {processor()}: {seen['cpus']:g} to use; limits: {limits}; {used}",
+        f"processor  {processor_name()}: {seen['cpus']:g} to use; limits: {limits}; {used}",
         f"memory     {seen['memory'] / 1e6:.0f} MB to train in",
         f"gpu        {gpu}",
         f"heat       {', '.join([*warm, held])}{earlier}",

@@ -132,10 +132,10 @@ def _load(job: Job) -> Any:
 
 
 def _measure(site: Site, message: dict[str, Any]) -> dict[str, Any]:
-    from edge_agent.device.profile import measure
+    from edge_agent.device.profiling import measure_profile
 
     check_run(site.job, message["run"])
-    found = measure(
+    found = measure_profile(
         msgspec.convert(message["run"], messages.Run),
         site.data,
         site.job.limits,
@@ -151,9 +151,9 @@ def _measure(site: Site, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _look(site: Site) -> dict[str, Any]:
-    from edge_agent.device.profile import look
+    from edge_agent.device.profiling import read_facts
 
-    return {**asdict(look(site.job.limits, site.trainer)), **own(site)}
+    return {**asdict(read_facts(site.job.limits, site.trainer)), **own(site)}
 
 
 def own(site: Site) -> dict[str, Any]:

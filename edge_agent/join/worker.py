@@ -25,7 +25,7 @@ from typing import Any
 import msgpack
 import msgspec
 
-from edge_agent.device.limits import Cage, Limits
+from edge_agent.device.limits import Limits, ProcessLimiter
 from federated.device.task_runner import Outcome
 from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import ConfigError, DataError, EspalierError, MissingExtra, UsageError
@@ -111,7 +111,7 @@ class Worker:
             start_new_session=True,  # ctrl-C is the agent's to answer
         )
         there.close()
-        self._cage = Cage(self._process.pid, self.job.limits)
+        self._cage = ProcessLimiter(self._process.pid, self.job.limits)
         self._channel = Channel(Connection(here.detach()))
         self._channel.send(asdict(self.job))
         self._task = None
@@ -151,14 +151,14 @@ class Worker:
 
     def measure(self, run: dict[str, Any], *, fresh: bool = False) -> dict[str, Any]:
         """What the device is and can do, for a run's network; seconds of work where it is not
-        known. See `edge_agent.device.profile`.
+        known. See `edge_agent.device.profiling`.
 
         fresh: takes nothing as known. An error of its own ends nothing.
         """
         return self._request({"do": "measure", "run": run, "fresh": fresh})
 
     def look(self) -> dict[str, Any]:
-        """What the device is, as `edge_agent.device.profile.Seen`, and its labels."""
+        """What the device is, as `edge_agent.device.profiling.DeviceFacts`, and its labels."""
         return self._request({"do": "look"})
 
     def calibrate(self, order: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import onnx
 import pytest
 import torch
 
-from export.graph import export, predict
+from export.onnx_export import export, predict
 from export.verify import load
 from models.families.catalogue import FAMILIES, build, full, menu
 from tests.models.test_every_family import batch

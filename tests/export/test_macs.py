@@ -16,8 +16,8 @@ onnx = pytest.importorskip("onnx")
 
 from torch import nn  # noqa: E402
 
-from export.graph import export  # noqa: E402
 from export.macs import Count, count  # noqa: E402
+from export.onnx_export import export  # noqa: E402
 from federated.errors import ExportError  # noqa: E402
 from models.cost import cost  # noqa: E402
 from models.families.catalogue import FAMILIES, build, menu  # noqa: E402

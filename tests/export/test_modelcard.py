@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from export.bundle import Bundle, Entry, File, Variant, usable
+from export.bundle import Bundle, Entry, File, Variant, recommended_entries
 from export.modelcard import text
 
 
@@ -56,11 +56,13 @@ def test_an_untrained_submodel_is_marked_and_not_the_one_to_use() -> None:
     assert "| w1-d2 (not trained) | 1,234 |" in card
     assert "Not trained: w1-d2." in card
     assert "--submodel w1-d1 INPUTS" in card
-    assert [one.submodel for one in usable(replace(bundle(), submodels=(small, large)))] == [
-        "w1-d1"
-    ]
+    assert [
+        one.submodel for one in recommended_entries(replace(bundle(), submodels=(small, large)))
+    ] == ["w1-d1"]
     assert "ot trained" not in text(bundle()), "nothing is known of a release without counts"
-    assert [one.submodel for one in usable(replace(bundle(), submodels=(large,)))] == ["w1-d2"]
+    assert [one.submodel for one in recommended_entries(replace(bundle(), submodels=(large,)))] == [
+        "w1-d2"
+    ]
 
 
 def test_inputs_classes_and_digests_are_told() -> None:
@@ -78,5 +80,5 @@ def test_what_was_not_measured_is_said() -> None:
     assert "The ranges of int8 were found on 128 other examples." in text(bundle())
     assert "Not measured here: latency" in text(bundle())
     blind = text(bundle(labelled=False))
-    assert "without labels, so that no accuracy is known" in blind
+    assert "without labels, so the accuracy is unknown" in blind
     assert "| int8-u8s8 | 1 kB | 0.9900 | -0.0100 |" in blind

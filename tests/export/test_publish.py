@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from export import bundle
-from export.publish import Published, announce, publish, published, version_of, withdraw
+from export.publish import (
+    PublishedReleases,
+    announce,
+    publish,
+    read_published,
+    version_of,
+    withdraw,
+)
 from federated.errors import ExportError
 from federated.wire import envelope, messages, topics
 from federated.wire.delivery_queue import Delivery
@@ -35,10 +42,10 @@ def test_all_files_are_published_and_seen(broker: MemoryBroker, folder: Path) ->
     sent = publish(MemoryLink(broker, "coordinator"), "spring", folder, {})
     name = bundle.version(folder)
     assert set(sent) == {(name, file) for file in FILES}
-    seen = published(MemoryLink(broker, "other"), "spring", Clock())
-    assert seen == Published(None, sent)
+    seen = read_published(MemoryLink(broker, "other"), "spring", Clock())
+    assert seen == PublishedReleases(None, sent)
     announce(MemoryLink(broker, "coordinator"), Release("spring", version_of(folder, "spring", {})))
-    assert published(MemoryLink(broker, "other"), "spring", Clock()).card is not None
+    assert read_published(MemoryLink(broker, "other"), "spring", Clock()).card is not None
 
 
 def test_what_is_there_is_not_sent_again_but_what_is_not_is(
@@ -61,7 +68,7 @@ def test_withdrawn_versions_leave_nothing_and_others_stay(
     publish(link, "spring", folder, {})
     other = toy(tmp_path / "other")
     publish(link, "spring", other, {})
-    seen = published(link, "spring", Clock())
+    seen = read_published(link, "spring", Clock())
     assert len(seen.manifests) == 8
     withdraw(link, "spring", [bundle.version(other)], seen.manifests)
     assert {
@@ -100,7 +107,7 @@ def test_a_release_of_another_run_or_a_damaged_one_is_no_version(folder: Path) -
 
 
 def test_reports_come_and_go() -> None:
-    seen, topic = Published(), topics.serving("spring", "pi")
+    seen, topic = PublishedReleases(), topics.serving("spring", "pi")
     said = Serving("pi", "s", "a" * 12)
     seen.hear(Delivery(topic, envelope.encode(said)))
     seen.hear(Delivery(topics.serving("spring", "tv"), envelope.encode(said)))  # in another's name
@@ -120,6 +127,6 @@ def test_reports_come_and_go() -> None:
     ],
 )
 def test_messages_of_another_kind_are_passed_over(make: Callable[[], str]) -> None:
-    seen = Published()
+    seen = PublishedReleases()
     seen.hear(Delivery(make(), envelope.encode(messages.Goodbye("x"))))
-    assert seen == Published()
+    assert seen == PublishedReleases()

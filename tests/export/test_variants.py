@@ -16,7 +16,7 @@ import torch
 
 from export import quantize as quantize_module
 from export import variants
-from export.variants import Examples, made, split
+from export.variants import Examples, split, write_graphs
 from federated.errors import ExportError
 from federated.training.objective import pose
 from models.families.catalogue import build, full, network
@@ -53,9 +53,9 @@ def test_values_are_scored_by_r2_in_raw_units(tmp_path: Path) -> None:
         network("mlp", (6,), 2, Moments(shift=(100.0, -7.0), scale=(50.0, 0.001)), target="value")
     )
     net, x = drawn(submodel), np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
-    said = variants.graph.predict(net, submodel.network, x)
+    said = variants.onnx_export.predict(net, submodel.network, x)
     for truth, wanted in ((said, 1.0), (2 * said - said.mean(0), 0.75)):
-        graphs, absent = made(
+        graphs, absent = write_graphs(
             tmp_path,
             submodel,
             net,
@@ -79,10 +79,10 @@ def test_texts_are_scored_by_token_and_may_be_many(
     monkeypatch.setattr(
         "export.verify.NUMBERS", 5 * submodel.network.outputs * submodel.network.inputs[0]
     )
-    graphs, _ = made(
+    graphs, _ = write_graphs(
         tmp_path, submodel, net, {**ORIGIN, "submodel": "w1"}, Examples(x, y, x[:4]), int8=False
     )
-    wanted = variants.graph.predict(net, submodel.network, x).argmax(1)
+    wanted = variants.onnx_export.predict(net, submodel.network, x).argmax(1)
     assert [graph.kind for graph in graphs] == ["fp32"]
     assert graphs[0].accuracy == pytest.approx((wanted == y).mean())
 
@@ -100,11 +100,11 @@ def test_a_graph_that_cannot_be_quantised_or_says_no_numbers_is_absent(
         return broken(honest(path, kind, examples, out))  # type: ignore[arg-type]
 
     monkeypatch.setattr(variants, "quantize", odd)
-    graphs, absent = made(
+    graphs, absent = write_graphs(
         tmp_path, submodel, net, {**ORIGIN, "submodel": "w1"}, split(x, None), int8=True
     )
     assert [graph.kind for graph in graphs] == ["fp32"]
-    assert absent == ("int8-s8s8: no such luck", "int8-u8s8: its answers are not finite")
+    assert absent == ("int8-s8s8: no such luck", "int8-u8s8: its outputs are not finite")
     assert {path.name for path in tmp_path.iterdir()} == {f"{submodel.name}.onnx"}
 
 

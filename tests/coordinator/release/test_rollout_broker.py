@@ -14,7 +14,7 @@ from coordinator.broker import local as brokers
 from coordinator.release.archive import Archive
 from coordinator.release.rollout import ReleaseRequest, Rollout
 from export import bundle
-from export.publish import published
+from export.publish import read_published
 from federated.errors import LinkError
 from federated.wire.links.catalogue import open_link
 from federated.wire.links.memory import MemoryBroker, MemoryLink
@@ -41,7 +41,7 @@ def test_a_release_to_a_stalled_broker_is_complete_when_the_command_ends(
         rollout.follow(ReleaseRequest("spring", "h", bundle=folder))
         link.close()
         other = open_link(broker.address, "other")
-        seen = published(other, "spring", time.monotonic)
+        seen = read_published(other, "spring", time.monotonic)
         other.close()
     name, files = (
         bundle.version(folder),

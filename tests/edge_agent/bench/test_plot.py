@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.bench.report import Report, Row, fingerprint
+from edge_agent.bench.report import Report, Row, take_fingerprint
 from edge_agent.device.limits import Limits
 
 pytest.importorskip("matplotlib")
@@ -22,7 +22,7 @@ def test_latency_is_drawn_over_work_with_a_line_per_runtime_and_threads(tmp_path
         for threads in (1, 2)
     ]
     made = Report(
-        fingerprint(Limits()),
+        take_fingerprint(Limits()),
         (*rows, Row("preresnet-18", "w2", "torch", "cpu", 1, macs=10, error="it died")),
         "",
     )
@@ -39,7 +39,7 @@ def test_rows_without_multiply_adds_give_no_picture(tmp_path: Path) -> None:
     from edge_agent.bench.plot import draw
 
     assert not draw(
-        Report(fingerprint(Limits()), (Row("", "f.onnx", "onnx", "cpu", 1, p90_ms=1.0),), ""),
+        Report(take_fingerprint(Limits()), (Row("", "f.onnx", "onnx", "cpu", 1, p90_ms=1.0),), ""),
         tmp_path / "a.png",
     )
     assert not list(tmp_path.iterdir())

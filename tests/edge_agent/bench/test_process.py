@@ -11,9 +11,9 @@ import msgspec
 import psutil
 import pytest
 
-from edge_agent.bench.process import ask
-from edge_agent.bench.row import Answer, Plan
-from edge_agent.bench.target import chosen, made_ready, named
+from edge_agent.bench.process import run_plans
+from edge_agent.bench.row_process import Answer, Plan
+from edge_agent.bench.target import find_network, prepare_target, select_submodels
 from edge_agent.device.limits import Limits
 from tests.support.waiting import eventually
 
@@ -23,7 +23,7 @@ GRAPH = Plan("onnx", str(PICTURE), seconds=0.05)
 
 
 def test_a_graph_is_measured_as_a_device_would_run_it() -> None:
-    (answer,) = ask([GRAPH], Limits())
+    (answer,) = run_plans([GRAPH], Limits())
     found = answer.measured
     assert found is not None, answer.error
     assert (
@@ -43,8 +43,8 @@ def test_a_graph_is_measured_as_a_device_would_run_it() -> None:
 
 
 def test_weights_are_measured_in_inference_and_in_training(tmp_path: Path) -> None:
-    (submodel,) = chosen(named("preresnet", (1, 8, 8), 10), (0.25,), (1,), ())
-    target = made_ready("preresnet", submodel, ("torch",), 32, tmp_path)
+    (submodel,) = select_submodels(find_network("preresnet", (1, 8, 8), 10), (0.25,), (1,), ())
+    target = prepare_target("preresnet", submodel, ("torch",), 32, tmp_path)
     plan = Plan(
         "torch",
         str(target.files["torch"]),
@@ -54,7 +54,7 @@ def test_weights_are_measured_in_inference_and_in_training(tmp_path: Path) -> No
         seconds=0.05,
         step_seconds=0.05,
     )
-    first, second = ask([plan, replace(plan, batch=0)], Limits())
+    first, second = run_plans([plan, replace(plan, batch=0)], Limits())
     assert first.measured is not None, first.error
     assert first.measured.step is not None
     assert 0 < first.measured.latency.p50 < first.measured.step.median
@@ -73,7 +73,7 @@ def test_weights_are_measured_in_inference_and_in_training(tmp_path: Path) -> No
 def test_the_memory_of_a_row_is_its_own_and_not_that_of_who_asked() -> None:
     hoard = bytearray(500_000_000)
     hoard[::4096] = b"x" * len(hoard[::4096])
-    (answer,) = ask([GRAPH], Limits())
+    (answer,) = run_plans([GRAPH], Limits())
     assert answer.measured is not None
     assert answer.measured.memory.peak < 400e6
     del hoard
@@ -82,8 +82,8 @@ def test_the_memory_of_a_row_is_its_own_and_not_that_of_who_asked() -> None:
 def test_what_timing_remembers_is_not_the_memory_of_what_is_timed() -> None:
     # of 32 bytes each
     (few,), (many,) = (
-        ask([GRAPH], Limits()),
-        ask([replace(GRAPH, runs=500_000, seconds=0.0)], Limits()),
+        run_plans([GRAPH], Limits()),
+        run_plans([replace(GRAPH, runs=500_000, seconds=0.0)], Limits()),
     )
     assert few.measured is not None
     assert many.measured is not None
@@ -91,7 +91,7 @@ def test_what_timing_remembers_is_not_the_memory_of_what_is_timed() -> None:
 
 
 def test_a_plan_that_fails_says_why_and_the_next_goes_on(tmp_path: Path) -> None:
-    bad, good = ask([replace(GRAPH, file=str(tmp_path / "nix.onnx")), GRAPH], Limits())
+    bad, good = run_plans([replace(GRAPH, file=str(tmp_path / "nix.onnx")), GRAPH], Limits())
     assert (bad.measured, bad.error) == (
         None,
         f"ExportError: {tmp_path / 'nix.onnx'}: expected an ONNX file, found nothing",
@@ -100,8 +100,10 @@ def test_a_plan_that_fails_says_why_and_the_next_goes_on(tmp_path: Path) -> None
 
 
 def test_a_process_that_dies_of_its_limit_says_so() -> None:
-    (submodel,) = chosen(named("preresnet", (1, 8, 8), 10), (0.25,), (1,), ())
-    answers = ask([Plan("torch", "nowhere", submodel=submodel)] * 2, Limits(memory=70_000_000))
+    (submodel,) = select_submodels(find_network("preresnet", (1, 8, 8), 10), (0.25,), (1,), ())
+    answers = run_plans(
+        [Plan("torch", "nowhere", submodel=submodel)] * 2, Limits(memory=70_000_000)
+    )
     assert [answer.measured for answer in answers] == [None, None]
     assert all("memory" in answer.error for answer in answers), answers
 
@@ -109,7 +111,7 @@ def test_a_process_that_dies_of_its_limit_says_so() -> None:
 def test_a_graph_is_measured_where_there_is_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = sys.modules['onnx'] = sys.modules['scipy'] = None; "
-        "from edge_agent.bench.row import main; main()"
+        "from edge_agent.bench.row_process import main; main()"
     )
     given = msgspec.json.encode([GRAPH]).decode() + "\n"
     done = subprocess.run(
@@ -125,7 +127,7 @@ def test_a_graph_is_measured_where_there_is_no_torch() -> None:
 
 def test_a_process_that_measures_ends_with_who_asked(tmp_path: Path) -> None:
     code = (
-        "from edge_agent.bench.process import ask; from edge_agent.bench.row import "
+        "from edge_agent.bench.process import ask; from edge_agent.bench.row_process import "
         "Plan; from edge_agent.device.limits import Limits; "
         f"ask([Plan('onnx', {str(PICTURE)!r}, seconds=600.0)], Limits(cpus=0.5))"
     )

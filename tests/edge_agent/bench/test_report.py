@@ -13,11 +13,11 @@ import pytest
 from edge_agent.bench.report import (
     Report,
     Row,
+    check_writable,
     compare,
     differences,
-    fingerprint,
     read,
-    writable,
+    take_fingerprint,
     write,
 )
 from edge_agent.device.limits import Limits
@@ -25,7 +25,7 @@ from federated.errors import ConfigError, UsageError
 
 
 def report(*rows: Row, limits: Limits | None = None) -> Report:
-    return Report(fingerprint(limits or Limits()), rows, "2025-01-01T00:00:00+00:00")
+    return Report(take_fingerprint(limits or Limits()), rows, "2025-01-01T00:00:00+00:00")
 
 
 def row(submodel: str = "w1", **values: Any) -> Row:
@@ -135,9 +135,9 @@ def test_a_file_that_cannot_be_written_is_named_and_nothing_lies_about(tmp_path:
 
 
 def test_where_nothing_can_be_written_is_said_at_once(tmp_path: Path) -> None:
-    assert writable(tmp_path / "a.csv") == tmp_path / "a.csv"
+    assert check_writable(tmp_path / "a.csv") == tmp_path / "a.csv"
     assert not list(tmp_path.iterdir())
     with pytest.raises(UsageError, match=r"a\.txt: expected a file that ends in \.csv or \.json"):
-        writable(tmp_path / "a.txt")
+        check_writable(tmp_path / "a.txt")
     with pytest.raises(UsageError, match="cannot be written: No such file"):
-        writable(tmp_path / "no" / "a.csv")
+        check_writable(tmp_path / "no" / "a.csv")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.board import processor, read_board
+from edge_agent.device.board import processor_name, read_board
 from edge_agent.device.sysfs import run_command
 from federated.task import Board
 from tests.support.boards import copied, recorded
@@ -51,7 +51,7 @@ def test_a_board_is_what_its_files_and_commands_say(name: str, board: Board) -> 
     ],
 )
 def test_a_processor_has_a_name_or_the_numbers_of_its_parts(name: str, named: str) -> None:
-    assert processor(recorded(name).root).endswith(named)
+    assert processor_name(recorded(name).root).endswith(named)
 
 
 def test_a_jetson_asks_its_own_command_for_the_power_mode_first(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_graphics_card_is_named_by_its_driver_and_has_memory_of_its_own(tmp_pa
 
 def test_this_machine_is_read_without_an_error() -> None:
     assert read_board().kind in ("pi", "jetson", "android", "generic")
-    assert processor()
+    assert processor_name()
 
 
 def test_a_command_that_is_missing_or_fails_says_nothing() -> None:

@@ -46,7 +46,7 @@ def test_a_network_that_is_paid_by_the_byte_is_waited_out(tmp_path: Path) -> Non
 def test_a_device_that_does_not_say_how_busy_it_is_cannot_wait_to_be_idle() -> None:
     load = Used()
     load.known = False
-    with pytest.raises(ConfigError, match="--when idle: this device does not say how busy it is"):
+    with pytest.raises(ConfigError, match="--when idle: this device cannot tell how busy it is"):
         conditions("idle", recorded("termux"), load)
 
 
@@ -55,9 +55,9 @@ def test_a_busy_device_waits() -> None:
     when = conditions("idle", recorded("pi5"), load)
     assert when() == ""
     load.now = 0.8
-    assert when() == "busy: 80% of the processors are used by others"
+    assert when() == "busy: other processes use 80% of the processors"
     load.now = 0.9
-    assert when() == "busy: 80% of the processors are used by others", (
+    assert when() == "busy: other processes use 80% of the processors", (
         "in the words of when it began"
     )
     load.now = 0.19
@@ -108,7 +108,7 @@ def test_a_device_that_stops_telling_does_not_train(tmp_path: Path) -> None:
 def test_a_condition_that_this_device_cannot_tell_is_refused_at_the_start(
     text: str, board: str, what: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"does not say {what}: leave it out"):
+    with pytest.raises(ConfigError, match=f"cannot tell {what}"):
         conditions(text, recorded(board))
 
 

@@ -39,11 +39,11 @@ def test_another_limit_is_noticed_once_and_told() -> None:
     assert device.later(watch, LOOK / 2) == "", "it looks now and then"
     assert device.later(watch) == "its limit changed from 0.5 processors to 0.2 processors"
     assert not watch.fresh, "what is known of that limit holds"
-    watch.settled()
+    watch.reset()
     assert device.later(watch) == ""
     device.limits = (0.2, 5e8)
     assert device.later(watch) == "its limit changed from no memory limit to 500 MB"
-    watch.settled()
+    watch.reset()
     device.limits = (0.204, 5.1e8)
     assert device.later(watch) == "", "noise"
 
@@ -54,7 +54,7 @@ def test_throttling_is_news_when_it_begins_and_when_it_ends() -> None:
     device.heat = replace(COOL, throttled=True, ever=True)
     assert device.later(watch) == "the processor is throttled"
     assert watch.fresh
-    watch.settled()
+    watch.reset()
     device.heat = replace(COOL, throttled=False, ever=True)
     assert device.later(watch, 2 * LOOK) == "", "not twice within the rest"
     assert device.later(watch, REST) == "the processor is no longer throttled"
@@ -73,5 +73,5 @@ def test_what_is_due_stays_due_until_it_is_done() -> None:
     device.limits = (0.2, math.inf)
     assert device.later(watch)
     assert device.later(watch)
-    watch.settled()
+    watch.reset()
     assert not device.later(watch)

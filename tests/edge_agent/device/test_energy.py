@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.energy import Meter, counted, watts
+from edge_agent.device.energy import Meter, read_counters, read_watts
 
 
 def rapl(root: Path, zone: str, used: int) -> None:
@@ -27,8 +27,8 @@ def test_a_machine_that_counts_nothing_gives_nothing(tmp_path: Path) -> None:
     with Meter(tmp_path) as meter:
         pass
     assert meter.joules is None
-    assert counted(tmp_path) == {}
-    assert watts(tmp_path) is None
+    assert read_counters(tmp_path) == {}
+    assert read_watts(tmp_path) is None
 
 
 def test_packages_are_added_and_their_parts_are_not(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_counter_that_starts_again_is_followed(tmp_path: Path) -> None:
 def test_a_sensor_says_microwatts(tmp_path: Path) -> None:
     ina(tmp_path, 0, name="ina219", power1_input=2_500_000)
     ina(tmp_path, 1, name="coretemp", temp1_input=50_000)
-    assert watts(tmp_path) == pytest.approx(2.5)
+    assert read_watts(tmp_path) == pytest.approx(2.5)
 
 
 def test_the_rail_of_a_whole_jetson_counts_and_its_parts_do_not(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_the_rail_of_a_whole_jetson_counts_and_its_parts_do_not(tmp_path: Path) 
         in2_input=5000,
         curr2_input=400,
     )
-    assert watts(tmp_path) == pytest.approx(6.0)
+    assert read_watts(tmp_path) == pytest.approx(6.0)
 
 
 def test_power_by_a_sensor_becomes_energy_over_time(tmp_path: Path) -> None:

@@ -11,7 +11,13 @@ import psutil
 import pytest
 
 from edge_agent.device import limits
-from edge_agent.device.limits import Cage, Limits, available_cpus, available_memory, parse_size
+from edge_agent.device.limits import (
+    Limits,
+    ProcessLimiter,
+    available_cpus,
+    available_memory,
+    parse_size,
+)
 from federated.errors import ConfigError
 from tests.support.boards import recorded
 
@@ -47,7 +53,7 @@ def run(code: str, bounds: Limits) -> tuple[subprocess.CompletedProcess[str], li
         stderr=subprocess.PIPE,
         text=True,
     )
-    with Cage(process.pid, bounds) as cage:
+    with ProcessLimiter(process.pid, bounds) as cage:
         out, err = process.communicate("go\n", timeout=60)
         return subprocess.CompletedProcess(code, process.returncode, out, err), cage.how
 
@@ -66,7 +72,7 @@ def test_memory_ends_where_the_limit_is(way: str) -> None:
 
 def test_control_groups_are_gone_afterwards() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        cage = Cage(process.pid, Limits(cpus=0.5, memory=200_000_000))
+        cage = ProcessLimiter(process.pid, Limits(cpus=0.5, memory=200_000_000))
         process.communicate(b"\n", timeout=60)
     cage.close()
     # other tests have theirs meanwhile
@@ -85,7 +91,7 @@ def test_groups_that_a_killed_agent_left_are_removed_by_the_next(
     )
     left.mkdir()
     used.mkdir()
-    Cage(os.getpid(), Limits(cpus=0.5)).close()
+    ProcessLimiter(os.getpid(), Limits(cpus=0.5)).close()
     assert used.is_dir()
     assert not left.exists()
 
@@ -95,7 +101,9 @@ def test_both_limits_are_on_one_group_where_there_is_one_hierarchy(
 ) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
     monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [tmp_path])
-    cage = Cage(os.getpid(), Limits(cpus=0.5, memory=200_000_000))  # files, which hold nobody
+    cage = ProcessLimiter(
+        os.getpid(), Limits(cpus=0.5, memory=200_000_000)
+    )  # files, which hold nobody
     (group,) = tmp_path.glob("espalier-*")
     assert {path.name: path.read_text() for path in group.iterdir()} == {
         "cpu.max": "10000 20000",
@@ -133,7 +141,7 @@ def test_the_tightest_control_group_counts(name: str, cpus: float | None, memory
 
 def test_the_limits_of_another_process_can_be_read() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with Cage(process.pid, Limits(cpus=0.25)):
+    with ProcessLimiter(process.pid, Limits(cpus=0.25)):
         assert available_cpus(Limits(), process.pid) <= 1
         assert available_cpus(Limits(cpus=0.25), process.pid) == 0.25
         process.communicate(b"\n", timeout=60)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from edge_agent.device.load import Load, busy
+from edge_agent.device.load import Load, measure_load
 
 SPIN = "import time; end = time.monotonic() + 30\nwhile time.monotonic() < end: pass"
 
@@ -53,7 +53,7 @@ def test_where_the_system_lets_nobody_look_nothing_is_known(
     monkeypatch.setattr(psutil, "cpu_times", refused)
     load = Load()
     assert (load.known, load.share()) == (False, 0.0)
-    assert busy(0.0) is None
+    assert measure_load(0.0) is None
 
 
 @pytest.fixture
@@ -69,6 +69,6 @@ def test_what_this_process_started_is_its_own(
     spinning: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time.sleep(0.3)
-    with_it = busy(1.0)
+    with_it = measure_load(1.0)
     monkeypatch.setattr(psutil.Process, "children", lambda process, recursive: [])
-    assert busy(1.0) > with_it + 0.25, "as a stranger it counts"
+    assert measure_load(1.0) > with_it + 0.25, "as a stranger it counts"

@@ -13,7 +13,7 @@ import pytest
 from edge_agent.device import measurement_cache
 from edge_agent.device.heat import Heat
 from edge_agent.device.limits import Limits
-from edge_agent.device.measurement_cache import Notebook, folder, surroundings, versions
+from edge_agent.device.measurement_cache import MeasurementCache, folder, surroundings, versions
 
 COOL = Heat(50.0, 2000.0, False, False, 3)
 AROUND = {"versions": {"torch": "2.13"}, "limits": {"cpus": 0.5, "memory": None}}
@@ -33,12 +33,14 @@ class Busy(Idle):
     used = 0.7
 
 
-def note(tmp_path: Path, around: Any = AROUND, heats: Any = (COOL,), **given: Any) -> Notebook:
+def note(
+    tmp_path: Path, around: Any = AROUND, heats: Any = (COOL,), **given: Any
+) -> MeasurementCache:
     """A notebook on a device whose heat reads as given, one after the other, the last one for
     ever.
     """
     left = list(heats)
-    return Notebook(
+    return MeasurementCache(
         around,
         where=tmp_path / "t",
         heat=lambda: left.pop(0) if len(left) > 1 else left[0],
@@ -69,12 +71,12 @@ def test_a_user_without_a_home_measures_each_time(
     monkeypatch.setattr(Path, "home", homeless)
     for seconds in (0.25, 0.5):
         assert (
-            Notebook(AROUND, heat=lambda: COOL, load=Idle).value(
+            MeasurementCache(AROUND, heat=lambda: COOL, load=Idle).value(
                 WHAT, lambda seconds=seconds: seconds
             )
             == seconds
         )
-    assert "is not kept" in caplog.text
+    assert "cannot cache" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_a_folder_that_cannot_be_written_costs_a_line(
 ) -> None:
     (tmp_path / "t").write_text("a file")
     assert note(tmp_path).value(WHAT, lambda: 0.25) == 0.25
-    assert "not kept" in caplog.text
+    assert "cannot cache" in caplog.text
 
 
 def test_a_kept_measurement_says_what_it_is_of(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.device.power import read_metered, read_power
+from edge_agent.device.power import is_metered, read_power
 from tests.support.boards import copied, recorded
 
 BATTERY = "sys/class/power_supply/BAT0/status"
@@ -45,7 +45,7 @@ def test_a_phone_that_is_plugged_in_is_on_mains(tmp_path: Path) -> None:
 )
 def test_a_network_is_metered_where_the_system_says_so(name: str, metered: bool | None) -> None:
     found = recorded(name)
-    assert read_metered(found.root, found.run) is metered
+    assert is_metered(found.root, found.run) is metered
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_network_manager_is_asked_over_its_bus(said: str, metered: bool | None
     answer = {
         ("busctl", "get-property", name, "/org/freedesktop/NetworkManager", name, "Metered"): said
     }
-    assert read_metered(recorded("pi5").root, lambda *words: answer.get(words, "")) is metered
+    assert is_metered(recorded("pi5").root, lambda *words: answer.get(words, "")) is metered
 
 
 def test_a_phone_without_wi_fi_sends_by_its_contract(tmp_path: Path) -> None:
@@ -66,4 +66,4 @@ def test_a_phone_without_wi_fi_sends_by_its_contract(tmp_path: Path) -> None:
         "commands/termux-wifi-connectioninfo",
         '{"supplicant_state": "DISCONNECTED", "ip": "0.0.0.0"}',
     )
-    assert read_metered(found.root, found.run) is True
+    assert is_metered(found.root, found.run) is True

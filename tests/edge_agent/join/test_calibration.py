@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_agent.device import measurement_cache, profile
+from edge_agent.device import measurement_cache, profiling
 from edge_agent.device.limits import Limits
 from edge_agent.device.load import Load
 from edge_agent.join import calibration
@@ -41,7 +41,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         timed.append(submodel.name)
         return 0.01 * submodel.width
 
-    monkeypatch.setattr(profile, "time_step", step)
+    monkeypatch.setattr(profiling, "time_step", step)
     monkeypatch.setattr(Load, "share", lambda load: 0.0)
     return timed
 
@@ -86,16 +86,15 @@ def test_a_submodel_without_room_is_left_out_and_none_at_all_is_an_error(
 ) -> None:
     made = network_of("mobilenet", drawn("mobilenet", 8))
     needed = [PYTORCH.training_memory(submodel, 8) for submodel in to_time(made)]
-    monkeypatch.setattr(profile, "available_memory", lambda limits: needed[0])
+    monkeypatch.setattr(profiling, "available_memory", lambda limits: needed[0])
     found = calibrate(JOB, None, Order("mobilenet", "torch", 8, threads=1), PYTORCH)
     assert [timing.submodel for timing in found.timings] == [
         s for s, bytes_ in zip(to_time(made), needed, strict=True) if bytes_ <= needed[0]
     ]
-    monkeypatch.setattr(profile, "available_memory", lambda limits: min(needed) - 1)
+    monkeypatch.setattr(profiling, "available_memory", lambda limits: min(needed) - 1)
     with pytest.raises(
         ConfigError,
-        match=r"no calibration possible: w0.* at batch 8 needs about \d+ MB to train, and \d+ MB "
-        r"are left",
+        match=r"cannot calibrate: w0.* at batch 8 needs about \d+ MB to train.*\d+ MB are free",
     ):
         calibrate(JOB, None, Order("mobilenet", "torch", 8, threads=1, fresh=True), PYTORCH)
 
@@ -111,7 +110,7 @@ def test_memory_that_runs_out_in_a_step_leaves_its_submodel_out(
             )
         return 0.01
 
-    monkeypatch.setattr(profile, "time_step", step)
+    monkeypatch.setattr(profiling, "time_step", step)
     found = calibrate(JOB, None, Order("lenet", "torch", 8, threads=1), PYTORCH)
     assert found.timings
     assert all(timing.submodel.width < 0.3 for timing in found.timings)

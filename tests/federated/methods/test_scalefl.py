@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import softmax
 
-from export.graph import export, predict
+from export.onnx_export import export, predict
 from export.verify import load
 from federated.errors import ConfigError
 from federated.method import configure

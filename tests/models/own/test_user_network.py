@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from export.graph import export, predict
+from export.onnx_export import export, predict
 from export.verify import load
 from models.families.catalogue import (
     address,

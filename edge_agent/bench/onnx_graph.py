@@ -1,7 +1,7 @@
-"""Any ONNX file as a benchmark takes it: opened with a provider, its inputs drawn as it declares
-them. No torch here.
+"""Load any ONNX file for a benchmark, and draw inputs of its declared shapes and types. Does not
+import torch.
 
-Unlike `export.verify`, this asks nothing of a file but that the runtime can run it.
+Unlike `export.verify`, this only requires that the runtime can run the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import onnxruntime
 from export.verify import reason
 from federated.errors import ExportError, MissingExtra, Unknown
 
-__all__ = ["Graph", "check", "counted", "drawn", "provider_named"]
+__all__ = ["Graph", "check_runs", "count_graph", "draw_inputs", "find_provider"]
 
 Array = npt.NDArray[Any]
 
@@ -27,37 +27,40 @@ WHOLE = {
     f"tensor({name})": name
     for name in ("bool", "int16", "int32", "int64", "uint16", "uint32", "uint64")
 }
-# numbers of one input: a declared shape beyond that is an error, or nothing for a device
+# largest number of elements of one input: a larger declared shape is an error, or too large for a
+# device
 LARGEST = 2**28
-SILENT = 4  # the runtime's own messages go to stderr, past any table
-# operators of graphs whose weights are no floats
+SILENT = 4  # silences the runtime's messages on stderr
+# operators of graphs whose weights are not floats
 INTEGER = (b"DequantizeLinear", b"DynamicQuantizeLinear", b"QLinearConv")
 
 
 class Graph:
-    """An ONNX file, loaded. `run` takes what `drawn` gives."""
+    """A loaded ONNX file. `run` takes the inputs of `draw_inputs`."""
 
     def __init__(self, path: Path, provider: str, threads: int) -> None:
-        """provider: its short name. Raises ExportError for what is missing or does not load,
-        Unknown for a provider that is not here.
+        """Load a file.
+
+        provider: short name of the execution provider
+        ExportError: the file is missing or does not load. Unknown: the provider is not available.
         """
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = SILENT
-        wanted = provider_named(provider)
+        wanted = find_provider(provider)
         if not path.is_file():
             raise ExportError(
                 f"{path}: expected an ONNX file, found {'a folder' if path.is_dir() else 'nothing'}"
             )
         try:
-            # by path: weights may lie beside it
+            # loads by path, since weights may be in a separate file
             self._session = onnxruntime.InferenceSession(str(path), options, providers=[wanted])
         except Exception as error:  # the runtime's errors share no base class of their own
             raise ExportError(f"{path}: {reason(error)}") from error
         if (found := self._session.get_providers()[0]) != wanted:
             raise ExportError(
-                f"{path}: expected to run on {wanted}, found that it falls back to "
-                f"{found}: the provider's libraries are missing or unfit"
+                f"{path}: expected to run on {wanted}, but it falls back to {found}: the "
+                "provider's libraries are missing or incompatible"
             )
         self.path = path
 
@@ -69,11 +72,11 @@ class Graph:
         return list(self._session.get_inputs())
 
 
-def drawn(graph: Graph) -> dict[str, Array]:
-    """Inputs of the declared shapes and types, open axes 1: normal floats, any byte, and ones of
-    other whole numbers (ids, masks and lengths alike).
+def draw_inputs(graph: Graph) -> dict[str, Array]:
+    """Draw inputs of the declared shapes and types, with variable axes of length 1: normal
+    floats, random bytes, and ones for other integers (ids, masks and lengths).
 
-    Raises ExportError for an input that is no tensor of numbers.
+    ExportError: an input is not a numeric tensor.
     """
     rng, feed = np.random.default_rng(0), {}
     for value in graph.declared:
@@ -100,12 +103,12 @@ def drawn(graph: Graph) -> dict[str, Array]:
     return feed
 
 
-def check(path: Path, provider: str) -> None:
-    """Loads a file and runs it once. Raises ExportError for one that cannot be measured, Unknown
-    for a provider that is not here.
+def check_runs(path: Path, provider: str) -> None:
+    """Load a file and run it once. ExportError: it cannot be measured. Unknown: the provider is
+    not available.
     """
     graph = Graph(path, provider, 1)
-    feed = drawn(graph)
+    feed = draw_inputs(graph)
     try:
         graph.run(feed)
     except Exception as error:  # as above
@@ -113,13 +116,13 @@ def check(path: Path, provider: str) -> None:
             f"'{name}' {value.dtype} {list(value.shape)}" for name, value in feed.items()
         )
         raise ExportError(
-            f"{path}: does not run on {shapes or 'no inputs'}: {_said(error)}"
+            f"{path}: does not run on {shapes or 'no inputs'}: {_message(error)}"
         ) from error
 
 
-def counted(path: Path) -> tuple[int | None, int | None]:
-    """Parameters, and multiply-adds of one example; None where a file does not tell them, or the
-    package that counts is not installed.
+def count_graph(path: Path) -> tuple[int | None, int | None]:
+    """Return the parameters, and the multiply-adds of one example; None if unknown or if onnx is
+    not installed.
     """
     from export.macs import count
 
@@ -131,9 +134,9 @@ def counted(path: Path) -> tuple[int | None, int | None]:
     return None if any(name in data for name in INTEGER) else found.parameters, found.macs
 
 
-def provider_named(name: str) -> str:
-    """A provider of ONNX Runtime by its short name: cpu, cuda, tensorrt, ... Raises Unknown with
-    those that are here.
+def find_provider(name: str) -> str:
+    """Return ONNX Runtime's provider for a short name: cpu, cuda, tensorrt, ... Raises Unknown
+    with the available ones.
     """
     here = {
         p.removesuffix("ExecutionProvider").lower(): p
@@ -144,5 +147,5 @@ def provider_named(name: str) -> str:
     return str(here[name])
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return " ".join(str(error).split())[:300]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edge_agent.device.limits import Limits
-from edge_agent.device.profile import measure, time_step
+from edge_agent.device.profiling import measure_profile, time_step
 from federated.data import catalogue
 from federated.wire.messages import Run
 from models.families.catalogue import menu, network
@@ -34,7 +34,7 @@ def test_a_deeper_network_takes_longer() -> None:
 
 def test_a_profile_times_what_the_card_asks_for_and_settles_the_threads() -> None:
     card = Run("r", "fedfa", "preresnet", NETWORK, (SMALL, LARGE), 32, "s")
-    found = measure(card, DATA, Limits(cpus=1.5, memory=4 * 10**9), PYTORCH)
+    found = measure_profile(card, DATA, Limits(cpus=1.5, memory=4 * 10**9), PYTORCH)
     assert [(t.submodel, t.batch) for t in found.timings] == [(SMALL, 32), (LARGE, 32)]
     assert torch.get_num_threads() in (1, 2)
     assert 0 < found.seen.cpus <= 1.5

@@ -1,5 +1,5 @@
-"""A benchmark as a person reads it in a terminal: the table, what is to be said of its rows, and
-the comparison with an older one.
+"""Print a benchmark in a terminal: the table, its footnotes, and the comparison with an older
+report.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ from rich.table import Table
 
 from edge_agent.bench.report import Ratio, Report, Row
 
-__all__ = ["WIDTH", "console", "line", "ratios", "table", "title", "words"]
+__all__ = ["WIDTH", "console", "footnotes", "ratios", "summarise", "table", "title"]
 
-WIDTH = 120  # characters, where no terminal says its own
-FALL = 0.1  # share of the frequency that is worth a word
-SAME = 0.05  # share by which times differ from one run to the next on a quiet machine
+WIDTH = 120  # characters, if the terminal's width is unknown
+FALL = 0.1  # smallest drop of the frequency to show, as a fraction
+SAME = 0.05  # normal variation of times between runs on a quiet machine, as a fraction
 
 
 @dataclass(frozen=True)
 class Column:
-    """head: two lines, what and its unit. rank: of columns that do not fit, the one of the highest
-    goes first. A column of nothing is left out.
+    """One column; a column without values is left out.
+
+    head: two lines, name and unit
+    rank: priority; if the table is too wide, the highest rank is dropped first
+    cell: text of a row's cell
+    right: align right
     """
 
     head: str
@@ -62,7 +66,7 @@ COLUMNS = (
             else f"{r.celsius_before or r.celsius_after:.0f}-{r.celsius_after:.0f}"
         ),
     ),
-    Column("MHz\n", 6, lambda r: _fallen(r.mhz_before, r.mhz_after)),
+    Column("MHz\n", 6, lambda r: _frequency_drop(r.mhz_before, r.mhz_after)),
     Column(
         "flags\n",
         0,
@@ -77,7 +81,9 @@ COLUMNS = (
 
 
 def console(*, error: bool) -> Console:
-    """Standard output, or standard error; wide enough for the table where it is no terminal."""
+    """Return a console on standard output or standard error, wide enough for the table if it is
+    not a terminal.
+    """
     found = Console(stderr=error)
     return (
         found
@@ -87,7 +93,9 @@ def console(*, error: bool) -> Console:
 
 
 def table(report: Report, width: int) -> Table:
-    """The rows, with as many columns as fit into `width` characters; all are in the files."""
+    """Return the rows with as many columns as fit into `width` characters; files contain all
+    columns.
+    """
     rows, threads = report.rows, {row.threads for row in report.rows}
     columns = [
         c
@@ -105,16 +113,16 @@ def table(report: Report, width: int) -> Table:
 
 
 def title(report: Report) -> str:
-    """What the table is of."""
+    """Return the table's title."""
     networks = list(dict.fromkeys(row.network for row in report.rows if row.network))
     threads = {row.threads for row in report.rows}
     few = [f"{count} thread{'s' * (count > 1)}" for count in threads] if len(threads) == 1 else []
     return ", ".join([*networks, *few, "one example at a time"])
 
 
-def words(report: Report) -> list[str]:
-    """What is to be said below the table: which machine, which rows failed and why, which are not
-    to be trusted.
+def footnotes(report: Report) -> list[str]:
+    """Return the lines below the table: the machine, failed rows with reasons, and rows not to
+    be trusted.
     """
     about, rows = report.fingerprint, report.rows
     board = f"{about.board.model}, " if about.board.model else ""
@@ -124,18 +132,18 @@ def words(report: Report) -> list[str]:
         f"GiB{limits}; {_versions(about.versions)}"
     ]
     if batch := next((row.batch for row in rows if row.batch and row.step_least_ms), None):
-        found.append(f"step: one of training on {batch} examples, the quickest")
+        found.append(f"step: the fastest training step on {batch} examples")
     if any(row.loaded for row in rows):
         worst = max(row.busy or 0.0 for row in rows)
         found.append(
-            f"loaded: other programs used the processors meanwhile (up to {worst:.0%} "
-            "of them): measure again when nothing else runs"
+            f"loaded: other programs used up to {worst:.0%} of the processors; measure again "
+            "when nothing else runs"
         )
     if any(row.throttled for row in rows):
-        found.append("throttled: heat or a weak supply held the processor back")
+        found.append("throttled: heat or a weak power supply slowed the processor down")
     if report.probes:
         found.append(
-            f"predicted: from {', '.join(report.probes)}, timed before; none of these themselves"
+            f"predicted: from the times of {', '.join(report.probes)}, which have no predictions"
         )
     return found + [
         f"failed: {row.submodel} {row.runtime}, threads {row.threads}: {row.error}"
@@ -144,8 +152,8 @@ def words(report: Report) -> list[str]:
     ]
 
 
-def line(row: Row) -> str:
-    """A row in a few words, as soon as it is there."""
+def summarise(row: Row) -> str:
+    """Return a finished row in a few words."""
     if row.error:
         return f"failed: {row.error}"
     step = f", step {_ms(row.step_least_ms)} ms" if row.step_least_ms else ""
@@ -157,7 +165,7 @@ def line(row: Row) -> str:
 
 
 def ratios(found: Sequence[Ratio]) -> Table:
-    """New over old of each row, with what that means."""
+    """Return a table of new over old times with verdicts."""
     made = Table(
         "submodel",
         "runtime",
@@ -197,8 +205,8 @@ def _versions(found: dict[str, str]) -> str:
     )
 
 
-def _fallen(before: float | None, after: float | None) -> str:
-    """Of frequencies only one that fell is news."""
+def _frequency_drop(before: float | None, after: float | None) -> str:
+    """Return both frequencies if the frequency dropped, else ""."""
     return f"{before:.0f}-{after:.0f}" if before and after and after < before * (1 - FALL) else ""
 
 
@@ -212,7 +220,7 @@ def _count(number: int | None) -> str:
 
 
 def _ms(value: float | None) -> str:
-    """Three digits that count."""
+    """Format with three significant digits."""
     if value is None:
         return ""
     return (

@@ -1,7 +1,7 @@
-"""What a device measures of itself before it joins: processors, memory, data moments, and the time
-of a training step.
+"""Measure a device before it joins: processors, memory, data moments, and the time of a training
+step.
 
-Runs in the training process, under its limits, so that what is measured is what training will have.
+Runs in the training process, under its limits, so that the measurements apply to training.
 Torch-free: the trainer computes.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from edge_agent.device.board import read_board
 from edge_agent.device.limits import Limits, available_cpus, available_memory
-from edge_agent.device.measurement_cache import Notebook, surroundings
+from edge_agent.device.measurement_cache import MeasurementCache, surroundings
 from federated.device.trainers.trainer import Trainer
 from federated.errors import ConfigError
 from federated.task import Board, Card, Timing
@@ -24,26 +24,26 @@ from federated.wire.messages import Run
 from models.submodel import Submodel
 
 __all__ = [
-    "Measured",
-    "Seen",
+    "DeviceFacts",
+    "MeasuredProfile",
     "TimingSite",
     "best_threads",
-    "look",
-    "measure",
-    "named",
+    "measure_profile",
+    "read_facts",
     "time_step",
-    "timed",
+    "time_submodels",
+    "timing_key",
 ]
 
-WARM_UP = 2  # steps not counted
-WINDOWS = 3  # the quickest counts: others were disturbed by something else
-WINDOW = 0.3  # seconds of one: many scheduling periods, so that a fraction of a processor shows
-STEPS = 2  # and at least so many
+WARM_UP = 2  # steps before the measurement
+WINDOWS = 3  # measured windows; the fastest counts, since others were disturbed
+WINDOW = 0.3  # seconds per window: many scheduling periods, so that a fraction of a processor shows
+STEPS = 2  # minimum steps per window
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What there is to see of a device without any work; fields as in `federated.task.Profile`."""
+class DeviceFacts:
+    """Properties of a device that need no measurement; fields as in `federated.task.Profile`."""
 
     host: str
     system: str
@@ -54,33 +54,31 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A profile without what only the link and the owner know; fields as in
+class MeasuredProfile:
+    """A profile without the parts that only the link and the owner know; fields as in
     `federated.task.Profile`.
     """
 
-    seen: Seen
+    seen: DeviceFacts
     data: Card
     timings: tuple[Timing, ...]
     survey: Mapping[str, Any]
 
 
-class NoRoom(Exception):
-    """A submodel that cannot be timed in the memory that is left; its text says how much it
-    needs.
-    """
+class InsufficientMemory(Exception):
+    """A submodel cannot be timed in the free memory; the text says how much it needs."""
 
 
-def look(limits: Limits, trainer: Trainer) -> Seen:
-    """This process with its trainer, under its limits. A board's GPU that has the processor's
-    memory has one budget with it.
+def read_facts(limits: Limits, trainer: Trainer) -> DeviceFacts:
+    """Describe this process's device under its limits. A GPU that shares the processor's memory
+    shares its budget.
     """
     board, memory = read_board(), available_memory(limits)
     if trainer.accelerator is not None:
         own = trainer.accelerator.free()
         memory = min(own, memory) if board.shared else own
     system = f"{platform.system()} {platform.machine()}"
-    return Seen(
+    return DeviceFacts(
         platform.node(),
         system,
         available_cpus(limits),
@@ -90,45 +88,46 @@ def look(limits: Limits, trainer: Trainer) -> Seen:
     )
 
 
-def measure(
+def measure_profile(
     run: Run, data: Any, limits: Limits, trainer: Trainer, *, fresh: bool = False
-) -> Measured:
-    """Measures this process, on its own data, with the submodels that the run asks to be timed;
-    settles how many threads it uses.
+) -> MeasuredProfile:
+    """Measure this process on its own data with the submodels that the run wants timed, and set
+    its number of threads.
 
-    fresh: takes no timing from the cache. Raises ConfigError where none of the submodels fits the
-    memory.
+    fresh: ignore cached timings
+    ConfigError: no submodel fits the memory.
     """
-    notebook = Notebook(surroundings(limits, trainer.runtime), fresh=fresh)
+    notebook = MeasurementCache(surroundings(limits, trainer.runtime), fresh=fresh)
     site = TimingSite(limits, trainer, notebook)
     timings: tuple[Timing, ...] = ()
     if run.calibration:
-        _, timings = timed(run.calibration, run.batch, data, site)
-    seen = look(limits, trainer)
-    return Measured(seen, data.card(), timings, trainer.survey(run, data, seen.memory))
+        _, timings = time_submodels(run.calibration, run.batch, data, site)
+    seen = read_facts(limits, trainer)
+    return MeasuredProfile(seen, data.card(), timings, trainer.survey(run, data, seen.memory))
 
 
 @dataclass(frozen=True)
 class TimingSite:
     """Where training steps are timed.
 
-    limits: of this process.
-    trainer: what is timed.
-    notebook: known timings; new ones are added.
+    limits: limits of this process
+    trainer: the trainer whose steps are timed
+    notebook: cache of timings
     """
 
     limits: Limits
     trainer: Trainer
-    notebook: Notebook
+    notebook: MeasurementCache
 
 
-def timed(
+def time_submodels(
     submodels: Sequence[Submodel], batch: int, data: Any, site: TimingSite, threads: int = 0
 ) -> tuple[int, tuple[Timing, ...]]:
-    """The number of threads that this process uses from now on, and the time of a step of each
-    submodel that fits. threads: the number to use; 0 finds the best.
+    """Time a training step of each submodel that fits. Return the number of threads that this
+    process uses from now on, and the timings.
 
-    Raises ConfigError if none fits.
+    threads: number to use; 0 finds the best
+    ConfigError: no submodel fits.
     """
     trainer, notebook = site.trainer, site.notebook
     size = max(2, min(batch, len(data.x)))
@@ -136,34 +135,34 @@ def timed(
     if trainer.accelerator is None:
         threads = threads or _threads(submodels[-1], batch, data, site, about)
         trainer.use_threads(threads)
-    timings, refused = list[Timing](), list[NoRoom]()
+    timings, refused = list[Timing](), list[InsufficientMemory]()
     for submodel in submodels:
-        what = {**about, "submodel": named(submodel), "threads": threads}
+        what = {**about, "submodel": timing_key(submodel), "threads": threads}
         try:
             seconds = _value(notebook, submodel, what, partial(_step, submodel, batch, data, site))
-        except NoRoom as error:
+        except InsufficientMemory as error:
             refused.append(error)
         else:
             timings.append(Timing(submodel, batch, seconds))
     if not timings:
         raise ConfigError(
-            f"no calibration possible: {refused[0]}: raise --limit-memory, free memory, "
+            f"cannot calibrate: {refused[0]}; raise --limit-memory, free memory, "
             "or train with a smaller batch (train.batch)"
         )
     return threads or 1, tuple(timings)
 
 
-def named(submodel: Submodel) -> dict[str, Any]:
-    """A submodel as plain values, without what its time does not depend on: units of the data,
-    names and owners.
+def timing_key(submodel: Submodel) -> dict[str, Any]:
+    """Return a submodel as plain values, without fields that do not affect its time: units of
+    the data, names and owners.
     """
     network = replace(submodel.network, mean=(), std=(), shift=(), scale=(), label="")
     return asdict(replace(submodel, network=network, owner=""))
 
 
 def best_threads(submodel: Submodel, batch: int, data: Any, most: int, trainer: Trainer) -> int:
-    """One or `most`, whichever steps quicker: threads that share small work, or processors with
-    other agents, cost more than they bring.
+    """Return 1 or `most`, whichever is faster: sharing little work among threads, or processors
+    with other agents, costs more than it gains.
     """
     times = {}
     for threads in sorted({1, most}):
@@ -173,8 +172,8 @@ def best_threads(submodel: Submodel, batch: int, data: Any, most: int, trainer: 
 
 
 def time_step(submodel: Submodel, batch: int, data: Any, trainer: Trainer) -> float:
-    """Seconds of one training step (forward, backward, update): the mean of the quickest window,
-    since under a quota the quickest step would lie.
+    """Return the seconds of one training step (forward, backward, update): the mean of the
+    fastest window. Under a CPU quota the fastest single step would mislead.
     """
     size = max(2, min(batch, len(data.x)))
     step = trainer.stepper(submodel, data.x[:size], data.y[:size], data.labels)
@@ -197,24 +196,31 @@ def _threads(
     site: TimingSite,
     about: Mapping[str, Any],
 ) -> int:
-    """The better number of threads, known or tried out; one where there is no room to try."""
+    """Return the better number of threads, cached or measured; 1 if the memory does not suffice
+    to try.
+    """
     most = site.limits.threads
     if most == 1:
         return 1
-    what = {**about, "work": "threads", "submodel": named(submodel), "most": most}
+    what = {**about, "work": "threads", "submodel": timing_key(submodel), "most": most}
     trial = partial(best_threads, submodel, batch, data, most, site.trainer)
     try:
         return int(
             _value(site.notebook, submodel, what, partial(_within, submodel, batch, site, trial))
         )
-    except NoRoom:
+    except InsufficientMemory:
         return 1
 
 
 def _value(
-    notebook: Notebook, submodel: Submodel, what: Mapping[str, Any], take: Callable[[], float]
+    notebook: MeasurementCache,
+    submodel: Submodel,
+    what: Mapping[str, Any],
+    take: Callable[[], float],
 ) -> float:
-    """A network of the user's own is timed each time: its code may have changed."""
+    """Measure through the cache; a user's own network is timed each time, since its code may
+    have changed.
+    """
     return notebook.value(what, take, keep=":" not in submodel.network.family)
 
 
@@ -223,18 +229,18 @@ def _step(submodel: Submodel, batch: int, data: Any, site: TimingSite) -> float:
 
 
 def _within(submodel: Submodel, batch: int, site: TimingSite, take: Callable[[], float]) -> float:
-    """What `take` measures, where the submodel's training fits what is free. Raises NoRoom."""
+    """Run `take` if the submodel's training fits the free memory. Raises InsufficientMemory."""
     needed = site.trainer.training_memory(submodel, batch)
-    free = look(site.limits, site.trainer).memory
+    free = read_facts(site.limits, site.trainer).memory
     what = (
-        f"{submodel.name} at batch {batch} needs about {needed / 1e6:.0f} MB to train, and "
-        f"{free / 1e6:.0f} MB are left"
+        f"{submodel.name} at batch {batch} needs about {needed / 1e6:.0f} MB to train, but only "
+        f"{free / 1e6:.0f} MB are free"
     )
     if needed > free:
-        raise NoRoom(what)
+        raise InsufficientMemory(what)
     try:
         return float(take())
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError) or "memory" in str(error):
-            raise NoRoom(f"{what}, which was not enough") from error
+            raise InsufficientMemory(f"{what}, which was not enough") from error
         raise

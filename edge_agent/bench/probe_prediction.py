@@ -1,4 +1,4 @@
-"""What a benchmark expects of a submodel, from probes that were timed before."""
+"""Predict the times of submodels from timed probes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ __all__ = ["Prediction"]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a device's timings of probes, of one inference and of training steps, say of other
-    submodels; None of the probes themselves.
+    """Timings of probes, from which times of other submodels are predicted; None for the probes
+    themselves.
+
+    inference: timings of one inference
+    training: timings of training steps
     """
 
     inference: tuple[Timing, ...] = ()
     training: tuple[Timing, ...] = ()
 
     def latency(self, submodel: Submodel | None) -> float | None:
-        """Seconds of one inference (p50)."""
+        """Predict the seconds of one inference (p50)."""
         if (
             submodel is None
             or not self.inference
@@ -32,7 +35,7 @@ class Prediction:
         return latency_seconds(self.inference, submodel)
 
     def step(self, submodel: Submodel | None, batch: int) -> float | None:
-        """Seconds of a training step (the quickest)."""
+        """Predict the seconds of a training step (the fastest)."""
         if (
             submodel is None
             or not self.training

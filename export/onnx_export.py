@@ -1,5 +1,5 @@
-"""One network as one ONNX file: raw data in, logits or raw values out, weights and normalisation
-inside, its origin in its properties.
+"""Export one network to one ONNX file: raw data in, logits or raw values out, with weights and
+normalisation inside and its origin in its properties.
 """
 
 from __future__ import annotations
@@ -28,35 +28,38 @@ from models.submodel import Network
 __all__ = ["OPSET", "export", "predict", "weights_digest"]
 
 OPSET = 20
-GIVEN = ("round", "run", "submodel")  # what only the caller knows
+GIVEN = ("round", "run", "submodel")  # metadata that the caller must provide
 
 
 def export(
     net: nn.Module, network: Network, example: Array, path: Path, metadata: Mapping[str, object]
 ) -> Path:
-    """Writes `net` in evaluation mode as an ONNX file and returns its path.
+    """Write `net` in evaluation mode as an ONNX file and return its path.
 
-    example: raw data [n >= 2, *inputs], uint8 or float32, int64 for tokens; its dtype becomes that
-    of the input, its first axis is left open. metadata: at least run, round and submodel;
-    objective, outputs, preprocessing, versions and the digest of the weights are added. A network
-    of values gives them in raw units, by the shift and the scale of its record.
-    Raises ExportError when the network cannot be exported or the checker refuses the graph,
-    DataError for an unfit example, MissingExtra.
+    example: raw data [n >= 2, *inputs], uint8 or float32, int64 for tokens. The graph's input has
+        its dtype; its first axis is variable.
+    metadata: at least run, round and submodel; objective, outputs, preprocessing, versions and the
+        weights' digest are added
+
+    A network of values returns them in raw units, with the shift and scale of its record.
+
+    ExportError: the network cannot be exported, or the checker rejects the graph. DataError: the
+        example does not fit. MissingExtra: onnx is not installed.
     """
-    _fit(network, example)
+    _check_example(network, example)
     missing = [key for key in GIVEN if key not in metadata]
     if missing:
         raise ExportError(
             f"{path}: expected metadata with {', '.join(GIVEN)}, found none for "
             f"{', '.join(missing)}"
         )
-    onnx = _onnx()
-    still = _still(net, network)
-    model = _translated(still, OUTPUTS[network.objective], torch.from_numpy(np.array(example)))
-    _forget(model)
+    onnx = _import_onnx()
+    still = _evaluation_copy(net, network)
+    model = _to_onnx(still, OUTPUTS[network.objective], torch.from_numpy(np.array(example)))
+    _strip_local_paths(model)
     onnx.helper.set_model_props(
         model,
-        {key: str(value) for key, value in {**metadata, **_described(net, network, onnx)}.items()},
+        {key: str(value) for key, value in {**metadata, **_properties(net, network, onnx)}.items()},
     )
     try:
         onnx.checker.check_model(model, full_check=True)
@@ -68,16 +71,16 @@ def export(
 
 
 def predict(net: nn.Module, network: Network, x: Array) -> Output:
-    """What the network itself says of raw data, in evaluation mode, to compare an exported graph
-    with; `net` stays as it was.
+    """Return the network's own outputs for raw data, in evaluation mode, to compare an exported
+    graph with; `net` is unchanged.
     """
     with torch.no_grad():
-        return _still(net, network)(torch.from_numpy(np.array(x))).numpy()  # type: ignore[no-any-return]
+        return _evaluation_copy(net, network)(torch.from_numpy(np.array(x))).numpy()  # type: ignore[no-any-return]
 
 
 def weights_digest(net: nn.Module) -> str:
-    """sha256 over names, dtypes, shapes and bytes of all tensors, by name: the same for every copy
-    of the same weights.
+    """Return the sha256 over names, dtypes, shapes and bytes of all tensors, sorted by name;
+    equal for all copies of the same weights.
     """
     digest = hashlib.sha256()
     for name, value in sorted(net.state_dict().items()):
@@ -87,8 +90,8 @@ def weights_digest(net: nn.Module) -> str:
     return digest.hexdigest()
 
 
-class Raw(nn.Module):
-    """A network of values, its standardised values made raw: value * scale + shift."""
+class RawUnits(nn.Module):
+    """A network of values with outputs in raw units: value * scale + shift."""
 
     shift: Tensor
     scale: Tensor
@@ -103,17 +106,17 @@ class Raw(nn.Module):
         return self.net(x) * self.scale + self.shift  # type: ignore[no-any-return]
 
 
-def _still(net: nn.Module, network: Network) -> nn.Module:
-    """A copy in evaluation mode that gives what its graph is to give."""
+def _evaluation_copy(net: nn.Module, network: Network) -> nn.Module:
+    """Return a copy in evaluation mode with the outputs that the graph must have."""
     still = copy.deepcopy(net).cpu().eval()
     return (
-        Raw(still, network.shift, network.scale).eval()
+        RawUnits(still, network.shift, network.scale).eval()
         if network.shift and network.objective == "value"
         else still
     )
 
 
-def _fit(network: Network, example: Array) -> None:
+def _check_example(network: Network, example: Array) -> None:
     types = ("int64",) if network.objective in TOKENS else ("uint8", "float32")
     if (
         example.dtype.name not in types
@@ -127,20 +130,20 @@ def _fit(network: Network, example: Array) -> None:
         )
 
 
-def _onnx() -> Any:
+def _import_onnx() -> Any:
     try:
         import onnx
         import onnx.checker
         import onnx.helper
-        import onnxscript  # noqa: F401 (the exporter's own need)
+        import onnxscript  # noqa: F401 (the exporter requires it)
     except ModuleNotFoundError as error:
         raise MissingExtra("an export to ONNX", "export", error.name or "onnx") from error
     return onnx
 
 
-def _translated(net: nn.Module, output: str, example: Tensor) -> Any:
-    """The ONNX model proto, weights inside. A batch of 1 would be taken for a constant: the example
-    has at least 2.
+def _to_onnx(net: nn.Module, output: str, example: Tensor) -> Any:
+    """Return the ONNX model proto with weights inside. The example has at least 2 rows, since
+    the exporter would treat a batch of 1 as constant.
     """
     with _quiet():
         try:
@@ -155,7 +158,7 @@ def _translated(net: nn.Module, output: str, example: Tensor) -> Any:
                 external_data=False,
                 verbose=False,
             )
-        except Exception as error:  # whatever a network of a user's own makes torch raise
+        except Exception as error:  # a user's network can make torch raise anything
             said = next(iter(str(error).splitlines()), "no reason given")
             raise ExportError(
                 f"{type(net).__name__} cannot be exported: {type(error).__name__}: {said}"
@@ -165,9 +168,7 @@ def _translated(net: nn.Module, output: str, example: Tensor) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter prints progress and warns of its own deprecations; neither is news to whoever
-    exports.
-    """
+    """Silence the exporter's progress output and its own deprecation warnings."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -179,10 +180,8 @@ def _quiet() -> Iterator[None]:
             log.setLevel(level)
 
 
-def _forget(model: Any) -> None:
-    """Drops what the exporter noted of where it ran: stack traces with the paths of this machine
-    have no business in a release.
-    """
+def _strip_local_paths(model: Any) -> None:
+    """Remove the exporter's stack traces, which contain this machine's paths."""
     for function in [model.graph, *model.functions]:
         function.doc_string = ""
         del function.metadata_props[:]
@@ -197,7 +196,7 @@ def _forget(model: Any) -> None:
         del value.metadata_props[:]
 
 
-def _described(net: nn.Module, network: Network, onnx: Any) -> dict[str, str]:
+def _properties(net: nn.Module, network: Network, onnx: Any) -> dict[str, str]:
     units = {
         name: getattr(network, name)
         for name in ("mean", "std", "shift", "scale")

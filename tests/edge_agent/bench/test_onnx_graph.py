@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent.bench.graph import Graph, check, counted, drawn, provider_named
+from edge_agent.bench.onnx_graph import Graph, check_runs, count_graph, draw_inputs, find_provider
 from federated.errors import ExportError, Unknown
 
 KEPT = Path(__file__).parents[2] / "export"
@@ -52,14 +52,14 @@ def test_inputs_are_drawn_as_they_are_declared_with_open_axes_of_one(tmp_path: P
         "c": ("UINT8", [2, 2]),
     }
     path = made(tmp_path / "f.onnx", inputs, ("Identity", ["a"], ["y"], ""))
-    feed = drawn(Graph(path, "cpu", 1))
+    feed = draw_inputs(Graph(path, "cpu", 1))
     assert {name: (value.dtype.name, value.shape) for name, value in feed.items()} == {
         "a": ("float32", (1, 3)),
         "b": ("int64", (1, 1)),
         "c": ("uint8", (2, 2)),
     }
     assert feed["b"].tolist() == [[1]]
-    check(path, "cpu")
+    check_runs(path, "cpu")
 
 
 def test_a_graph_without_inputs_runs(tmp_path: Path) -> None:
@@ -77,20 +77,20 @@ def test_a_graph_without_inputs_runs(tmp_path: Path) -> None:
             graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10
         ).SerializeToString()
     )
-    check(path, "cpu")
+    check_runs(path, "cpu")
 
 
 def test_what_is_not_there_or_no_graph_is_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"nix\.onnx: expected an ONNX file, found nothing"):
-        check(tmp_path / "nix.onnx", "cpu")
+        check_runs(tmp_path / "nix.onnx", "cpu")
     with pytest.raises(ExportError, match="found a folder"):
-        check(tmp_path, "cpu")
+        check_runs(tmp_path, "cpu")
     cut = tmp_path / "cut.onnx"
     cut.write_bytes((KEPT / "picture.onnx").read_bytes()[:100])
     with pytest.raises(
         ExportError, match=r"cut\.onnx: expected an ONNX file, found one that does not load"
     ):
-        check(cut, "cpu")
+        check_runs(cut, "cpu")
 
 
 def test_an_operator_or_an_opset_that_the_runtime_lacks_is_named(tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ def test_an_operator_or_an_opset_that_the_runtime_lacks_is_named(tmp_path: Path)
         tmp_path / "own.onnx", {"a": ("FLOAT", [1])}, ("Wiggle", ["a"], ["y"], "com.example")
     )
     with pytest.raises(ExportError, match=r"own\.onnx: .*Wiggle"):
-        check(foreign, "cpu")
+        check_runs(foreign, "cpu")
     late = made(tmp_path / "late.onnx", {"a": ("FLOAT", [1])}, ("Relu", ["a"], ["y"], ""), opset=99)
     with pytest.raises(ExportError, match=r"late\.onnx: .*opset"):
-        check(late, "cpu")
+        check_runs(late, "cpu")
 
 
 def test_inputs_that_cannot_be_drawn_are_named(tmp_path: Path) -> None:
@@ -111,12 +111,12 @@ def test_inputs_that_cannot_be_drawn_are_named(tmp_path: Path) -> None:
         ("Relu", ["a"], ["y"], ""),
     )
     with pytest.raises(ExportError, match=r"words\.onnx: .*'w' tensor\(string\)"):
-        check(words, "cpu")
+        check_runs(words, "cpu")
     large = made(
         tmp_path / "large.onnx", {"a": ("FLOAT", [2**20, 2**20])}, ("Relu", ["a"], ["y"], "")
     )
     with pytest.raises(ExportError, match=r"large\.onnx: expected inputs of at most"):
-        check(large, "cpu")
+        check_runs(large, "cpu")
 
 
 def test_a_graph_that_fails_on_what_was_drawn_says_on_what(tmp_path: Path) -> None:
@@ -128,19 +128,19 @@ def test_a_graph_that_fails_on_what_was_drawn_says_on_what(tmp_path: Path) -> No
     with pytest.raises(
         ExportError, match=r"odd\.onnx: does not run on 'a' float32 \[1, 3\], 'b' float32 \[1, 3\]"
     ):
-        check(odd, "cpu")
+        check_runs(odd, "cpu")
 
 
 def test_a_provider_that_is_not_here_is_named_with_those_that_are() -> None:
-    assert provider_named("cpu") == "CPUExecutionProvider"
+    assert find_provider("cpu") == "CPUExecutionProvider"
     with pytest.raises(Unknown, match=r"unknown provider 'abacus'; known: .*cpu"):
-        provider_named("abacus")
+        find_provider("abacus")
 
 
 def test_parameters_and_work_are_counted_where_a_file_tells_them(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    assert counted(KEPT / "picture.onnx") == (8, 8)  # a matrix of [4, 2]
-    assert counted(
+    assert count_graph(KEPT / "picture.onnx") == (8, 8)  # a matrix of [4, 2]
+    assert count_graph(
         made(
             tmp_path / "odd.onnx",
             {"a": ("FLOAT", ["n", "k"]), "b": ("FLOAT", ["k", 3])},

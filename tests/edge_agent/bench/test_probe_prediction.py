@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_agent.bench.prediction import Prediction
+from edge_agent.bench.probe_prediction import Prediction
 from federated.task import Timing
 
 pytest.importorskip("torch")

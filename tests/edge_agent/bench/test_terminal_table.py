@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from edge_agent.bench.report import Ratio, Report, Row, fingerprint
-from edge_agent.bench.table import line, ratios, table, title, words
+from edge_agent.bench.report import Ratio, Report, Row, take_fingerprint
+from edge_agent.bench.terminal_table import footnotes, ratios, summarise, table, title
 from edge_agent.device.limits import Limits
 
 FULL = {
@@ -44,7 +44,7 @@ def row(runtime: str = "torch", threads: int = 1, **values: Any) -> Row:
 
 def shown(*rows: Row, width: int = 120) -> str:
     screen = Console(width=width, file=io.StringIO())
-    screen.print(table(Report(fingerprint(Limits()), rows, ""), width))
+    screen.print(table(Report(take_fingerprint(Limits()), rows, ""), width))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
@@ -88,11 +88,11 @@ def test_columns_of_nothing_are_left_out() -> None:
 def test_a_title_names_the_network_and_what_all_rows_share() -> None:
     one, two = row(p90_ms=1.0), row(threads=2, p90_ms=1.0)
     assert (
-        title(Report(fingerprint(Limits()), (one,), ""))
+        title(Report(take_fingerprint(Limits()), (one,), ""))
         == "preresnet-18, 1 thread, one example at a time"
     )
     assert (
-        title(Report(fingerprint(Limits()), (one, two), ""))
+        title(Report(take_fingerprint(Limits()), (one, two), ""))
         == "preresnet-18, one example at a time"
     )
 
@@ -109,7 +109,7 @@ def test_what_is_not_to_be_trusted_is_flagged_and_explained() -> None:
     )
     found = shown(*rows)
     assert [word in found for word in ("loaded", "throttled", "failed")] == [True] * 3
-    said = "\n".join(words(Report(fingerprint(Limits(memory=10**8)), rows, "", ("w0.5",))))
+    said = "\n".join(footnotes(Report(take_fingerprint(Limits(memory=10**8)), rows, "", ("w0.5",))))
     for text in (
         "up to 35% of them",
         "heat or a weak supply",
@@ -122,9 +122,10 @@ def test_what_is_not_to_be_trusted_is_flagged_and_explained() -> None:
 
 def test_a_row_is_told_in_a_line() -> None:
     assert (
-        line(row(p90_ms=1.0, step_least_ms=20.0, loaded=True)) == "p90 1.00 ms, step 20 ms (loaded)"
+        summarise(row(p90_ms=1.0, step_least_ms=20.0, loaded=True))
+        == "p90 1.00 ms, step 20 ms (loaded)"
     )
-    assert line(row(error="it died")) == "failed: it died"
+    assert summarise(row(error="it died")) == "failed: it died"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-"""What one row of a benchmark takes and gives, and the fresh process that measures it: `python -m
-edge_agent.bench.row`.
+"""The fresh process that measures rows of a benchmark: `python -m edge_agent.bench.row_process`.
 
-It waits for plans (JSON, one line) on standard input, so that limits are on it before it loads
-anything, and prints one line of JSON per plan. Importing this imports neither runtime: what a
-process needs is loaded by its first plan, and counts into its base.
+It reads plans (JSON, one line) from standard input, so that its limits apply before it loads
+anything, and prints one line of JSON per plan. Importing this module imports neither runtime: the
+first plan loads its runtime, whose memory counts as the base.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from edge_agent.device.heat import Heat, read_heat, throttled_between
 from edge_agent.device.limits import end_with_parent
 from edge_agent.device.load import Load
 from export import latency as latencies
-from export.latency import Latency, latency
+from export.latency import Latency, measure_latency
 from models.submodel import Submodel
 
 if TYPE_CHECKING:
@@ -37,28 +36,34 @@ __all__ = [
     "STEP_SECONDS",
     "Answer",
     "Engine",
-    "Measured",
+    "Measurement",
     "Memory",
     "Plan",
     "Step",
     "main",
-    "measured",
+    "measure_row",
 ]
 
 Engine = Literal["torch", "onnx"]
 
-STEPS = 10  # training steps timed at least
-STEP_SECONDS = 3.0  # and for at least so long
-STEP_WARM_UP = 2  # steps not counted
+STEPS = 10  # minimum number of timed training steps
+STEP_SECONDS = 3.0  # minimum duration of the training measurement
+STEP_WARM_UP = 2  # steps before the measurement
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured. file: weights as `federated.wire.tensors` writes them, with their
-    submodel, or an ONNX graph.
+    """One measurement to make.
 
-    provider: its short name. batch: examples of a training step, 0: no training. runs, seconds: of
-    inference, at least; step_seconds: of training.
+    engine: the runtime
+    file: weights as `federated.wire.tensors` writes them, or an ONNX graph
+    provider: short name of the execution provider
+    threads: number of threads
+    submodel: submodel of the weights
+    batch: examples of a training step, 0 for no training
+    runs: minimum number of inferences
+    seconds: minimum duration of inference
+    step_seconds: minimum duration of training
     """
 
     engine: Engine
@@ -74,8 +79,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident bytes of the process: once the runtime is loaded; at the most, by its first answers;
-    and by the end of training.
+    """Resident bytes of the process.
+
+    base: with the runtime loaded
+    peak: peak up to the first answers
+    training: peak up to the end of training
     """
 
     base: int
@@ -85,18 +93,28 @@ class Memory:
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of a training step: the least and the median."""
+    """Seconds of a training step.
+
+    least: the fastest
+    median: the median
+    """
 
     least: float
     median: float
 
 
 @dataclass(frozen=True)
-class Measured:
-    """load: seconds from the file to being ready. joules: of one inference. before, after: it.
+class Measurement:
+    """Results of a plan.
 
-    busy: share of the processors that others used meanwhile, in inference or in training, whichever
-    is more. throttled: at any time in either; None where the machine does not say.
+    load: seconds to load the file
+    latency: latency of one inference
+    memory: memory of the process
+    before, after: sensors before and after inference
+    busy: fraction of the processors that others used, in inference or training, whichever is higher
+    throttled: whether the device throttled in either; None if unknown
+    step: training step, if measured
+    joules: energy of one inference
     """
 
     load: float
@@ -112,41 +130,42 @@ class Measured:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a process says of a plan: what it measured, or why it could not."""
+    """Result of a plan: the measurement, or why it failed."""
 
-    measured: Measured | None = None
+    measured: Measurement | None = None
     error: str = ""
 
 
 def main() -> None:
-    """Answers plans; whatever else prints, prints to standard error."""
+    """Answer plans; all other output goes to standard error."""
     end_with_parent()
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for plan in msgspec.json.decode(sys.stdin.readline(), type=list[Plan]):
         try:
-            answer = Answer(measured(plan))
-        except (Exception, SystemExit) as error:  # a row that fails says so, and the others go on
+            answer = Answer(measure_row(plan))
+        # a failed row reports its error, and the others continue
+        except (Exception, SystemExit) as error:
             answer = Answer(error=" ".join(f"{type(error).__name__}: {error}".split())[:300])
         print(msgspec.json.encode(answer).decode(), file=out)
 
 
-def measured(plan: Plan) -> Measured:
-    """Measures inference of one example, then training. Raises what the runtime raises."""
-    return _by_torch(plan) if plan.engine == "torch" else _by_onnx(plan)
+def measure_row(plan: Plan) -> Measurement:
+    """Measure inference of one example, then training. Raises the runtime's errors."""
+    return _measure_torch(plan) if plan.engine == "torch" else _measure_onnx(plan)
 
 
-def _by_onnx(plan: Plan) -> Measured:
-    from edge_agent.bench.graph import Graph, drawn
+def _measure_onnx(plan: Plan) -> Measurement:
+    from edge_agent.bench.onnx_graph import Graph, draw_inputs
 
-    _forget_peak()
-    base, start = resident()[0], time.perf_counter()
+    _reset_peak()
+    base, start = resident_memory()[0], time.perf_counter()
     graph = Graph(Path(plan.file), plan.provider, plan.threads)
-    load, feed = time.perf_counter() - start, drawn(graph)
-    return _timed(plan, base, load, lambda: graph.run(feed))
+    load, feed = time.perf_counter() - start, draw_inputs(graph)
+    return _measure_inference(plan, base, load, lambda: graph.run(feed))
 
 
-def _by_torch(plan: Plan) -> Measured:
+def _measure_torch(plan: Plan) -> Measurement:
     import torch
 
     from edge_agent.bench.target import noise
@@ -154,23 +173,23 @@ def _by_torch(plan: Plan) -> Measured:
 
     assert plan.submodel is not None
     torch.set_num_threads(plan.threads)
-    _forget_peak()
-    base, start = resident()[0], time.perf_counter()
-    net = _loaded(plan)
+    _reset_peak()
+    base, start = resident_memory()[0], time.perf_counter()
+    net = _load_network(plan)
     load = time.perf_counter() - start
     x = torch.from_numpy(noise(plan.submodel.network, 1)[0])
 
     def call() -> None:
         with torch.inference_mode():
-            net(x.to(plan.provider)).cpu()  # what comes back has been computed, also on a GPU
+            net(x.to(plan.provider)).cpu()  # .cpu() waits for the result, also on a GPU
 
-    found = _timed(plan, base, load, call)
+    found = _measure_inference(plan, base, load, call)
     if not plan.batch:
         return found
-    _forget_peak()
+    _reset_peak()
     others = Load()
-    step = _training(plan, net)
-    memory = replace(found.memory, training=max(found.memory.peak, resident()[1]))
+    step = _measure_training(plan, net)
+    memory = replace(found.memory, training=max(found.memory.peak, resident_memory()[1]))
     busy, after = max(found.busy, others.share()), read_heat()
     throttled = (
         None
@@ -180,7 +199,7 @@ def _by_torch(plan: Plan) -> Measured:
     return replace(found, step=step, memory=memory, busy=busy, throttled=throttled)
 
 
-def _loaded(plan: Plan) -> nn.Module:
+def _load_network(plan: Plan) -> nn.Module:
     import torch
 
     from federated.wire import tensors
@@ -195,24 +214,27 @@ def _loaded(plan: Plan) -> nn.Module:
     return net.to(plan.provider).eval()
 
 
-def _forget_peak() -> None:
-    """Lets the peak begin now (proc(5)): what an import took is not the network's."""
+def _reset_peak() -> None:
+    """Reset the peak memory (proc(5)), to exclude the memory of imports."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _timed(plan: Plan, base: int, load: float, call: Callable[[], Any]) -> Measured:
-    """Latency, with what surrounds it; the base is what was resident before the load."""
+def _measure_inference(plan: Plan, base: int, load: float, call: Callable[[], Any]) -> Measurement:
+    """Measure latency, memory, sensors and energy.
+
+    base: bytes resident before the load
+    """
     for _ in range(latencies.WARM_UP):
         call()
-    # before it is timed: a minute of small calls leaves millions of times in memory
-    peak = resident()[1]
+    # before the measurement: a minute of short calls stores millions of times in memory
+    peak = resident_memory()[1]
     others, before = Load(), read_heat()
     with Meter() as meter:
-        found = latency(call, warm_up=0, runs=plan.runs, seconds=plan.seconds)
+        found = measure_latency(call, warm_up=0, runs=plan.runs, seconds=plan.seconds)
     busy, after = others.share(), read_heat()
     silent = before.throttled is None and before.ever is None and before.events is None
-    return Measured(
+    return Measurement(
         load=load,
         latency=found,
         memory=Memory(base, peak),
@@ -224,8 +246,8 @@ def _timed(plan: Plan, base: int, load: float, call: Callable[[], Any]) -> Measu
     )
 
 
-def _training(plan: Plan, net: nn.Module) -> Step:
-    """Times whole steps (forward, backward, update) as a device trains, on noise."""
+def _measure_training(plan: Plan, net: nn.Module) -> Step:
+    """Time whole training steps (forward, backward, update) on noise."""
     from edge_agent.bench.target import noise
     from federated.task import Recipe
     from federated.training.execution import TrainingSet
@@ -233,7 +255,7 @@ def _training(plan: Plan, net: nn.Module) -> Step:
 
     assert plan.submodel is not None
     x, y = noise(plan.submodel.network, plan.batch)
-    # weights that stay: noise teaches nothing
+    # a learning rate of 0 keeps the weights: there is nothing to learn from noise
     recipe, times, start = Recipe(batch=plan.batch, lr=0.0), list[float](), 0.0
     while len(times) < STEP_WARM_UP + STEPS or time.perf_counter() - start < plan.step_seconds:
         if len(times) == STEP_WARM_UP:
@@ -245,9 +267,9 @@ def _training(plan: Plan, net: nn.Module) -> Step:
     return Step(min(times), statistics.median(times))
 
 
-def resident() -> tuple[int, int]:
-    """Bytes of this process now, and at the most. Not `ru_maxrss`: that of a fresh process begins
-    with what its parent had.
+def resident_memory() -> tuple[int, int]:
+    """Return the current and peak resident bytes of this process. `ru_maxrss` would include the
+    parent's peak.
     """
     now = psutil.Process().memory_info().rss
     found = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
