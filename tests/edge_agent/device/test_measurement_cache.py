@@ -174,7 +174,11 @@ def test_the_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_surroundings_hold_versions_and_limits() -> None:
-    found = surroundings(Limits(cpus=0.5), "cpu")
+    found = surroundings(Limits(cpus=0.5), "torch 2 cpu")
     assert found["versions"]["torch"] == versions()["torch"]
-    assert (found["cpus"], found["limits"]["cpus"], found["device"]) == (0.5, 0.5, "cpu")
+    assert (found["cpus"], found["limits"]["cpus"], found["trainer"]) == (
+        0.5,
+        0.5,
+        "torch 2 cpu",
+    )
     assert set(measurement_cache.PACKAGES) <= found["versions"].keys()

@@ -19,7 +19,6 @@ from coordinator.round.round_events import AgentBeat, RoundEvent
 from coordinator.store.store import Store
 from edge_agent.device.limits import Limits
 from edge_agent.join.worker import Job, Worker
-from federated.data.dataset import Dataset
 from tests.support.federation import RUN, Member, digits, federate
 
 pytestmark = [pytest.mark.processes, pytest.mark.timed]
@@ -48,7 +47,7 @@ def test_a_training_process_that_is_stopped_for_many_heartbeats_does_not_count_a
     os.kill(worker.pid, signal.SIGSTOP)
     beats: list[str] = []
 
-    def real(data: Dataset, change: object, stop: object) -> Worker:
+    def real(*given: object) -> Worker:
         return worker
 
     def watch(fleet: Fleet) -> None:
@@ -97,7 +96,7 @@ def test_heartbeats_say_how_many_steps_are_taken(
     def watch(fleet: Fleet) -> None:
         listen(fleet, lambda beat: steps.append(beat.step) if beat.state == "train" else None)
 
-    monkeypatch.setattr("tests.support.federation.Here", lambda data, change, stop: worker)
+    monkeypatch.setattr("tests.support.federation.Here", lambda *given: worker)
     settings = {
         "model.name": "preresnet-10",
         "train.steps": 24,

@@ -139,7 +139,7 @@ def test_families_that_nobody_named_are_left_out_where_they_do_not_fit_the_data(
         (
             ["--limit-memory", "70MB"],
             3,
-            "Python and PyTorch alone take about 400 MB: raise --limit-memory",
+            "alone take about 400 MB: raise --limit-memory",
         ),
         (["--data", "no-such-data"], 2, "no-such-data"),
         (["--broker", "127.0.0.1:1"], 5, "127.0.0.1"),
