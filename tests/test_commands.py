@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
         (
             [*COORDINATOR, "release", "none", "--rollback", "--promote", "--broker", "h"],
             2,
-            "stand alone",
+            "--rollback and --status exclude",
         ),
         ([*AGENT, "join", "--broker", "127.0.0.1:9"], 5, "127.0.0.1:9"),
         ([*AGENT, "join"], 2, "--broker is missing"),
