@@ -59,8 +59,8 @@ def title(made: Network) -> str:
 
 def torchvision_name(made: Network) -> str:
     """Return torchvision's name of this network, or "" if torchvision has none."""
-    known = FAMILIES.get(made.family)
-    return known.torchvision.names.get(made.preset, "") if known and known.torchvision else ""
+    known = family(made).torchvision
+    return known.names.get(made.preset, "") if known else ""
 
 
 def is_own(found: Tensors, base: Tensors) -> bool:
@@ -225,12 +225,8 @@ def optional(made: Network) -> set[str]:
     """Return the tensors that features of the family add; a checkpoint may have them even if this
     run does not use them.
     """
-    known = FAMILIES.get(made.family)
-    return (
-        {name for feature in known.features for name in shapes(full(made, (feature,)))}
-        if known
-        else set()
-    )
+    features = family(made).features
+    return {name for feature in features for name in shapes(full(made, (feature,)))}
 
 
 def check_fit(source: str, made: Network, name: str, found: Tensor, expected: Tensor) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from edge_agent.join.worker import Job
+from federated.device.trainers.catalogue import DEFAULT
 from federated.errors import Refused, Unknown
+from federated.wire.codecs.catalogue import find_codec
 
 if TYPE_CHECKING:
     from federated.method import Method
@@ -20,10 +22,9 @@ def load_own(job: Job) -> None:
     """Import the method and the codec that the owner named, so that messages may refer to them.
     Raises ConfigError where one cannot be imported.
     """
-    from federated.methods.catalogue import method
-    from federated.wire.codecs.catalogue import find_codec
-
     if job.method:
+        from federated.methods.catalogue import method
+
         method(job.method)
     if job.codec:
         find_codec(job.codec)
@@ -31,7 +32,8 @@ def load_own(job: Job) -> None:
 
 def check_run(job: Job, card: Mapping[str, Any]) -> None:
     """Check that this device has the code that a run's card names. The coordinator checks hooks and
-    codecs by the device's profile. Raises Refused, with what is missing and the remedy.
+    codecs by the device's profile; a trainer of the owner's own knows which networks it computes.
+    Raises Refused, with what is missing and the remedy.
 
     card: a `federated.wire.messages.Run` as plain values.
     """
@@ -39,7 +41,12 @@ def check_run(job: Job, card: Mapping[str, Any]) -> None:
     # a setting may name networks, as recipfl's `models` does
     for name in texts(card.get("settings", {})):
         check_family(job, name)
-    if card.get("menu"):  # the method surveys this device
+    if job.trainer != DEFAULT:
+        return
+    network, menu = card.get("network"), card.get("menu")
+    if network is not None:
+        check_installed(network["family"])
+    if menu:  # the method surveys this device
         run_method(card["method"])
 
 
@@ -54,7 +61,7 @@ def run_method(name: str) -> Method:
 
 
 def check_allowed(job: Job, message: Any) -> None:
-    """Check that this device has the networks that a message names. A network of
+    """Check that the owner allows the networks that a message names. A network of
     `module:attribute` runs code of this device, so only the one that its owner named is built.
 
     message: a run or a task as plain values; a menu and a recipe's options name networks too.
@@ -65,22 +72,21 @@ def check_allowed(job: Job, message: Any) -> None:
         inner = tuple(message.values())
         if isinstance(family := message.get("family"), str):
             check_family(job, family)
-            if ":" not in family and not has_family(family):
-                raise Refused(
-                    f"this run trains the network '{family}', which this device lacks: "
-                    f"{remedy('model', family)}"
-                )
     elif isinstance(message, list | tuple):
         inner = tuple(message)
     for value in inner:
         check_allowed(job, value)
 
 
-def has_family(name: str) -> bool:
-    """Whether this device can build the networks of a family."""
+def check_installed(family: str) -> None:
+    """Raises Refused for a network of a package that this device lacks."""
     from models.families.catalogue import has_family
 
-    return has_family(name)
+    if ":" not in family and not has_family(family):
+        raise Refused(
+            f"this run trains the network '{family}', which this device lacks: "
+            f"{remedy('model', family)}"
+        )
 
 
 def check_family(job: Job, family: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.assign.eligibility import unable
+from coordinator.assign.eligibility import lacking, unable
 from federated.capabilities import CAPABILITIES
 from federated.data import catalogue
 from federated.task import Profile
@@ -35,3 +35,9 @@ def test_a_device_learns_how_to_get_a_method_of_somebody_else() -> None:
 def test_a_trainer_with_every_needed_capability_is_not_refused() -> None:
     assert unable(profile("clip", "masked"), {"clip"}, "moon") == ""
     assert unable(profile(), frozenset(), "moon") == ""
+
+
+def test_a_device_learns_how_to_get_a_codec() -> None:
+    assert lacking(profile(), "raw") == ""
+    assert "join with --codec my:CODEC if you trust" in lacking(profile(), "my:CODEC")
+    assert "package" in lacking(profile(), "toy")
