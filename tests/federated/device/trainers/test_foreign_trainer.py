@@ -45,7 +45,7 @@ WHOLE = full(MLP)
 def state(folder: Path, number: int) -> dict[str, torch.Tensor]:
     store = Store.open(folder / "runs", "test", read_only=True)
     try:
-        return store.checkpoint(number)[0]
+        return store.read_checkpoint(number)[0]
     finally:
         store.close()
 
