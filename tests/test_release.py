@@ -300,7 +300,7 @@ def test_nothing_is_lost_while_releases_come_are_tried_and_go(
     (row,) = told["reports"]
     assert (row["version"], row["failed"]) == (two, 0), "it goes on with the last good one"
     assert (row["state"], row["refused"]) == ("refused", bundle.version(bad))
-    assert "differs from where it was made" in row["reason"]
+    assert "deviates from the exporter's machine" in row["reason"]
     assert row["answered"] > 0
     code, _, said = release("--promote")
     assert code == 8

@@ -257,14 +257,14 @@ reader = Inbox.__new__(Inbox)  # `read` needs nothing of one
 
 
 def question(data: bytes) -> object:
-    return replies.inputs_of(data, "question")
+    return replies.parse_inputs(data, "question")
 
 
 def example(data: bytes) -> object:
     return (
-        inputs.unpacked(data, "example")
+        inputs.parse_npy(data, "example")
         if data.startswith(np.lib.format.MAGIC_PREFIX)
-        else inputs.parsed(data, "example")
+        else inputs.parse_json(data, "example")
     )
 
 

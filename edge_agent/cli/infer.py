@@ -83,11 +83,11 @@ def infer(name: str | None, form: str, **options: Any) -> None:
     with plainly("infer"):
         from edge_agent.access.admission import admitted
         from edge_agent.cli.given import agent_name, own_data, stop_on_signals
-        from edge_agent.infer.session import Request, command
+        from edge_agent.infer.infer_command import InferRequest, infer
 
         options["broker"], name = admitted(options["broker"], name, lasting=True)
-        request = Request(name=agent_name(name), **own_data(options))
-        text = command(
+        request = InferRequest(name=agent_name(name), **own_data(options))
+        text = infer(
             request,
             form,
             lambda line: click.echo(line, err=True),

@@ -26,7 +26,7 @@ from edge_agent.finetune.personal_release import (
     write_release,
     write_weights,
 )
-from edge_agent.infer.session import released
+from edge_agent.infer.infer_command import select_submodel
 from export import bundle
 from export.bundle import Bundle, Entry
 from export.verify import TOKENS
@@ -244,7 +244,7 @@ def _source(request: Request) -> tuple[Path, str]:
             f"--model {request.model}: expected the folder of a release, which has "
             "weights to train; a single graph has none"
         )
-    return request.model, released(request.model, request.submodel)
+    return request.model, select_submodel(request.model, request.submodel)
 
 
 def _check_data(made: Bundle, network: Network, data: Dataset) -> None:

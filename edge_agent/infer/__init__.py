@@ -1,1 +1,3 @@
-"""`edge-agent infer`: download releases, choose the fastest correct graph, answer questions."""
+"""`edge-agent infer`: download releases, choose the fastest graph that passes its checks, and
+answer requests.
+"""

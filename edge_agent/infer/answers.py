@@ -1,5 +1,5 @@
-"""What a network says of raw examples, as a person or a program reads it: labels with their
-confidence, or values. No torch here.
+"""Convert a network's outputs to answers: labels with confidences, or values. Does not import
+torch.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import numpy.typing as npt
 from export.verify import Session
 from federated.errors import DataError, ExportError
 
-__all__ = ["Answer", "answer", "told"]
+__all__ = ["Answer", "answer", "format_answer"]
 
 Array = npt.NDArray[Any]
 
 
 class Answer(TypedDict, total=False):
-    """What a network says of one example.
+    """Answer for one example.
 
-    label, confidence: of classes, the one of the largest logit and its softmax probability; of the
-    next token, that after the last one. name: of the class, where the release has names. labels,
-    confidences: of a text with hidden tokens, the same for each of them in their order. values: in
-    raw units.
+    label, confidence: class with the largest logit and its softmax probability; for next tokens,
+        the token after the last one
+    name: name of the class, if the release has names
+    labels, confidences: for texts with hidden tokens, one of each per hidden token, in order
+    values: in raw units
     """
 
     label: int
@@ -36,20 +37,21 @@ class Answer(TypedDict, total=False):
 
 
 def answer(session: Session, x: Array, classes: Sequence[str] = ()) -> list[Answer]:
-    """One answer per raw example of x [n, *inputs]. classes: their names, if they have any.
+    """Return one answer per raw example of x [n, *inputs].
 
-    Raises DataError for what is no such example, ExportError for an output that is not finite.
+    classes: names of the classes, if any
+    DataError: the examples do not fit. ExportError: an output is not finite.
     """
     found: list[Answer] = []
     for part in session.batches(x):
         if not np.isfinite(part).all():
             raise ExportError(
                 f"{session.name}: expected a finite output, found NaN or infinity: the "
-                "network is broken, or an input absurdly large"
+                "network is broken, or an input is extremely large"
             )
         examples = x[len(found) : len(found) + len(part)]
         found += [
-            _said(session, example, output.astype(np.float64))
+            _decode(session, example, output.astype(np.float64))
             for example, output in zip(examples, part, strict=True)
         ]
     if session.objective == "class" and len(classes) == session.outputs:
@@ -57,8 +59,8 @@ def answer(session: Session, x: Array, classes: Sequence[str] = ()) -> list[Answ
     return found
 
 
-def told(found: Answer) -> str:
-    """An answer as a line of text."""
+def format_answer(found: Answer) -> str:
+    """Format an answer as a line of text."""
     if "values" in found:
         return ", ".join(f"{value:g}" for value in found["values"])
     if "name" in found:
@@ -71,8 +73,8 @@ def told(found: Answer) -> str:
     return ", ".join(f"{label} ({confidence:.1%})" for label, confidence in pairs)
 
 
-def _said(session: Session, example: Array, output: Array) -> Answer:
-    """The answer of one output, [outputs] or [outputs, T]."""
+def _decode(session: Session, example: Array, output: Array) -> Answer:
+    """Decode one output, [outputs] or [outputs, T]."""
     if session.objective == "value":
         return Answer(values=output.tolist())
     shares = np.exp(output - output.max(axis=0))
@@ -81,8 +83,8 @@ def _said(session: Session, example: Array, output: Array) -> Answer:
         hidden = shares[:, example == session.outputs]
         if not hidden.size:
             raise DataError(
-                f"{session.name}: expected texts with hidden tokens, spelled "
-                f"{session.outputs}, found one without: it asks nothing"
+                f"{session.name}: expected texts with hidden tokens (id {session.outputs}), found "
+                "one without"
             )
         return Answer(
             labels=hidden.argmax(axis=0).tolist(), confidences=hidden.max(axis=0).tolist()

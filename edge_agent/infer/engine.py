@@ -1,5 +1,5 @@
-"""What a device answers with: one session at a time, exchanged for another while requests go on. No
-torch here.
+"""Answer requests with one session at a time, which can be exchanged while requests run. Does
+not import torch.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edge_agent.infer import remembered
+from edge_agent.infer import release_state
 from edge_agent.infer.answers import Answer, answer
 from edge_agent.infer.graph_choice import Choice, choose, own_sample, thread_counts
-from edge_agent.infer.inputs import shaped
-from edge_agent.infer.trial import CPU, Held, Trial, gauge
+from edge_agent.infer.graph_trial import CPU, Held, Trial, measure_session
+from edge_agent.infer.inputs import fit_shape
 from export.bundle import version as version_of
 from export.verify import Array, Session, load, sha256
 from federated.errors import DataError, EspalierError, ExportError, StoreError
@@ -23,13 +23,16 @@ __all__ = ["Answered", "Counts", "Engine", "Past"]
 
 log = logging.getLogger(__name__)
 
-FILE = "file"  # the kind of a graph that comes without a manifest
+FILE = "file"  # kind of a graph without a manifest
 
 
 @dataclass(frozen=True)
 class Past:
-    """What was in use before, measured beside the present: its p90 (seconds) and its accuracy on
-    this device's own examples, None without.
+    """The release in use before, measured next to the present one.
+
+    version: version of the release
+    p90: seconds
+    accuracy: on this device's own examples, or None
     """
 
     version: str
@@ -39,7 +42,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Answered:
-    """Answers, and what gave them."""
+    """Answers, and the choice that produced them."""
 
     choice: Choice
     answers: list[Answer]
@@ -47,7 +50,11 @@ class Answered:
 
 @dataclass(frozen=True)
 class Counts:
-    """Examples answered; and questions that could not be, through no fault of whoever asked."""
+    """Counts of requests.
+
+    answered: examples answered
+    failed: requests that failed through no fault of the client
+    """
 
     answered: int = 0
     failed: int = 0
@@ -68,15 +75,17 @@ class _Tally:
 
 
 class Engine:
-    """Answers with the present release. Thread-safe: whoever asked before an exchange gets the
-    answer of what was there before.
+    """Answer with the present release. Thread-safe: a request that began before an exchange is
+    answered by the earlier release.
     """
 
     def __init__(self, store: Path | None, *, threads: int = 0, held: Held | None = None) -> None:
-        """store: the folder where it remembers what is in use, for `resume`; None: nowhere.
-        threads: of one run, 0 for what is fastest.
+        """Make an engine without a release.
 
-        held: this device's own examples. Raises DataError for unfit ones.
+        store: folder that records the release in use, for `resume`; None to record nothing
+        threads: threads of one run, 0 for the fastest number
+        held: this device's own examples
+        DataError: the examples do not fit.
         """
         self._store, self._threads = store, threads
         self._held = None if held is None else own_sample(held)
@@ -86,30 +95,31 @@ class Engine:
 
     @property
     def choice(self) -> Choice | None:
-        """What answers at present."""
+        """The choice in use."""
         return self._present.choice if self._present else None
 
     @property
     def past(self) -> Past | None:
-        """What answered before, measured when the present one came."""
+        """The release in use before, measured when the present one was adopted."""
         return self._present.past if self._present else None
 
     @property
     def session(self) -> Session | None:
-        """What answers at present, to read inputs for it."""
+        """The session in use, for reading inputs."""
         return self._present.session if self._present else None
 
     @property
     def counts(self) -> Counts:
-        """Since this engine was made."""
+        """Counts since this engine was made."""
         with self._tally.lock:
             return Counts(self._tally.answered, self._tally.failed)
 
     def adopt(self, folder: Path, submodel: str, version: str = "") -> Choice:
-        """Tests a release, measures how it runs best here, and answers with it from then on.
+        """Test a release, measure the fastest way to run it here, and answer with it from then
+        on.
 
-        version: which one it must be; empty: whichever it is.
-        Raises ExportError, DataError, Unknown or StoreError, and goes on with the present one.
+        version: required version; empty for any
+        Raises ExportError, DataError, Unknown or StoreError; the present release then stays in use.
         """
         with self._exchange:
             found = version_of(folder)
@@ -121,19 +131,21 @@ class Engine:
                 submodel,
             ):
                 return present.choice
-            with remembered.trying(self._store, found) if self._store else contextlib.nullcontext():
-                session, choice = self._chosen(folder, submodel, found)
-                choice, past = self._beside(session, choice, present)
+            with (
+                release_state.guard_trial(self._store, found)
+                if self._store
+                else contextlib.nullcontext()
+            ):
+                session, choice = self._choose(folder, submodel, found)
+                choice, past = self._compare(session, choice, present)
             if self._store is not None:
-                self._remember(self._store, folder, choice)
-            # one assignment: a question sees the old one or the new one, whole
+                self._save_release(self._store, folder, choice)
+            # one assignment: a request sees either the old or the new release
             self._present = _Present(session, choice, past)
             return choice
 
     def open(self, path: Path, digest: str | None = None) -> Choice:
-        """Answers with a single graph, which comes without a test and without other variants.
-        Raises ExportError.
-        """
+        """Answer with a single graph, without a test and other variants. Raises ExportError."""
         with self._exchange:
             count = thread_counts(self._threads)[-1]
             session = load(path, digest, threads=count)
@@ -146,44 +158,43 @@ class Engine:
             return choice
 
     def resume(self) -> Choice | None:
-        """Goes on with what was in use when the last process ended, or with the last good one
-        before; None where nothing was.
+        """Adopt the release in use when the last process ended, or else the last good one before
+        it; None if there was none.
 
-        Raises ExportError where none of them is right any more.
+        ExportError: none of them passes its test any more.
         """
         if self._store is None:
             return None
         reasons = list[str]()
-        for place in remembered.places(self._store):
+        for place in release_state.load_places(self._store):
             try:
                 return self.adopt(self._store / place.folder, place.submodel, place.version)
             except EspalierError as error:
-                log.warning("version %s cannot be resumed: %s", place.version, error)
+                log.warning("cannot resume version %s: %s", place.version, error)
                 reasons.append(str(error))
         if reasons:
             raise ExportError(
-                f"{self._store}: nothing that was in use can be resumed: {'; '.join(reasons)}"
+                f"{self._store}: cannot resume any earlier release: {'; '.join(reasons)}"
             )
         return None
 
-    def answer(self, value: Array, name: str = "the question", most: int | None = None) -> Answered:
-        """Answers for raw examples, [n, *inputs], or one without its first axis. most: how many at
-        most.
+    def answer(self, value: Array, name: str = "the request", most: int | None = None) -> Answered:
+        """Answer raw examples [n, *inputs], or one without its first axis.
 
-        Raises DataError for what is no such example, ExportError while there is no release, and
-        where the present one fails.
+        most: largest accepted number of examples
+        DataError: the examples do not fit. ExportError: there is no release yet, or it fails.
         """
         present = self._present
         if present is None:
             raise ExportError("no release has arrived yet")
-        x = shaped(value, present.session, name)
+        x = fit_shape(value, present.session, name)
         if most is not None and len(x) > most:
             raise DataError(f"{name}: expected at most {most} examples at a time, found {len(x)}")
         try:
             found = answer(present.session, x, present.choice.classes)
-        except DataError as error:  # whoever asks is not told where files lie here
+        except DataError as error:  # hides local paths from the client
             raise DataError(str(error).replace(present.session.name, name)) from error
-        except Exception as error:  # the runtime's own share no base class
+        except Exception as error:  # the runtime's errors share no base class
             self._count(failed=1)
             said = " ".join(str(error).split()).replace(
                 present.session.name, Path(present.session.name).name
@@ -193,49 +204,51 @@ class Engine:
         return Answered(present.choice, found)
 
     def close(self) -> None:
-        """To be called before an orderly end, which may interrupt a test."""
+        """Prepare an orderly shutdown, which may interrupt a test."""
         if self._store is not None:
-            remembered.untried(self._store)
+            release_state.clear_trial(self._store)
 
     def _count(self, answered: int = 0, failed: int = 0) -> None:
         with self._tally.lock:
             self._tally.answered += answered
             self._tally.failed += failed
 
-    def _remember(self, store: Path, folder: Path, choice: Choice) -> None:
-        """Raises StoreError where that fails, but not while nothing answers: to answer until the
-        next restart is better than not at all.
+    def _save_release(self, store: Path, folder: Path, choice: Choice) -> None:
+        """Record the release in use. If that fails while no release answers, only log it: answering
+        until the next restart is better than not at all.
         """
         try:
-            remembered.remember(store, folder, choice.submodel, choice.version)
+            release_state.save_release(store, folder, choice.submodel, choice.version)
         except StoreError as error:
             if self._present is not None:
                 raise
-            log.warning("version %s answers, but is not remembered: %s", choice.version, error)
+            log.warning(
+                "version %s is in use, but a restart cannot resume it: %s", choice.version, error
+            )
 
-    def _chosen(self, folder: Path, submodel: str, version: str) -> tuple[Session, Choice]:
-        """The way that was fastest here before, tested again; or all ways, measured."""
-        before = remembered.known(version, submodel, self._threads, self._held)
+    def _choose(self, folder: Path, submodel: str, version: str) -> tuple[Session, Choice]:
+        """Test the way that was fastest before again, or else measure all ways."""
+        before = release_state.load_choice(version, submodel, self._threads, self._held)
         session, choice = choose(
             folder, submodel, version, threads=self._threads, held=self._held, before=before
         )
-        if choice != before and not choice.busy:  # timings beside other work are not kept
-            remembered.note(choice, self._threads, self._held)
+        if choice != before and not choice.busy:  # timings taken under load are not saved
+            release_state.save_choice(choice, self._threads, self._held)
         return session, choice
 
-    def _beside(
+    def _compare(
         self, session: Session, choice: Choice, present: _Present | None
     ) -> tuple[Choice, Past | None]:
-        """The choice with its latency as it is now, and what it replaces, measured next to it:
-        minutes later the machine may be another.
+        """Measure the choice and the release that it replaces one after the other: the machine's
+        state may have changed since their trials.
         """
         if present is None or (present.session.inputs, present.session.dtype) != (
             session.inputs,
             session.dtype,
         ):
             return choice, None
-        old, accuracy = gauge(present.session, self._held)
-        new, own = gauge(session, self._held)
+        old, accuracy = measure_session(present.session, self._held)
+        new, own = measure_session(session, self._held)
         best = replace(choice.best, p50=new.p50, p90=new.p90, runs=new.runs, accuracy=own)
         trials = tuple(best if trial == choice.best else trial for trial in choice.trials)
         return replace(choice, best=best, trials=trials), Past(

@@ -1,5 +1,5 @@
-"""The device's half of releases: hears which version is for this agent, brings it here, and reports
-what the agent answers with. No torch here.
+"""Follow a run's releases on a device: download each version for this agent, and report what it
+serves. Does not import torch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edge_agent.infer.arrival import Arriving, folder_of, target, within
-from edge_agent.infer.fetch import card_of, choose
+from edge_agent.infer.fetch import choose_card, read_card
+from edge_agent.infer.release_download import (
+    ReleaseDownload,
+    find_target,
+    strip_folder,
+    version_folder,
+)
 from export.publish import SETTLE
 from federated.errors import ExportError, StoreError, brief
 from federated.wire import envelope, topics
@@ -27,20 +32,20 @@ __all__ = ["Arrival", "Follower", "Subscription", "link_of", "will"]
 
 log = logging.getLogger(__name__)
 
-RETRY = 300.0  # seconds until a version that could not be had is tried again
-# versions kept beside the one in use and the one that is wanted: the last good one is among them
+RETRY = 300.0  # seconds before retrying a failed version
+# versions kept besides the present and the wanted one; the last good one is among them
 KEPT = 2
 
 
 @dataclass(frozen=True)
 class Subscription:
-    """Which releases an agent follows.
+    """Releases that an agent follows.
 
-    run: None if the broker has releases of one run only.
-    name: the agent's.
-    submodel: None for the one that the release assigns to the agent.
-    store: versions are kept in store/RUN/VERSION.
-    session: of the agent's process, for its reports.
+    run: run to follow; None if the broker has releases of only one run
+    name: name of the agent
+    submodel: None for the submodel that the release assigns to the agent
+    store: versions are stored in store/RUN/VERSION
+    session: identifies the agent's process in its reports
     """
 
     run: str | None
@@ -52,12 +57,12 @@ class Subscription:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A version for this agent that arrived complete, with the right digests.
+    """A complete version for this agent, with the right digests.
 
-    version: its name.
-    folder: where it is.
-    submodel: the one to answer with.
-    canary: whether this agent gets it before others do.
+    version: name of the version
+    folder: its folder
+    submodel: submodel to serve
+    canary: whether this agent gets it before others
     """
 
     version: str
@@ -67,25 +72,23 @@ class Arrival:
 
 
 def will(run: str, name: str) -> Will:
-    """A last will that takes an agent's report away when the agent vanishes."""
+    """Return a last will that removes an agent's report when the agent disappears."""
     return topics.serving(run, name), b""
 
 
 def link_of(broker: str, run: str | None, name: str) -> Link:
-    """Open a Follower's link under this agent's name, so that only one process answers for it.
-
+    """Open a Follower's link under this agent's name, so that only one process serves as it.
     Raises LinkError, UsageError.
     """
     return open_link(broker, f"infer-{name}", will(run, name) if run else None)
 
 
 class Follower:
-    """Follows a run's releases for one agent; each version that is meant for it arrives once. Not
-    thread-safe.
+    """Follow a run's releases for one agent; each version for it arrives once. Not thread-safe.
 
-    The first arrival is the present version, even if the store has it already: compare it with
-    the version in use. A canary that is taken back makes the stable version arrive again. `run` is
-    known once a card was received.
+    The first arrival is the present version, even if the store already has it: compare it with the
+    version in use. When a canary is withdrawn, the stable version arrives again. `run` is known
+    after the first card.
     """
 
     def __init__(
@@ -96,23 +99,26 @@ class Follower:
         other: Callable[[Delivery], None] = lambda delivery: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """other: gets the link's deliveries that are not about releases."""
+        """Subscribe to the releases.
+
+        other: receives the link's deliveries that do not concern releases
+        """
         self.run, self.name = wanted.run, wanted.name
         self._submodel, self._store = wanted.submodel, wanted.store
         self._link, self._other, self._clock = link, other, clock
         self._serving = Serving(wanted.name, wanted.session)
         self._reported = False
         self._cards: dict[str, Release] = {}
-        self._quiet = float("inf")  # when, with a run to be guessed, all cards are here
+        self._quiet = float("inf")  # without a given run, the time at which all cards have arrived
         self._wanted: tuple[Version, str, bool] | None = None
-        self._arriving: Arriving | None = None
-        self._again = float("inf")  # when what failed is tried again
+        self._arriving: ReleaseDownload | None = None
+        self._again = float("inf")  # time of the next retry
         self._pattern = topics.release_card(wanted.run or "+")
         link.subscribe(self._pattern)
 
     def turn(self, timeout: float) -> Arrival | None:
-        """Hears the link for up to `timeout` seconds; what arrived. Raises LinkError, and
-        FleetError for several runs to choose from.
+        """Process the link for up to `timeout` seconds, and return an arrival if any. Raises
+        LinkError; FleetError if there are several runs to choose from.
         """
         until = self._clock() + timeout
         while True:
@@ -127,10 +133,9 @@ class Follower:
                 return None
 
     def report(self, serving: Serving) -> None:
-        """Publishes, retained, what this agent answers with; also what it refused, until another
-        version is wanted. Raises LinkError.
-
-        Versions in the store that are of no use any more are removed.
+        """Publish a retained report of what this agent serves, with the last rejected version
+        until another one is wanted, and remove unused versions from the store. Raises
+        LinkError.
         """
         past = self._serving
         if (
@@ -146,18 +151,18 @@ class Follower:
             self._prune(serving.version, serving.refused)
 
     def close(self) -> None:
-        """Stops following, and takes the report away. The link stays open."""
+        """Stop following, and remove the report. The link stays open."""
         self._drop()
         self._link.unsubscribe(self._pattern)
         if self.run is not None:
             self._link.publish(topics.serving(self.run, self.name), b"", retain=True)
 
-    # ---- what comes ------------------------------------------------------------------------------
+    # ---- deliveries ------------------------------------------------------------------------------
 
     def _hear(self, delivery: Delivery, now: float) -> None:
         if delivery.topic == LINK_UP and self._reported:
-            self._tell()  # the broker may have lost it, or published the will
-        card = card_of(delivery)
+            self._tell()  # the broker may have lost the report, or published the will
+        card = read_card(delivery)
         try:
             if card is not None:
                 self._take(card, now)
@@ -171,7 +176,7 @@ class Follower:
     def _tick(self, now: float) -> None:
         if self.run is None and now >= self._quiet:
             self._quiet = float("inf")
-            card = choose(self._cards, self.name, self._submodel)
+            card = choose_card(self._cards, self.name, self._submodel)
             if card is not None:
                 self.run = card.run
                 if self._reported:
@@ -187,16 +192,18 @@ class Follower:
             self._arriving.tick(now)
 
     def _take(self, card: Release, now: float) -> None:
-        """A run's own card counts at once; with a run to be guessed, when all cards are here."""
+        """Record a card. It counts at once if the run is given, or else when all cards have
+        arrived.
+        """
         self._cards[card.run] = card
         if self.run is None:
             self._quiet = now + SETTLE
 
     def _start(self, card: Release, now: float) -> None:
-        """Goes for what a card means for this agent, unless that is what it has, or is after,
-        already.
+        """Download the version that a card assigns to this agent, unless it is present or under
+        way.
         """
-        meant = target(card, self.name, self._submodel)
+        meant = find_target(card, self.name, self._submodel)
         if meant is None:
             self._miss(card)
             return
@@ -217,7 +224,7 @@ class Follower:
             self._begin(now)
 
     def _miss(self, card: Release) -> None:
-        """Nothing in a card is for this agent: it goes on with what it has."""
+        """Handle a card without a submodel for this agent: keep the present version."""
         self._drop()
         self._wanted = None
         version = (
@@ -227,7 +234,7 @@ class Follower:
             what = (
                 f"submodel '{self._submodel}'"
                 if self._submodel
-                else f"a submodel for agent '{self.name}' (or name one by --submodel)"
+                else f"a submodel for agent '{self.name}' (or choose one with --submodel)"
             )
             self._refused(
                 version.name, f"expected {what}, found only {', '.join(version.submodels)}"
@@ -239,16 +246,16 @@ class Follower:
         self._drop()
         self._again = float("inf")
         version, submodel, _ = self._wanted
-        self._arriving = Arriving(
+        self._arriving = ReleaseDownload(
             self._link,
             self.run,
             version,
             submodel,
-            folder_of(self._store, self.run, version.name),
+            version_folder(self._store, self.run, version.name),
             now,
         )
 
-    def _arrived(self, arriving: Arriving) -> Arrival:
+    def _arrived(self, arriving: ReleaseDownload) -> Arrival:
         assert self._wanted is not None
         self._drop()
         return Arrival(arriving.version.name, arriving.folder, arriving.submodel, self._wanted[2])
@@ -258,17 +265,17 @@ class Follower:
             self._arriving.close()
             self._arriving = None
 
-    # ---- what is told ----------------------------------------------------------------------------
+    # ---- reports ---------------------------------------------------------------------------------
 
     def _refuse(self, error: Exception, now: float) -> None:
-        """What was wanted cannot be had: says so, and tries again later."""
+        """Report that the wanted version failed, and schedule a retry."""
         self._drop()
         self._again = now + RETRY
         if self._wanted is not None:
-            self._refused(self._wanted[0].name, within(self._store, str(error)))
+            self._refused(self._wanted[0].name, strip_folder(self._store, str(error)))
 
     def _refused(self, version: str, reason: str) -> None:
-        log.warning("version %s of run '%s' is not taken up: %s", version, self.run, reason)
+        log.warning("rejected version %s of run '%s': %s", version, self.run, reason)
         self._serving, self._reported = (
             replace(self._serving, refused=version, reason=brief(reason)),
             True,
@@ -286,17 +293,17 @@ class Follower:
     def _still(self, version: str) -> bool:
         return self._wanted is None or self._wanted[0].name == version
 
-    # ---- what is kept ----------------------------------------------------------------------------
+    # ---- the store -------------------------------------------------------------------------------
 
     def _prune(self, current: str, refused: str) -> None:
-        """Removes versions but the present one, the one that is wanted, and the last few that were
-        in use before; if that fails, they stay.
+        """Remove all versions but the present one, the wanted one, and the last few in use
+        before; a failure is only logged.
 
-        What was refused is the first to go: it must not drive out what was good.
+        The rejected version is removed first, so that it does not displace a good one.
         """
         if self.run is None:
             return
-        here = folder_of(self._store, self.run, current)
+        here = version_folder(self._store, self.run, current)
         wanted = {current, self._wanted[0].name if self._wanted is not None else current}
         try:
             if here.is_dir():
@@ -311,5 +318,6 @@ class Follower:
             for path in sorted(others, key=lambda path: path.stat().st_mtime)[:-KEPT]:
                 shutil.rmtree(path, ignore_errors=True)
         except OSError as error:
-            # of another process that removes the same, or a failing disk: no reason not to answer
-            log.warning("old versions of run '%s' stay: %s", self.run, error)
+            # another process may remove the same folder, or the disk fails: neither stops the
+            # service
+            log.warning("cannot remove old versions of run '%s': %s", self.run, error)

@@ -1,5 +1,5 @@
-"""The choice of the graph, provider and number of threads that a device answers with: the fastest
-of the ways that pass their test (`edge_agent.infer.trial`). No torch here.
+"""Choose the graph, provider and number of threads that a device answers with: the fastest
+combination that passes its test (`edge_agent.infer.graph_trial`). Does not import torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ import onnxruntime
 
 from edge_agent.device.limits import Limits, available_cpus
 from edge_agent.device.load import BUSY, Load
-from edge_agent.infer.trial import CPU, Bench, Held, Trial, check, open_session, run_trial
+from edge_agent.infer.graph_trial import (
+    CPU,
+    Held,
+    Trial,
+    TrialSetup,
+    check_outputs,
+    open_session,
+    run_trial,
+)
 from export.verify import Session
 from federated.errors import DataError, ExportError
 
@@ -23,11 +31,11 @@ __all__ = ["PROVIDERS", "Choice", "choose", "own_sample", "providers", "table", 
 
 log = logging.getLogger(__name__)
 
-# a Jetson's, then a Pi's or a phone's
+# a Jetson's providers, then a Pi's or phone's, then the CPU
 PROVIDERS = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "XnnpackExecutionProvider", CPU)
 
-OWN = 1000  # of this device's own examples at most: more would take longer than they tell
-# times the fastest p90: within it, fewer threads are better, which leaves processors to others
+OWN = 1000  # maximum number of the device's own examples; more take long and add little
+# factor of the fastest p90 within which fewer threads win, which leaves processors to others
 AS_GOOD = 1.05
 
 
@@ -35,13 +43,14 @@ AS_GOOD = 1.05
 class Choice:
     """What a device answers with.
 
-    version, run, round, submodel: of the release.
-    best: the trial that was chosen.
-    released: accuracy where the release was made, or None.
-    examples: number of this device's own examples behind `best.accuracy`.
-    classes: their names, if known.
-    busy: whether other processes used the processors meanwhile, so that p50 decided, not p90.
-    trials: all that was tried.
+    version, run, round, submodel: of the release
+    best: chosen trial
+    released: accuracy when the release was made, or None
+    examples: number of the device's own examples behind `best.accuracy`
+    classes: names of the classes, if known
+    busy: whether other processes used the processors during the trials, so that p50 decided instead
+        of p90
+    trials: all trials
     """
 
     version: str
@@ -65,45 +74,46 @@ def choose(
     held: Held | None = None,
     before: Choice | None = None,
 ) -> tuple[Session, Choice]:
-    """Read and check a release, try every way to run a submodel of it, and keep the fastest that is
-    right.
+    """Read and check a release, try every way to run a submodel of it, and return the fastest
+    one that passes its checks.
 
-    threads: how many a run uses; 0 tries one and all there are.
-    held: at least one own example (`own_sample`).
-    before: an earlier choice on this device. It is tested again; only if it is no longer right is
-        everything measured anew.
-    Raises ExportError if no way is right, with the reason of each, and for a damaged release;
-    Unknown; DataError for own examples that do not fit.
+    threads: threads of a run; 0 tries one and all available
+    held: own examples, at least one (`own_sample`)
+    before: earlier choice on this device. It is tested again; everything is measured anew only if
+        it fails.
+    ExportError: no way passes, with the reason of each; or the release is damaged. Unknown: no such
+        submodel. DataError: the own examples do not fit.
     """
-    bench = Bench.open(folder, submodel, held)
+    bench = TrialSetup.open(folder, submodel, held)
     _warn_untrained(bench)
     if before is not None and (session := _reopen(bench, before.best)) is not None:
         return session, _choice(bench, version, before.trials, before.best, busy=before.busy)
     others = Load()
     trials, sessions = _try_all(bench, threads)
-    if not sessions or _broken(trials):
+    if not sessions or _is_damaged(trials):
         raise ExportError(
-            f"{folder}: no way to run {submodel} is right on this device: {_reasons(trials)}"
+            f"{folder}: no way to run {submodel} passes its checks on this device: "
+            f"{_reasons(trials)}"
         )
     busy = others.share() >= BUSY
     best = _best(trials, busy=busy)
     return sessions[best], _choice(bench, version, tuple(trials), trials[best], busy=busy)
 
 
-def _warn_untrained(bench: Bench) -> None:
+def _warn_untrained(bench: TrialSetup) -> None:
     """Log that the submodel was not trained, and which ones were."""
     if bench.entry.trained_updates != 0:
         return
     trained = [one.submodel for one in bench.bundle.submodels if one.trained_updates != 0]
     log.warning(
-        "%s answers, although no update of the run trained it; trained: %s",
+        "serving %s, although no update of the run trained it; trained: %s",
         bench.entry.submodel,
         ", ".join(trained) or "none",
     )
 
 
-def _try_all(bench: Bench, threads: int) -> tuple[list[Trial], dict[int, Session]]:
-    """Try every way; the sessions of those that may turn out to be the best, by index of trial."""
+def _try_all(bench: TrialSetup, threads: int) -> tuple[list[Trial], dict[int, Session]]:
+    """Try every way. Return the trials, and the sessions that may still be the best by index."""
     trials, sessions = list[Trial](), dict[int, Session]()
     for variant, provider, count in itertools.product(
         bench.entry.variants, providers(), thread_counts(threads)
@@ -114,13 +124,13 @@ def _try_all(bench: Bench, threads: int) -> tuple[list[Trial], dict[int, Session
         if session is not None:
             sessions[len(trials) - 1] = session
             near = _near(trials, busy=False).keys() | _near(trials, busy=True).keys()
-            # the others are closed: all sessions together may not fit in memory
+            # closes the others: all sessions together may not fit in memory
             sessions = {i: one for i, one in sessions.items() if i in near}
     return trials, sessions
 
 
 def own_sample(held: Held) -> Held | None:
-    """As many of this device's own examples as are worth their time, evenly taken; None of none.
+    """Return an evenly spaced sample of this device's own examples, or None if there are none.
     Raises DataError.
     """
     x, y = held
@@ -133,18 +143,18 @@ def own_sample(held: Held) -> Held | None:
 
 
 def providers() -> tuple[str, ...]:
-    """What this build of ONNX Runtime can run on, the one expected to be fastest first."""
+    """Return the available providers of ONNX Runtime, in the order of expected speed."""
     there = onnxruntime.get_available_providers()
     return tuple(name for name in PROVIDERS if name in there)
 
 
 def thread_counts(threads: int = 0) -> tuple[int, ...]:
-    """How many threads to try: one, and all that this process may use."""
+    """Return the thread counts to try: one, and all that this process may use."""
     return (threads,) if threads else tuple(sorted({1, max(1, round(available_cpus(Limits())))}))
 
 
 def table(choice: Choice) -> str:
-    """What was tried and what became of it, for a person."""
+    """Format the trials as a table."""
     rows: list[tuple[str, ...]] = [
         ("variant", "provider", "threads", "p50 ms", "p90 ms", "accuracy", "")
     ]
@@ -171,7 +181,7 @@ def table(choice: Choice) -> str:
         [
             *lines,
             *(
-                ["other processes used the processors meanwhile: chosen by p50"]
+                ["chosen by p50, because other processes used the processors"]
                 if choice.busy
                 else []
             ),
@@ -179,31 +189,30 @@ def table(choice: Choice) -> str:
     )
 
 
-def _reopen(bench: Bench, trial: Trial) -> Session | None:
-    """The session of an earlier choice, if it is still right."""
+def _reopen(bench: TrialSetup, trial: Trial) -> Session | None:
+    """Return the session of an earlier choice if it still passes its checks."""
     variant = next((one for one in bench.entry.variants if one.kind == trial.kind), None)
     if variant is None:
         return None
     try:
         session = open_session(bench, variant, trial.provider, trial.threads)
-        reason, _ = check(bench, variant, session)
+        reason, _ = check_outputs(bench, variant, session)
     except ExportError:
         return None
     return None if reason or session.providers[0] != trial.provider else session
 
 
 def _best(trials: list[Trial], *, busy: bool) -> int:
-    """Of the right ones that are about as fast as the fastest, the first with the fewest threads.
+    """Return the passing trial with the fewest threads among those about as fast as the fastest.
 
-    busy: others use the processors, and hold up one call in a few: then p90 tells of them, and the
-    middle of this network.
+    busy: other processes use the processors and delay some calls, which affects p90 but not p50
     """
     return min(_near(trials, busy=busy), key=lambda i: (trials[i].threads, i))
 
 
 def _near(trials: list[Trial], *, busy: bool) -> dict[int, float]:
-    """The right ones that are about as fast as the fastest of them, in seconds; what is none of
-    them now will be none later.
+    """Return the seconds of the passing trials that are about as fast as the fastest. A trial
+    outside this set never enters it later.
     """
     took = {
         i: trial.p50 if busy else trial.p90 for i, trial in enumerate(trials) if not trial.reason
@@ -222,9 +231,9 @@ def _reference(trials: list[Trial]) -> Trial | None:
     )
 
 
-def _broken(trials: list[Trial]) -> bool:
-    """Whether float32 is wrong on the CPU: it is what the others were made from, so such a release
-    is damaged whatever they say.
+def _is_damaged(trials: list[Trial]) -> bool:
+    """Whether float32 on the CPU fails: all other graphs derive from it, so the release is
+    damaged.
     """
     plain = [trial for trial in trials if trial.kind == "fp32" and trial.provider == CPU]
     return bool(plain) and all(trial.reason for trial in plain)
@@ -240,7 +249,7 @@ def _reasons(trials: list[Trial]) -> str:
 
 
 def _choice(
-    bench: Bench, version: str, trials: tuple[Trial, ...], best: Trial, *, busy: bool
+    bench: TrialSetup, version: str, trials: tuple[Trial, ...], best: Trial, *, busy: bool
 ) -> Choice:
     variant = next(variant for variant in bench.entry.variants if variant.kind == best.kind)
     examples = 0 if bench.held is None else len(bench.held[1])

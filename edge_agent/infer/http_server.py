@@ -1,5 +1,5 @@
-"""What an agent serves, over HTTP: POST /infer, GET /health, GET /release. It needs the extra
-`serve` and no torch.
+"""Inference over HTTP: POST /infer, GET /health, GET /release. Uses Starlette and uvicorn (the
+extra `serve`); does not import torch.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from starlette.routing import Route
 
 from edge_agent.access.http_address import Address
 from edge_agent.infer.engine import Engine
-from edge_agent.infer.inputs import unpacked
-from edge_agent.infer.replies import MOST, about, inputs_of, reply
+from edge_agent.infer.inputs import parse_npy
+from edge_agent.infer.replies import MOST, about, parse_inputs, reply
 from export.verify import Array
 from federated.errors import ConfigError, DataError, ExportError, UsageError
 from federated.runtime.web_server import Limits, WebServer
 
-__all__ = ["LARGEST", "WAITING", "Server", "application"]
+__all__ = ["LARGEST", "WAITING", "HttpServer", "make_application"]
 
 log = logging.getLogger(__name__)
 
-LARGEST = 8 << 20  # bytes of a question
-AT_ONCE = 4  # questions answered side by side: ONNX Runtime lets other threads run meanwhile
-WAITING = 32  # questions that may wait beyond that; more are asked to come again
-OPEN = 256  # connections at a time: a process may have no more than some hundred files open
-PATIENCE = 30.0  # seconds that a question may take to arrive, and before that its headers
-FAREWELL = 10.0  # seconds that questions under way have to end
-# a browser's page of another name that was made to mean this machine is refused
+LARGEST = 8 << 20  # maximum size of a request in bytes
+AT_ONCE = 4  # concurrent requests: ONNX Runtime releases other threads while it computes
+WAITING = 32  # maximum number of waiting requests beyond that; others are rejected with 503
+OPEN = 256  # maximum number of connections: a process may open only some hundred files
+PATIENCE = 30.0  # seconds for a request's body to arrive, and for its headers
+FAREWELL = 10.0  # seconds for running requests to end on shutdown
+# rejects DNS rebinding: a web page under another name that resolves to this machine
 LOCAL = ("127.0.0.1", "localhost", "[::1]", "::1")
 NPY = ("application/x-npy", "application/octet-stream")
 
 State = Callable[[], dict[str, Any]]
 
 
-class Server:
-    """Serves an engine from a thread of its own until closed; questions under way then get their
-    answers.
-    """
+class HttpServer:
+    """Serve an engine in its own thread until closed; running requests are then completed."""
 
     def __init__(self, engine: Engine, address: Address, state: State, token: str = "") -> None:
-        """Listens at once. token: what askers must know; needed beyond this machine. Raises
-        UsageError, ConfigError where that is not possible.
+        """Start listening.
+
+        token: token that clients must send; required if other machines can connect
+        Raises UsageError, ConfigError.
         """
         if not address.local and not token:
             raise UsageError(
-                f"--serve {address.host}: others can reach this address: name a secret "
-                "that askers must know by --token-file FILE"
+                f"--serve {address.host}: other machines can reach this address; set a token "
+                "that clients must send with --token-file FILE"
             )
-        app = application(
+        app = make_application(
             engine, state, token, names=(*LOCAL, address.host) if address.local else ()
         )
         limits = Limits(OPEN, FAREWELL, idle=PATIENCE)
@@ -72,28 +72,30 @@ class Server:
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def close(self) -> None:
-        """Takes no more questions, and waits for those under way."""
+        """Stop accepting requests, and wait for running ones."""
         self._server.close()
 
 
-def application(
+def make_application(
     engine: Engine, state: State, token: str = "", *, names: Sequence[str] = LOCAL
 ) -> Starlette:
-    """The application. state: what GET /release tells; names: of this machine, by one of which
-    askers without a token must ask for it.
+    """Return the web application.
+
+    state: returns the body of GET /release
+    names: accepted Host names for requests without a token
     """
     limit, under_way = anyio.CapacityLimiter(AT_ONCE), set[Request]()
 
     async def infer(request: Request) -> Response:
         if len(under_way) >= AT_ONCE + WAITING:
-            raise HTTPException(503, f"{WAITING} questions wait already", {"Retry-After": "1"})
+            raise HTTPException(503, f"{WAITING} requests are waiting", {"Retry-After": "1"})
         under_way.add(request)
         try:
             body, kind = (
                 await _body(request),
                 request.headers.get("content-type", "").split(";")[0].strip().lower(),
             )
-            return await anyio.to_thread.run_sync(_answered, engine, kind, body, limiter=limit)
+            return await anyio.to_thread.run_sync(_answer, engine, kind, body, limiter=limit)
         finally:
             under_way.discard(request)
 
@@ -109,9 +111,9 @@ def application(
         return _json(state())
 
     routes = [
-        Route("/infer", _guarded(infer, token), methods=["POST"]),
+        Route("/infer", _require_token(infer, token), methods=["POST"]),
         Route("/health", health, methods=["GET"]),
-        Route("/release", _guarded(release, token), methods=["GET"]),
+        Route("/release", _require_token(release, token), methods=["GET"]),
     ]
     trusted = (
         [Middleware(TrustedHostMiddleware, allowed_hosts=list(names))]
@@ -121,14 +123,14 @@ def application(
     return Starlette(
         routes=routes,
         middleware=trusted,
-        exception_handlers={HTTPException: _told, Exception: _broken},
+        exception_handlers={HTTPException: _error_response, Exception: _failure_response},
     )
 
 
-def _guarded(
+def _require_token(
     endpoint: Callable[[Request], Awaitable[Response]], token: str
 ) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint for those who know the token."""
+    """Return the endpoint for clients that send the token."""
 
     async def guard(request: Request) -> Response:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -147,7 +149,7 @@ def _guarded(
 
 
 async def _body(request: Request) -> bytes:
-    """The body, never more of it in memory than is allowed."""
+    """Read the body, without exceeding the allowed memory."""
     parts, size = [], 0
     said = request.headers.get("content-length", "0")
     if said.isdecimal() and int(said) > LARGEST:
@@ -160,16 +162,16 @@ async def _body(request: Request) -> bytes:
                     raise HTTPException(413, f"expected at most {LARGEST} bytes, found more")
                 parts.append(part)
     except TimeoutError as error:
-        raise HTTPException(408, f"the question did not arrive within {PATIENCE:.0f} s") from error
+        raise HTTPException(408, f"the request did not arrive within {PATIENCE:.0f} s") from error
     except ClientDisconnect as error:
-        raise HTTPException(400, "the question broke off") from error
+        raise HTTPException(400, "the client disconnected") from error
     return b"".join(parts)
 
 
-def _answered(engine: Engine, kind: str, body: bytes) -> Response:
-    """Runs in a thread."""
+def _answer(engine: Engine, kind: str, body: bytes) -> Response:
+    """Answer a request; runs in a thread."""
     try:
-        return _json(reply(engine.answer(_inputs(kind, body), "the question", MOST)))
+        return _json(reply(engine.answer(_inputs(kind, body), "the request", MOST)))
     except DataError as error:
         raise HTTPException(422, str(error)) from error
     except ExportError as error:
@@ -178,21 +180,21 @@ def _answered(engine: Engine, kind: str, body: bytes) -> Response:
 
 def _inputs(kind: str, body: bytes) -> Array:
     if kind == "application/json":
-        return inputs_of(body, "the question")
+        return parse_inputs(body, "the request")
     if kind in NPY:
-        return unpacked(body, "the question")
+        return parse_npy(body, "the request")
     raise HTTPException(
         415,
         f"expected the content type application/json or {' or '.join(NPY)}, found '{kind[:100]}'",
     )
 
 
-async def _told(request: Request, error: Exception) -> Response:
+async def _error_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return _json({"error": error.detail}, error.status_code, error.headers)
 
 
-async def _broken(request: Request, error: Exception) -> Response:
+async def _failure_response(request: Request, error: Exception) -> Response:
     return _json({"error": f"{type(error).__name__}: {str(error)[:300]}"}, 500)
 
 

@@ -1,5 +1,5 @@
-"""Where the examples to answer for come from: standard input, files of arrays or of JSON, pictures,
-folders of them. No torch here.
+"""Read input examples from standard input, array or JSON files, pictures, and folders of them.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = [
     "ARRAYS",
     "PICTURES",
     "Numbers",
-    "array",
-    "listed",
-    "parsed",
-    "read",
-    "shaped",
-    "unpacked",
+    "fit_shape",
+    "list_inputs",
+    "parse_json",
+    "parse_npy",
+    "read_examples",
+    "to_array",
 ]
 
 Array = npt.NDArray[Any]
@@ -41,35 +41,38 @@ PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 _Row = int | float | bool
 Numbers = _Row | list[_Row | list[_Row | list[_Row | list[_Row | list[_Row]]]]]
-"""What JSON may hold: numbers in lists, five deep at most. A single text among many numbers would
-make an array as wide as it for each of them.
+"""Accepted JSON: numbers in lists nested up to five deep. Texts are rejected, since one long
+text among numbers would make NumPy use its width for every element.
 """
 
 
-def listed(inputs: Sequence[Path]) -> list[Path | None]:
-    """The files that inputs name, of a folder all that can be read, by name, those within it too;
-    standard input (None) where nothing is named.
+def list_inputs(inputs: Sequence[Path]) -> list[Path | None]:
+    """Return the input files, with folders replaced by all readable files in them, sorted by
+    name; standard input (None) without inputs.
 
-    Raises DataError for a folder without any.
+    DataError: a folder has no readable files.
     """
-    return [file for path in inputs for file in _within(path)] or [None]
+    return [file for path in inputs for file in _files_in(path)] or [None]
 
 
-def read(path: Path | None, session: Session, *, resize: bool = False) -> Array:
-    """Raw examples [n, *inputs] for a session from a file, or from standard input (JSON, or a .npy
-    file) when `path` is None.
+def read_examples(path: Path | None, session: Session, *, resize: bool = False) -> Array:
+    """Read raw examples [n, *inputs] for a session from a file, or from standard input (JSON or
+    .npy) if `path` is None.
 
-    An .npz file holds `x`, or one array only; JSON is nested lists, or one example per line. One
-    example may come without its first axis. A picture becomes grey or coloured as the network takes
-    it; resize: to its size as well, instead of being refused.
-    Raises DataError when that cannot be read, or does not fit; MissingExtra for a picture without
-    Pillow.
+    An .npz file must hold `x` or exactly one array. JSON is nested lists, or one example per line.
+    A single example may lack the first axis. A picture is converted to grey or colour as the
+    network requires.
+
+    resize: scale pictures to the network's size instead of rejecting them
+    DataError: the input cannot be read or does not fit. MissingExtra: Pillow is not installed.
     """
     name = "standard input" if path is None else str(path)
     if path is not None and path.suffix.lower() in PICTURES:
-        return shaped(_picture(path, session, resize=resize), session, name)
+        return fit_shape(_picture(path, session, resize=resize), session, name)
     try:
-        value = _piped(sys.stdin.buffer.read(), name) if path is None else _loaded(path, name)
+        value = (
+            _parse_bytes(sys.stdin.buffer.read(), name) if path is None else _read_file(path, name)
+        )
     except (
         OSError,
         EOFError,
@@ -79,18 +82,14 @@ def read(path: Path | None, session: Session, *, resize: bool = False) -> Array:
         zipfile.BadZipFile,
         zlib.error,
     ) as error:
-        # pickles are ValueErrors
-        why = (
-            "it holds pickled objects, or no arrays at all"
-            if "allow_pickle" in str(error)
-            else error
-        )
+        # pickles raise ValueErrors
+        why = "it contains pickled objects, or no arrays" if "allow_pickle" in str(error) else error
         raise DataError(f"{name}: cannot be read as raw examples: {why}") from error
-    return shaped(value, session, name)
+    return fit_shape(value, session, name)
 
 
-def shaped(value: Array, session: Session, name: str) -> Array:
-    """The examples in the shape and dtype that a session takes, if no value changes by it. Raises
+def fit_shape(value: Array, session: Session, name: str) -> Array:
+    """Convert examples to a session's shape and dtype if that changes no value. Raises
     DataError.
     """
     if value.shape == session.inputs or (
@@ -109,7 +108,7 @@ def shaped(value: Array, session: Session, name: str) -> Array:
     if not np.isfinite(value).all():
         raise DataError(f"{name}: expected finite numbers, found NaN or infinity")
     if session.dtype == np.int64 and not (value == np.floor(value)).all():
-        raise DataError(f"{name}: expected ids of tokens, which are whole numbers, found others")
+        raise DataError(f"{name}: expected token ids, which are whole numbers, found fractions")
     if (
         session.dtype == np.uint8
         and value.size
@@ -129,37 +128,35 @@ def shaped(value: Array, session: Session, name: str) -> Array:
     return fitting
 
 
-def parsed(text: bytes, name: str) -> Array:
-    """The array that JSON spells as nested lists of one shape, or one example per line. Raises
-    DataError.
-    """
+def parse_json(text: bytes, name: str) -> Array:
+    """Parse JSON: nested lists of one shape, or one example per line. Raises DataError."""
     try:
-        return array(msgspec.json.decode(text, type=Numbers), name)
+        return to_array(msgspec.json.decode(text, type=Numbers), name)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         rows = [line for line in text.splitlines() if line.strip()]
         if len(rows) < 2:
             raise DataError(f"{name}: cannot be read as raw examples: {error}") from error
     try:
-        return array([msgspec.json.decode(row, type=Numbers) for row in rows], name)
+        return to_array([msgspec.json.decode(row, type=Numbers) for row in rows], name)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(
             f"{name}: cannot be read as raw examples, neither as a whole nor line by line: {error}"
         ) from error
 
 
-def array(value: Numbers, name: str) -> Array:
-    """The array that nested lists spell. Raises DataError for lists of different lengths."""
+def to_array(value: Numbers, name: str) -> Array:
+    """Convert nested lists to an array. DataError: lists have different lengths."""
     try:
         return np.asarray(value)
     except (ValueError, OverflowError) as error:
         raise DataError(
-            f"{name}: expected lists of one shape, found some of other lengths than others"
+            f"{name}: expected lists of one shape, found lists of different lengths"
         ) from error
 
 
-def unpacked(data: bytes, name: str) -> Array:
-    """The array of a .npy file in memory, which may come from anyone: no pickles, and no more
-    memory than it has bytes. Raises DataError.
+def parse_npy(data: bytes, name: str) -> Array:
+    """Parse a .npy file in memory from an untrusted source: pickles are rejected, and memory is
+    bounded by the file's size. Raises DataError.
     """
     file = io.BytesIO(data)
     try:
@@ -170,7 +167,7 @@ def unpacked(data: bytes, name: str) -> Array:
             else np.lib.format.read_array_header_2_0
         )
         shape, fortran, dtype = header(file)
-    except Exception as error:  # of the parsers of Python, which find many words for what is none
+    except Exception as error:  # Python's parsers raise many kinds of errors
         raise DataError(
             f"{name}: expected a .npy file, found one that cannot be read: "
             f"{' '.join(str(error).split())[:200]}"
@@ -179,20 +176,20 @@ def unpacked(data: bytes, name: str) -> Array:
     if dtype.hasobject or size != found:
         what = "pickled objects" if dtype.hasobject else f"{found} bytes"
         raise DataError(
-            f"{name}: expected {size} bytes of {list(shape)} as its header says, found {what}"
+            f"{name}: expected {size} bytes for the header's shape {list(shape)}, found {what}"
         )
     try:
         return np.frombuffer(data, dtype, offset=file.tell()).reshape(
             shape, order="F" if fortran else "C"
         )
     except (ValueError, TypeError) as error:
-        # sizes that are none, too many axes, elements of no bytes
+        # invalid sizes, too many axes, or elements of no bytes
         raise DataError(
             f"{name}: expected a .npy file of numbers, found {dtype} {str(shape)[:100]}: {error}"
         ) from error
 
 
-def _within(path: Path) -> Iterator[Path]:
+def _files_in(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
@@ -209,25 +206,27 @@ def _within(path: Path) -> Iterator[Path]:
     yield from chosen
 
 
-def _piped(data: bytes, name: str) -> Array:
+def _parse_bytes(data: bytes, name: str) -> Array:
     return (
-        unpacked(data, name) if data.startswith(np.lib.format.MAGIC_PREFIX) else parsed(data, name)
+        parse_npy(data, name)
+        if data.startswith(np.lib.format.MAGIC_PREFIX)
+        else parse_json(data, name)
     )
 
 
-def _loaded(path: Path, name: str) -> Array:
+def _read_file(path: Path, name: str) -> Array:
     suffix = path.suffix.lower()
     if suffix in (".json", ".jsonl"):
-        return parsed(path.read_bytes(), name)
+        return parse_json(path.read_bytes(), name)
     if suffix == ".npy":
-        return unpacked(path.read_bytes(), name)
+        return parse_npy(path.read_bytes(), name)
     if suffix != ".npz":
         raise DataError(
             f"{name}: expected a file of {', '.join(ARRAYS)}, or a picture ({', '.join(PICTURES)})"
         )
     with path.open("rb") as file:
         found = np.load(file, allow_pickle=False)
-        if isinstance(found, np.ndarray):  # a .npy file under another name
+        if isinstance(found, np.ndarray):  # a .npy file with the wrong suffix
             return found
         key = "x" if "x" in found else found.files[0] if len(found.files) == 1 else None
         if key is None:
@@ -239,10 +238,10 @@ def _loaded(path: Path, name: str) -> Array:
 
 
 def _picture(path: Path, session: Session, *, resize: bool) -> Array:
-    """One picture, uint8 [channels, height, width]."""
+    """Read one picture as uint8 [channels, height, width]."""
     if len(session.inputs) != 3 or session.inputs[0] not in (1, 3) or session.dtype != np.uint8:
         raise DataError(
-            f"{path}: a picture, where the network takes {session.dtype} {list(session.inputs)}"
+            f"{path}: found a picture; the network requires {session.dtype} {list(session.inputs)}"
         )
     try:
         from PIL import Image
@@ -261,7 +260,8 @@ def _picture(path: Path, session: Session, *, resize: bool) -> Array:
                     f"{path}: expected a picture of 8 bits in grey or colour, found one "
                     f"of mode {opened.mode}"
                 )
-            opened.info.pop("transparency", None)  # of a palette, of which Pillow would warn
+            # avoids Pillow's warning about transparency in a palette
+            opened.info.pop("transparency", None)
             picture = opened.convert("L" if channels == 1 else "RGB").resize((width, height))
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         raise DataError(

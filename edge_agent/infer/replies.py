@@ -1,6 +1,4 @@
-"""What is asked of an agent that serves and what it says, the same by HTTP and by MQTT: bounded
-questions, answers that name their release.
-"""
+"""Requests and replies of a serving agent, the same for HTTP and MQTT."""
 
 from __future__ import annotations
 
@@ -11,35 +9,35 @@ import msgspec
 
 from edge_agent.infer.engine import Answered, Engine
 from edge_agent.infer.graph_choice import Choice
-from edge_agent.infer.inputs import Numbers, array
+from edge_agent.infer.inputs import Numbers, to_array
 from export.verify import Array
 from federated.errors import DataError
 
-__all__ = ["MOST", "about", "inputs_of", "reply", "state"]
+__all__ = ["MOST", "about", "describe_state", "parse_inputs", "reply"]
 
-MOST = 256  # examples of one question
+MOST = 256  # maximum number of examples per request
 
 
 class _Question(msgspec.Struct):
     inputs: Numbers
 
 
-def inputs_of(body: bytes, name: str) -> Array:
-    """The raw examples of a question, JSON {"inputs": nested lists}. Raises DataError."""
+def parse_inputs(body: bytes, name: str) -> Array:
+    """Parse the raw examples of a request, JSON {"inputs": nested lists}. Raises DataError."""
     try:
         question = msgspec.json.decode(body, type=_Question)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f'{name}: expected JSON {{"inputs": numbers in lists}}: {error}') from error
-    return array(question.inputs, name)
+    return to_array(question.inputs, name)
 
 
 def reply(answered: Answered) -> dict[str, Any]:
-    """Answers and what gave them, as plain values."""
+    """Return answers and what produced them as plain values."""
     return {**about(answered.choice), "answers": answered.answers}
 
 
 def about(choice: Choice) -> dict[str, Any]:
-    """What names a release, and how it runs here."""
+    """Return the fields that identify a release and how it runs here."""
     best = choice.best
     named = {
         "version": choice.version,
@@ -50,12 +48,13 @@ def about(choice: Choice) -> dict[str, Any]:
     return {**named, "variant": best.kind, "provider": best.provider, "threads": best.threads}
 
 
-def state(engine: Engine, refused: str = "", reason: str = "") -> dict[str, Any]:
-    """All that an agent can say of what it serves. refused, reason: a later version that it did not
-    take up, and why.
+def describe_state(engine: Engine, refused: str = "", reason: str = "") -> dict[str, Any]:
+    """Return everything that an agent reports of what it serves.
+
+    refused, reason: a later version that was rejected, and why
     """
     choice, past, counts = engine.choice, engine.past, engine.counts
-    known = {} if choice is None else {**about(choice), **_measured(choice)}
+    known = {} if choice is None else {**about(choice), **_measurements(choice)}
     before = None if past is None else asdict(past)
     return {
         "state": "waiting" if choice is None else "serving",
@@ -66,7 +65,7 @@ def state(engine: Engine, refused: str = "", reason: str = "") -> dict[str, Any]
     }
 
 
-def _measured(choice: Choice) -> dict[str, Any]:
+def _measurements(choice: Choice) -> dict[str, Any]:
     best = choice.best
     tried = [asdict(trial) for trial in choice.trials]
     return {

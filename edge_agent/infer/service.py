@@ -1,8 +1,8 @@
-"""An agent that answers until it is stopped: it follows the releases of its run, takes each up
-while it goes on with the last, and says so.
+"""Serve inference until stopped: follow the releases of a run, adopt each while the last one
+keeps answering, and report it.
 
-Whatever happens to a broker, a release or this process, what was right last goes on answering. No
-torch here.
+Whatever happens to a broker, a release or this process, the last correct release keeps answering.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_agent.access.http_address import Address
-from edge_agent.infer.arrival import within
 from edge_agent.infer.engine import Counts, Engine
 from edge_agent.infer.follow import Arrival, Follower, Subscription, link_of
 from edge_agent.infer.graph_choice import Choice
-from edge_agent.infer.mqtt_questions import Questions
-from edge_agent.infer.replies import state
+from edge_agent.infer.mqtt_server import MqttServer
+from edge_agent.infer.release_download import strip_folder
+from edge_agent.infer.replies import describe_state
 from federated.errors import EspalierError, ExportError, FleetError, LinkError
 from federated.runtime.console import Say
 from federated.runtime.service_manager import Manager
@@ -32,24 +32,29 @@ from federated.wire.delivery_queue import Delivery
 from federated.wire.link import Link
 from federated.wire.release_files import Serving
 
-__all__ = ["Plan", "serve", "serving"]
+__all__ = ["ServicePlan", "serve", "serving_report"]
 
 log = logging.getLogger(__name__)
 
-TURN = 0.2  # seconds of hearing the broker, after which what else there is to do is looked at
-RETRY = 15.0  # seconds until a broker that is gone is tried again
-TELL = 10.0  # seconds between two reports of how much was answered
+TURN = 0.2  # seconds of waiting for the broker per turn of the loop
+RETRY = 15.0  # seconds before reconnecting to a lost broker
+TELL = 10.0  # seconds between two reports of the counts
 
 Connect = Callable[[], Link]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to serve, and where. broker: whose releases to follow, empty: none; submodel: empty for
-    the agent's own.
+class ServicePlan:
+    """What to serve, and where.
 
-    address: of HTTP, None: none. token: what askers must know. mqtt: whether to answer questions at
-    the broker.
+    name: name of the agent
+    broker: broker whose releases to follow; empty for none
+    run: run to follow; None if the broker has only one
+    submodel: submodel to serve; empty for the agent's own
+    store: folder of releases
+    address: HTTP address, or None
+    token: token that clients must send
+    mqtt: also answer requests over MQTT
     """
 
     name: str
@@ -64,15 +69,15 @@ class Plan:
 
 @dataclass
 class _Refusal:
-    """The last version that was not taken up, and why."""
+    """The last rejected version, and why."""
 
     version: str = ""
     reason: str = ""
 
 
 class _Adopter:
-    """Takes arrivals up in a thread of its own, so that the broker is heard, and questions
-    answered, while it measures. The newest counts.
+    """Adopt arrivals in a thread, so that deliveries and requests are processed during the
+    measurements. Only the newest arrival counts.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -96,7 +101,7 @@ class _Adopter:
             except EspalierError as error:
                 self.done.put((arrival, error))
             except Exception as error:
-                # of a runtime, in words of its own: the present release goes on
+                # an unexpected error of a runtime: the present release keeps answering
                 log.exception("version %s", arrival.version)
                 self.done.put(
                     (
@@ -110,19 +115,19 @@ class _Adopter:
 
 @dataclass(frozen=True)
 class _Service:
-    """What the loop that follows releases uses.
+    """Everything that the loop that follows releases uses.
 
-    plan: what to serve, and where.
-    engine: answers the questions.
-    adopter: takes up new versions.
-    refusal: the last version that was refused.
-    stop: ends the service.
-    say: tells the user.
-    manager: the service manager, which hears that the loop is alive.
-    session: names this process in reports.
+    plan: what to serve, and where
+    engine: answers the requests
+    adopter: adopts new versions
+    refusal: last rejected version
+    stop: ends the service
+    say: prints messages for the user
+    manager: service manager, notified that the loop is alive
+    session: identifies this process in reports
     """
 
-    plan: Plan
+    plan: ServicePlan
     engine: Engine
     adopter: _Adopter
     refusal: _Refusal
@@ -132,58 +137,68 @@ class _Service:
     session: str
 
     def report(self) -> Serving:
-        """What this agent reports of what it serves."""
+        """Return this agent's report of what it serves."""
         refused = self.refusal
-        return serving(self.engine, self.plan.name, self.session, refused.version, refused.reason)
+        return serving_report(
+            self.engine, self.plan.name, self.session, refused.version, refused.reason
+        )
 
     def summarise(self) -> str:
-        """One line for the service manager."""
-        return _summary(self.engine)
+        """Return one line for the service manager."""
+        return _summarise(self.engine)
 
 
 def serve(
-    plan: Plan, engine: Engine, stop: threading.Event, say: Say, connect: Connect | None = None
+    plan: ServicePlan,
+    engine: Engine,
+    stop: threading.Event,
+    say: Say,
+    connect: Connect | None = None,
 ) -> Counts:
-    """Answer questions until `stop` is set; return how many were answered, and how many failed.
-    connect: makes the link, to `plan.broker` by default.
+    """Answer requests until `stop` is set, and return how many were answered and how many
+    failed.
 
-    The service manager hears that the agent is ready once it can be asked, and that it is alive
-    from the loop that follows releases.
+    connect: opens the link, to `plan.broker` by default
 
-    Raises LinkError and FleetError if there is no broker and nothing to serve without one;
-    UsageError, ConfigError.
+    The service manager is notified that the agent is ready once it accepts requests, and that it is
+    alive from the loop that follows releases.
+
+    LinkError, FleetError: no broker, and nothing to serve without one. Also raises UsageError and
+        ConfigError.
     """
     refusal = _Refusal()
     with ExitStack() as stack:
         manager = stack.enter_context(Manager())
         stack.callback(engine.close)
         if plan.broker:
-            _resume(engine, say)
+            _resume_release(engine, say)
         if plan.address is not None:
-            from edge_agent.infer.http_server import Server
+            from edge_agent.infer.http_server import HttpServer
 
-            server = Server(
+            server = HttpServer(
                 engine,
                 plan.address,
-                lambda: state(engine, refusal.version, refusal.reason),
+                lambda: describe_state(engine, refusal.version, refusal.reason),
                 plan.token,
             )
             stack.callback(server.close)
             say(f"listening at {server.url}: POST /infer, GET /health, GET /release")
-        manager.ready(_summary(engine))
+        manager.ready(_summarise(engine))
         if plan.broker:
             session = f"s{secrets.token_hex(6)}"
             service = _Service(plan, engine, _Adopter(engine), refusal, stop, say, manager, session)
-            _stay(service, connect or (lambda: link_of(plan.broker, plan.run, plan.name)))
+            _follow_releases(
+                service, connect or (lambda: link_of(plan.broker, plan.run, plan.name))
+            )
         while not stop.wait(TURN):
-            manager.alive(lambda: _summary(engine))
+            manager.alive(lambda: _summarise(engine))
     return engine.counts
 
 
-def serving(
+def serving_report(
     engine: Engine, name: str, session: str, refused: str = "", reason: str = ""
 ) -> Serving:
-    """What an agent reports of what it answers with."""
+    """Return an agent's report of what it serves."""
     choice, past, counts = engine.choice, engine.past, engine.counts
     tallies = {
         "answered": counts.answered,
@@ -215,45 +230,44 @@ def serving(
     )
 
 
-def _resume(engine: Engine, say: Say) -> None:
-    """What was in use last answers at once: the broker may be away, or slow."""
+def _resume_release(engine: Engine, say: Say) -> None:
+    """Serve the release that was last in use at once: the broker may be unavailable or slow."""
     try:
         choice = engine.resume()
     except ExportError as error:
-        say(f"nothing to go on with: {error}")
+        say(f"cannot resume a release: {error}")
         return
     if choice is not None:
-        say(f"goes on with {_told(choice)}")
+        say(f"resuming with {_describe(choice)}")
 
 
-def _stay(service: _Service, connect: Connect) -> None:
-    """Follow releases until `stop` is set. If the broker is gone, reconnect and serve meanwhile."""
+def _follow_releases(service: _Service, connect: Connect) -> None:
+    """Follow releases until `stop` is set. If the broker is lost, keep serving and reconnect."""
     engine, stop = service.engine, service.stop
     while not stop.is_set():
         try:
             link = connect()
             try:
-                _follow(service, link)
+                _follow_over_link(service, link)
             finally:
                 link.close()
         except (LinkError, FleetError) as error:
             if engine.choice is None:
                 raise
             service.say(
-                f"{error}; goes on with version {engine.choice.version}, and tries "
-                f"again in {RETRY:.0f} s"
+                f"{error}; still serving version {engine.choice.version}; retrying in {RETRY:.0f} s"
             )
             until = time.monotonic() + RETRY
             while time.monotonic() < until and not stop.wait(TURN):
                 service.manager.alive(lambda: f"no broker; {service.summarise()}")
 
 
-def _follow(service: _Service, link: Link) -> None:
-    """Follow releases and answer questions over a link until `stop` is set. Raises LinkError,
+def _follow_over_link(service: _Service, link: Link) -> None:
+    """Follow releases and answer requests over a link until `stop` is set. Raises LinkError,
     FleetError.
     """
     plan = service.plan
-    questions: Questions | None = None
+    questions: MqttServer | None = None
 
     def other(delivery: Delivery) -> None:
         if questions is not None:
@@ -272,7 +286,7 @@ def _follow(service: _Service, link: Link) -> None:
                 questions = _open_questions(service, link, follower.run)
             if arrival is not None:
                 service.adopter.take(arrival)
-            news = _news(service)
+            news = _report_adoption(service)
             now = service.report()
             if news or (now != told and time.monotonic() - at >= TELL):
                 follower.report(now)
@@ -283,17 +297,20 @@ def _follow(service: _Service, link: Link) -> None:
     follower.close()
 
 
-def _open_questions(service: _Service, link: Link, run: str) -> Questions:
-    """Answer questions at the broker from now on."""
+def _open_questions(service: _Service, link: Link, run: str) -> MqttServer:
+    """Start answering requests over MQTT."""
     name = service.plan.name
     asked, answered = topics.ask(run, name, "ID"), topics.answer(run, name, "ID")
-    questions = Questions(link, run, name, service.engine)
-    service.say(f"answers at the broker: publish to {asked}, hear {answered} (ID: any word)")
+    questions = MqttServer(link, run, name, service.engine)
+    service.say(
+        f"answering over MQTT: publish requests to {asked}, receive answers at {answered} "
+        "(ID: any word)"
+    )
     return questions
 
 
-def _news(service: _Service) -> bool:
-    """Whether an arrival was taken up or refused since the last call; tell the user of it."""
+def _report_adoption(service: _Service) -> bool:
+    """Return whether an arrival was adopted or rejected since the last call, and print it."""
     try:
         arrival, found = service.adopter.done.get_nowait()
     except queue.Empty:
@@ -301,24 +318,20 @@ def _news(service: _Service) -> bool:
     refusal, what = service.refusal, "canary " if arrival.canary else ""
     if isinstance(found, Choice):
         refusal.version, refusal.reason = "", ""
-        service.say(f"answers with {what}{_told(found)}")
+        service.say(f"serving {what}{_describe(found)}")
     else:
         refusal.version = arrival.version
-        refusal.reason = within(service.plan.store, str(found))
-        service.say(f"{what}version {arrival.version} is not taken up: {found}")
+        refusal.reason = strip_folder(service.plan.store, str(found))
+        service.say(f"rejected {what}version {arrival.version}: {found}")
     return True
 
 
-def _summary(engine: Engine) -> str:
-    """What a service manager is told."""
-    return (
-        "no release yet"
-        if engine.choice is None
-        else f"answers with version {engine.choice.version}"
-    )
+def _summarise(engine: Engine) -> str:
+    """Return the status line for the service manager."""
+    return "no release yet" if engine.choice is None else f"serving version {engine.choice.version}"
 
 
-def _told(choice: Choice) -> str:
+def _describe(choice: Choice) -> str:
     best = choice.best
     took = f", p90 {1e3 * best.p90:.3g} ms" if best.runs else ""
     provider = best.provider.removesuffix("ExecutionProvider")

@@ -144,16 +144,16 @@ def test_a_file_that_cannot_be_written_costs_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "a.json"
-    writable = measure.bench_report.writable
+    check = measure.bench_report.check_writable
     # afterwards it is in the way
     monkeypatch.setattr(
         measure.bench_report,
-        "writable",
-        lambda path, *kinds: (writable(path, *kinds), path.mkdir()),
+        "check_writable",
+        lambda path, *kinds: (check(path, *kinds), path.mkdir()),
     )
     done = run(PICTURE, TOY, "--out", str(out), "--no-predict")
     assert done.exit_code == 3
-    assert "not kept yet" in done.output
+    assert "cannot save the rows" in done.output
     assert "2/2 toy.onnx onnx, threads 1: p90" in done.output
     assert "parameters" in done.output, "the table is there"
     assert "a.json: cannot be written: Is a directory" in done.output.splitlines()[-1]
@@ -230,6 +230,6 @@ def test_an_interrupted_benchmark_keeps_the_rows_that_are_done(
         process.send_signal(number)
         rest = process.stdout.read()
     assert process.returncode == measure.INTERRUPTED
-    assert "interrupted; rows that are done, and kept: 1 of 4" in rest
+    assert "interrupted; kept 1 of 4 rows" in rest
     assert "picture.onnx" in rest
     assert [row.submodel for row in read(out).rows] == ["picture.onnx"]

@@ -94,7 +94,7 @@ def test_only_what_both_measured_is_compared() -> None:
 def test_a_submodel_for_other_inputs_is_not_the_same_and_that_is_said() -> None:
     old, new = report(row(p90_ms=2.0, macs=100)), report(row(p90_ms=8.0, macs=400))
     assert not compare(new, old)
-    assert differences(new, old) == ("w1 torch is of other inputs or classes: not compared",)
+    assert differences(new, old) == ("w1 torch has other inputs or classes: not compared",)
     file = replace(row(p90_ms=2.0, macs=100), network="")
     (found,) = compare(report(replace(file, p90_ms=1.0, macs=50)), report(file))
     assert found.p90 == 0.5, "a file that became smaller is what its owner compares"
@@ -102,7 +102,7 @@ def test_a_submodel_for_other_inputs_is_not_the_same_and_that_is_said() -> None:
 
 def test_a_minute_is_not_compared_with_seconds_unsaid() -> None:
     old, new = report(row(p90_ms=2.0, seconds=3.0)), report(row(p90_ms=2.0, seconds=60.0))
-    assert differences(new, old) == ("inference was measured for 3 s, is for 60 s",)
+    assert differences(new, old) == ("inference was measured for 3 s, now for 60 s",)
 
 
 def test_a_row_that_failed_has_no_ratio() -> None:

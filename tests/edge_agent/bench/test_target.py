@@ -67,7 +67,7 @@ def test_the_int8_of_a_machine_is_what_it_multiplies_fast(monkeypatch: pytest.Mo
 def test_a_runtime_that_is_not_one_or_not_of_files_is_named() -> None:
     with pytest.raises(Unknown, match="unknown runtime 'onxx'; known: onnx,"):
         resolve_runtimes(("onxx",), TINY)
-    with pytest.raises(UsageError, match="--runtime torch: ONNX files are measured as they are"):
+    with pytest.raises(UsageError, match="--runtime torch: ONNX files can only"):
         resolve_runtimes(("torch",), None)
 
 

@@ -111,7 +111,7 @@ def test_what_is_not_to_be_trusted_is_flagged_and_explained() -> None:
     assert [word in found for word in ("loaded", "throttled", "failed")] == [True] * 3
     said = "\n".join(footnotes(Report(take_fingerprint(Limits(memory=10**8)), rows, "", ("w0.5",))))
     for text in (
-        "up to 35% of them",
+        "up to 35% of the processors",
         "heat or a weak supply",
         "failed: w1-d2.2.2.2 onnx, threads 1: killed",
         "limited to 100 MB",

@@ -63,7 +63,7 @@ def test_a_busy_device_waits() -> None:
     load.now = 0.19
     assert when() == ""
     load.now = 0.5
-    assert when().startswith("busy: 50%")
+    assert when().endswith("use 50% of the processors")
 
 
 def test_a_hot_device_cools_down_before_it_goes_on(tmp_path: Path) -> None:

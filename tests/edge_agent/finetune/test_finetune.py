@@ -21,8 +21,8 @@ import torch
 
 from edge_agent.finetune import finetune
 from edge_agent.finetune.finetune import Request, adapt, better, command, loaded
-from edge_agent.infer.session import Request as Asked
-from edge_agent.infer.session import command as infer
+from edge_agent.infer.infer_command import InferRequest as Asked
+from edge_agent.infer.infer_command import infer as infer
 from export import bundle, bundle_writer
 from export.bundle_writer import Contents
 from export.verify import load
@@ -289,7 +289,7 @@ def test_a_function_of_the_device_is_run_only_if_its_owner_named_it(copy: Path) 
 
 def test_sources_and_targets_that_cannot_be_are_refused(release: Path, tmp_path: Path) -> None:
     for changes, message in (
-        ({"model": None}, "name either --broker"),
+        ({"model": None}, "set either --broker"),
         ({"model": release / f"{NAME}.onnx"}, "expected the folder of a release"),
         ({"out": release}, "expected another folder than the release's"),
     ):

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from edge_agent.infer.answers import answer, told
+from edge_agent.infer.answers import answer, format_answer
 from export.verify import Session, load
 from federated.errors import DataError, ExportError
 from tests.export.conftest import GIVEN, make_bytes, make_text
@@ -39,14 +39,14 @@ def test_values_are_answered_as_they_are() -> None:
     session = Session(make_bytes(given={**GIVEN, "objective": "value"}, output="values"), "toy")
     (found,) = answer(session, np.array([[3, 1]], np.uint8))
     assert found == {"values": [3.0, -1.0]}
-    assert told(found) == "3, -1"
+    assert format_answer(found) == "3, -1"
 
 
 def test_the_next_token_is_that_after_the_last() -> None:
     (found,) = answer(Session(make_text("next"), "text"), np.array([[0, 2, 0]]))
     share = math.exp(2) / (math.exp(2) + 2)
     assert found == {"label": 1, "confidence": pytest.approx(share)}
-    assert told(found) == f"1 ({share:.1%})"
+    assert format_answer(found) == f"1 ({share:.1%})"
 
 
 def test_each_hidden_token_of_a_text_is_answered() -> None:
@@ -54,17 +54,15 @@ def test_each_hidden_token_of_a_text_is_answered() -> None:
     one, two = answer(session, np.array([[0, 3, 0], [3, 3, 1]]))
     share = math.e / (math.e + 2)
     assert one == {"labels": [2], "confidences": [pytest.approx(share)]}
-    assert told(two) == f"2 ({share:.1%}), 2 ({share:.1%})"
-    with pytest.raises(
-        DataError, match="expected texts with hidden tokens, spelled 3, found one without"
-    ):
+    assert format_answer(two) == f"2 ({share:.1%}), 2 ({share:.1%})"
+    with pytest.raises(DataError, match=r"hidden tokens \(id 3\), found one without"):
         answer(session, np.array([[0, 3, 0], [0, 1, 2]]))
 
 
 def test_classes_are_named_where_they_have_names(toy: Session) -> None:
     (found,) = answer(toy, np.array([[2, 1]], np.uint8), ("cat", "dog"))
     assert (found["label"], found["name"]) == (0, "cat")
-    assert told(found) == "cat (95.3%)"
+    assert format_answer(found) == "cat (95.3%)"
     assert "name" not in answer(toy, np.array([[2, 1]], np.uint8), ("cat",))[0], (
         "one name is not of two classes"
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_agent.infer import engine as engines
-from edge_agent.infer import remembered
+from edge_agent.infer import release_state
 from edge_agent.infer.engine import Counts, Engine
 from export import bundle
 from federated.errors import DataError, ExportError, StoreError
@@ -28,7 +28,7 @@ def release(folder: Path, number: int, **changes: object) -> Path:
 
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_agent.infer.trial.SECONDS", 0.02)
+    monkeypatch.setattr("edge_agent.infer.graph_trial.SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_an_exchange_tells_what_was_before_measured_beside_it(tmp_path: Path, st
 def test_a_release_that_fails_its_test_leaves_the_present_one(tmp_path: Path, store: Path) -> None:
     engine = Engine(store, threads=1)
     good = engine.adopt(release(tmp_path, 1), NAME)
-    with pytest.raises(ExportError, match="differs from where it was made"):
+    with pytest.raises(ExportError, match="deviates from the exporter's machine"):
         engine.adopt(release(tmp_path, 2, off={"fp32": 5.0}), NAME)
     assert engine.choice == good
     assert engine.answer(X).choice == good
@@ -132,7 +132,7 @@ def test_a_restart_goes_on_with_the_last_one_and_else_with_the_one_before(
     (moved / "r1" / f"{NAME}.fp32.onnx").write_bytes(b"damaged")
     with pytest.raises(
         ExportError,
-        match=r"nothing that was in use can be resumed: .*expected sha256.*; .*expected sha256",
+        match=r"cannot resume any earlier release: .*expected sha256.*; .*expected sha256",
     ):
         Engine(moved, threads=1).resume()
 
@@ -163,7 +163,7 @@ def test_what_was_measured_is_not_measured_again(
     folder = release(tmp_path, 1)
     first = Engine(store, threads=1).adopt(folder, NAME)
     monkeypatch.setattr(
-        "edge_agent.infer.trial._timed", lambda *_: pytest.fail("it was timed again")
+        "edge_agent.infer.graph_trial._time_session", lambda *_: pytest.fail("it was timed again")
     )
     assert Engine(store, threads=1).adopt(folder, NAME) == first
     assert Engine(None, threads=1).adopt(folder, NAME) == first
@@ -189,11 +189,11 @@ def test_a_release_that_processes_die_of_is_not_tested_a_third_time(
                 Engine(store, threads=1).adopt(folder, NAME)
     with pytest.raises(
         ExportError,
-        match=r"the process ended 2 times while it was tested; remove .*trying\.json to try again",
+        match=r"the process crashed 2 times .*; remove .*trying\.json to try again",
     ):
         Engine(store, threads=1).adopt(folder, NAME)
     Engine(store, threads=1).adopt(release(tmp_path, 2), NAME)  # another one is
-    remembered.untried(store)
+    release_state.clear_trial(store)
     assert Engine(store, threads=1).adopt(folder, NAME).submodel == NAME
 
 
@@ -219,7 +219,7 @@ def test_a_store_that_cannot_be_written_any_more_does_not_keep_a_restart_from_th
     def full(path: Path, value: object) -> None:
         raise StoreError(f"{path}: cannot be written: No space left on device")
 
-    monkeypatch.setattr(remembered, "_write", full)
+    monkeypatch.setattr(release_state, "_write", full)
     again = Engine(store, threads=1).resume()
     assert again is not None
     assert again.version == new.version
@@ -276,7 +276,7 @@ def test_questions_that_do_not_fit_are_the_askers_fault_and_failures_are_counted
     engine = Engine(store, threads=1)
     engine.adopt(release(tmp_path, 1), NAME)
     with pytest.raises(
-        DataError, match=r"the question: expected raw examples of shape \[n, 2\], found \[1, 3\]"
+        DataError, match=r"the request: expected raw examples of shape \[n, 2\], found \[1, 3\]"
     ):
         engine.answer(np.zeros((1, 3)))
     with pytest.raises(DataError, match="expected at most 1 examples at a time, found 2"):

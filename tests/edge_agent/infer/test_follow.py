@@ -194,7 +194,7 @@ def test_without_a_submodel_of_its_own_it_says_so_and_goes_on(
     assert f.turn(0.3) is None
     assert said(broker, "new").refused == one.name
     assert (
-        "expected a submodel for agent 'new' (or name one by --submodel), found only w1-d1"
+        "expected a submodel for agent 'new' (or choose one with --submodel), found only w1-d1"
         in said(broker, "new").reason
     )
     card(broker, replace(two, assignment={"new": "w1-d1"}))
@@ -329,7 +329,7 @@ def test_a_disk_that_fails_is_a_reason_and_not_the_end(
     one, store = make("1"), tmp_path / "store"
     card(broker, one)
     assert follower(broker, store).turn(9) is not None
-    monkeypatch.setattr("edge_agent.infer.arrival.sha256", fail)
+    monkeypatch.setattr("edge_agent.infer.release_download.sha256", fail)
     f = follower(broker, store)
     assert f.turn(0.3) is None
     # not where the store lies

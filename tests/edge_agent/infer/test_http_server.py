@@ -24,8 +24,8 @@ pytest.importorskip("uvicorn")
 from edge_agent.access.http_address import Address, listening
 from edge_agent.infer import http_server as serving
 from edge_agent.infer.engine import Answered, Engine
-from edge_agent.infer.http_server import Server
-from edge_agent.infer.replies import state
+from edge_agent.infer.http_server import HttpServer
+from edge_agent.infer.replies import describe_state
 from federated.errors import ConfigError, UsageError
 from tests.support.variants import NAME, several
 
@@ -56,20 +56,22 @@ def npy(x: Any) -> bytes:
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr("edge_agent.infer.trial.SECONDS", 0.02)
+    monkeypatch.setattr("edge_agent.infer.graph_trial.SECONDS", 0.02)
     made = Engine(None, threads=1)
     made.adopt(several(tmp_path / "release", ("fp32",), classes=("cat", "dog")), NAME)
     return made
 
 
 @pytest.fixture
-def server(engine: Engine) -> Iterator[Server]:
-    made = Server(engine, HERE, lambda: state(engine))
+def server(engine: Engine) -> Iterator[HttpServer]:
+    made = HttpServer(engine, HERE, lambda: describe_state(engine))
     yield made
     made.close()
 
 
-def test_json_and_arrays_are_answered_with_what_answered(server: Server, engine: Engine) -> None:
+def test_json_and_arrays_are_answered_with_what_answered(
+    server: HttpServer, engine: Engine
+) -> None:
     assert engine.choice is not None
     wanted = {
         "version": engine.choice.version,
@@ -93,7 +95,7 @@ def test_json_and_arrays_are_answered_with_what_answered(server: Server, engine:
     ] == pytest.approx(0.9526, abs=1e-4)
 
 
-def test_health_and_release_tell_what_is_served(server: Server, engine: Engine) -> None:
+def test_health_and_release_tell_what_is_served(server: HttpServer, engine: Engine) -> None:
     assert engine.choice is not None
     assert call(server.url, "/health") == (
         200,
@@ -107,7 +109,7 @@ def test_health_and_release_tell_what_is_served(server: Server, engine: Engine) 
 
 
 def test_before_a_release_came_it_says_so() -> None:
-    server = Server(Engine(None), HERE, lambda: {})
+    server = HttpServer(Engine(None), HERE, lambda: {})
     try:
         assert call(server.url, "/health") == (503, {"status": "waiting"})
         assert call(server.url, "/infer", b'{"inputs": [1]}', JSON) == (
@@ -147,7 +149,7 @@ def test_before_a_release_came_it_says_so() -> None:
             "got `str` - at `$.inputs[0]`",
         ),
         (npy([[2, 1]]).replace(b"(1, 2)", b"(1, 2["), NPY, 422, "expected a .npy file"),
-        (npy([[2, 1]])[:-1], NPY, 422, "as its header says"),
+        (npy([[2, 1]])[:-1], NPY, 422, "for the header's shape"),
         (
             b'{"inputs": [[2, 1]]}',
             {"Content-Type": "text/plain"},
@@ -163,20 +165,20 @@ def test_before_a_release_came_it_says_so() -> None:
     ],
 )
 def test_what_cannot_be_answered_is_refused_with_the_reason(
-    server: Server, body: bytes, headers: dict[str, str], status: int, message: str
+    server: HttpServer, body: bytes, headers: dict[str, str], status: int, message: str
 ) -> None:
     code, found = call(server.url, "/infer", body, headers)
     assert code == status
     assert message in found["error"]
 
 
-def test_unknown_paths_and_methods_are_refused(server: Server) -> None:
+def test_unknown_paths_and_methods_are_refused(server: HttpServer) -> None:
     assert call(server.url, "/other") == (404, {"error": "Not Found"})
     assert call(server.url, "/infer")[0] == 405
 
 
 def test_a_body_that_is_too_large_is_not_read(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "LARGEST", 1000)
     code, found = call(server.url, "/infer", b" " * 2000, JSON)
@@ -193,7 +195,7 @@ def test_a_body_that_is_too_large_is_not_read(
 
 
 def test_a_question_that_never_ends_is_not_waited_for(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "PATIENCE", 0.2)
     host, port = server.url.removeprefix("http://").split(":")
@@ -212,7 +214,7 @@ def test_a_connection_on_which_nothing_is_asked_is_not_kept(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
     monkeypatch.setattr(serving, "PATIENCE", 0.2)
-    server = Server(engine, HERE, lambda: {})
+    server = HttpServer(engine, HERE, lambda: {})
     try:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), 10) as link:
@@ -230,7 +232,7 @@ def test_more_connections_than_can_be_held_are_turned_away(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "OPEN", 2)
-    server = Server(engine, HERE, lambda: {})
+    server = HttpServer(engine, HERE, lambda: {})
     try:
         host, port = server.url.removeprefix("http://").split(":")
         with (
@@ -246,7 +248,7 @@ def test_more_connections_than_can_be_held_are_turned_away(
 
 
 def test_this_machine_is_asked_for_by_the_address_that_was_named(engine: Engine) -> None:
-    server = Server(engine, listening("127.0.0.2:0"), lambda: {})
+    server = HttpServer(engine, listening("127.0.0.2:0"), lambda: {})
     try:
         assert call(server.url, "/health")[0] == 200
         assert call(server.url, "/health", headers={"Host": "evil.example"})[0] == 400
@@ -254,13 +256,13 @@ def test_this_machine_is_asked_for_by_the_address_that_was_named(engine: Engine)
         server.close()
 
 
-def test_a_page_of_another_name_cannot_ask(server: Server) -> None:
+def test_a_page_of_another_name_cannot_ask(server: HttpServer) -> None:
     assert call(server.url, "/release", headers={"Host": "evil.example"})[0] == 400
     assert call(server.url, "/release", headers={"Host": "localhost:99"})[0] == 200
 
 
 def test_with_a_token_only_who_knows_it_is_answered(engine: Engine) -> None:
-    server = Server(engine, HERE, lambda: state(engine), "a-secret-of-enough-letters")
+    server = HttpServer(engine, HERE, lambda: describe_state(engine), "a-secret-of-enough-letters")
     try:
         for headers in (
             {},
@@ -283,13 +285,13 @@ def test_beyond_this_machine_a_token_is_needed(engine: Engine) -> None:
         match=r"--serve 0\.0\.0\.0: others can reach this address: name a secret .* by "
         r"--token-file",
     ):
-        Server(engine, listening("0.0.0.0:0"), lambda: {})
+        HttpServer(engine, listening("0.0.0.0:0"), lambda: {})
 
 
-def test_a_port_that_is_taken_is_named(server: Server, engine: Engine) -> None:
+def test_a_port_that_is_taken_is_named(server: HttpServer, engine: Engine) -> None:
     port = int(server.url.rpartition(":")[2])
     with pytest.raises(ConfigError, match=f"--serve 127.0.0.1:{port}: Address already in use"):
-        Server(engine, Address("127.0.0.1", port, True), lambda: {})
+        HttpServer(engine, Address("127.0.0.1", port, True), lambda: {})
 
 
 class Slow(Engine):
@@ -307,7 +309,7 @@ class Slow(Engine):
 
 @pytest.fixture
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slow:
-    monkeypatch.setattr("edge_agent.infer.trial.SECONDS", 0.02)
+    monkeypatch.setattr("edge_agent.infer.graph_trial.SECONDS", 0.02)
     made = Slow()
     made.adopt(several(tmp_path / "release", ("fp32",)), NAME)
     return made
@@ -325,7 +327,7 @@ def test_several_are_answered_at_once_and_too_many_are_asked_to_come_again(
     slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "WAITING", 2)
-    server, replies = Server(slow, HERE, lambda: {}), list[tuple[int, Any]]()
+    server, replies = HttpServer(slow, HERE, lambda: {}), list[tuple[int, Any]]()
     try:
         threads = [asking(server.url, replies) for _ in range(serving.AT_ONCE)]
         assert all(slow.asked.acquire(timeout=60) for _ in range(serving.AT_ONCE)), (
@@ -336,7 +338,7 @@ def test_several_are_answered_at_once_and_too_many_are_asked_to_come_again(
         while not any(status == 503 for status, _ in replies) and time.monotonic() < until:
             threads.append(asking(server.url, replies))
             time.sleep(0.05)
-        assert (503, {"error": "2 questions wait already"}) in replies
+        assert (503, {"error": "2 requests are waiting"}) in replies
         slow.let.set()
         for thread in threads:
             thread.join()
@@ -347,7 +349,7 @@ def test_several_are_answered_at_once_and_too_many_are_asked_to_come_again(
 
 
 def test_closing_lets_questions_under_way_end(slow: Slow) -> None:
-    server, replies = Server(slow, HERE, lambda: {}), list[tuple[int, Any]]()
+    server, replies = HttpServer(slow, HERE, lambda: {}), list[tuple[int, Any]]()
     asker = asking(server.url, replies)
     assert slow.asked.acquire(timeout=60)
     closing = threading.Thread(target=server.close)
@@ -367,7 +369,7 @@ def test_a_network_that_fails_is_a_failure_of_the_server(
     def fail(*_: object) -> None:
         raise RuntimeError("the device went away")
 
-    server = Server(engine, HERE, lambda: state(engine))
+    server = HttpServer(engine, HERE, lambda: describe_state(engine))
     try:
         monkeypatch.setattr("edge_agent.infer.engine.answer", fail)
         status, found = call(server.url, "/infer", b'{"inputs": [2, 1]}', JSON)

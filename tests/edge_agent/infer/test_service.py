@@ -16,7 +16,7 @@ import pytest
 
 from edge_agent.infer import service as services
 from edge_agent.infer.engine import Engine
-from edge_agent.infer.service import Plan, serve, serving
+from edge_agent.infer.service import ServicePlan, serve, serving_report
 from export import bundle
 from export.publish import announce, publish, version_of
 from federated.errors import FleetError, LinkError
@@ -30,7 +30,7 @@ from tests.support.waiting import eventually
 
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_agent.infer.trial.SECONDS", 0.02)
+    monkeypatch.setattr("edge_agent.infer.graph_trial.SECONDS", 0.02)
     monkeypatch.setattr(services, "TURN", 0.05)
     monkeypatch.setattr(services, "TELL", 0.2)
     monkeypatch.setattr(services, "RETRY", 0.1)
@@ -42,7 +42,7 @@ class Served:
 
     broker: MemoryBroker
     engine: Engine
-    plan: Plan
+    plan: ServicePlan
     connect: Callable[[], Link] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     lines: list[str] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    plan = Plan("pi", "memory", "spring", None, tmp_path / "store", mqtt=True)
+    plan = ServicePlan("pi", "memory", "spring", None, tmp_path / "store", mqtt=True)
     made = Served(MemoryBroker(), Engine(tmp_path / "store" / "@pi", threads=1), plan)
     yield made
     if hasattr(made, "thread"):
@@ -148,8 +148,8 @@ def test_a_canary_that_fails_its_test_is_refused_and_the_stable_one_goes_on(
     found = eventually(lambda: (report := served.report()) and report.refused and report)
     assert found.version == bundle.version(first)
     assert found.refused == bundle.version(bad)
-    assert "differs from where it was made" in found.reason
-    assert any("is not taken up" in line for line in served.lines)
+    assert "deviates from the exporter's machine" in found.reason
+    assert any("rejected " in line for line in served.lines)
     assert served.engine.answer(np.array([2, 1])).choice.version == bundle.version(first)
     served.release(first)  # the canary is taken back
     eventually(lambda: (report := served.report()) and not report.refused)
@@ -158,7 +158,7 @@ def test_a_canary_that_fails_its_test_is_refused_and_the_stable_one_goes_on(
 def test_questions_are_answered_at_the_broker_and_counted(tmp_path: Path, served: Served) -> None:
     served.start()
     served.release(version(tmp_path, 1))
-    eventually(lambda: any("answers at the broker" in line for line in served.lines))
+    eventually(lambda: any("answering over MQTT" in line for line in served.lines))
     eventually(served.report)
     asker = MemoryLink(served.broker, "asker")
     asker.subscribe(topics.answer("spring", "pi", "+"))
@@ -185,7 +185,7 @@ def test_without_a_broker_what_was_served_last_is_and_it_comes_back(
     fresh.start()
     try:
         eventually(
-            lambda: any("no broker there; goes on with version" in line for line in fresh.lines)
+            lambda: any("no broker there; still serving version" in line for line in fresh.lines)
         )
         assert fresh.engine.choice is not None
         assert fresh.engine.choice.version == bundle.version(first)
@@ -209,7 +209,7 @@ def test_with_nothing_to_serve_and_no_broker_it_ends(served: Served) -> None:
 
 
 def test_several_runs_are_not_guessed_between(tmp_path: Path, served: Served) -> None:
-    served.plan = Plan("pi", "memory", None, None, tmp_path / "store")
+    served.plan = ServicePlan("pi", "memory", None, None, tmp_path / "store")
     link = MemoryLink(served.broker, "coordinator")
     found = version_of(version(tmp_path, 1), "spring", {"pi": NAME})
     for run in ("spring", "autumn"):
@@ -221,6 +221,6 @@ def test_several_runs_are_not_guessed_between(tmp_path: Path, served: Served) ->
 
 
 def test_an_agent_without_a_release_reports_that_it_has_none() -> None:
-    assert serving(Engine(None), "pi", "s1", "0123456789ab", "broken") == Serving(
+    assert serving_report(Engine(None), "pi", "s1", "0123456789ab", "broken") == Serving(
         "pi", "s1", refused="0123456789ab", reason="broken"
     )

@@ -132,7 +132,7 @@ def test_no_question_is_lost_while_releases_come_go_wrong_and_are_taken_back(
         release(broker, second, canary=bad)
         refused = eventually(lambda: state(url)["refused"])
         assert refused["version"] == bundle.version(bad)
-        assert "differs from where it was made" in refused["reason"]
+        assert "deviates from the exporter's machine" in refused["reason"]
         assert state(url)["version"] == bundle.version(second)
         release(broker, first)  # rolled back
         eventually(lambda: state(url)["version"] == bundle.version(first))
@@ -191,7 +191,7 @@ def test_questions_are_answered_at_a_real_broker(tmp_path: Path, broker: str, st
         eventually(
             lambda: (
                 f"publish to {topics.ask('spring', 'pi', 'ID')}, hear" in log.read_text()
-                and "answers with version" in log.read_text()
+                and "serving version" in log.read_text()
             )
         )
         link.publish(topics.ask("spring", "pi", "q1"), b'{"inputs": [[2, 1]]}')

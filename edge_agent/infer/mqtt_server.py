@@ -1,5 +1,5 @@
-"""Questions over MQTT: anyone publishes JSON at `topics.ask`, and hears the answer at
-`topics.answer` under the same name. No torch here.
+"""Inference over MQTT: clients publish JSON at `topics.ask` and receive the answer at
+`topics.answer` under the same request id. Does not import torch.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections import deque
 import msgspec
 
 from edge_agent.infer.engine import Engine
-from edge_agent.infer.replies import MOST, inputs_of, reply
+from edge_agent.infer.replies import MOST, parse_inputs, reply
 from federated.errors import EspalierError, LinkError
 from federated.wire import topics
 from federated.wire.delivery_queue import Delivery
 from federated.wire.link import Link
 
-__all__ = ["LARGEST", "WAITING", "Questions"]
+__all__ = ["LARGEST", "WAITING", "MqttServer"]
 
 log = logging.getLogger(__name__)
 
-LARGEST = 1 << 20  # bytes of a question
-# questions that may wait; where more come, the one that waits longest is refused: its asker has the
-# least patience left
+LARGEST = 1 << 20  # maximum size of a request in bytes
+# maximum number of waiting requests; beyond it the oldest is rejected, since its client is the
+# closest to its timeout
 WAITING = 32
 
 
-class Questions:
-    """Answers questions that its link delivers to `hear`, in a thread of its own, until closed."""
+class MqttServer:
+    """Answer the requests that the link delivers to `hear`, in its own thread, until closed."""
 
     def __init__(
         self, link: Link, run: str, agent: str, engine: Engine, *, waiting: int = WAITING
@@ -43,8 +43,8 @@ class Questions:
         link.subscribe(self._pattern)
 
     def hear(self, delivery: Delivery) -> bool:
-        """Takes a delivery, if it is a question to this agent. One that is retained is old, and an
-        empty one clears it: neither is answered.
+        """Queue a delivery if it is a request to this agent, and return whether it is. A
+        retained request is outdated and an empty one clears it: neither is answered.
         """
         place = topics.parse(delivery.topic)
         if (
@@ -58,7 +58,7 @@ class Questions:
         if len(delivery.payload) > LARGEST:
             self._refuse(
                 place.question,
-                f"expected a question of at most {LARGEST} bytes, found {len(delivery.payload)}",
+                f"expected a request of at most {LARGEST} bytes, found {len(delivery.payload)}",
             )
             return True
         with self._changed:
@@ -66,15 +66,15 @@ class Questions:
             late = self._queue.popleft() if len(self._queue) > self._most else None
             self._changed.notify()
         if late is not None:
-            self._refuse(late[0], f"too many questions: {self._most} that came later wait")
+            self._refuse(late[0], f"too many requests: {self._most} newer ones are waiting")
         return True
 
     def close(self) -> None:
-        """Hears no more, and answers what waits."""
+        """Stop accepting requests, and answer the waiting ones."""
         try:
             self._link.unsubscribe(self._pattern)
         except LinkError as error:
-            log.debug("while leaving: %s", error)
+            log.debug("while closing: %s", error)
         with self._changed:
             self._open = False
             self._changed.notify()
@@ -90,22 +90,22 @@ class Questions:
             self._answer(question, payload)
 
     def _answer(self, question: str, payload: bytes) -> None:
-        name = f"question {question}"
+        name = f"request {question}"
         try:
             found = msgspec.json.encode(
-                reply(self._engine.answer(inputs_of(payload, name), name, MOST))
+                reply(self._engine.answer(parse_inputs(payload, name), name, MOST))
             )
         except EspalierError as error:
             self._refuse(question, str(error))
-        except Exception as error:  # whatever one question does, the next ones are answered
+        except Exception as error:  # one failed request must not stop the next ones
             log.exception("%s", name)
             self._refuse(question, f"{name}: {type(error).__name__}")
         else:
             if len(found) > self._link.max_payload:
                 self._refuse(
                     question,
-                    f"{name}: the answer has {len(found)} bytes, more than the "
-                    f"{self._link.max_payload} that the broker takes",
+                    f"{name}: the answer has {len(found)} bytes; the broker accepts at most "
+                    f"{self._link.max_payload}",
                 )
             else:
                 self._publish(question, found)
@@ -117,4 +117,4 @@ class Questions:
         try:
             self._link.publish(topics.answer(self._run, self._agent, question), payload)
         except LinkError as error:
-            log.warning("question %s is not answered: %s", question, error)
+            log.warning("cannot answer request %s: %s", question, error)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent.infer.session import Request, command, released
+from edge_agent.infer.infer_command import InferRequest, infer, select_submodel
 from export.verify import sha256
 from federated.errors import DataError, ExportError, Unknown, UsageError
 from tests.support.release import GRAPH, toy
@@ -29,7 +29,7 @@ X = [[2, 1], [0, 0]]
 def asked(form: str = "text", **changes: Any) -> str:
     """What the command prints, with toy.onnx unless told otherwise."""
     source = {} if {"model", "broker"} & changes.keys() else {"model": GRAPH}
-    return command(Request(name="pi", **source, **changes), form, lambda line: None)
+    return infer(InferRequest(name="pi", **source, **changes), form, lambda line: None)
 
 
 @pytest.fixture
@@ -67,14 +67,14 @@ def test_a_release_is_tested_and_answers_by_its_fastest_right_way(tmp_path: Path
     )
     assert [one["name"] for one in told["answers"]] == ["cat", "cat"]
     assert [trial["kind"] for trial in told["tried"]] == ["fp32", "int8-u8s8"]
-    assert "differs from where it was made" in told["tried"][1]["reason"]
+    assert "deviates from the exporter's machine" in told["tried"][1]["reason"]
 
 
 def test_why_is_told_beside_the_answers_or_alone(tmp_path: Path, x: Path) -> None:
     lines: list[str] = []
     folder = several(tmp_path / "release")
-    out = command(
-        Request("pi", model=folder, explain=True, threads=1, inputs=(x,)), "text", lines.append
+    out = infer(
+        InferRequest("pi", model=folder, explain=True, threads=1, inputs=(x,)), "text", lines.append
     )
     assert out.count("\n") == 1
     assert lines[0].splitlines()[0].split() == [
@@ -88,20 +88,22 @@ def test_why_is_told_beside_the_answers_or_alone(tmp_path: Path, x: Path) -> Non
         "accuracy",
     ]
     assert "chosen" in lines[0]
-    assert command(Request("pi", model=folder, explain=True, threads=1), "text", lines.append) == ""
+    assert (
+        infer(InferRequest("pi", model=folder, explain=True, threads=1), "text", lines.append) == ""
+    )
 
 
 def test_the_submodel_of_a_folder_is_named_or_the_only_one(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    assert released(several(tmp_path / "one"), None) == NAME
+    assert select_submodel(several(tmp_path / "one"), None) == NAME
     both = toy(tmp_path / "two", submodels=("w0.5-d1", "w1-d1"), untrained=("w0.5-d1",))
-    with pytest.raises(
-        UsageError, match=r"two holds w0\.5-d1 \(not trained\), w1-d1: name one by --submodel"
-    ):
-        released(both, None)
-    assert released(both, "w1-d1") == "w1-d1"
+    with pytest.raises(UsageError, match=r"two has w0\.5-d1 \(not trained\), w1-d1.*--submodel"):
+        select_submodel(both, None)
+    assert select_submodel(both, "w1-d1") == "w1-d1"
     (both / "w0.5-d1.onnx").unlink()
-    assert released(both, None) == "w1-d1", "a device has the files of its own submodel alone"
+    assert select_submodel(both, None) == "w1-d1", (
+        "a device has the files of its own submodel alone"
+    )
     with pytest.raises(Unknown, match="unknown submodel 'w9'"):
         asked(model=both, submodel="w9", inputs=())
 
@@ -150,12 +152,12 @@ def test_a_damaged_release_answers_nothing(tmp_path: Path, x: Path) -> None:
     [
         ({"model": None}, "--model"),
         ({"broker": "127.0.0.1", "model": GRAPH}, "--model"),
-        ({"broker": "127.0.0.1", "sha256": "0" * 64}, "--sha256 is of --model"),
-        ({"model": GRAPH.parent, "sha256": "0" * 64}, "--sha256 is of --model FILE"),
-        ({"mqtt": True}, "--mqtt answers at a broker"),
-        ({"serve": "8080", "inputs": (GRAPH,)}, "answer whoever asks"),
-        ({"token_file": GRAPH}, "--token-file is of --serve"),
-        ({"shard": "0/4"}, "are of --data"),
+        ({"broker": "127.0.0.1", "sha256": "0" * 64}, "--sha256 requires --model"),
+        ({"model": GRAPH.parent, "sha256": "0" * 64}, "--sha256 requires --model FILE"),
+        ({"mqtt": True}, "--mqtt requires --broker"),
+        ({"serve": "8080", "inputs": (GRAPH,)}, "--serve and --mqtt cannot"),
+        ({"token_file": GRAPH}, "--token-file requires --serve"),
+        ({"shard": "0/4"}, "require --data"),
         ({"serve": "nonsense"}, "expected HOST:PORT"),
     ],
 )
@@ -177,8 +179,8 @@ def test_inputs_that_do_not_fit_are_named(tmp_path: Path) -> None:
 def test_a_device_without_torch_answers() -> None:
     code = (
         "import sys, pathlib; sys.modules['torch'] = sys.modules['onnx'] = None\nfrom "
-        "edge_agent.infer.session import Request, command\n"
-        f"print(command(Request('pi', model=pathlib.Path({str(PICTURE)!r})), 'text', print))"
+        "edge_agent.infer.infer_command import InferRequest, infer\n"
+        f"print(infer(InferRequest('pi', model=pathlib.Path({str(PICTURE)!r})), 'text', print))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

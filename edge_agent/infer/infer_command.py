@@ -1,5 +1,5 @@
-"""`edge-agent infer`: answer with what a run released, once for some inputs or until stopped, over
-HTTP or MQTT. No torch here.
+"""`edge-agent infer`: answer with a release, once for some inputs, or over HTTP or MQTT until
+stopped. Does not import torch.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edge_agent.access.http_address import listening, token_of
-from edge_agent.infer.answers import told
+from edge_agent.infer.answers import format_answer
 from edge_agent.infer.engine import Engine
 from edge_agent.infer.graph_choice import table
-from edge_agent.infer.inputs import listed, read
+from edge_agent.infer.graph_trial import Held
+from edge_agent.infer.inputs import list_inputs, read_examples
 from edge_agent.infer.replies import about
-from edge_agent.infer.trial import Held
 from export import bundle
 from federated.errors import MissingExtra, UsageError
 from federated.runtime.console import Say
 
-__all__ = ["Request", "command", "released"]
+__all__ = ["InferRequest", "infer", "select_submodel"]
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is asked for. broker, model: where the network comes from, one of them; the other fields
-    as the command's options say.
+class InferRequest:
+    """Options of the command.
 
-    store: where releases are kept; data, root, shard, partition, seed: this device's own data, none
-    where `data` is empty.
+    broker, model: source of the network, exactly one of them
+    store: folder of releases
+    data, root, shard, partition, seed: this device's own data, if `data` is set
+
+    The other fields are the command's options.
     """
 
     name: str
@@ -56,23 +58,24 @@ class Request:
 
     @property
     def stays(self) -> bool:
-        """Whether it answers until it is stopped."""
+        """Whether the command serves until stopped."""
         return self.serve is not None or self.mqtt
 
 
-def command(request: Request, form: str, say: Say, stop: threading.Event | None = None) -> str:
-    """Answers; what `edge-agent infer` prints at its end: one line per example, or one JSON object;
-    of a service, its counts. say: for people.
+def infer(request: InferRequest, form: str, say: Say, stop: threading.Event | None = None) -> str:
+    """Answer, and return the output of `edge-agent infer`: one line per example or one JSON
+    object; for a service, its counts.
 
+    say: prints messages for the user
     Raises UsageError, ConfigError, MissingExtra, LinkError, FleetError, ExportError, DataError,
     StoreError.
     """
-    _check(request)
+    _check_request(request)
     remembers = request.broker is not None and request.stays
     engine = Engine(
         request.store / f"@{request.name}" if remembers else None,
         threads=request.threads,
-        held=_held(request),
+        held=_load_held_out(request),
     )
     if request.stays:
         return _serve(request, engine, form, say, stop or threading.Event())
@@ -84,13 +87,13 @@ def command(request: Request, form: str, say: Say, stop: threading.Event | None 
     if request.explain and not request.inputs and form == "text":
         return ""
     sources: Sequence[Path | None] = (
-        () if request.explain and not request.inputs else listed(request.inputs)
+        () if request.explain and not request.inputs else list_inputs(request.inputs)
     )
     rows = [
         (source, one)
         for source in sources
         for one in engine.answer(
-            read(source, engine.session, resize=request.resize), str(source)
+            read_examples(source, engine.session, resize=request.resize), str(source)
         ).answers
     ]
     if form == "json":
@@ -99,12 +102,12 @@ def command(request: Request, form: str, say: Say, stop: threading.Event | None 
         )
         answers = [{"input": str(source or "-"), **one} for source, one in rows]
         return json.dumps({**about(engine.choice), "model": str(path), **tried, "answers": answers})
-    return "\n".join(f"{source or '-'}: {told(one)}" for source, one in rows)
+    return "\n".join(f"{source or '-'}: {format_answer(one)}" for source, one in rows)
 
 
-def released(folder: Path, submodel: str | None) -> str:
-    """The submodel of a release folder: the one that is wanted, or the only one. Raises
-    ExportError, Unknown, UsageError.
+def select_submodel(folder: Path, submodel: str | None) -> str:
+    """Return the requested submodel of a release folder, or its only one. Raises ExportError,
+    Unknown, UsageError.
     """
     if submodel is not None:
         return submodel
@@ -115,34 +118,30 @@ def released(folder: Path, submodel: str | None) -> str:
     ]
     if len(whole) != 1:
         raise UsageError(
-            f"{folder} holds "
-            f"{', '.join(entry.label for entry in whole) or 'no whole submodel'}: name "
-            "one by --submodel"
+            f"{folder} has {', '.join(entry.label for entry in whole) or 'no complete submodel'}; "
+            "choose one with --submodel"
         )
     return whole[0].submodel
 
 
-def _check(request: Request) -> None:
+def _check_request(request: InferRequest) -> None:
     if (request.broker is None) == (request.model is None):
-        raise UsageError("name either --broker to fetch a network from, or --model FILE or FOLDER")
+        raise UsageError("set either --broker to download a network, or --model FILE or FOLDER")
     if request.sha256 is not None and (request.model is None or request.model.is_dir()):
-        raise UsageError("--sha256 is of --model FILE: a release is checked anyway")
+        raise UsageError("--sha256 requires --model FILE; a release is always checked")
     if request.mqtt and request.broker is None:
-        raise UsageError("--mqtt answers at a broker: name it by --broker")
+        raise UsageError("--mqtt requires --broker")
     if request.stays and (request.inputs or request.explain):
-        raise UsageError(
-            "--serve and --mqtt answer whoever asks: name INPUTS, or --explain, in a "
-            "command without them"
-        )
+        raise UsageError("--serve and --mqtt cannot be combined with INPUTS or --explain")
     if request.token_file is not None and request.serve is None:
-        raise UsageError("--token-file is of --serve")
+        raise UsageError("--token-file requires --serve")
     if request.data is None and (request.shard is not None or request.root is not None):
-        raise UsageError("--shard and --data-root are of --data")
+        raise UsageError("--shard and --data-root require --data")
 
 
-def _held(request: Request) -> Held | None:
-    """This device's own held-out examples, where it names its data. Raises Unknown, DataError,
-    MissingExtra.
+def _load_held_out(request: InferRequest) -> Held | None:
+    """Return this device's own held-out examples if the request names its data. Raises Unknown,
+    DataError, MissingExtra.
     """
     if request.data is None:
         return None
@@ -159,8 +158,8 @@ def _held(request: Request) -> Held | None:
     return data.x_held, data.y_held
 
 
-def _open(engine: Engine, request: Request) -> Path:
-    """Makes the engine answer with what is asked for; where that lies."""
+def _open(engine: Engine, request: InferRequest) -> Path:
+    """Load the requested network into the engine, and return its path."""
     if request.broker is not None:
         from edge_agent.infer.fetch import fetch_from
 
@@ -175,14 +174,16 @@ def _open(engine: Engine, request: Request) -> Path:
         return folder
     assert request.model is not None
     if request.model.is_dir():
-        engine.adopt(request.model, released(request.model, request.submodel))
+        engine.adopt(request.model, select_submodel(request.model, request.submodel))
     else:
         engine.open(request.model, request.sha256)
     return request.model
 
 
-def _serve(request: Request, engine: Engine, form: str, say: Say, stop: threading.Event) -> str:
-    from edge_agent.infer.service import Plan, serve
+def _serve(
+    request: InferRequest, engine: Engine, form: str, say: Say, stop: threading.Event
+) -> str:
+    from edge_agent.infer.service import ServicePlan, serve
 
     address, token = None, ""
     if request.serve is not None:
@@ -196,7 +197,7 @@ def _serve(request: Request, engine: Engine, form: str, say: Say, stop: threadin
             ) from error
     if request.model is not None:
         _open(engine, request)
-    plan = Plan(
+    plan = ServicePlan(
         request.name,
         request.broker or "",
         request.run,
@@ -210,4 +211,4 @@ def _serve(request: Request, engine: Engine, form: str, say: Say, stop: threadin
     if form == "json":
         last = {} if engine.choice is None else about(engine.choice)
         return json.dumps({**last, **asdict(counts)})
-    return f"answered {counts.answered} examples, failed {counts.failed} questions"
+    return f"answered {counts.answered} examples, failed {counts.failed} requests"

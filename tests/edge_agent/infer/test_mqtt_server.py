@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent.infer import mqtt_questions as asked
+from edge_agent.infer import mqtt_server as asked
 from edge_agent.infer.engine import Answered, Engine
-from edge_agent.infer.mqtt_questions import Questions
+from edge_agent.infer.mqtt_server import MqttServer
 from federated.wire import topics
 from federated.wire.delivery_queue import Delivery
 from federated.wire.links.memory import MemoryBroker, MemoryLink
@@ -39,7 +39,7 @@ class Slow(Engine):
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slow:
-    monkeypatch.setattr("edge_agent.infer.trial.SECONDS", 0.02)
+    monkeypatch.setattr("edge_agent.infer.graph_trial.SECONDS", 0.02)
     made = Slow()
     made.adopt(several(tmp_path / "release", ("fp32",)), NAME)
     return made
@@ -54,9 +54,9 @@ def asker() -> tuple[MemoryBroker, MemoryLink]:
 
 
 @pytest.fixture
-def questions(engine: Slow, asker: tuple[MemoryBroker, MemoryLink]) -> Iterator[Questions]:
+def questions(engine: Slow, asker: tuple[MemoryBroker, MemoryLink]) -> Iterator[MqttServer]:
     link = MemoryLink(asker[0], "pi")
-    made = Questions(link, "spring", "pi", engine, waiting=2)
+    made = MqttServer(link, "spring", "pi", engine, waiting=2)
     stop = threading.Event()
 
     def hear() -> None:
@@ -89,7 +89,7 @@ def ask(link: MemoryLink, question: str, inputs: object) -> None:
 
 
 def test_a_question_is_answered_under_its_name(
-    questions: Questions, asker: tuple[MemoryBroker, MemoryLink]
+    questions: MqttServer, asker: tuple[MemoryBroker, MemoryLink]
 ) -> None:
     ask(asker[1], "a", [[2, 1], [0, 0]])
     (found,) = answers(asker[1], 1).values()
@@ -116,18 +116,18 @@ def test_a_question_is_answered_under_its_name(
             json.dumps({"inputs": np.zeros((257, 2), int).tolist()}).encode(),
             "expected at most 256 examples at a time, found 257",
         ),
-        (b" " * (asked.LARGEST + 1), "expected a question of at most 1048576 bytes, found 1048577"),
+        (b" " * (asked.LARGEST + 1), "expected a request of at most 1048576 bytes, found 1048577"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(
-    questions: Questions, asker: tuple[MemoryBroker, MemoryLink], payload: bytes, message: str
+    questions: MqttServer, asker: tuple[MemoryBroker, MemoryLink], payload: bytes, message: str
 ) -> None:
     asker[1].publish(topics.ask("spring", "pi", "a"), payload)
     assert message in answers(asker[1], 1)["a"]["error"]
 
 
 def test_a_question_that_breaks_what_answers_is_not_the_last_one(
-    questions: Questions, asker: tuple[MemoryBroker, MemoryLink], monkeypatch: pytest.MonkeyPatch
+    questions: MqttServer, asker: tuple[MemoryBroker, MemoryLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def short(body: bytes, name: str) -> None:
         raise MemoryError
@@ -144,16 +144,16 @@ def test_an_answer_too_large_for_the_broker_is_refused_with_the_reason(engine: S
     broker = MemoryBroker(max_payload=1024)
     link, asker = MemoryLink(broker, "pi"), MemoryLink(broker, "asker")
     asker.subscribe(topics.answer("spring", "pi", "+"))
-    questions = Questions(link, "spring", "pi", engine)
+    questions = MqttServer(link, "spring", "pi", engine)
     questions.hear(
         Delivery(topics.ask("spring", "pi", "a"), json.dumps({"inputs": [[2, 1]] * 100}).encode())
     )
-    assert "more than the 1024 that the broker takes" in answers(asker, 1)["a"]["error"]
+    assert "the broker accepts at most 1024" in answers(asker, 1)["a"]["error"]
     questions.close()
 
 
 def test_where_more_wait_than_can_be_answered_the_oldest_is_refused(
-    questions: Questions, engine: Slow, asker: tuple[MemoryBroker, MemoryLink]
+    questions: MqttServer, engine: Slow, asker: tuple[MemoryBroker, MemoryLink]
 ) -> None:
     engine.let.clear()
     ask(asker[1], "first", [2, 1])
@@ -161,7 +161,7 @@ def test_where_more_wait_than_can_be_answered_the_oldest_is_refused(
     for name in ("oldest", "middle", "newest"):
         ask(asker[1], name, [2, 1])
     assert answers(asker[1], 1) == {
-        "oldest": {"error": "too many questions: 2 that came later wait"}
+        "oldest": {"error": "too many requests: 2 newer ones are waiting"}
     }
     engine.let.set()
     assert {name: "answers" in found for name, found in answers(asker[1], 3).items()} == {
@@ -174,7 +174,7 @@ def test_where_more_wait_than_can_be_answered_the_oldest_is_refused(
 def test_old_empty_and_foreign_messages_are_not_answered(
     engine: Slow, asker: tuple[MemoryBroker, MemoryLink]
 ) -> None:
-    questions = Questions(MemoryLink(asker[0], "pi"), "spring", "pi", engine)
+    questions = MqttServer(MemoryLink(asker[0], "pi"), "spring", "pi", engine)
     body = b'{"inputs": [2, 1]}'
     assert questions.hear(Delivery(topics.ask("spring", "pi", "a"), body, retained=True))
     assert questions.hear(Delivery(topics.ask("spring", "pi", "a"), b""))
@@ -186,7 +186,7 @@ def test_old_empty_and_foreign_messages_are_not_answered(
 
 
 def test_closing_answers_what_waits(engine: Slow, asker: tuple[MemoryBroker, MemoryLink]) -> None:
-    questions = Questions(MemoryLink(asker[0], "pi"), "spring", "pi", engine)
+    questions = MqttServer(MemoryLink(asker[0], "pi"), "spring", "pi", engine)
     engine.let.clear()
     for name in ("a", "b"):
         questions.hear(Delivery(topics.ask("spring", "pi", name), b'{"inputs": [2, 1]}'))

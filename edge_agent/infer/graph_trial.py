@@ -1,11 +1,10 @@
-"""The test of one way to run a submodel of a release on this device: a graph, a provider and a
-number of threads.
+"""Test one way to run a submodel of a release on this device: a graph, a provider and a number
+of threads.
 
-A way is right if it repeats what the exporter's machine computed from the same noise
-(`export.bundle.check_of`), if its graph lost no more than a point of accuracy where the release was
-made (`export.bundle.accurate_variants`), and no more on this device's own held-out examples, if it
-has any.
-No torch here.
+A way passes if it reproduces the outputs of the exporter's machine for the same noise
+(`export.bundle.check_of`), and if its graph loses at most one point of accuracy, both where the
+release was made (`export.bundle.accurate_variants`) and on this device's own held-out examples, if
+any. Does not import torch.
 """
 
 from __future__ import annotations
@@ -24,37 +23,46 @@ from export.latency import Latency, measure_latency
 from export.verify import TOKENS, Array, Session, load
 from federated.errors import ExportError
 
-__all__ = ["CPU", "Bench", "Held", "Trial", "check", "gauge", "open_session", "run_trial"]
+__all__ = [
+    "CPU",
+    "Held",
+    "Trial",
+    "TrialSetup",
+    "check_outputs",
+    "measure_session",
+    "open_session",
+    "run_trial",
+]
 
 CPU = "CPUExecutionProvider"
-# of the largest output (or of 1): how far float32 may be from the exporter's machine; other
-# processors add in other orders
+# relative to the largest output (or 1): allowed deviation of float32 from the exporter's machine;
+# other processors add in another order
 NEAR = 1e-3
-CLOSE = 0.1  # of the outputs' spread, on average: the same of int8
-# Measured on four networks trained on Fashion-MNIST: int8 done in float32 instead is off by up to
-# 0.037. Processors that multiply bytes without VNNI saturate at 16 bits, emulated: 0.010, 0.039 and
-# 0.131. The first two cost no accuracy; what is further off is told apart.
-LOSS = 0.01  # of the accuracy on own examples
-SLOW = 2.0  # times the p90 of the fastest so far, after which a way is not timed any longer
-# of timing each way: at least so long and so often, but at most about so many seconds
+CLOSE = 0.1  # average deviation allowed for int8, relative to the outputs' standard deviation.
+# Measured on four networks trained on Fashion-MNIST: int8 computed in float32 instead deviates by
+# up to 0.037. Processors that multiply bytes without VNNI saturate at 16 bits; emulated, they
+# deviate by 0.010, 0.039 and 0.131. The first two cost no accuracy; larger deviations are rejected.
+LOSS = 0.01  # largest accepted loss of accuracy on own examples
+SLOW = 2.0  # factor of the fastest p90 so far beyond which a way is not timed further
+# timing of each way: minimum seconds, minimum runs, and maximum seconds
 SECONDS, RUNS, LONGEST = 0.5, 50, 5.0
 
 Held = tuple[npt.NDArray[Any], npt.NDArray[Any]]
-"""Raw examples [n, *inputs] that this device never trained on, and what they teach, [n, ...]."""
+"""Raw examples [n, *inputs] that this device never trained on, and their labels [n, ...]."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One way to run a submodel, and what its test found.
+    """One way to run a submodel, and the results of its test.
 
-    kind: of the graph.
-    provider: as ONNX Runtime names it.
-    threads: of one run.
-    p50, p90: seconds of one example; 0 if it was not timed.
-    runs: number of runs that p50 and p90 are of.
-    difference: from the exporter's machine, as a share (see NEAR and CLOSE), or None.
-    accuracy: on this device's own examples, or None without any.
-    reason: why this way is refused; empty if it is right.
+    kind: kind of the graph
+    provider: name in ONNX Runtime
+    threads: threads of one run
+    p50, p90: seconds of one example; 0 if not timed
+    runs: number of timed runs
+    difference: relative deviation from the exporter's machine (see NEAR and CLOSE), or None
+    accuracy: on this device's own examples, or None without any
+    reason: why this way is rejected; empty if it passes
     """
 
     kind: str
@@ -69,15 +77,15 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What every way to run a submodel is tested on.
+class TrialSetup:
+    """Data that every way to run a submodel is tested with.
 
-    folder: of the release.
-    bundle: the release's manifest.
-    entry: the submodel's part of it.
-    x: noise, raw inputs [n, *inputs].
-    wanted: the outputs for x where the release was made, by file name of the graph.
-    held: this device's own examples, or None.
+    folder: folder of the release
+    bundle: the release's manifest
+    entry: the submodel's entry in it
+    x: noise, raw inputs [n, *inputs]
+    wanted: recorded outputs for x, by file name of the graph
+    held: this device's own examples, or None
     """
 
     folder: Path
@@ -88,7 +96,7 @@ class Bench:
     held: Held | None
 
     @classmethod
-    def open(cls, folder: Path, submodel: str, held: Held | None) -> Bench:
+    def open(cls, folder: Path, submodel: str, held: Held | None) -> TrialSetup:
         """Read and check a release. Raises ExportError, Unknown."""
         found = bundle.read(folder, submodel)
         x, wanted = bundle.check_of(folder, found)
@@ -96,17 +104,17 @@ class Bench:
 
 
 def run_trial(
-    bench: Bench,
+    bench: TrialSetup,
     variant: Variant,
     provider: str,
     threads: int,
     reference: Trial | None,
     fastest: float,
 ) -> tuple[Trial, Session | None]:
-    """Load, test and time one way to run a submodel; return its session only if it is right.
+    """Load, test and time one way to run a submodel. Return its session only if it passes.
 
-    reference: the trial of float32 on the CPU, if there was one.
-    fastest: p90 of the fastest way so far.
+    reference: trial of float32 on the CPU, if any
+    fastest: p90 of the fastest way so far
     """
     trial = Trial(variant.kind, provider, threads)
     try:
@@ -116,18 +124,18 @@ def run_trial(
         return replace(trial, reason=reason), None
     if session.providers[0] != provider:
         return replace(trial, reason=f"the runtime fell back to {session.providers[0]}"), None
-    reason, difference = check(bench, variant, session)
-    trial = replace(trial, difference=difference, reason=reason or _lost(bench, variant))
+    reason, difference = check_outputs(bench, variant, session)
+    trial = replace(trial, difference=difference, reason=reason or _release_loss(bench, variant))
     if not trial.reason and bench.held is not None:
         trial = replace(trial, accuracy=_accuracy(session, *bench.held))
         trial = replace(trial, reason=_own_loss(trial, reference, len(bench.held[1])))
     if trial.reason:
         return trial, None
-    took = _timed(session, bench.x[:1], fastest)
+    took = _time_session(session, bench.x[:1], fastest)
     return replace(trial, p50=took.p50, p90=took.p90, runs=took.runs), session
 
 
-def open_session(bench: Bench, variant: Variant, provider: str, threads: int) -> Session:
+def open_session(bench: TrialSetup, variant: Variant, provider: str, threads: int) -> Session:
     """Load a graph for a provider; the runtime falls back to the CPU. Raises ExportError."""
     return load(
         bench.folder / variant.file.name,
@@ -137,16 +145,18 @@ def open_session(bench: Bench, variant: Variant, provider: str, threads: int) ->
     )
 
 
-def check(bench: Bench, variant: Variant, session: Session) -> tuple[str, float | None]:
-    """Compare a session's outputs with those of the exporter's machine; return why they differ too
-    much (empty if they do not), and by what share.
+def check_outputs(
+    bench: TrialSetup, variant: Variant, session: Session
+) -> tuple[str, float | None]:
+    """Compare a session's outputs with those of the exporter's machine. Return why they deviate
+    too much ("" if they do not), and the deviation.
     """
     wanted = bench.wanted.get(variant.file.name)
     if wanted is None:
-        return f"{bench.bundle.check.name} says nothing of {variant.file.name}", None
+        return f"{bench.bundle.check.name} has no outputs of {variant.file.name}", None
     try:
         found = session.predict(bench.x)
-    except Exception as error:  # a provider's own, which share no base class
+    except Exception as error:  # a provider's errors share no base class
         return f"does not run: {' '.join(str(error).split())[:200]}", None
     if found.shape != wanted.shape or not np.isfinite(wanted).all():
         return (
@@ -162,35 +172,37 @@ def check(bench: Bench, variant: Variant, session: Session) -> tuple[str, float 
     else:
         share, most = float(gaps.mean() / max(float(wanted.std()), 1e-6)), CLOSE
     return (
-        f"differs from where it was made by {share:.2g}, more than {most:g}" if share > most else ""
+        f"deviates from the exporter's machine by {share:.2g}, more than {most:g}"
+        if share > most
+        else ""
     ), share
 
 
-def gauge(session: Session, held: Held | None) -> tuple[Latency, float | None]:
-    """How long a session takes for one example, and how often it is right on this device's own;
-    None without. Raises DataError.
+def measure_session(session: Session, held: Held | None) -> tuple[Latency, float | None]:
+    """Return a session's latency for one example, and its accuracy on this device's own examples
+    (None without any). Raises DataError.
     """
     rng = np.random.default_rng(0)
     high = session.outputs if session.objective in TOKENS else 256
     x = rng.integers(0, high, (1, *session.inputs)).astype(session.dtype)
-    return _timed(session, x, math.inf), None if held is None else _accuracy(session, *held)
+    return _time_session(session, x, math.inf), None if held is None else _accuracy(session, *held)
 
 
-def _lost(bench: Bench, variant: Variant) -> str:
-    """State what int8 lost where the release was made, if that is too much."""
+def _release_loss(bench: TrialSetup, variant: Variant) -> str:
+    """Return what int8 lost where the release was made, if that is too much."""
     if variant in bundle.accurate_variants(bench.entry):
         return ""
     plain = bench.entry.variants[0]
     if variant.accuracy is not None and plain.accuracy is not None:
         return (
-            f"accuracy {variant.accuracy:.3f} where it was made, and {plain.accuracy:.3f} of "
-            f"{plain.kind}"
+            f"its accuracy in the release is {variant.accuracy:.3f}, that of {plain.kind} "
+            f"{plain.accuracy:.3f}"
         )
-    return f"agrees with {plain.kind} on {variant.agreement:.1%} where it was made"
+    return f"it agrees with {plain.kind} on only {variant.agreement:.1%} in the release"
 
 
 def _own_loss(trial: Trial, reference: Trial | None, examples: int) -> str:
-    """State what is lost on this device's own examples, if that is more than LOSS and than one
+    """Return what is lost on this device's own examples, if that is more than LOSS and than one
     example.
     """
     if reference is None or reference.accuracy is None or trial.accuracy is None:
@@ -203,8 +215,8 @@ def _own_loss(trial: Trial, reference: Trial | None, examples: int) -> str:
     )
 
 
-def _timed(session: Session, x: Array, fastest: float) -> Latency:
-    """As long as it takes to tell; a few calls where they say already that it is too slow."""
+def _time_session(session: Session, x: Array, fastest: float) -> Latency:
+    """Time a session fully, or with a few calls if they already show that it is too slow."""
     first = measure_latency(lambda: session.predict(x), warm_up=2, runs=3, seconds=0)
     if first.least > SLOW * fastest:
         return first
@@ -215,8 +227,8 @@ def _timed(session: Session, x: Array, fastest: float) -> Latency:
 
 
 def _accuracy(session: Session, x: Array, y: Array) -> float:
-    """Share of right answers; of values R2, the mean over values; of texts, of their tokens (of a
-    masked network, hidden one in seven).
+    """Return the fraction of right answers; for values R2 averaged over values; for texts per
+    token (masked networks: one in seven is hidden).
     """
     if session.objective == "masked":
         hidden = np.arange(x.size).reshape(x.shape) % 7 == 3

@@ -1,5 +1,5 @@
-"""A release on its way from a broker into a folder: its manifest, then the files of one submodel,
-each checked by its digest. No torch here.
+"""Download a release from a broker into a folder: the manifest, then the files of one submodel,
+each checked against its digest. Does not import torch.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from federated.wire.link import Link
 from federated.wire.release_files import Release, Version
 from federated.wire.transfer import Download, RetainedBlob
 
-__all__ = ["LARGEST", "Arriving", "folder_of", "target", "within"]
+__all__ = ["LARGEST", "ReleaseDownload", "find_target", "strip_folder", "version_folder"]
 
 log = logging.getLogger(__name__)
 
-# bytes; no ONNX file with its weights inside can be larger (a limit of protobuf)
+# bytes; protobuf limits an ONNX file with its weights to this size
 LARGEST = 2**31 - 1
 LARGEST_MANIFEST = 4 << 20
-TRIES = 3  # of a file that comes whole and is not what was promised
+TRIES = 3  # attempts for a file whose complete download has the wrong digest
 
 
-def target(card: Release, wanted: str, submodel: str | None = None) -> tuple[Version, str] | None:
-    """The version that a card means for an agent, and the submodel of it: the one that it names, or
-    its own. None where there is none.
+def find_target(
+    card: Release, wanted: str, submodel: str | None = None
+) -> tuple[Version, str] | None:
+    """Return the version and submodel that a card assigns to an agent, or None.
 
-    wanted: an agent's name, or instead a submodel's, which is that of the stable version.
+    wanted: name of an agent, or of a submodel of the stable version
+    submodel: overrides the agent's own submodel
     """
     version = card.canary if card.canary is not None and wanted in card.agents else card.stable
     if version is None:
@@ -42,32 +44,32 @@ def target(card: Release, wanted: str, submodel: str | None = None) -> tuple[Ver
     return (version, chosen) if chosen in version.submodels else None
 
 
-def folder_of(directory: Path, run: str, version: str) -> Path:
-    """Where a version of a run lies in a device's store. Raises ExportError for a run whose name is
-    a way out of it.
+def version_folder(directory: Path, run: str, version: str) -> Path:
+    """Return the folder of a version in a device's store. ExportError: the run's name is not a
+    safe folder name.
     """
     if not re.search("[^.]", run):
-        raise ExportError(f"expected a run with a name for a folder, found '{run}'")
+        raise ExportError(f"expected a run whose name is a valid folder name, found '{run}'")
     return directory / run / version
 
 
-def within(directory: Path, said: str) -> str:
-    """What leaves this device of a reason: files by their place in the store, not by where that
-    lies.
-    """
+def strip_folder(directory: Path, said: str) -> str:
+    """Remove the store's path from a reason that leaves this device."""
     return said.replace(f"{directory}{os.sep}", "")
 
 
-class Arriving:
-    """One version, on its way into `folder`; what lies there with the right digest is not fetched
-    again. `whole`: all of it is there.
+class ReleaseDownload:
+    """Download one version into `folder`; files already there with the right digest are not
+    downloaded again. `whole`: all files are complete.
     """
 
     def __init__(
         self, link: Link, run: str, version: Version, submodel: str, folder: Path, now: float
     ) -> None:
-        """now: seconds of some clock. Raises ExportError for what cannot be, StoreError where there
-        is no room.
+        """Start the download.
+
+        now: seconds of some clock
+        ExportError: the card is invalid. StoreError: the folder cannot be written.
         """
         self.version, self.submodel, self.folder, self.whole = version, submodel, folder, False
         self._link, self._run = link, run
@@ -80,8 +82,8 @@ class Arriving:
             raise StoreError(f"{folder}: {error.strerror or error}") from error
 
     def hear(self, delivery: Delivery, now: float) -> bool:
-        """Takes a delivery of this release; True for one that was. Raises ExportError for a file
-        that is not what was promised, StoreError.
+        """Process a delivery, and return whether it belongs to this release. ExportError: a file
+        is not the promised one. Also raises StoreError.
         """
         if delivery.topic in (LINK_DOWN, LINK_UP) and self._download is not None:
             self._download.restored(
@@ -100,7 +102,7 @@ class Arriving:
             or (place.version, place.file) != (self.version.name, self._missing[0].name)
             or not delivery.payload
         ):
-            return True  # of a file that came already
+            return True  # belongs to a file that is already complete
         try:
             message = envelope.decode(delivery.payload)
             if isinstance(message, messages.Manifest | messages.Chunk) and self._download.hear(
@@ -108,9 +110,9 @@ class Arriving:
             ):
                 self._go_on(now)
         except WireError as error:
-            # damaged, or of another file: what is missing is asked for again
-            # the error itself would hold the file's memory
-            log.warning("passed over a piece of %s: %s", delivery.topic, str(error))
+            # damaged, or part of another file: it is requested again. `error` itself would keep the
+            # file's memory alive.
+            log.warning("ignored a chunk of %s: %s", delivery.topic, str(error))
             if self._download is not None and self._download.spoilt >= TRIES:
                 raise ExportError(
                     f"{self._missing[0].name} of version {self.version.name}: {error}"
@@ -120,18 +122,18 @@ class Arriving:
         return True
 
     def tick(self, now: float) -> None:
-        """Asks again for what did not come."""
+        """Request missing chunks again."""
         if self._download is not None:
             self._download.tick(now)
 
     def close(self) -> None:
-        """Stops listening. What came stays, for the next time."""
+        """Stop listening. Received data is kept for the next download."""
         if self._download is not None:
             self._download.close()
             self._download = None
 
     def _go_on(self, now: float) -> None:
-        """Asks for the next file that is not here."""
+        """Request the next missing file."""
         self._download = None
         while self._missing and self._here(self._missing[0]):
             if self._missing.pop(0).name == bundle.MANIFEST:
@@ -155,9 +157,7 @@ class Arriving:
         return path.is_file() and path.stat().st_size == file.size and sha256(path) == file.sha256
 
     def _listed(self) -> tuple[File, ...]:
-        """The files of the submodel. Raises ExportError for a manifest of something else than the
-        card says.
-        """
+        """Return the files of the submodel. ExportError: the manifest does not match the card."""
         found = bundle.manifest(self.folder)
         if (found.run, found.round) != (self._run, self.version.round):
             raise ExportError(
@@ -166,7 +166,7 @@ class Arriving:
             )
         if self.submodel not in {entry.submodel for entry in found.submodels}:
             raise ExportError(
-                f"{self.folder}: expected submodel '{self.submodel}' as the card says, "
-                "found none of that name"
+                f"{self.folder}: the card promises submodel '{self.submodel}', but the manifest "
+                "has none of that name"
             )
         return bundle.files(found, self.submodel)
