@@ -1,8 +1,8 @@
 """Map each tensor of a submodel to its place in the largest network; all slicing code of the
 project is here.
 
-A plan is a list of rows that map a rectangle to a rectangle. The same plan serves to extract, embed
-and fold. A home is a key of the coordinator's flat dict of tensors. A home `name@group` belongs to
+A plan is a list of rows that map a rectangle to a rectangle. The same plan serves to extract and to
+fold. A home is a key of the coordinator's flat dict of tensors. A home `name@group` belongs to
 some devices only; until it is written, reading it returns `name`.
 """
 
@@ -24,7 +24,6 @@ __all__ = [
     "as_slices",
     "corner",
     "corners",
-    "embed",
     "extract",
     "graft",
     "is_statistic",
@@ -171,24 +170,3 @@ def present(tensors: Mapping[str, Tensor], home: str, shape: Sequence[int]) -> T
 def is_statistic(home: str) -> bool:
     """Whether a home, global or of a group, holds running statistics of batch norm."""
     return home.partition("@")[0].endswith(("running_mean", "running_var"))
-
-
-def embed(
-    tensors: Mapping[str, Tensor], plan: Plan, local: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return a copy of `tensors` with the submodel's tensors written to their homes: the inverse of
-    `extract`.
-    """
-    out = dict(tensors)
-    fresh: set[str] = set()
-    for r in plan.rows:
-        if r.local not in local:
-            continue
-        if r.home not in fresh:
-            old = out.get(r.home)
-            out[r.home] = (
-                torch.zeros(r.shape, dtype=local[r.local].dtype) if old is None else old.clone()
-            )
-            fresh.add(r.home)
-        out[r.home][as_slices(r.there)] = local[r.local][as_slices(r.here)]
-    return out

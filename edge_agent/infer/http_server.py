@@ -5,7 +5,6 @@ extra `serve`); does not import torch.
 from __future__ import annotations
 
 import hmac
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -28,8 +27,6 @@ from federated.errors import ConfigError, DataError, ExportError, UsageError
 from federated.runtime.web_server import Limits, WebServer
 
 __all__ = ["LARGEST", "WAITING", "HttpServer", "make_application"]
-
-log = logging.getLogger(__name__)
 
 LARGEST = 8 << 20  # maximum size of a request in bytes
 AT_ONCE = 4  # concurrent requests: ONNX Runtime releases other threads while it computes

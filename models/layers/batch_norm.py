@@ -7,14 +7,14 @@ afterwards in one pass (HeteroFL, section 3).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-__all__ = ["NORMS", "calibrate", "load_stats", "norms", "set_norm"]
+__all__ = ["NORMS", "calibrate", "norms", "set_norm"]
 
 # the first covers batch and instance norm
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -70,28 +70,3 @@ def calibrate(net: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, Tens
         for name, layer in layers.items()
         for key in ("running_mean", "running_var")
     }, count
-
-
-def load_stats(net: nn.Module, stats: Mapping[str, Tensor]) -> None:
-    """Copy running statistics into a network by name. ValueError: one is missing, unexpected, or of
-    another shape.
-    """
-    expected = {
-        f"{name}.{key}": getattr(layer, key)
-        for name, layer in norms(net).items()
-        for key in ("running_mean", "running_var")
-    }
-    if expected.keys() != stats.keys():
-        odd = sorted(expected.keys() ^ stats.keys())
-        raise ValueError(
-            "running statistics do not fit the network: missing or unexpected: "
-            f"{', '.join(odd[:4])}"
-        )
-    with torch.no_grad():
-        for name, buffer in expected.items():
-            if buffer.shape != stats[name].shape:
-                raise ValueError(
-                    f"statistic {name}: expected shape {tuple(buffer.shape)}, found "
-                    f"{tuple(stats[name].shape)}"
-                )
-            buffer.copy_(stats[name])

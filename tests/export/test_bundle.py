@@ -48,7 +48,7 @@ def copy(release: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_release_holds_the_files_of_each_submodel_and_what_it_is(release: Path) -> None:
+def test_release_contains_files_and_description_of_each_submodel(release: Path) -> None:
     read = bundle.read(release)
     assert (read.run, read.round, read.inputs, read.dtype, read.objective, read.outputs) == (
         "spring",
@@ -76,7 +76,7 @@ def test_a_release_holds_the_files_of_each_submodel_and_what_it_is(release: Path
         assert (entry.variants[0].agreement, entry.absent) == (1.0, ())
 
 
-def test_half_of_few_examples_give_int8_its_ranges_and_the_others_measure(release: Path) -> None:
+def test_few_examples_are_split_between_calibration_and_measurement(release: Path) -> None:
     read = bundle.read(release)
     assert (read.calibrated, read.examples, read.labelled) == (12, 12, True)
     for entry in read.submodels:
@@ -92,7 +92,7 @@ def test_half_of_few_examples_give_int8_its_ranges_and_the_others_measure(releas
         )
 
 
-def test_a_manifest_says_what_the_graphs_do_to_raw_examples(release: Path) -> None:
+def test_manifest_describes_preprocessing(release: Path) -> None:
     assert bundle.read(release).preprocessing == {"inside": True, "mean": [4.9], "std": [6.0]}
 
 
@@ -108,7 +108,7 @@ def test_a_device_needs_the_files_of_its_submodel_and_the_check(release: Path) -
         bundle.read(release, "w1")
 
 
-def test_the_check_holds_noise_and_what_each_graph_says_of_it(release: Path) -> None:
+def test_check_contains_noise_and_outputs_of_each_graph(release: Path) -> None:
     read = bundle.read(release)
     x, said = bundle.check_of(release, read)
     assert (x.shape[1:], x.dtype) == (X.shape[1:], X.dtype)
@@ -120,7 +120,7 @@ def test_the_check_holds_noise_and_what_each_graph_says_of_it(release: Path) -> 
         assert np.abs(verify.load(release / name).predict(x) - wanted).max() < 1e-6
 
 
-def test_the_weights_build_the_network_again(release: Path) -> None:
+def test_weights_rebuild_the_network(release: Path) -> None:
     entry = bundle.entry_of(bundle.read(release), "w0.25-d1.1.1")
     fields, weights = bundle.weights_of(release, entry)
     submodel = msgspec.convert(fields, Submodel)
@@ -133,7 +133,7 @@ def test_the_weights_build_the_network_again(release: Path) -> None:
     assert np.abs(found - onnx_export.predict(net, NETWORK, X)).max() < 1e-5
 
 
-def test_without_labels_graphs_are_held_against_pytorch(tmp_path: Path) -> None:
+def test_without_labels_graphs_are_compared_with_pytorch(tmp_path: Path) -> None:
     submodel = catalogue.menu(NETWORK, [0.125], [1])[0]
     nets = {submodel: catalogue.build(submodel)}
     made = bundle_writer.write(tmp_path, Contents("spring", 7, nets, X[:12], calibration=X[12:]))
@@ -147,9 +147,7 @@ def test_without_labels_graphs_are_held_against_pytorch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("int8", "absent"), [(True, 2), (False, 0)])
-def test_int8_without_examples_to_calibrate_on_is_absent_and_float32_is_there(
-    int8: bool, absent: int, tmp_path: Path
-) -> None:
+def test_int8_requires_calibration_examples(int8: bool, absent: int, tmp_path: Path) -> None:
     submodel = catalogue.menu(NETWORK, [0.125], [1])[0]
     nets = {submodel: catalogue.build(submodel)}
     made = bundle_writer.write(tmp_path, Contents("spring", 7, nets, X[:5], int8=int8))
@@ -172,9 +170,7 @@ def test_int8_without_examples_to_calibrate_on_is_absent_and_float32_is_there(
         (None, 0.98, False),
     ],
 )
-def test_int8_may_lose_a_point_and_without_labels_differ_in_one(
-    accuracy: float | None, agreement: float, good: bool
-) -> None:
+def test_int8_may_lose_one_point(accuracy: float | None, agreement: float, good: bool) -> None:
     file = bundle.File("f", 1, "")
     first = bundle.Variant("fp32", file, 0.0, None if accuracy is None else 0.9)
     other = bundle.Variant("int8-u8s8", file, 0.1, accuracy, agreement)
@@ -183,7 +179,7 @@ def test_int8_may_lose_a_point_and_without_labels_differ_in_one(
     )
 
 
-def test_a_version_is_of_the_manifest(copy: Path) -> None:
+def test_version_is_the_digest_of_the_manifest(copy: Path) -> None:
     before = bundle.version(copy)
     assert before == verify.sha256(copy / "manifest.json")[:12]
     (copy / "manifest.json").write_bytes((copy / "manifest.json").read_bytes() + b" ")
@@ -261,7 +257,7 @@ def test_a_folder_without_a_manifest_and_a_foreign_one_are_refused(copy: Path) -
         bundle.read(copy)
 
 
-def test_submodels_of_different_answers_are_no_release(tmp_path: Path) -> None:
+def test_submodels_with_different_outputs_are_refused(tmp_path: Path) -> None:
     other = catalogue.network("preresnet", (1, 8, 8), 3)
     nets = {
         catalogue.full(network): catalogue.build(catalogue.full(network))

@@ -66,7 +66,7 @@ def test_a_file_has_the_weights_and_multiply_adds_of_its_network(
         assert found.parameters == cost(submodel).parameters + WITHOUT_NORM[family]
 
 
-def test_a_folded_batch_norm_leaves_one_number_per_channel(tmp_path: Path) -> None:
+def test_folded_batch_norm_leaves_one_number_per_channel(tmp_path: Path) -> None:
     """Of weight and bias a bias is left; beside them stand the mean and the std of all channels."""
     submodel = menu(small("resnet1d"), (0.5,), (1,))[0]
     found, net = counted(submodel, tmp_path)
@@ -104,7 +104,7 @@ def save(
         ("Einsum", {"equation": "nhtd, hde -> nte"}, ["n", 2, 3, 4], [2, 4, 5], 2 * 3 * 4 * 5),
     ],
 )
-def test_each_product_by_hand(
+def test_products_are_counted_as_by_hand(
     tmp_path: Path, op: str, attributes: dict[str, Any], x: list[Any], w: list[int], macs: int
 ) -> None:
     node = onnx.helper.make_node(op, ["x", "w"], ["y"], **attributes)
@@ -113,7 +113,7 @@ def test_each_product_by_hand(
     )
 
 
-def test_what_cannot_be_counted_is_said(tmp_path: Path) -> None:
+def test_uncountable_file_is_reported(tmp_path: Path) -> None:
     node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
     with pytest.raises(
         ExportError, match=r"open\.onnx: expected known shapes throughout, found none for 'y'"

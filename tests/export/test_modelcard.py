@@ -46,7 +46,7 @@ def test_each_graph_has_a_row_and_each_absent_one_a_reason() -> None:
     assert "- method: fedfa" in card
 
 
-def test_an_untrained_submodel_is_marked_and_not_the_one_to_use() -> None:
+def test_untrained_submodel_is_marked_and_not_recommended() -> None:
     (entry,) = bundle().submodels
     small, large = (
         replace(entry, trained_updates=3),
@@ -65,7 +65,7 @@ def test_an_untrained_submodel_is_marked_and_not_the_one_to_use() -> None:
     ]
 
 
-def test_inputs_classes_and_digests_are_told() -> None:
+def test_card_lists_inputs_classes_and_digests() -> None:
     card = text(bundle(classes=("cat", "dog")))
     assert "uint8 [batch, 2, 8, 8]" in card
     assert "- mean: 4.5, 1\n- std: 2, 1\n" in card
@@ -75,7 +75,7 @@ def test_inputs_classes_and_digests_are_told() -> None:
         assert digest in card
 
 
-def test_what_was_not_measured_is_said() -> None:
+def test_card_lists_what_was_not_measured() -> None:
     assert "Each graph was run on 400 real labelled examples" in text(bundle())
     assert "The ranges of int8 were found on 128 other examples." in text(bundle())
     assert "Not measured here: latency" in text(bundle())

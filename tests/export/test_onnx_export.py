@@ -86,7 +86,7 @@ def test_the_graph_takes_raw_data_of_the_type_of_the_example(tmp_path: Path) -> 
         assert session.predict(np.array([[3, 7]], dtype)).tolist() == [[4.0, -2.0]]
 
 
-def test_the_properties_tell_origin_preprocessing_and_weights(tmp_path: Path) -> None:
+def test_properties_contain_origin_preprocessing_and_weights(tmp_path: Path) -> None:
     found = load(
         export(Toy(), TOY, np.zeros((2, 2), np.uint8), tmp_path / "toy.onnx", ORIGIN)
     ).metadata
@@ -132,14 +132,14 @@ def test_texts_go_in_as_tokens(tmp_path: Path) -> None:
         export(Text(), network, x.astype(np.float32), tmp_path / "text.onnx", ORIGIN)
 
 
-def test_the_digest_of_weights_sees_values_and_names_alone() -> None:
+def test_weights_digest_depends_on_names_and_values_only() -> None:
     changed = Toy()
     with torch.no_grad():
         changed.linear.weight[0, 0] += 1e-6
     assert weights_digest(Toy()) == weights_digest(Toy()) != weights_digest(changed)
 
 
-def test_the_same_network_gives_the_same_file_without_a_path_of_this_machine(
+def test_export_is_deterministic_and_contains_no_local_path(
     tmp_path: Path,
 ) -> None:
     files = [
@@ -158,7 +158,7 @@ def test_a_network_that_cannot_be_traced_is_an_export_error(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_an_exporter_that_fails_without_a_word_is_an_export_error(
+def test_exporter_error_without_message_is_an_export_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:

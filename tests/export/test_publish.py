@@ -48,7 +48,7 @@ def test_all_files_are_published_and_seen(broker: MemoryBroker, folder: Path) ->
     assert read_published(MemoryLink(broker, "other"), "spring", Clock()).card is not None
 
 
-def test_what_is_there_is_not_sent_again_but_what_is_not_is(
+def test_only_missing_files_are_published(
     broker: MemoryBroker, folder: Path, tmp_path: Path
 ) -> None:
     link = MemoryLink(broker, "coordinator")
@@ -61,7 +61,7 @@ def test_what_is_there_is_not_sent_again_but_what_is_not_is(
     assert publish(link, "spring", folder, wrong).keys() == {(name, "w1-d1.onnx")}
 
 
-def test_withdrawn_versions_leave_nothing_and_others_stay(
+def test_withdrawing_clears_only_that_version(
     broker: MemoryBroker, folder: Path, tmp_path: Path
 ) -> None:
     link = MemoryLink(broker, "coordinator")
@@ -81,7 +81,7 @@ def test_withdrawn_versions_leave_nothing_and_others_stay(
     assert not broker.retained
 
 
-def test_a_version_says_what_it_holds_and_for_whom(folder: Path) -> None:
+def test_version_lists_submodels_and_assignment(folder: Path) -> None:
     version = version_of(folder, "spring", {"pi": "w1-d1", "tv": "w9"})
     assert version.name == bundle.version(folder) == version.sha256[:12]
     assert (version.round, version.submodels, version.assignment) == (
@@ -94,7 +94,7 @@ def test_a_version_says_what_it_holds_and_for_whom(folder: Path) -> None:
     )
 
 
-def test_a_release_of_another_run_or_a_damaged_one_is_no_version(folder: Path) -> None:
+def test_foreign_or_damaged_release_is_refused(folder: Path) -> None:
     with pytest.raises(
         ExportError, match="expected a release of run 'autumn', found one of 'spring'"
     ):
@@ -126,7 +126,7 @@ def test_reports_come_and_go() -> None:
         lambda: topics.run("spring"),
     ],
 )
-def test_messages_of_another_kind_are_passed_over(make: Callable[[], str]) -> None:
+def test_other_messages_are_ignored(make: Callable[[], str]) -> None:
     seen = PublishedReleases()
     seen.hear(Delivery(make(), envelope.encode(messages.Goodbye("x"))))
     assert seen == PublishedReleases()

@@ -77,7 +77,7 @@ def test_int8_reads_digits_as_well_and_is_a_third_of_the_size(
     assert made.stat().st_size < 0.35 * digits.stat().st_size
 
 
-def test_the_properties_stay_and_say_what_was_done(digits: Path, tmp_path: Path) -> None:
+def test_properties_are_kept_and_record_the_quantisation(digits: Path, tmp_path: Path) -> None:
     made = quantize(digits, "int8-u8s8", central("digits").x_held[:40], tmp_path / "int8.onnx")
     before, after = dict(verify.load(digits).metadata), dict(verify.load(made).metadata)
     done = json.loads(after.pop("quantisation"))
@@ -87,7 +87,7 @@ def test_the_properties_stay_and_say_what_was_done(digits: Path, tmp_path: Path)
     assert (old.ir_version, list(old.opset_import)) == (new.ir_version, list(new.opset_import))
 
 
-def test_raw_examples_meet_their_normalisation_in_float32(digits: Path, tmp_path: Path) -> None:
+def test_normalisation_stays_in_float32(digits: Path, tmp_path: Path) -> None:
     """The first step towards int8 comes after the mean and the spread of the data were taken
     out.
     """
@@ -167,9 +167,7 @@ def test_unfit_examples_are_refused_and_nothing_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_graph_that_is_not_ours_is_refused(
-    make_graph: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_foreign_graph_is_refused(make_graph: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="expected an exported submodel"):
         quantize(
             make_graph(given={}), "int8-u8s8", np.zeros((4, 2), np.uint8), tmp_path / "int8.onnx"

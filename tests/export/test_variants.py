@@ -34,9 +34,7 @@ def drawn(submodel: Submodel) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(("n", "calibrated"), [(1000, 128), (256, 128), (9, 4), (2, 1)])
-def test_half_of_the_examples_calibrate_at_most_and_none_of_them_measures(
-    n: int, calibrated: int
-) -> None:
+def test_calibration_uses_at_most_half_of_the_examples(n: int, calibrated: int) -> None:
     found = split(np.arange(n)[:, None], np.arange(n))
     assert found.calibration[:, 0].tolist() == list(range(calibrated))
     assert found.x[:, 0].tolist() == list(range(calibrated, n))
@@ -87,7 +85,7 @@ def test_texts_are_scored_by_token_and_may_be_many(
     assert graphs[0].accuracy == pytest.approx((wanted == y).mean())
 
 
-def test_a_graph_that_cannot_be_quantised_or_says_no_numbers_is_absent(
+def test_unquantisable_or_non_finite_graph_is_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submodel = full(small("mlp"))

@@ -21,7 +21,7 @@ Make = Callable[..., Path]
 
 
 @pytest.mark.parametrize(("name", "inputs"), [("toy.onnx", (2,)), ("picture.onnx", (1, 2, 2))])
-def test_the_graphs_that_are_kept_are_what_their_recipe_makes(
+def test_stored_graphs_match_their_generator(
     made: Callable[..., bytes], name: str, inputs: tuple[int, ...]
 ) -> None:
     assert (Path(__file__).parent / name).read_bytes() == made(inputs)
@@ -162,7 +162,7 @@ def test_a_foreign_graph_is_refused(
         ),
     ],
 )
-def test_what_this_runtime_cannot_run_says_what_it_asks_for(
+def test_unsupported_graph_names_its_requirement(
     change: Callable[[Any], object], message: str, tmp_path: Path
 ) -> None:
     onnx = pytest.importorskip("onnx")
@@ -194,7 +194,7 @@ def test_a_device_without_torch_and_onnx_predicts(make_graph: Make) -> None:
     assert done.stdout == "[[4.0, -1.0]]\n"
 
 
-def test_a_graph_that_would_read_other_files_of_the_device_is_refused(
+def test_graph_with_external_files_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnx = pytest.importorskip("onnx")

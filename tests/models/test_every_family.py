@@ -141,6 +141,6 @@ def test_features_that_a_family_lacks_are_named_with_families_that_have_them():
         build(full(small("preresnet"), ("flying",)))
 
 
-def test_a_shape_that_does_not_pass_is_said():
+def test_unsupported_shape_is_reported():
     with pytest.raises(ValueError, match="3 axes"):
         network("preresnet", (3, 32), 10)

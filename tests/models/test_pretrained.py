@@ -41,7 +41,7 @@ def weights(made: Network) -> dict[str, Tensor]:
     return dict(original(made).state_dict())
 
 
-def test_a_checkpoint_of_ones_own_is_taken_whole(tmp_path):
+def test_own_checkpoint_is_loaded_completely(tmp_path):
     made = tiny()
     theirs, base = initial(made, 1), initial(made, 0)
     extra = {
@@ -69,7 +69,7 @@ def test_a_checkpoint_without_statistics_leaves_them_as_they_are(tmp_path):
     assert torch.equal(found["linear.weight"], parameters["linear.weight"])
 
 
-def test_what_a_feature_adds_may_be_missing_or_too_many(tmp_path):
+def test_feature_tensors_are_optional(tmp_path):
     made = tiny()
     plain, steps = initial(made, 1), initial(made, 2, ("steps",))
     found, _ = load(saved(plain, tmp_path / "plain.safetensors"), made, steps)
@@ -79,7 +79,7 @@ def test_what_a_feature_adds_may_be_missing_or_too_many(tmp_path):
     assert found.keys() == plain.keys()
 
 
-def test_a_head_of_other_classes_starts_anew(tmp_path):
+def test_head_for_other_classes_is_reinitialised(tmp_path):
     base, other = initial(tiny(), 0), initial(tiny(7), 1)
     found, note = load(saved(other, tmp_path / "round.safetensors"), tiny(), base)
     assert torch.equal(found["linear.weight"], base["linear.weight"])
@@ -88,7 +88,7 @@ def test_a_head_of_other_classes_starts_anew(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".pth", ".safetensors"])
-def test_weights_of_torchvision_are_known_by_their_names(tmp_path, ending):
+def test_torchvision_weights_are_recognised_by_names(tmp_path, ending):
     made = network("mobilenet", IMAGES, 10)
     base, state = initial(made, 0), weights(made)
     found, note = load(saved(state, tmp_path / f"net{ending}"), made, base)
@@ -132,7 +132,7 @@ def test_weights_of_a_wrong_hash_are_refused(monkeypatch, tmp_path):
         load("torchvision:DEFAULT", made, initial(made, 0))
 
 
-def test_weights_of_a_deeper_network_are_not_taken_in_part(tmp_path):
+def test_weights_of_a_deeper_network_are_refused(tmp_path):
     """A ResNet-34 has every tensor of a ResNet-18, of the same shapes, and is another network."""
     deep, made = network("resnet-34", IMAGES, 10), network("resnet-18", IMAGES, 10)
     path = saved(weights(deep), tmp_path / "net.pth")
@@ -143,7 +143,7 @@ def test_weights_of_a_deeper_network_are_not_taken_in_part(tmp_path):
         load(path, made, initial(made, 0))
 
 
-def test_weights_that_torchvision_has_not_are_said():
+def test_unknown_torchvision_weights_are_reported():
     made = network("mobilenet-v2", IMAGES, 10)
     with pytest.raises(ValueError, match="expected one of IMAGENET1K_V1, IMAGENET1K_V2, DEFAULT"):
         load("torchvision:MINE", made, {})
@@ -184,7 +184,7 @@ def test_a_checkpoint_that_does_not_fit_names_the_tensor(tmp_path, name, value, 
         load(saved(change(base, name, value), tmp_path / "round.safetensors"), tiny(), base)
 
 
-def test_weights_of_another_network_are_neither_ours_nor_torchvisions(tmp_path):
+def test_weights_of_another_network_are_refused(tmp_path):
     made = network("mobilenet-v2", IMAGES, 10)
     path = saved({"conv1.weight": torch.ones(1)}, tmp_path / "net.pt")
     with pytest.raises(
@@ -194,7 +194,7 @@ def test_weights_of_another_network_are_neither_ours_nor_torchvisions(tmp_path):
         load(path, made, initial(made, 0))
 
 
-def test_a_file_that_holds_no_tensors_is_said(tmp_path):
+def test_file_without_tensors_is_reported(tmp_path):
     path = tmp_path / "net.pth"
     for content, message in (
         ([1, 2], "found list"),
@@ -204,13 +204,13 @@ def test_a_file_that_holds_no_tensors_is_said(tmp_path):
         with pytest.raises(ValueError, match=message):
             load(str(path), tiny(), {})
     # code is no tensor, and does not run
-    torch.save({"a": test_a_file_that_holds_no_tensors_is_said}, path)
+    torch.save({"a": test_file_without_tensors_is_reported}, path)
     with pytest.raises(ValueError, match="cannot be read: Weights only load failed"):
         load(str(path), tiny(), {})
 
 
 @pytest.mark.parametrize("name", ["net.pth", "net.safetensors"])
-def test_a_missing_or_damaged_file_is_said(tmp_path, name):
+def test_missing_or_damaged_file_is_reported(tmp_path, name):
     with pytest.raises(ValueError, match="cannot be read"):
         load(str(tmp_path / name), tiny(), {})
     (tmp_path / name).write_bytes(b"nothing of the kind")
@@ -218,7 +218,7 @@ def test_a_missing_or_damaged_file_is_said(tmp_path, name):
         load(str(tmp_path / name), tiny(), {})
 
 
-def test_a_file_of_another_kind_is_said():
+def test_unknown_suffix_is_reported():
     with pytest.raises(
         ValueError, match=r"expected a .safetensors, .pth or .pt file, or torchvision:DEFAULT"
     ):

@@ -18,7 +18,7 @@ def test_the_same_shapes_give_the_same_and_a_tensor_of_its_own():
     )
 
 
-def test_what_shares_or_changes_what_it_is_given_is_done_each_time():
+def test_views_and_in_place_operations_are_not_cached():
     x = torch.empty(2, 3, device="meta")
     with ShapeCache() as memory:
         views = [x.view(3, 2) for _ in range(2)]

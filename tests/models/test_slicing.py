@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.families.catalogue import build, full, initial, menu, network, shapes
-from models.slicing import Plan, Row, corner, corners, embed, extract, graft
+from models.slicing import Plan, Row, corner, corners, extract, graft
 from models.submodel import Moments, Network
+from tests.support.slices import embed
 
 NET = network("preresnet", (1, 8, 8), 10, Moments((4.9,), (6.0,)))
 MENU = menu(NET, (0.03, 0.1, 0.5, 0.75, 1), (1, 2, 3, 4))
@@ -77,7 +78,7 @@ def test_a_window_of_two_rectangles():
     assert tensors["w"].tolist() == [0, 1, 2, 3, 4], "what was given stays as it was"
 
 
-def test_a_group_home_reads_its_base_until_it_is_written():
+def test_unwritten_group_home_reads_its_base():
     tensors, plan = (
         {"bn": torch.tensor([1, 2, 3])},
         Plan(SUB, (Row("bn", corner((2,)), "bn@small", corner((2,)), (2,)),)),
@@ -95,7 +96,7 @@ def test_extracted_tensors_are_contiguous():
 
 
 @pytest.mark.parametrize("whole", [{}, {"stem.weight": (8, 1, 3, 3)}, {"stem.weight": (16, 1, 3)}])
-def test_what_is_no_corner_is_refused(whole):
+def test_tensor_that_does_not_fit_is_refused(whole):
     with pytest.raises(ValueError, match=r"stem.weight of shape \(16, 1, 3, 3\) does not fit"):
         corners(whole, full(NET))
 
@@ -127,7 +128,7 @@ def test_grafts_of_a_two_block_section():
     )
 
 
-def test_grafts_of_a_first_block_give_what_fits():
+def test_grafts_of_a_first_block_contribute_fitting_tensors():
     """With one block per section: section 0 gives all, the others what has the same shape; a
     projection never.
     """

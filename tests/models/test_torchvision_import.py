@@ -19,7 +19,7 @@ def test_its_parts_are_found_and_imported_once():
     assert import_torchvision("models") is import_torchvision("models")
 
 
-def test_a_part_that_is_none_is_said_by_its_name():
+def test_unknown_part_is_named():
     with pytest.raises(ModuleNotFoundError, match=r"torchvision\.no_such_part"):
         import_torchvision("no_such_part")
 

@@ -62,7 +62,7 @@ def test_an_inference_by_hand(own):
         ("grouped", lambda: nn.Conv2d(4, 20, 3, padding=1, groups=4, bias=False), (20, 20, 20)),
     ],
 )
-def test_channels_fill_up_vectors_unless_they_are_grouped(name, layer, weights, own):
+def test_channels_are_rounded_up_unless_grouped(name, layer, weights, own):
     """At 25 positions of 2 examples: forward once and backward twice; the 1x1 convolution before it
     needs no gradient of its input.
     """
@@ -102,7 +102,7 @@ def test_a_step_holds_what_backward_needs_and_the_gradients(own):
 
 
 @pytest.mark.parametrize("family", sorted(SMALL))
-def test_every_family_is_counted_and_asks_more_when_it_is_larger(family):
+def test_larger_networks_of_every_family_cost_more(family):
     made = small(family)
     narrow, whole = menu(made, (0.25,), (1,))[0], full(made)
     for training in (True, False):

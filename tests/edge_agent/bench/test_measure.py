@@ -41,7 +41,7 @@ def edited(path: Path, old: Path, **changes: Any) -> Path:
     return path
 
 
-def test_files_are_measured_in_the_order_of_their_names_on_the_line(tmp_path: Path) -> None:
+def test_files_are_measured_in_command_line_order(tmp_path: Path) -> None:
     done = run(PICTURE, TOY, "--threads", "1,2", "--out", str(tmp_path / "a.json"))
     assert done.exit_code == 0, done.output
     report = read(tmp_path / "a.json")
@@ -62,7 +62,7 @@ def test_files_are_measured_in_the_order_of_their_names_on_the_line(tmp_path: Pa
     assert "picture.onnx onnx" in done.output
 
 
-def test_submodels_are_measured_beside_what_was_predicted_of_them(tmp_path: Path) -> None:
+def test_submodels_are_measured_and_predicted(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     words = (
         "--model",
@@ -105,7 +105,7 @@ def test_submodels_are_measured_beside_what_was_predicted_of_them(tmp_path: Path
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_row_that_dies_says_so_and_the_others_go_on(tmp_path: Path) -> None:
+def test_crashed_row_reports_and_others_continue(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     words = (
         "--inputs",
@@ -125,7 +125,7 @@ def test_a_row_that_dies_says_so_and_the_others_go_on(tmp_path: Path) -> None:
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 3
 
 
-def test_an_older_benchmark_is_compared_and_may_fail_the_command(tmp_path: Path) -> None:
+def test_comparison_may_fail_the_command(tmp_path: Path) -> None:
     old = tmp_path / "old.json"
     assert run(PICTURE, "--out", str(old)).exit_code == 0
     quick = edited(tmp_path / "quick.json", old, p90_ms=1e-6)
@@ -140,9 +140,7 @@ def test_an_older_benchmark_is_compared_and_may_fail_the_command(tmp_path: Path)
     assert "nothing to compare" in run(TOY, "--compare", str(old)).output
 
 
-def test_a_file_that_cannot_be_written_costs_no_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_file_keeps_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "a.json"
     check = measure.bench_report.check_writable
     # afterwards it is in the way
@@ -194,7 +192,7 @@ def test_a_file_that_cannot_be_written_costs_no_row(
         (("--inputs", "3,32"), 3, "--inputs and --classes"),
     ],
 )
-def test_what_is_asked_for_wrongly_is_named_before_anything_is_measured(
+def test_invalid_options_are_refused_before_measuring(
     words: tuple[str, ...], code: int, told: str
 ) -> None:
     done = run(*words)
@@ -203,9 +201,7 @@ def test_what_is_asked_for_wrongly_is_named_before_anything_is_measured(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_benchmark_keeps_the_rows_that_are_done(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_interrupted_benchmark_keeps_finished_rows(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "a.json"
     # tests that run in the background ignore it
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"

@@ -45,7 +45,7 @@ def made(
     return path
 
 
-def test_inputs_are_drawn_as_they_are_declared_with_open_axes_of_one(tmp_path: Path) -> None:
+def test_inputs_match_declarations_with_variable_axes_of_one(tmp_path: Path) -> None:
     inputs: dict[str, tuple[str, list[str | int]]] = {
         "a": ("FLOAT", ["batch", 3]),
         "b": ("INT64", ["batch", "time"]),
@@ -80,7 +80,7 @@ def test_a_graph_without_inputs_runs(tmp_path: Path) -> None:
     check_runs(path, "cpu")
 
 
-def test_what_is_not_there_or_no_graph_is_named(tmp_path: Path) -> None:
+def test_missing_or_invalid_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"nix\.onnx: expected an ONNX file, found nothing"):
         check_runs(tmp_path / "nix.onnx", "cpu")
     with pytest.raises(ExportError, match="found a folder"):
@@ -93,7 +93,7 @@ def test_what_is_not_there_or_no_graph_is_named(tmp_path: Path) -> None:
         check_runs(cut, "cpu")
 
 
-def test_an_operator_or_an_opset_that_the_runtime_lacks_is_named(tmp_path: Path) -> None:
+def test_unsupported_operator_or_opset_is_named(tmp_path: Path) -> None:
     foreign = made(
         tmp_path / "own.onnx", {"a": ("FLOAT", [1])}, ("Wiggle", ["a"], ["y"], "com.example")
     )
@@ -104,7 +104,7 @@ def test_an_operator_or_an_opset_that_the_runtime_lacks_is_named(tmp_path: Path)
         check_runs(late, "cpu")
 
 
-def test_inputs_that_cannot_be_drawn_are_named(tmp_path: Path) -> None:
+def test_unsupported_inputs_are_named(tmp_path: Path) -> None:
     words = made(
         tmp_path / "words.onnx",
         {"w": ("STRING", [1]), "a": ("FLOAT", [1])},
@@ -119,7 +119,7 @@ def test_inputs_that_cannot_be_drawn_are_named(tmp_path: Path) -> None:
         check_runs(large, "cpu")
 
 
-def test_a_graph_that_fails_on_what_was_drawn_says_on_what(tmp_path: Path) -> None:
+def test_failing_graph_names_its_inputs(tmp_path: Path) -> None:
     odd = made(
         tmp_path / "odd.onnx",
         {"a": ("FLOAT", ["n", 3]), "b": ("FLOAT", ["m", 3])},
@@ -131,13 +131,13 @@ def test_a_graph_that_fails_on_what_was_drawn_says_on_what(tmp_path: Path) -> No
         check_runs(odd, "cpu")
 
 
-def test_a_provider_that_is_not_here_is_named_with_those_that_are() -> None:
+def test_unknown_provider_lists_available_ones() -> None:
     assert find_provider("cpu") == "CPUExecutionProvider"
     with pytest.raises(Unknown, match=r"unknown provider 'abacus'; known: .*cpu"):
         find_provider("abacus")
 
 
-def test_parameters_and_work_are_counted_where_a_file_tells_them(tmp_path: Path) -> None:
+def test_parameters_and_macs_are_counted_if_known(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     assert count_graph(KEPT / "picture.onnx") == (8, 8)  # a matrix of [4, 2]
     assert count_graph(

@@ -12,7 +12,7 @@ from edge_agent.device.limits import Limits
 pytest.importorskip("matplotlib")
 
 
-def test_latency_is_drawn_over_work_with_a_line_per_runtime_and_threads(tmp_path: Path) -> None:
+def test_plot_has_a_line_per_runtime_and_threads(tmp_path: Path) -> None:
     from edge_agent.bench.plot import draw
 
     rows = [
@@ -35,7 +35,7 @@ def test_latency_is_drawn_over_work_with_a_line_per_runtime_and_threads(tmp_path
     assert "<!-- w2 -->" not in drawn
 
 
-def test_rows_without_multiply_adds_give_no_picture(tmp_path: Path) -> None:
+def test_rows_without_macs_give_no_plot(tmp_path: Path) -> None:
     from edge_agent.bench.plot import draw
 
     assert not draw(

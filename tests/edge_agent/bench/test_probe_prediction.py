@@ -10,7 +10,7 @@ from federated.task import Timing
 pytest.importorskip("torch")
 
 
-def test_a_size_between_two_that_were_timed_is_expected_between_them() -> None:
+def test_prediction_lies_between_neighbouring_probes() -> None:
     from models.families.catalogue import menu, network
 
     small, middle, large = menu(network("preresnet", (1, 8, 8), 10), (0.25, 0.5, 1.0), (4,))
@@ -22,7 +22,7 @@ def test_a_size_between_two_that_were_timed_is_expected_between_them() -> None:
     assert 0.01 < (found.step(middle, 8) or 0) < 0.10
 
 
-def test_nothing_is_expected_of_what_was_timed_of_a_file_or_from_nothing() -> None:
+def test_probes_files_and_missing_timings_have_no_prediction() -> None:
     from models.families.catalogue import menu, network
 
     small, large = menu(network("preresnet", (1, 8, 8), 10), (0.25, 1.0), (4,))

@@ -70,7 +70,7 @@ def test_weights_are_measured_in_inference_and_in_training(tmp_path: Path) -> No
     assert second.measured.step is None
 
 
-def test_the_memory_of_a_row_is_its_own_and_not_that_of_who_asked() -> None:
+def test_memory_excludes_the_parent_process() -> None:
     hoard = bytearray(500_000_000)
     hoard[::4096] = b"x" * len(hoard[::4096])
     (answer,) = run_plans([GRAPH], Limits())
@@ -79,7 +79,7 @@ def test_the_memory_of_a_row_is_its_own_and_not_that_of_who_asked() -> None:
     del hoard
 
 
-def test_what_timing_remembers_is_not_the_memory_of_what_is_timed() -> None:
+def test_memory_excludes_stored_timings() -> None:
     # of 32 bytes each
     (few,), (many,) = (
         run_plans([GRAPH], Limits()),
@@ -90,7 +90,7 @@ def test_what_timing_remembers_is_not_the_memory_of_what_is_timed() -> None:
     assert many.measured.memory.peak < few.measured.memory.peak + 8e6
 
 
-def test_a_plan_that_fails_says_why_and_the_next_goes_on(tmp_path: Path) -> None:
+def test_failed_plan_reports_and_next_continues(tmp_path: Path) -> None:
     bad, good = run_plans([replace(GRAPH, file=str(tmp_path / "nix.onnx")), GRAPH], Limits())
     assert (bad.measured, bad.error) == (
         None,
@@ -99,7 +99,7 @@ def test_a_plan_that_fails_says_why_and_the_next_goes_on(tmp_path: Path) -> None
     assert good.measured is not None
 
 
-def test_a_process_that_dies_of_its_limit_says_so() -> None:
+def test_process_killed_by_its_limit_reports_why() -> None:
     (submodel,) = select_submodels(find_network("preresnet", (1, 8, 8), 10), (0.25,), (1,), ())
     answers = run_plans(
         [Plan("torch", "nowhere", submodel=submodel)] * 2, Limits(memory=70_000_000)
@@ -108,7 +108,7 @@ def test_a_process_that_dies_of_its_limit_says_so() -> None:
     assert all("memory" in answer.error for answer in answers), answers
 
 
-def test_a_graph_is_measured_where_there_is_no_torch() -> None:
+def test_graph_is_measured_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = sys.modules['onnx'] = sys.modules['scipy'] = None; "
         "from edge_agent.bench.row_process import main; main()"
@@ -125,7 +125,7 @@ def test_a_graph_is_measured_where_there_is_no_torch() -> None:
     assert answer.measured is not None, answer.error
 
 
-def test_a_process_that_measures_ends_with_who_asked(tmp_path: Path) -> None:
+def test_process_ends_with_its_parent(tmp_path: Path) -> None:
     code = (
         "from edge_agent.bench.process import ask; from edge_agent.bench.row_process import "
         "Plan; from edge_agent.device.limits import Limits; "

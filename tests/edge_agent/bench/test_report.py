@@ -32,7 +32,7 @@ def row(submodel: str = "w1", **values: Any) -> Row:
     return Row("net", submodel, "torch", "cpu", 1, **values)
 
 
-def test_what_was_written_as_json_is_read_again(tmp_path: Path) -> None:
+def test_json_report_round_trips(tmp_path: Path) -> None:
     made = report(
         row(p90_ms=1.5, throttled=False),
         row("w2", error="it died"),
@@ -45,7 +45,7 @@ def test_what_was_written_as_json_is_read_again(tmp_path: Path) -> None:
     assert made.fingerprint.cpus == 0.5
 
 
-def test_a_table_of_commas_has_every_column_and_nothing_where_nothing_is_known(
+def test_csv_has_every_column_and_empty_unknowns(
     tmp_path: Path,
 ) -> None:
     write(report(row(p90_ms=1.5)), tmp_path / "a.csv")
@@ -65,9 +65,7 @@ def test_a_table_of_commas_has_every_column_and_nothing_where_nothing_is_known(
         ('{"format": 1, "rows": []}', "fingerprint"),
     ],
 )
-def test_a_file_that_is_no_benchmark_is_named(
-    tmp_path: Path, content: str | None, told: str
-) -> None:
+def test_invalid_report_is_named(tmp_path: Path, content: str | None, told: str) -> None:
     path = tmp_path / "old.json"
     if content is not None:
         path.write_text(content)
@@ -75,7 +73,7 @@ def test_a_file_that_is_no_benchmark_is_named(
         read(path)
 
 
-def test_only_what_both_measured_is_compared() -> None:
+def test_only_shared_rows_are_compared() -> None:
     old = report(
         row(p90_ms=2.0, batch=32, step_median_ms=10.0),
         row("w2", p90_ms=1.0, batch=16, step_median_ms=5.0),
@@ -91,7 +89,7 @@ def test_only_what_both_measured_is_compared() -> None:
     assert (second.p90, second.step) == (1.0, None)  # steps of other batches
 
 
-def test_a_submodel_for_other_inputs_is_not_the_same_and_that_is_said() -> None:
+def test_submodel_for_other_inputs_is_not_compared() -> None:
     old, new = report(row(p90_ms=2.0, macs=100)), report(row(p90_ms=8.0, macs=400))
     assert not compare(new, old)
     assert differences(new, old) == ("w1 torch has other inputs or classes: not compared",)
@@ -100,7 +98,7 @@ def test_a_submodel_for_other_inputs_is_not_the_same_and_that_is_said() -> None:
     assert found.p90 == 0.5, "a file that became smaller is what its owner compares"
 
 
-def test_a_minute_is_not_compared_with_seconds_unsaid() -> None:
+def test_different_durations_are_reported() -> None:
     old, new = report(row(p90_ms=2.0, seconds=3.0)), report(row(p90_ms=2.0, seconds=60.0))
     assert differences(new, old) == ("inference was measured for 3 s, now for 60 s",)
 
@@ -110,7 +108,7 @@ def test_a_row_that_failed_has_no_ratio() -> None:
     assert (found.p90, found.step, found.worst) == (None, None, 0.0)
 
 
-def test_what_differs_between_machines_is_said() -> None:
+def test_machine_differences_are_reported() -> None:
     old = report()
     about = replace(
         old.fingerprint,
@@ -127,14 +125,14 @@ def test_what_differs_between_machines_is_said() -> None:
     assert "versions.jax was 0.5, is none" in differences(old, fewer)
 
 
-def test_a_file_that_cannot_be_written_is_named_and_nothing_lies_about(tmp_path: Path) -> None:
+def test_unwritable_file_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.json").mkdir()
     with pytest.raises(ConfigError, match=r"a\.json: cannot be written: Is a directory"):
         write(report(row()), tmp_path / "a.json")
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_where_nothing_can_be_written_is_said_at_once(tmp_path: Path) -> None:
+def test_unwritable_path_is_refused_early(tmp_path: Path) -> None:
     assert check_writable(tmp_path / "a.csv") == tmp_path / "a.csv"
     assert not list(tmp_path.iterdir())
     with pytest.raises(UsageError, match=r"a\.txt: expected a file that ends in \.csv or \.json"):

@@ -25,18 +25,18 @@ TINY = find_network("preresnet", (1, 8, 8), 10)
 TEXT = find_network("transformer-small", (8,), 12)
 
 
-def test_a_network_of_texts_is_known_by_its_name() -> None:
+def test_network_for_texts_is_found_by_name() -> None:
     assert (TINY.objective, TEXT.objective) == ("class", "masked")
 
 
-def test_a_network_that_cannot_be_is_named() -> None:
+def test_invalid_network_is_named() -> None:
     with pytest.raises(Unknown, match=r"unknown model 'preresne'; known: preresnet,"):
         find_network("preresne", (3, 32, 32), 10)
     with pytest.raises(ConfigError, match=r"--model preresnet: .*--inputs and --classes"):
         find_network("preresnet", (3, 32), 10)
 
 
-def test_submodels_are_chosen_by_patterns_of_their_names() -> None:
+def test_submodels_are_selected_by_name_patterns() -> None:
     assert [s.name for s in select_submodels(TINY, (0.25, 1.0), (), ())] == [
         "w0.25-d4.4.4",
         "w1-d4.4.4",
@@ -54,7 +54,7 @@ def test_submodels_are_chosen_by_patterns_of_their_names() -> None:
         select_submodels(TINY, (0.0,), (), ())
 
 
-def test_the_int8_of_a_machine_is_what_it_multiplies_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_kind_suits_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for machine, kind in (("x86_64", "onnx-int8-u8s8"), ("aarch64", "onnx-int8-s8s8")):
         monkeypatch.setattr(platform, "machine", lambda found=machine: found)
         assert resolve_runtimes(("onnx", "onnx-int8"), TINY) == ("onnx", kind)
@@ -64,7 +64,7 @@ def test_the_int8_of_a_machine_is_what_it_multiplies_fast(monkeypatch: pytest.Mo
     )  # once, on ARM
 
 
-def test_a_runtime_that_is_not_one_or_not_of_files_is_named() -> None:
+def test_invalid_runtime_is_named() -> None:
     with pytest.raises(Unknown, match="unknown runtime 'onxx'; known: onnx,"):
         resolve_runtimes(("onxx",), TINY)
     with pytest.raises(UsageError, match="--runtime torch: ONNX files can only"):
@@ -74,7 +74,7 @@ def test_a_runtime_that_is_not_one_or_not_of_files_is_named() -> None:
 @pytest.mark.parametrize(
     ("network", "dtype", "shape"), [(TINY, "float32", (4, 1, 8, 8)), (TEXT, "int64", (4, 8))]
 )
-def test_noise_is_what_a_network_takes_and_learns_from(
+def test_noise_matches_inputs_and_labels(
     network: Network, dtype: str, shape: tuple[int, ...]
 ) -> None:
     x, y = noise(network, 4)
@@ -83,7 +83,7 @@ def test_noise_is_what_a_network_takes_and_learns_from(
     assert np.array_equal(x, noise(network, 4)[0])
 
 
-def test_every_runtime_gets_the_same_network(tmp_path: Path) -> None:
+def test_every_runtime_gets_the_same_weights(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     from export.verify import load
     from federated.wire import tensors
@@ -132,7 +132,7 @@ def test_files_are_targets_by_their_names(tmp_path: Path) -> None:
         file_targets([copy, tmp_path / "nix.onnx"], "cpu")
 
 
-def test_a_submodel_that_cannot_be_made_ready_is_named_without_its_folder(tmp_path: Path) -> None:
+def test_failed_preparation_hides_the_temporary_folder(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     (submodel,) = select_submodels(find_network("preresnet", (1, 8, 8), 10), (0.25,), (1,), ())
     with pytest.raises(

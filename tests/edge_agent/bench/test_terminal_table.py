@@ -50,7 +50,7 @@ def shown(*rows: Row, width: int = 120) -> str:
 
 
 @pytest.mark.parametrize("width", [100, 120, 200])
-def test_a_table_fits_its_terminal_and_keeps_what_matters(width: int) -> None:
+def test_table_fits_the_terminal_and_keeps_key_columns(width: int) -> None:
     found = shown(row(**FULL), row("onnx-int8-u8s8", **FULL), width=width)
     lines = found.splitlines()
     assert len(lines) == 4  # a head of two, a line per row
@@ -58,7 +58,7 @@ def test_a_table_fits_its_terminal_and_keeps_what_matters(width: int) -> None:
     assert all(word in found for word in ("w1-d2.2.2.2", "onnx-int8-u8s8", "12.5", "812"))
 
 
-def test_a_wide_terminal_shows_all() -> None:
+def test_wide_terminal_shows_all_columns() -> None:
     found = shown(row(**FULL), width=250)
     for word in (
         "11.2 M",
@@ -78,14 +78,14 @@ def test_a_wide_terminal_shows_all() -> None:
         assert word in found
 
 
-def test_columns_of_nothing_are_left_out() -> None:
+def test_empty_columns_are_left_out() -> None:
     found = shown(row(p90_ms=0.05))
     assert "0.050" in found
     assert all(word not in found for word in ("step", "°C", "mJ", "threads", "predicted"))
     assert "threads" in shown(row(p90_ms=1.0), row(threads=2, p90_ms=1.0))
 
 
-def test_a_title_names_the_network_and_what_all_rows_share() -> None:
+def test_title_names_network_and_shared_threads() -> None:
     one, two = row(p90_ms=1.0), row(threads=2, p90_ms=1.0)
     assert (
         title(Report(take_fingerprint(Limits()), (one,), ""))
@@ -97,11 +97,11 @@ def test_a_title_names_the_network_and_what_all_rows_share() -> None:
     )
 
 
-def test_a_frequency_that_stays_is_no_news() -> None:
+def test_stable_frequency_is_hidden() -> None:
     assert "MHz" not in shown(row(p90_ms=1.0, mhz_before=1500.0, mhz_after=1490.0))
 
 
-def test_what_is_not_to_be_trusted_is_flagged_and_explained() -> None:
+def test_unreliable_rows_are_flagged_and_explained() -> None:
     rows = (
         row(p90_ms=1.0, loaded=True, busy=0.35),
         row(p90_ms=1.0, throttled=True),
@@ -120,7 +120,7 @@ def test_what_is_not_to_be_trusted_is_flagged_and_explained() -> None:
         assert text in said
 
 
-def test_a_row_is_told_in_a_line() -> None:
+def test_row_is_summarised_in_a_line() -> None:
     assert (
         summarise(row(p90_ms=1.0, step_least_ms=20.0, loaded=True))
         == "p90 1.00 ms, step 20 ms (loaded)"

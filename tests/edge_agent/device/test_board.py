@@ -36,7 +36,7 @@ from tests.support.boards import copied, recorded
         ("container-v2", Board("generic", "QEMU Standard PC (Q35 + ICH9, 2009)", "", False, "")),
     ],
 )
-def test_a_board_is_what_its_files_and_commands_say(name: str, board: Board) -> None:
+def test_board_is_read_from_files_and_commands(name: str, board: Board) -> None:
     found = recorded(name)
     assert read_board(found.root, found.run, found.environment) == board
 
@@ -50,17 +50,17 @@ def test_a_board_is_what_its_files_and_commands_say(name: str, board: Board) -> 
         ("container-v2", "AMD EPYC 7763 64-Core Processor"),
     ],
 )
-def test_a_processor_has_a_name_or_the_numbers_of_its_parts(name: str, named: str) -> None:
+def test_processor_name_falls_back_to_part_numbers(name: str, named: str) -> None:
     assert processor_name(recorded(name).root).endswith(named)
 
 
-def test_a_jetson_asks_its_own_command_for_the_power_mode_first(tmp_path: Path) -> None:
+def test_jetson_power_mode_is_read_from_nvpmodel_first(tmp_path: Path) -> None:
     found = copied("jetson-orin", tmp_path)
     found.write("commands/nvpmodel_-q", "NV Fan Mode:quiet\nNV Power Mode: MAXN_SUPER\n2\n")
     assert read_board(found.root, found.run, {}).model.endswith("power mode MAXN_SUPER")
 
 
-def test_a_graphics_card_is_named_by_its_driver_and_has_memory_of_its_own(tmp_path: Path) -> None:
+def test_graphics_card_has_driver_name_and_separate_memory(tmp_path: Path) -> None:
     found = copied("container-v1", tmp_path)
     found.write(
         "proc/driver/nvidia/gpus/0000:65:00.0/information",
@@ -78,7 +78,7 @@ def test_this_machine_is_read_without_an_error() -> None:
     assert processor_name()
 
 
-def test_a_command_that_is_missing_or_fails_says_nothing() -> None:
+def test_missing_or_failing_command_returns_empty_output() -> None:
     assert run_command("no-such-command-here") == ""
     assert run_command("false") == ""
     assert run_command("echo", "here") == "here"

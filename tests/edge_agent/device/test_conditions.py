@@ -26,7 +26,7 @@ def conditions(text: str, board: Recorded, load: Used | None = None) -> Conditio
     return Conditions(text, board.root, board.run, lambda: load or Used())
 
 
-def test_no_condition_is_always_met() -> None:
+def test_empty_conditions_are_always_met() -> None:
     assert conditions("", recorded("container-v2"))() == ""
 
 
@@ -38,12 +38,12 @@ def test_a_laptop_trains_when_it_is_plugged_in(tmp_path: Path) -> None:
     assert when() == ""
 
 
-def test_a_network_that_is_paid_by_the_byte_is_waited_out(tmp_path: Path) -> None:
+def test_device_waits_on_metered_network(tmp_path: Path) -> None:
     assert conditions("unmetered", recorded("laptop-battery"))() == "metered network"
     assert conditions("unmetered", recorded("termux"))() == ""
 
 
-def test_a_device_that_does_not_say_how_busy_it_is_cannot_wait_to_be_idle() -> None:
+def test_idle_condition_requires_known_load() -> None:
     load = Used()
     load.known = False
     with pytest.raises(ConfigError, match="--when idle: this device cannot tell how busy it is"):
@@ -66,7 +66,7 @@ def test_a_busy_device_waits() -> None:
     assert when().endswith("use 50% of the processors")
 
 
-def test_a_hot_device_cools_down_before_it_goes_on(tmp_path: Path) -> None:
+def test_hot_device_cools_down_before_it_resumes(tmp_path: Path) -> None:
     board = copied("pi5", tmp_path)
     when = conditions("temperature<70", board)
     found = []
@@ -79,7 +79,7 @@ def test_a_hot_device_cools_down_before_it_goes_on(tmp_path: Path) -> None:
     )
 
 
-def test_the_first_condition_that_is_not_met_is_told(tmp_path: Path) -> None:
+def test_first_unmet_condition_is_reported(tmp_path: Path) -> None:
     board = copied("laptop-battery", tmp_path)
     when = conditions("temperature < 60 , charging,unmetered", board)
     assert when() == "67 C, not below 60 C"
@@ -87,7 +87,7 @@ def test_the_first_condition_that_is_not_met_is_told(tmp_path: Path) -> None:
     assert when() == "on battery"
 
 
-def test_a_device_that_stops_telling_does_not_train(tmp_path: Path) -> None:
+def test_device_that_can_no_longer_check_does_not_train(tmp_path: Path) -> None:
     board = copied("laptop-battery", tmp_path)
     when = conditions("charging", board)
     board.write("sys/class/power_supply/AC/online", "0\n")
@@ -105,9 +105,7 @@ def test_a_device_that_stops_telling_does_not_train(tmp_path: Path) -> None:
         ("idle,temperature<70", "container-v2", "how warm it is"),
     ],
 )
-def test_a_condition_that_this_device_cannot_tell_is_refused_at_the_start(
-    text: str, board: str, what: str
-) -> None:
+def test_uncheckable_condition_is_refused_at_start(text: str, board: str, what: str) -> None:
     with pytest.raises(ConfigError, match=f"cannot tell {what}"):
         conditions(text, recorded(board))
 
@@ -125,7 +123,7 @@ def test_a_condition_that_this_device_cannot_tell_is_refused_at_the_start(
         "idle,",
     ],
 )
-def test_what_is_no_condition_is_told_with_those_that_are(text: str) -> None:
+def test_unknown_condition_lists_the_known_ones(text: str) -> None:
     with pytest.raises(
         ConfigError,
         match="expected conditions among charging, idle, temperature<DEGREES, unmetered",

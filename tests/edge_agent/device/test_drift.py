@@ -32,7 +32,7 @@ def test_nothing_is_due_while_nothing_changes() -> None:
     assert [device.later(watch) for _ in range(5)] == [""] * 5
 
 
-def test_another_limit_is_noticed_once_and_told() -> None:
+def test_changed_limit_is_reported_once() -> None:
     device = Device()
     watch = device.watch()
     device.limits = (0.2, math.inf)
@@ -48,7 +48,7 @@ def test_another_limit_is_noticed_once_and_told() -> None:
     assert device.later(watch) == "", "noise"
 
 
-def test_throttling_is_news_when_it_begins_and_when_it_ends() -> None:
+def test_throttling_is_reported_when_it_starts_and_ends() -> None:
     device = Device()
     watch = device.watch()
     device.heat = replace(COOL, throttled=True, ever=True)
@@ -60,14 +60,14 @@ def test_throttling_is_news_when_it_begins_and_when_it_ends() -> None:
     assert device.later(watch, REST) == "the processor is no longer throttled"
 
 
-def test_a_count_that_grows_between_two_looks_is_throttling() -> None:
+def test_growing_event_count_is_throttling() -> None:
     device = Device()
     watch = device.watch()
     device.heat = replace(COOL, events=3, ever=True)
     assert device.later(watch) == "the processor is throttled"
 
 
-def test_what_is_due_stays_due_until_it_is_done() -> None:
+def test_due_measurement_stays_due_until_done() -> None:
     device = Device()
     watch = device.watch()
     device.limits = (0.2, math.inf)

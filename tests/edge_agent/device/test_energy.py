@@ -23,7 +23,7 @@ def ina(root: Path, chip: int, **files: object) -> None:
         (folder / name).write_text(f"{value}\n")
 
 
-def test_a_machine_that_counts_nothing_gives_nothing(tmp_path: Path) -> None:
+def test_machine_without_counters_has_no_energy(tmp_path: Path) -> None:
     with Meter(tmp_path) as meter:
         pass
     assert meter.joules is None
@@ -31,7 +31,7 @@ def test_a_machine_that_counts_nothing_gives_nothing(tmp_path: Path) -> None:
     assert read_watts(tmp_path) is None
 
 
-def test_packages_are_added_and_their_parts_are_not(tmp_path: Path) -> None:
+def test_packages_are_summed_without_their_parts(tmp_path: Path) -> None:
     for zone in ("intel-rapl:0", "intel-rapl:0:0", "intel-rapl:1"):
         rapl(tmp_path, zone, 1_000_000)
     with Meter(tmp_path) as meter:
@@ -40,20 +40,20 @@ def test_packages_are_added_and_their_parts_are_not(tmp_path: Path) -> None:
     assert meter.joules == pytest.approx(5.0)
 
 
-def test_a_counter_that_starts_again_is_followed(tmp_path: Path) -> None:
+def test_wrapped_counter_is_handled(tmp_path: Path) -> None:
     rapl(tmp_path, "intel-rapl:0", 9_000_000)
     with Meter(tmp_path) as meter:
         rapl(tmp_path, "intel-rapl:0", 500_000)
     assert meter.joules == pytest.approx(1.5)
 
 
-def test_a_sensor_says_microwatts(tmp_path: Path) -> None:
+def test_sensor_reports_microwatts(tmp_path: Path) -> None:
     ina(tmp_path, 0, name="ina219", power1_input=2_500_000)
     ina(tmp_path, 1, name="coretemp", temp1_input=50_000)
     assert read_watts(tmp_path) == pytest.approx(2.5)
 
 
-def test_the_rail_of_a_whole_jetson_counts_and_its_parts_do_not(tmp_path: Path) -> None:
+def test_main_rail_of_jetson_counts_without_its_parts(tmp_path: Path) -> None:
     ina(
         tmp_path,
         3,
@@ -68,7 +68,7 @@ def test_the_rail_of_a_whole_jetson_counts_and_its_parts_do_not(tmp_path: Path) 
     assert read_watts(tmp_path) == pytest.approx(6.0)
 
 
-def test_power_by_a_sensor_becomes_energy_over_time(tmp_path: Path) -> None:
+def test_sensor_power_is_integrated_over_time(tmp_path: Path) -> None:
     ina(tmp_path, 0, name="ina226", power1_input=4_000_000)
     with Meter(tmp_path) as meter:
         meter._stop.wait(0.25)

@@ -24,12 +24,14 @@ from tests.support.boards import copied, recorded
         ("container-v1", (0,), Heat(None, 2399.998, None, None, None)),
     ],
 )
-def test_heat_is_what_sensors_firmware_and_counters_say(name: str, cpus: range, heat: Heat) -> None:
+def test_heat_is_read_from_sensors_firmware_and_counters(
+    name: str, cpus: range, heat: Heat
+) -> None:
     found = recorded(name)
     assert read_heat(found.root, found.run, cpus) == heat
 
 
-def test_bits_of_a_pi_tell_now_from_earlier(tmp_path: Path) -> None:
+def test_pi_bits_separate_current_from_past_throttling(tmp_path: Path) -> None:
     found = copied("pi5", tmp_path)
     found.write("commands/vcgencmd_get_throttled", "throttled=0x50000\n")
     heat = read_heat(found.root, found.run)
@@ -40,26 +42,26 @@ def test_bits_of_a_pi_tell_now_from_earlier(tmp_path: Path) -> None:
     assert (heat.throttled, heat.ever) == (True, True)
 
 
-def test_a_kernel_that_slows_the_processor_to_cool_it_throttles(tmp_path: Path) -> None:
+def test_kernel_cooling_counts_as_throttling(tmp_path: Path) -> None:
     found = copied("jetson-orin", tmp_path)
     found.write("sys/class/thermal/cooling_device3/cur_state", "3\n")
     assert read_heat(found.root, found.run).throttled
 
 
-def test_a_zone_that_measures_nothing_is_not_the_hottest(tmp_path: Path) -> None:
+def test_implausible_zone_is_ignored(tmp_path: Path) -> None:
     found = copied("jetson-orin", tmp_path)
     found.write("sys/class/thermal/thermal_zone9/type", "PMIC-Die\n")
     found.write("sys/class/thermal/thermal_zone9/temp", "100000\n")
     assert read_heat(found.root, found.run).celsius == 49.125
 
 
-def test_a_pi_without_zones_is_asked_by_its_command(tmp_path: Path) -> None:
+def test_pi_without_zones_uses_vcgencmd(tmp_path: Path) -> None:
     found = copied("container-v1", tmp_path)
     found.write("commands/vcgencmd_measure_temp", "temp=48.3'C\n")
     assert read_heat(found.root, found.run).celsius == 48.3
 
 
-def test_what_ran_between_two_readings_was_held_back_if_either_or_a_counter_says_so() -> None:
+def test_throttling_between_readings_uses_both_ends_and_counters() -> None:
     cool = Heat(50.0, 1000.0, False, False, 3)
     assert not throttled_between(cool, cool)
     assert throttled_between(cool, replace(cool, throttled=True))

@@ -59,18 +59,18 @@ def run(code: str, bounds: Limits) -> tuple[subprocess.CompletedProcess[str], li
 
 
 @pytest.mark.parametrize("share", [0.25, 0.6])
-def test_a_fraction_of_a_processor_is_all_it_gets(way: str, share: float) -> None:
+def test_process_gets_only_its_fraction_of_a_processor(way: str, share: float) -> None:
     done, how = run(BURN, Limits(cpus=share))
     assert float(done.stdout) == pytest.approx(share, abs=0.12), how
 
 
-def test_memory_ends_where_the_limit_is(way: str) -> None:
+def test_memory_is_limited(way: str) -> None:
     done, how = run(EAT, Limits(memory=200_000_000))
     assert done.returncode != 0, how
     assert run(EAT, Limits(memory=900_000_000))[0].returncode == 0
 
 
-def test_control_groups_are_gone_afterwards() -> None:
+def test_control_groups_are_removed_on_close() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         cage = ProcessLimiter(process.pid, Limits(cpus=0.5, memory=200_000_000))
         process.communicate(b"\n", timeout=60)
@@ -79,7 +79,7 @@ def test_control_groups_are_gone_afterwards() -> None:
     assert not list(Path("/sys/fs/cgroup").glob(f"**/espalier-{process.pid}-*"))
 
 
-def test_groups_that_a_killed_agent_left_are_removed_by_the_next(
+def test_groups_of_killed_agents_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [tmp_path])
@@ -96,7 +96,7 @@ def test_groups_that_a_killed_agent_left_are_removed_by_the_next(
     assert not left.exists()
 
 
-def test_both_limits_are_on_one_group_where_there_is_one_hierarchy(
+def test_unified_hierarchy_uses_one_group_for_both_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
@@ -114,7 +114,7 @@ def test_both_limits_are_on_one_group_where_there_is_one_hierarchy(
     cage.close()
 
 
-def test_what_is_available_is_no_more_than_the_limit() -> None:
+def test_available_resources_respect_limits() -> None:
     assert available_cpus(Limits(cpus=0.5)) == 0.5
     # this process has run other tests before
     limit = psutil.Process().memory_info().rss + 500_000_000
@@ -132,7 +132,7 @@ def test_what_is_available_is_no_more_than_the_limit() -> None:
         ("pi5", None, 6_710_400 * 1024),  # no limit: what the kernel could give
     ],
 )
-def test_the_tightest_control_group_counts(name: str, cpus: float | None, memory: int) -> None:
+def test_tightest_control_group_applies(name: str, cpus: float | None, memory: int) -> None:
     root = recorded(name).root
     here = len(os.sched_getaffinity(0))
     assert available_cpus(Limits(), root=root) == (min(cpus, here) if cpus else here)
@@ -162,12 +162,12 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "MB", "-5MB", "5XB", "5 MB 3"])
-def test_sizes_that_are_none(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected a size"):
         parse_size(text)
 
 
-def test_limits_that_are_none() -> None:
+def test_invalid_limits_are_refused() -> None:
     with pytest.raises(ConfigError, match="--limit-cpus"):
         Limits(cpus=0)
     with pytest.raises(ConfigError, match="64MiB"):

@@ -30,7 +30,7 @@ class Machine:
         self.now, self.used, self.own = self.now + seconds, self.used + used, self.own + own
 
 
-def test_the_share_is_of_others_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_share_counts_other_processes_since_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
     load = Load()
     machine.passes(10, used=12, own=8)  # of 20 seconds of two processors, others used 4
@@ -44,7 +44,7 @@ def test_the_share_is_of_others_since_the_last_look(monkeypatch: pytest.MonkeyPa
     assert load.share() == 0, "no time passed"
 
 
-def test_where_the_system_lets_nobody_look_nothing_is_known(
+def test_load_is_unknown_without_permission(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refused(percpu: bool) -> None:
@@ -65,7 +65,7 @@ def spinning() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.timed
-def test_what_this_process_started_is_its_own(
+def test_children_are_not_other_processes(
     spinning: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time.sleep(0.3)

@@ -52,7 +52,7 @@ def never() -> float:
     raise AssertionError("it is known")
 
 
-def test_what_was_measured_is_known_the_second_time(tmp_path: Path) -> None:
+def test_measurement_is_cached(tmp_path: Path) -> None:
     first = note(tmp_path)
     assert first.value(WHAT, lambda: 0.25) == 0.25
     second = note(tmp_path)
@@ -60,7 +60,7 @@ def test_what_was_measured_is_known_the_second_time(tmp_path: Path) -> None:
     assert (first.taken, first.known, second.taken, second.known) == (1, 0, 0, 1)
 
 
-def test_a_user_without_a_home_measures_each_time(
+def test_user_without_home_measures_each_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def homeless() -> Path:
@@ -87,19 +87,19 @@ def test_a_user_without_a_home_measures_each_time(
         (AROUND, {**WHAT, "batch": 16}),
     ],
 )
-def test_what_depends_on_something_else_is_measured(tmp_path: Path, around: Any, what: Any) -> None:
+def test_other_circumstances_are_measured_again(tmp_path: Path, around: Any, what: Any) -> None:
     note(tmp_path).value(WHAT, lambda: 0.25)
     assert note(tmp_path, around).value(what, lambda: 0.5) == 0.5
     assert note(tmp_path).value(WHAT, never) == 0.25, "the first is still known"
 
 
-def test_fresh_measures_and_replaces(tmp_path: Path) -> None:
+def test_fresh_ignores_and_replaces_cached_value(tmp_path: Path) -> None:
     note(tmp_path).value(WHAT, lambda: 0.25)
     assert note(tmp_path, fresh=True).value(WHAT, lambda: 0.3) == 0.3
     assert note(tmp_path).value(WHAT, never) == 0.3
 
 
-def test_what_was_taken_on_a_busy_or_throttled_device_is_not_kept(tmp_path: Path) -> None:
+def test_measurement_on_busy_or_throttled_device_is_not_cached(tmp_path: Path) -> None:
     disturbed = note(tmp_path, load=Busy)
     assert disturbed.value(WHAT, lambda: 0.9) == 0.9
     assert disturbed.circumstances.busy == 0.7
@@ -112,14 +112,12 @@ def test_what_was_taken_on_a_busy_or_throttled_device_is_not_kept(tmp_path: Path
 @pytest.mark.parametrize(
     "since", [replace(COOL, throttled=True), replace(COOL, ever=True), replace(COOL, events=4)]
 )
-def test_what_was_kept_is_not_trusted_once_the_device_throttled(
-    tmp_path: Path, since: Heat
-) -> None:
+def test_cached_value_is_ignored_after_throttling(tmp_path: Path, since: Heat) -> None:
     note(tmp_path).value(WHAT, lambda: 0.25)
     assert note(tmp_path, heats=(since,)).value(WHAT, lambda: 0.5) == 0.5
 
 
-def test_a_device_that_does_not_say_is_not_said_to_be_cool(tmp_path: Path) -> None:
+def test_unknown_throttling_stays_unknown(tmp_path: Path) -> None:
     silent = note(tmp_path, heats=(Heat(),))
     silent.value(WHAT, lambda: 0.25)
     assert silent.circumstances.throttled is None
@@ -136,7 +134,7 @@ def test_a_device_that_does_not_say_is_not_said_to_be_cool(tmp_path: Path) -> No
         b'{"format":1,"value":-1,"about":{},"heat":{},"taken":0}',
     ],
 )
-def test_a_damaged_file_costs_a_measurement_and_a_line(
+def test_damaged_file_is_logged_and_measured_again(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     note(tmp_path).value(WHAT, lambda: 0.25)
@@ -148,15 +146,13 @@ def test_a_damaged_file_costs_a_measurement_and_a_line(
     assert note(tmp_path).value(WHAT, never) == 0.5
 
 
-def test_a_folder_that_cannot_be_written_costs_a_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unwritable_folder_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "t").write_text("a file")
     assert note(tmp_path).value(WHAT, lambda: 0.25) == 0.25
     assert "cannot cache" in caplog.text
 
 
-def test_a_kept_measurement_says_what_it_is_of(tmp_path: Path) -> None:
+def test_cached_file_records_its_circumstances(tmp_path: Path) -> None:
     note(tmp_path).value(WHAT, lambda: 0.25)
     (path,) = (tmp_path / "t").iterdir()
     found = json.loads(path.read_text())

@@ -16,7 +16,7 @@ BATTERY = "sys/class/power_supply/BAT0/status"
     ("name", "power"),
     [("laptop-battery", "battery"), ("termux", "battery"), ("pi5", ""), ("container-v2", "")],
 )
-def test_power_is_what_the_supplies_say(name: str, power: str) -> None:
+def test_power_is_read_from_supplies(name: str, power: str) -> None:
     found = recorded(name)
     assert read_power(found.root, found.run) == power
 
@@ -43,7 +43,7 @@ def test_a_phone_that_is_plugged_in_is_on_mains(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "metered"), [("laptop-battery", True), ("termux", False), ("pi5", None)]
 )
-def test_a_network_is_metered_where_the_system_says_so(name: str, metered: bool | None) -> None:
+def test_metered_network_is_read_from_the_system(name: str, metered: bool | None) -> None:
     found = recorded(name)
     assert is_metered(found.root, found.run) is metered
 
@@ -52,7 +52,7 @@ def test_a_network_is_metered_where_the_system_says_so(name: str, metered: bool 
     ("said", "metered"),
     [("u 1", True), ("u 2", False), ("u 3", True), ("u 4", False), ("u 0", None)],
 )
-def test_a_network_manager_is_asked_over_its_bus(said: str, metered: bool | None) -> None:
+def test_network_manager_is_read_over_dbus(said: str, metered: bool | None) -> None:
     name = "org.freedesktop.NetworkManager"
     answer = {
         ("busctl", "get-property", name, "/org/freedesktop/NetworkManager", name, "Metered"): said
@@ -60,7 +60,7 @@ def test_a_network_manager_is_asked_over_its_bus(said: str, metered: bool | None
     assert is_metered(recorded("pi5").root, lambda *words: answer.get(words, "")) is metered
 
 
-def test_a_phone_without_wi_fi_sends_by_its_contract(tmp_path: Path) -> None:
+def test_phone_without_wifi_is_metered(tmp_path: Path) -> None:
     found = copied("termux", tmp_path)
     found.write(
         "commands/termux-wifi-connectioninfo",

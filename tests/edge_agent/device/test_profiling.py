@@ -32,7 +32,7 @@ def test_a_deeper_network_takes_longer() -> None:
     assert 0 < time_step(SMALL, 32, DATA, PYTORCH) < time_step(LARGE, 32, DATA, PYTORCH)
 
 
-def test_a_profile_times_what_the_card_asks_for_and_settles_the_threads() -> None:
+def test_profile_times_requested_submodels_and_sets_threads() -> None:
     card = Run("r", "fedfa", "preresnet", NETWORK, (SMALL, LARGE), 32, "s")
     found = measure_profile(card, DATA, Limits(cpus=1.5, memory=4 * 10**9), PYTORCH)
     assert [(t.submodel, t.batch) for t in found.timings] == [(SMALL, 32), (LARGE, 32)]

@@ -10,7 +10,7 @@ from edge_agent.device import state_folder
 from federated.errors import StoreError
 
 
-def test_the_folder_is_the_one_named_else_by_convention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_is_configured_or_conventional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/u")
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.delenv("ESPALIER_STATE", raising=False)
@@ -21,7 +21,7 @@ def test_the_folder_is_the_one_named_else_by_convention(monkeypatch: pytest.Monk
     assert state_folder.folder() == Path("/data/here")
 
 
-def test_a_user_without_a_home_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_home_gets_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 

@@ -42,7 +42,7 @@ def test_values_are_answered_as_they_are() -> None:
     assert format_answer(found) == "3, -1"
 
 
-def test_the_next_token_is_that_after_the_last() -> None:
+def test_next_token_follows_the_last() -> None:
     (found,) = answer(Session(make_text("next"), "text"), np.array([[0, 2, 0]]))
     share = math.exp(2) / (math.exp(2) + 2)
     assert found == {"label": 1, "confidence": pytest.approx(share)}
@@ -59,7 +59,7 @@ def test_each_hidden_token_of_a_text_is_answered() -> None:
         answer(session, np.array([[0, 3, 0], [0, 1, 2]]))
 
 
-def test_classes_are_named_where_they_have_names(toy: Session) -> None:
+def test_classes_have_names_if_known(toy: Session) -> None:
     (found,) = answer(toy, np.array([[2, 1]], np.uint8), ("cat", "dog"))
     assert (found["label"], found["name"]) == (0, "cat")
     assert format_answer(found) == "cat (95.3%)"
@@ -68,7 +68,7 @@ def test_classes_are_named_where_they_have_names(toy: Session) -> None:
     )
 
 
-def test_an_output_that_is_not_finite_is_no_answer() -> None:
+def test_non_finite_output_is_refused() -> None:
     session = Session(make_bytes(dtype="FLOAT"), "broken")
     with pytest.raises(
         ExportError, match="broken: expected a finite output, found NaN or infinity"

@@ -36,7 +36,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_it_answers_with_what_it_adopted(tmp_path: Path, store: Path) -> None:
+def test_engine_answers_with_adopted_release(tmp_path: Path, store: Path) -> None:
     engine = Engine(store, threads=1)
     with pytest.raises(ExportError, match="no release has arrived yet"):
         engine.answer(X)
@@ -48,7 +48,7 @@ def test_it_answers_with_what_it_adopted(tmp_path: Path, store: Path) -> None:
     assert engine.past is None
 
 
-def test_an_exchange_tells_what_was_before_measured_beside_it(tmp_path: Path, store: Path) -> None:
+def test_exchange_measures_the_previous_release(tmp_path: Path, store: Path) -> None:
     engine = Engine(store, threads=1, held=(X, np.array([0, 1])))
     old = engine.adopt(release(tmp_path, 1), NAME)
     new = engine.adopt(release(tmp_path, 2), NAME)
@@ -59,7 +59,7 @@ def test_an_exchange_tells_what_was_before_measured_beside_it(tmp_path: Path, st
     assert new.best.accuracy == 0.5
 
 
-def test_a_release_that_fails_its_test_leaves_the_present_one(tmp_path: Path, store: Path) -> None:
+def test_failing_release_keeps_the_present_one(tmp_path: Path, store: Path) -> None:
     engine = Engine(store, threads=1)
     good = engine.adopt(release(tmp_path, 1), NAME)
     with pytest.raises(ExportError, match="deviates from the exporter's machine"):
@@ -71,16 +71,12 @@ def test_a_release_that_fails_its_test_leaves_the_present_one(tmp_path: Path, st
     assert resumed.version == good.version
 
 
-def test_a_folder_of_another_version_than_was_announced_is_refused(
-    tmp_path: Path, store: Path
-) -> None:
+def test_folder_of_another_version_is_refused(tmp_path: Path, store: Path) -> None:
     with pytest.raises(ExportError, match="expected version 0123456789ab, found"):
         Engine(store).adopt(release(tmp_path, 1), NAME, "0123456789ab")
 
 
-def test_questions_go_on_while_releases_change_and_each_answer_names_its_own(
-    tmp_path: Path, store: Path
-) -> None:
+def test_requests_continue_during_exchanges(tmp_path: Path, store: Path) -> None:
     """Both releases say 0 of (2, 1), one under the name of cats, one of dogs."""
     folders = [
         release(tmp_path, 1, classes=("cat", "-")),
@@ -115,9 +111,7 @@ def test_questions_go_on_while_releases_change_and_each_answer_names_its_own(
     assert all(names[version] == name for version, name in seen)
 
 
-def test_a_restart_goes_on_with_the_last_one_and_else_with_the_one_before(
-    tmp_path: Path, store: Path
-) -> None:
+def test_restart_resumes_last_good_release(tmp_path: Path, store: Path) -> None:
     engine = Engine(store, threads=1)
     first = engine.adopt(release(store, 1), NAME)
     second = engine.adopt(release(store, 2), NAME)
@@ -137,7 +131,7 @@ def test_a_restart_goes_on_with_the_last_one_and_else_with_the_one_before(
         Engine(moved, threads=1).resume()
 
 
-def test_an_engine_that_keeps_nothing_writes_nothing(
+def test_engine_without_store_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -147,14 +141,14 @@ def test_an_engine_that_keeps_nothing_writes_nothing(
     assert Engine(None).resume() is None
 
 
-def test_a_damaged_note_of_what_was_in_use_is_as_none(store: Path) -> None:
+def test_damaged_state_file_is_ignored(store: Path) -> None:
     assert Engine(store).resume() is None
     store.mkdir()
     (store / "current.json").write_bytes(b"{")
     assert Engine(store).resume() is None
 
 
-def test_what_was_measured_is_not_measured_again(
+def test_saved_choice_is_not_measured_again(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -169,7 +163,7 @@ def test_what_was_measured_is_not_measured_again(
     assert Engine(None, threads=1).adopt(folder, NAME) == first
 
 
-def test_a_release_that_processes_die_of_is_not_tested_a_third_time(
+def test_crashing_release_is_not_tested_a_third_time(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
@@ -197,9 +191,7 @@ def test_a_release_that_processes_die_of_is_not_tested_a_third_time(
     assert Engine(store, threads=1).adopt(folder, NAME).submodel == NAME
 
 
-def test_a_store_that_cannot_be_written_leaves_the_present_release(
-    tmp_path: Path, store: Path
-) -> None:
+def test_unwritable_store_keeps_the_present_release(tmp_path: Path, store: Path) -> None:
     engine = Engine(store, threads=1)
     good = engine.adopt(release(tmp_path, 1), NAME)
     (store / "current.json").unlink()
@@ -209,7 +201,7 @@ def test_a_store_that_cannot_be_written_leaves_the_present_release(
     assert engine.choice == good
 
 
-def test_a_store_that_cannot_be_written_any_more_does_not_keep_a_restart_from_the_last_good_release(
+def test_unwritable_store_does_not_prevent_resume(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = release(tmp_path, 1), release(tmp_path, 2)
@@ -229,9 +221,7 @@ def test_a_store_that_cannot_be_written_any_more_does_not_keep_a_restart_from_th
     assert again.version == old.version
 
 
-def test_an_asker_is_not_told_where_files_lie(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_hide_local_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(None, threads=1)
     engine.adopt(release(tmp_path, 1), NAME)
     assert engine.session is not None
@@ -254,7 +244,7 @@ def test_an_asker_is_not_told_where_files_lie(
         engine.answer(X)
 
 
-def test_a_single_graph_answers_too_without_a_test(tmp_path: Path) -> None:
+def test_single_graph_answers_without_a_test(tmp_path: Path) -> None:
     path = tmp_path / "one.onnx"
     path.write_bytes(GRAPH.read_bytes() + field(b"x"))
     engine = Engine(None)
@@ -270,7 +260,7 @@ def test_a_single_graph_answers_too_without_a_test(tmp_path: Path) -> None:
     ]
 
 
-def test_questions_that_do_not_fit_are_the_askers_fault_and_failures_are_counted(
+def test_invalid_requests_are_not_counted_as_failures(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(store, threads=1)

@@ -64,7 +64,7 @@ def base(folder: Path, file: str = "w1-d1.onnx") -> str:
     return topics.release("spring", bundle.version(folder), file)
 
 
-def test_an_agent_fetches_the_submodel_that_it_had(
+def test_agent_downloads_its_own_submodel(
     broker: MemoryBroker, release: Path, tmp_path: Path
 ) -> None:
     version = put(broker, release, {"pi": "w1-d1"})
@@ -76,9 +76,7 @@ def test_an_agent_fetches_the_submodel_that_it_had(
     assert load(folder / "w1-d1.onnx").outputs == 2
 
 
-def test_of_several_submodels_only_the_own_files_are_fetched(
-    broker: MemoryBroker, tmp_path: Path
-) -> None:
+def test_only_files_of_own_submodel_are_downloaded(broker: MemoryBroker, tmp_path: Path) -> None:
     put(broker, toy(tmp_path / "release", submodels=("w0.5-d1", "w1-d1")), {"pi": "w0.5-d1"})
     folder = fetch_folder(MemoryLink(broker, "pi"), "spring", "pi", tmp_path / "store", 5)
     assert {path.name for path in folder.iterdir()} == {
@@ -93,7 +91,7 @@ def test_of_several_submodels_only_the_own_files_are_fetched(
     assert len(list(folder.iterdir())) == 6
 
 
-def test_the_only_run_needs_no_name_and_a_submodel_may_be_named(
+def test_only_run_is_found_without_a_name(
     broker: MemoryBroker, release: Path, tmp_path: Path
 ) -> None:
     put(broker, release)
@@ -105,7 +103,7 @@ def test_the_only_run_needs_no_name_and_a_submodel_may_be_named(
     )
 
 
-def test_files_that_are_there_are_not_fetched_again_and_damaged_ones_are(
+def test_only_missing_and_damaged_files_are_downloaded(
     broker: MemoryBroker, release: Path, tmp_path: Path
 ) -> None:
     put(broker, release)
@@ -119,7 +117,7 @@ def test_files_that_are_there_are_not_fetched_again_and_damaged_ones_are(
     assert sha256(path) == sha256(release / "w1-d1.onnx")
 
 
-def test_lost_repeated_and_damaged_pieces_are_made_up_for(
+def test_lost_repeated_and_damaged_chunks_are_recovered(
     broker: MemoryBroker, release: Path, tmp_path: Path
 ) -> None:
     put(broker, release)
@@ -142,7 +140,7 @@ def test_lost_repeated_and_damaged_pieces_are_made_up_for(
     }
 
 
-def test_a_newer_release_published_meanwhile_is_fetched_instead(
+def test_newer_release_replaces_the_download(
     broker: MemoryBroker, release: Path, tmp_path: Path
 ) -> None:
     put(broker, release)
@@ -163,7 +161,7 @@ def test_a_newer_release_published_meanwhile_is_fetched_instead(
     assert folder.name == bundle.version(newer) != bundle.version(release)
 
 
-def test_files_published_again_in_other_pieces_are_taken_in_those(
+def test_republished_files_use_the_new_chunk_size(
     broker: MemoryBroker, release: Path, tmp_path: Path
 ) -> None:
     """A coordinator behind a broker with a lower limit: chunks of two sizes under one topic."""
@@ -185,7 +183,7 @@ def test_files_published_again_in_other_pieces_are_taken_in_those(
     assert bundle.read(folder, "w1-d1").run == "spring"
 
 
-def test_without_a_release_it_says_what_there_is(
+def test_missing_release_lists_available_ones(
     broker: MemoryBroker, release: Path, tmp_path: Path
 ) -> None:
     link = MemoryLink(broker, "pi")
@@ -196,9 +194,7 @@ def test_without_a_release_it_says_what_there_is(
         fetch_folder(link, "spring", "pi", tmp_path, 5, clock=Clock())
 
 
-def test_several_runs_have_to_be_told_apart(
-    broker: MemoryBroker, release: Path, tmp_path: Path
-) -> None:
+def test_several_runs_require_a_choice(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
     version = put(broker, release)
     announce(MemoryLink(broker, "coordinator"), Release("autumn", version))
     with pytest.raises(
@@ -208,9 +204,7 @@ def test_several_runs_have_to_be_told_apart(
         fetch_folder(MemoryLink(broker, "pi"), None, "w1-d1", tmp_path, 9, clock=Clock())
 
 
-def test_pieces_that_never_come_end_in_time(
-    broker: MemoryBroker, release: Path, tmp_path: Path
-) -> None:
+def test_missing_chunks_time_out(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
     version = put(broker, release)
     missing = broker.retained.pop(topics.chunk(base(release), 2))
     link = MemoryLink(broker, "pi")
@@ -235,9 +229,7 @@ def test_pieces_that_never_come_end_in_time(
     assert not [path for path in folder.iterdir() if path.suffix in (HAVE, PART)]
 
 
-def test_a_release_withdrawn_meanwhile_is_said(
-    broker: MemoryBroker, release: Path, tmp_path: Path
-) -> None:
+def test_withdrawn_release_is_reported(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
     put(broker, release)
 
     def tamper(delivery: Delivery) -> Iterable[Delivery]:
@@ -253,7 +245,7 @@ def test_a_release_withdrawn_meanwhile_is_said(
         )
 
 
-def test_a_card_that_lies_about_its_files_is_refused(
+def test_card_with_wrong_files_is_refused(
     broker: MemoryBroker, release: Path, tmp_path: Path
 ) -> None:
     version = put(broker, release)
@@ -273,7 +265,7 @@ def test_a_card_that_lies_about_its_files_is_refused(
 @pytest.mark.parametrize(
     ("size", "found"), [(0, "found 0"), (2**40, "expected 1 to 4194304 bytes, found 1099511627776")]
 )
-def test_a_card_of_an_impossible_size_is_refused_before_any_space_is_taken(
+def test_card_of_impossible_size_is_refused_early(
     broker: MemoryBroker, tmp_path: Path, size: int, found: str
 ) -> None:
     announce(
@@ -284,7 +276,7 @@ def test_a_card_of_an_impossible_size_is_refused_before_any_space_is_taken(
         fetch_folder(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path, 5)
 
 
-def test_a_file_that_keeps_arriving_wrong_is_given_up(
+def test_file_with_wrong_digest_is_given_up(
     broker: MemoryBroker, release: Path, tmp_path: Path
 ) -> None:
     """Whole, every piece sound, and another file than was promised."""
@@ -307,21 +299,19 @@ def test_a_file_that_keeps_arriving_wrong_is_given_up(
     assert not list((tmp_path / "store").rglob("w1-d1.onnx*"))
 
 
-def test_no_run_is_a_way_out_of_the_store(tmp_path: Path) -> None:
+def test_run_name_cannot_escape_the_store(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"found '\.\.'"):
         version_folder(tmp_path, "..", "0" * 12)
 
 
-def test_a_store_that_cannot_be_written_is_said(
-    broker: MemoryBroker, release: Path, tmp_path: Path
-) -> None:
+def test_unwritable_store_is_reported(broker: MemoryBroker, release: Path, tmp_path: Path) -> None:
     put(broker, release)
     (tmp_path / "store").write_text("a file")
     with pytest.raises(StoreError, match="store"):
         fetch_folder(MemoryLink(broker, "pi"), "spring", "w1-d1", tmp_path / "store", 5)
 
 
-def test_an_untrained_submodel_is_marked_among_those_that_an_unknown_agent_may_choose(
+def test_untrained_submodels_are_marked_for_unknown_agents(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
     pytest.importorskip("onnx")
@@ -351,13 +341,13 @@ CANARY = Version("b" * 12, 8, "b" * 64, 1, ("s", "l"), {"pi": "l", "tv": "l"})
         (Release("r"), "pi", None, None),
     ],
 )
-def test_a_card_means_the_canary_for_its_agents_and_the_stable_version_for_others(
+def test_card_assigns_canary_to_its_agents_only(
     card: Release, wanted: str, submodel: str | None, expected: tuple[Version, str] | None
 ) -> None:
     assert find_target(card, wanted, submodel) == expected
 
 
-def test_a_fetch_without_trouble_takes_no_waiting(
+def test_undisturbed_download_does_not_wait(
     broker: MemoryBroker, release: Path, tmp_path: Path
 ) -> None:
     put(broker, release, {"pi": "w1-d1"})
@@ -373,9 +363,7 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.broker
-def test_a_real_broker_keeps_a_release_for_devices_that_come_later(
-    address: str, tmp_path: Path
-) -> None:
+def test_broker_retains_release_for_later_devices(address: str, tmp_path: Path) -> None:
     # 13 chunks of 256 KiB
     folder = toy(tmp_path / "release", random.Random(0).randbytes(3 * 2**20))
     link = open_link(address, "coordinator")
@@ -387,6 +375,6 @@ def test_a_real_broker_keeps_a_release_for_devices_that_come_later(
 
 
 @pytest.mark.broker
-def test_a_broker_that_is_not_there_is_a_link_error(tmp_path: Path) -> None:
+def test_unreachable_broker_is_a_link_error(tmp_path: Path) -> None:
     with pytest.raises(LinkError):
         fetch_from("127.0.0.1:9", None, "pi", tmp_path, 5)

@@ -76,7 +76,7 @@ def serve(f: Follower, version: str, **more: object) -> None:
     )  # type: ignore[arg-type]
 
 
-def test_a_version_arrives_once_whole_and_only_its_own_files(
+def test_version_arrives_once_with_own_files_only(
     broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
 ) -> None:
     f = follower(broker, tmp_path / "store")
@@ -89,7 +89,7 @@ def test_a_version_arrives_once_whole_and_only_its_own_files(
     assert f.turn(0.3) is None
 
 
-def test_a_canary_comes_to_its_agents_and_goes_again(
+def test_canary_arrives_at_its_agents_and_is_withdrawn(
     broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
 ) -> None:
     one, two = make("1"), make("2")
@@ -126,7 +126,7 @@ def test_a_promoted_canary_does_not_arrive_a_second_time(
     assert f.turn(0.3) is None
 
 
-def test_a_newer_version_meanwhile_replaces_the_one_on_its_way(
+def test_newer_version_replaces_the_download(
     broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
 ) -> None:
     one, two = make("1"), make("2")
@@ -155,7 +155,7 @@ def test_a_newer_version_meanwhile_replaces_the_one_on_its_way(
     assert f.turn(0.3) is None
 
 
-def test_after_a_restart_nothing_is_fetched_again(
+def test_restart_downloads_nothing_again(
     broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
 ) -> None:
     card(broker, make("1"))
@@ -165,7 +165,7 @@ def test_after_a_restart_nothing_is_fetched_again(
     assert link.received_bytes < 1024
 
 
-def test_the_only_run_needs_no_name_and_several_have_to_be_told_apart(
+def test_only_run_needs_no_name_and_several_require_a_choice(
     broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
 ) -> None:
     one = make("1")
@@ -185,7 +185,7 @@ def test_the_only_run_needs_no_name_and_several_have_to_be_told_apart(
         follower(broker, tmp_path, run=None).turn(9)
 
 
-def test_without_a_submodel_of_its_own_it_says_so_and_goes_on(
+def test_missing_own_submodel_is_reported_and_following_continues(
     broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
 ) -> None:
     one, two = make("1"), make("2")
@@ -204,7 +204,7 @@ def test_without_a_submodel_of_its_own_it_says_so_and_goes_on(
     assert (said(broker, "new").version, said(broker, "new").refused) == (two.name, "")
 
 
-def test_what_cannot_be_had_is_reported_and_tried_again(
+def test_failed_version_is_reported_and_retried(
     broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
 ) -> None:
     one, two = make("1"), make("2")
@@ -232,7 +232,7 @@ def test_what_cannot_be_had_is_reported_and_tried_again(
     assert said(broker).refused == ""
 
 
-def test_a_refusal_is_kept_until_another_version_is_wanted(
+def test_refusal_is_reported_until_another_version_is_wanted(
     broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
 ) -> None:
     one, two = make("1"), make("2")
@@ -249,7 +249,7 @@ def test_a_refusal_is_kept_until_another_version_is_wanted(
     assert said(broker).refused == ""
 
 
-def test_a_broker_that_lost_everything_hears_it_again(
+def test_report_is_published_again_after_reconnecting(
     broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
 ) -> None:
     one = make("1")
@@ -265,7 +265,7 @@ def test_a_broker_that_lost_everything_hears_it_again(
     assert said(broker).version == one.name
 
 
-def test_what_is_not_about_releases_is_handed_on(broker: MemoryBroker, tmp_path: Path) -> None:
+def test_other_deliveries_are_passed_on(broker: MemoryBroker, tmp_path: Path) -> None:
     heard: list[str] = []
     link = MemoryLink(broker, "pi")
     f = Follower(
@@ -279,7 +279,7 @@ def test_what_is_not_about_releases_is_handed_on(broker: MemoryBroker, tmp_path:
     assert heard == ["questions"]
 
 
-def test_old_versions_leave_the_store_but_the_last_good_ones(
+def test_old_versions_are_pruned_except_last_good_ones(
     broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
 ) -> None:
     f = follower(broker, tmp_path)
@@ -295,7 +295,7 @@ def test_old_versions_leave_the_store_but_the_last_good_ones(
     assert {path.name for path in (tmp_path / "spring").iterdir()} == set(names[2:])
 
 
-def test_versions_that_were_refused_drive_out_none_that_was_good(
+def test_refused_versions_do_not_displace_good_ones(
     broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
 ) -> None:
     f = follower(broker, tmp_path)
@@ -317,7 +317,7 @@ def test_versions_that_were_refused_drive_out_none_that_was_good(
     assert {path.name for path in (tmp_path / "spring").iterdir()} == set(names)
 
 
-def test_a_disk_that_fails_is_a_reason_and_not_the_end(
+def test_failing_disk_is_reported_and_not_fatal(
     broker: MemoryBroker,
     make: Callable[[str], Version],
     tmp_path: Path,
@@ -342,7 +342,7 @@ def test_a_disk_that_fails_is_a_reason_and_not_the_end(
     assert said(broker).version == one.name
 
 
-def test_closing_takes_the_report_away(
+def test_closing_removes_the_report(
     broker: MemoryBroker, make: Callable[[str], Version], tmp_path: Path
 ) -> None:
     one = make("1")

@@ -16,7 +16,7 @@ from tests.support.release import toy
 
 @pytest.mark.broker
 @pytest.mark.beside
-def test_an_agent_that_vanishes_takes_its_report_with_it(broker: str, tmp_path: Path) -> None:
+def test_report_of_disconnected_agent_is_removed(broker: str, tmp_path: Path) -> None:
     folder = toy(tmp_path / "release")
     coordinator = open_link(broker, "coordinator")
     publish(coordinator, "spring", folder, {})

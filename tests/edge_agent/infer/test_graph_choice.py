@@ -52,7 +52,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return took
 
 
-def test_the_fastest_right_way_is_chosen(tmp_path: Path, quick: dict[str, float]) -> None:
+def test_fastest_passing_way_is_chosen(tmp_path: Path, quick: dict[str, float]) -> None:
     quick[f"{NAME}.int8-u8s8.onnx"] = 0.0004
     _, found = choose(several(tmp_path), NAME, "v", threads=1)
     assert (found.best.kind, found.best.provider, found.best.threads) == ("int8-u8s8", CPU, 1)
@@ -60,7 +60,7 @@ def test_the_fastest_right_way_is_chosen(tmp_path: Path, quick: dict[str, float]
     assert [graph_trial.kind for graph_trial in found.trials] == ["fp32", "int8-u8s8"]
 
 
-def test_of_ways_about_as_fast_the_first_with_the_fewest_threads_is_chosen(
+def test_fewest_threads_win_among_similar_speeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choosing, "thread_counts", lambda threads: (1, 4))
@@ -72,7 +72,7 @@ def test_of_ways_about_as_fast_the_first_with_the_fewest_threads_is_chosen(
     assert (found.best.kind, found.best.threads) == ("fp32", 1)
 
 
-def test_a_way_that_was_passed_over_may_be_the_best_of_those_about_as_fast_as_a_later_one(
+def test_earlier_way_may_win_within_margin_of_a_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # with one thread and two: the first is too slow once the last is known
@@ -89,9 +89,7 @@ def test_a_way_that_was_passed_over_may_be_the_best_of_those_about_as_fast_as_a_
     assert Path(session.name).name == f"{NAME}.fp32.onnx"
 
 
-def test_a_graph_that_says_something_else_here_is_not_used_however_fast(
-    tmp_path: Path, quick: dict[str, float]
-) -> None:
+def test_deviating_graph_is_rejected_however_fast(tmp_path: Path, quick: dict[str, float]) -> None:
     quick[f"{NAME}.int8-u8s8.onnx"] = 0.0001
     _, found = choose(several(tmp_path, off={"int8-u8s8": 0.5}), NAME, "v", threads=1)
     assert found.best.kind == "fp32"
@@ -99,9 +97,7 @@ def test_a_graph_that_says_something_else_here_is_not_used_however_fast(
     assert "deviates from the exporter's machine" in table(found)
 
 
-def test_int8_may_round_differently_and_float32_add_in_another_order(
-    tmp_path: Path, quick: dict[str, float]
-) -> None:
+def test_small_deviations_are_accepted(tmp_path: Path, quick: dict[str, float]) -> None:
     quick[f"{NAME}.int8-u8s8.onnx"] = 0.0001
     # 0.05 of the spread; 0.0007 of 3
     _, found = choose(
@@ -115,7 +111,7 @@ def test_int8_may_round_differently_and_float32_add_in_another_order(
         choose(several(tmp_path, off={"fp32": 0.005}), NAME, "v", threads=1)
 
 
-def test_int8_that_lost_a_point_where_it_was_made_is_not_used(
+def test_int8_that_lost_accuracy_in_the_release_is_rejected(
     tmp_path: Path, quick: dict[str, float]
 ) -> None:
     quick[f"{NAME}.int8-u8s8.onnx"] = 0.0001
@@ -131,7 +127,7 @@ def test_int8_that_lost_a_point_where_it_was_made_is_not_used(
     assert found.best.kind == "int8-u8s8"
 
 
-def test_own_examples_are_asked_too(
+def test_own_examples_can_reject_a_way(
     tmp_path: Path, quick: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick[f"{NAME}.int8-u8s8.onnx"] = 0.0001
@@ -145,7 +141,7 @@ def test_own_examples_are_asked_too(
     assert found.trials[1].reason == "loses 50.0 points of accuracy on this device's own examples"
 
 
-def test_one_of_a_few_own_examples_decides_nothing(
+def test_one_own_example_cannot_reject_a_way(
     tmp_path: Path, quick: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick[f"{NAME}.int8-u8s8.onnx"] = 0.0001
@@ -154,7 +150,7 @@ def test_one_of_a_few_own_examples_decides_nothing(
     assert choose(several(tmp_path), NAME, "v", threads=1, held=OWN)[1].best.kind == "int8-u8s8"
 
 
-def test_without_a_right_way_each_reason_is_named(tmp_path: Path) -> None:
+def test_without_a_passing_way_each_reason_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ExportError,
         match=r"no way to run w1-d1 passes .*: fp32 on CPU: deviates .*; int8-u8s8 on "
@@ -163,19 +159,17 @@ def test_without_a_right_way_each_reason_is_named(tmp_path: Path) -> None:
         choose(several(tmp_path, off={"fp32": 1.0, "int8-u8s8": 1.0}), NAME, "v", threads=1)
 
 
-def test_a_release_whose_float32_is_wrong_is_refused_whatever_its_int8_says(
-    tmp_path: Path, quick: dict[str, float]
-) -> None:
+def test_release_with_wrong_float32_is_refused(tmp_path: Path, quick: dict[str, float]) -> None:
     with pytest.raises(ExportError, match="fp32 on CPU: deviates"):
         choose(several(tmp_path, off={"fp32": 1.0}), NAME, "v", threads=1)
 
 
-def test_a_check_that_is_not_finite_or_lacks_a_graph_is_no_test(tmp_path: Path) -> None:
+def test_incomplete_or_non_finite_check_rejects(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="expected finite outputs"):
         choose(several(tmp_path, ("fp32",), off={"fp32": float("nan")}), NAME, "v", threads=1)
 
 
-def test_a_way_that_was_right_before_is_tested_again_and_not_timed(
+def test_earlier_choice_is_tested_but_not_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = several(tmp_path)
@@ -185,9 +179,7 @@ def test_a_way_that_was_right_before_is_tested_again_and_not_timed(
     assert found.best == before.best
 
 
-def test_a_way_that_is_no_longer_right_is_chosen_anew(
-    tmp_path: Path, quick: dict[str, float]
-) -> None:
+def test_failing_earlier_choice_is_replaced(tmp_path: Path, quick: dict[str, float]) -> None:
     folder = several(tmp_path, off={"int8-u8s8": 1.0})
     before = Choice("v", "spring", 7, NAME, Trial("int8-u8s8", CPU, 1, 0.1, 0.2, 50))
     assert choose(folder, NAME, "v", threads=1, before=before)[1].best.kind == "fp32"
@@ -195,13 +187,13 @@ def test_a_way_that_is_no_longer_right_is_chosen_anew(
     assert choose(folder, NAME, "v", threads=1, before=gone)[1].best.kind == "fp32"
 
 
-def test_what_is_far_slower_is_not_timed_for_long(tmp_path: Path, quick: dict[str, float]) -> None:
+def test_far_slower_way_is_timed_briefly(tmp_path: Path, quick: dict[str, float]) -> None:
     quick[f"{NAME}.int8-u8s8.onnx"] = 0.5
     _, found = choose(several(tmp_path), NAME, "v", threads=1)
     assert [graph_trial.runs for graph_trial in found.trials] == [50, 3]
 
 
-def test_a_provider_that_the_runtime_falls_back_from_is_passed_over(
+def test_provider_fallback_is_rejected(
     tmp_path: Path,
     quick: dict[str, float],
     monkeypatch: pytest.MonkeyPatch,
@@ -214,14 +206,14 @@ def test_a_provider_that_the_runtime_falls_back_from_is_passed_over(
     assert found.best.provider == CPU or "XnnpackExecutionProvider" in providers()
 
 
-def test_busy_processors_make_the_median_count() -> None:
+def test_busy_device_compares_medians() -> None:
     held_up = Trial("fp32", CPU, 1, p50=0.001, p90=0.050, runs=50)
     other = Trial("int8-u8s8", CPU, 1, p50=0.002, p90=0.003, runs=50)
     assert choosing._best([held_up, other], busy=True) == 0
     assert choosing._best([held_up, other], busy=False) == 1
 
 
-def test_really_timed_ways_have_as_many_runs_as_tell(tmp_path: Path) -> None:
+def test_timed_ways_have_enough_runs(tmp_path: Path) -> None:
     _, found = choose(several(tmp_path, ("fp32",)), NAME, "v", threads=1)
     assert found.best.runs >= 50
     assert 0 < found.best.p50 <= found.best.p90
@@ -230,7 +222,7 @@ def test_really_timed_ways_have_as_many_runs_as_tell(tmp_path: Path) -> None:
     assert accuracy == 0.75
 
 
-def test_accuracy_is_of_classes_values_and_tokens() -> None:
+def test_accuracy_of_classes_values_and_tokens() -> None:
     # of x: x0, -x1
     values = Session(make_bytes(given={**GIVEN, "objective": "value"}, output="values"), "toy")
     assert (
@@ -251,7 +243,7 @@ def test_accuracy_is_of_classes_values_and_tokens() -> None:
     assert graph_trial._accuracy(hidden, np.array([[0, 1, 0], [2, 1, 0]]), np.zeros((2, 3))) == 1.0
 
 
-def test_own_examples_are_a_sample_and_have_labels() -> None:
+def test_own_examples_are_sampled_and_need_labels() -> None:
     x, y = np.arange(3000)[:, None], np.arange(3000)
     found = own_sample((x, y))
     assert found is not None
@@ -262,7 +254,7 @@ def test_own_examples_are_a_sample_and_have_labels() -> None:
         own_sample((x, y[1:]))
 
 
-def test_the_ways_are_what_this_machine_has() -> None:
+def test_ways_match_this_machine() -> None:
     assert providers()[-1] == CPU
     assert thread_counts(3) == (3,)
     assert thread_counts()[0] == 1
@@ -277,7 +269,7 @@ def test_a_foreign_submodel_and_a_damaged_file_are_named(tmp_path: Path) -> None
         choose(folder, NAME, bundle.version(folder))
 
 
-def test_a_submodel_that_nobody_trained_answers_with_a_warning(
+def test_untrained_submodel_logs_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = several(tmp_path / "release")

@@ -69,9 +69,7 @@ def server(engine: Engine) -> Iterator[HttpServer]:
     made.close()
 
 
-def test_json_and_arrays_are_answered_with_what_answered(
-    server: HttpServer, engine: Engine
-) -> None:
+def test_json_and_arrays_are_answered_with_the_release(server: HttpServer, engine: Engine) -> None:
     assert engine.choice is not None
     wanted = {
         "version": engine.choice.version,
@@ -95,7 +93,7 @@ def test_json_and_arrays_are_answered_with_what_answered(
     ] == pytest.approx(0.9526, abs=1e-4)
 
 
-def test_health_and_release_tell_what_is_served(server: HttpServer, engine: Engine) -> None:
+def test_health_and_release_describe_the_service(server: HttpServer, engine: Engine) -> None:
     assert engine.choice is not None
     assert call(server.url, "/health") == (
         200,
@@ -108,7 +106,7 @@ def test_health_and_release_tell_what_is_served(server: HttpServer, engine: Engi
     assert found["refused"] is None
 
 
-def test_before_a_release_came_it_says_so() -> None:
+def test_without_a_release_health_is_waiting() -> None:
     server = HttpServer(Engine(None), HERE, lambda: {})
     try:
         assert call(server.url, "/health") == (503, {"status": "waiting"})
@@ -164,7 +162,7 @@ def test_before_a_release_came_it_says_so() -> None:
         ),
     ],
 )
-def test_what_cannot_be_answered_is_refused_with_the_reason(
+def test_invalid_requests_are_refused_with_a_reason(
     server: HttpServer, body: bytes, headers: dict[str, str], status: int, message: str
 ) -> None:
     code, found = call(server.url, "/infer", body, headers)
@@ -194,9 +192,7 @@ def test_a_body_that_is_too_large_is_not_read(
         assert b"413" in link.recv(100)
 
 
-def test_a_question_that_never_ends_is_not_waited_for(
-    server: HttpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_request_times_out(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "PATIENCE", 0.2)
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), 5) as link:
@@ -210,7 +206,7 @@ def test_a_question_that_never_ends_is_not_waited_for(
 @pytest.mark.parametrize(
     "begun", [b"", b"POST /inf", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"]
 )
-def test_a_connection_on_which_nothing_is_asked_is_not_kept(
+def test_idle_connection_is_closed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
     monkeypatch.setattr(serving, "PATIENCE", 0.2)
@@ -228,9 +224,7 @@ def test_a_connection_on_which_nothing_is_asked_is_not_kept(
         server.close()
 
 
-def test_more_connections_than_can_be_held_are_turned_away(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_excess_connections_are_closed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "OPEN", 2)
     server = HttpServer(engine, HERE, lambda: {})
     try:
@@ -247,7 +241,7 @@ def test_more_connections_than_can_be_held_are_turned_away(
         server.close()
 
 
-def test_this_machine_is_asked_for_by_the_address_that_was_named(engine: Engine) -> None:
+def test_host_header_must_match_the_address(engine: Engine) -> None:
     server = HttpServer(engine, listening("127.0.0.2:0"), lambda: {})
     try:
         assert call(server.url, "/health")[0] == 200
@@ -256,12 +250,12 @@ def test_this_machine_is_asked_for_by_the_address_that_was_named(engine: Engine)
         server.close()
 
 
-def test_a_page_of_another_name_cannot_ask(server: HttpServer) -> None:
+def test_foreign_host_header_is_refused(server: HttpServer) -> None:
     assert call(server.url, "/release", headers={"Host": "evil.example"})[0] == 400
     assert call(server.url, "/release", headers={"Host": "localhost:99"})[0] == 200
 
 
-def test_with_a_token_only_who_knows_it_is_answered(engine: Engine) -> None:
+def test_token_is_required_if_set(engine: Engine) -> None:
     server = HttpServer(engine, HERE, lambda: describe_state(engine), "a-secret-of-enough-letters")
     try:
         for headers in (
@@ -279,7 +273,7 @@ def test_with_a_token_only_who_knows_it_is_answered(engine: Engine) -> None:
         server.close()
 
 
-def test_beyond_this_machine_a_token_is_needed(engine: Engine) -> None:
+def test_remote_address_requires_a_token(engine: Engine) -> None:
     with pytest.raises(
         UsageError,
         match=r"--serve 0\.0\.0\.0: others can reach this address: name a secret .* by "
@@ -288,7 +282,7 @@ def test_beyond_this_machine_a_token_is_needed(engine: Engine) -> None:
         HttpServer(engine, listening("0.0.0.0:0"), lambda: {})
 
 
-def test_a_port_that_is_taken_is_named(server: HttpServer, engine: Engine) -> None:
+def test_occupied_port_is_named(server: HttpServer, engine: Engine) -> None:
     port = int(server.url.rpartition(":")[2])
     with pytest.raises(ConfigError, match=f"--serve 127.0.0.1:{port}: Address already in use"):
         HttpServer(engine, Address("127.0.0.1", port, True), lambda: {})
@@ -323,7 +317,7 @@ def asking(url: str, replies: list[tuple[int, Any]]) -> threading.Thread:
     return thread
 
 
-def test_several_are_answered_at_once_and_too_many_are_asked_to_come_again(
+def test_concurrent_requests_are_limited_with_retry_after(
     slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "WAITING", 2)
@@ -348,7 +342,7 @@ def test_several_are_answered_at_once_and_too_many_are_asked_to_come_again(
         server.close()
 
 
-def test_closing_lets_questions_under_way_end(slow: Slow) -> None:
+def test_closing_completes_running_requests(slow: Slow) -> None:
     server, replies = HttpServer(slow, HERE, lambda: {}), list[tuple[int, Any]]()
     asker = asking(server.url, replies)
     assert slow.asked.acquire(timeout=60)
@@ -363,9 +357,7 @@ def test_closing_lets_questions_under_way_end(slow: Slow) -> None:
         socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 1)
 
 
-def test_a_network_that_fails_is_a_failure_of_the_server(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_network_is_a_server_error(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("the device went away")
 

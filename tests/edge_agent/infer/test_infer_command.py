@@ -38,7 +38,7 @@ def x(tmp_path: Path) -> Path:
     return tmp_path / "x.npy"
 
 
-def test_it_answers_for_each_example_of_each_file(tmp_path: Path, x: Path) -> None:
+def test_every_example_of_every_file_is_answered(tmp_path: Path, x: Path) -> None:
     (tmp_path / "b.json").write_text("[9, 0]")
     inputs = (x, tmp_path / "b.json")
     assert asked(inputs=inputs).splitlines() == [
@@ -57,7 +57,7 @@ def test_it_answers_for_each_example_of_each_file(tmp_path: Path, x: Path) -> No
     assert told["answers"][1] == {"input": str(x), "label": 0, "confidence": 0.5}
 
 
-def test_a_release_is_tested_and_answers_by_its_fastest_right_way(tmp_path: Path, x: Path) -> None:
+def test_release_answers_with_fastest_passing_way(tmp_path: Path, x: Path) -> None:
     folder = several(tmp_path / "release", off={"int8-u8s8": 9.0}, classes=("cat", "dog"))
     told = json.loads(asked("json", model=folder, inputs=(x,), explain=True, threads=1))
     assert (told["variant"], told["provider"], told["threads"]) == (
@@ -70,7 +70,7 @@ def test_a_release_is_tested_and_answers_by_its_fastest_right_way(tmp_path: Path
     assert "deviates from the exporter's machine" in told["tried"][1]["reason"]
 
 
-def test_why_is_told_beside_the_answers_or_alone(tmp_path: Path, x: Path) -> None:
+def test_explain_prints_trials(tmp_path: Path, x: Path) -> None:
     lines: list[str] = []
     folder = several(tmp_path / "release")
     out = infer(
@@ -93,7 +93,7 @@ def test_why_is_told_beside_the_answers_or_alone(tmp_path: Path, x: Path) -> Non
     )
 
 
-def test_the_submodel_of_a_folder_is_named_or_the_only_one(tmp_path: Path) -> None:
+def test_submodel_of_folder_is_named_or_the_only_one(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     assert select_submodel(several(tmp_path / "one"), None) == NAME
     both = toy(tmp_path / "two", submodels=("w0.5-d1", "w1-d1"), untrained=("w0.5-d1",))
@@ -108,7 +108,7 @@ def test_the_submodel_of_a_folder_is_named_or_the_only_one(tmp_path: Path) -> No
         asked(model=both, submodel="w9", inputs=())
 
 
-def test_own_data_judge_a_release(tmp_path: Path, x: Path) -> None:
+def test_own_data_test_a_release(tmp_path: Path, x: Path) -> None:
     np.savez(
         tmp_path / "mine.npz",
         x=np.array([[4, 1], [0, 3], [7, 0], [0, 9]], np.uint8),
@@ -138,7 +138,7 @@ def test_the_digest_of_a_file_is_checked(tmp_path: Path, monkeypatch: pytest.Mon
         asked(sha256=digest, model=copy)
 
 
-def test_a_damaged_release_answers_nothing(tmp_path: Path, x: Path) -> None:
+def test_damaged_release_is_refused(tmp_path: Path, x: Path) -> None:
     folder = several(tmp_path / "release")
     (folder / "check.tensors").write_bytes(b"other")
     with pytest.raises(ExportError, match=r"check\.tensors: expected sha256"):

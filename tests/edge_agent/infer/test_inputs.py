@@ -57,7 +57,7 @@ def archive(x: bytes, *, damaged: bool = False) -> bytes:
     return data[:40] + bytes([data[40] ^ 0xFF]) + data[41:] if damaged else data
 
 
-def test_numbers_that_a_network_cannot_hold_are_the_askers_fault() -> None:
+def test_numbers_beyond_the_dtype_are_refused() -> None:
     session = Session(make_bytes(dtype="FLOAT"), "floats")
     with pytest.raises(
         DataError, match=r"mine: expected numbers that float32 can hold, found up to 1e\+39"
@@ -110,7 +110,7 @@ def test_one_example_may_come_without_its_first_axis(toy: Session, picture: Sess
         (np.array([[{}, {}]], object), "expected numbers, found object"),
     ],
 )
-def test_what_would_be_misread_is_refused(toy: Session, value: np.ndarray, message: str) -> None:
+def test_misfitting_examples_are_refused(toy: Session, value: np.ndarray, message: str) -> None:
     with pytest.raises(DataError, match=f"mine: .*{message}"):
         fit_shape(value, toy, "mine")
 
@@ -134,7 +134,7 @@ def test_what_would_be_misread_is_refused(toy: Session, value: np.ndarray, messa
         ("n.json", json.dumps(["a" * 500_000, *[""] * 160_000]).encode()),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(
+def test_unreadable_file_is_named(
     tmp_path: Path, toy: Session, picture: Session, name: str, content: bytes
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -155,7 +155,7 @@ def test_missing_files_ambiguous_archives_and_pickles_are_refused(
         read_examples(tmp_path / "pickle.npy", toy)
 
 
-def test_pictures_become_grey_or_coloured_and_keep_their_size_unless_told_otherwise(
+def test_pictures_are_converted_and_only_resized_on_request(
     tmp_path: Path, picture: Session
 ) -> None:
     image = pytest.importorskip("PIL.Image")
@@ -187,7 +187,7 @@ def test_a_picture_of_more_than_eight_bits_or_for_a_network_of_numbers_is_refuse
         read_examples(tmp_path / "deep.png", toy)
 
 
-def test_a_folder_is_all_that_can_be_read_in_it_by_name(tmp_path: Path) -> None:
+def test_folder_lists_readable_files_by_name(tmp_path: Path) -> None:
     for name in ("b.npy", "a.JSON", "notes.txt", ".hidden.npy", "inner/c.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -203,7 +203,7 @@ def test_a_folder_is_all_that_can_be_read_in_it_by_name(tmp_path: Path) -> None:
         list_inputs([tmp_path / "empty"])
 
 
-def test_an_array_in_memory_is_what_its_header_says_or_refused() -> None:
+def test_npy_must_match_its_header() -> None:
     x = np.arange(6).reshape(2, 3)
     assert parse_npy(npy(x), "mine").tolist() == x.tolist()
     assert parse_npy(npy(np.asfortranarray(x)), "mine").tolist() == x.tolist()

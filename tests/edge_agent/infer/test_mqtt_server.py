@@ -88,7 +88,7 @@ def ask(link: MemoryLink, question: str, inputs: object) -> None:
     link.publish(topics.ask("spring", "pi", question), json.dumps({"inputs": inputs}).encode())
 
 
-def test_a_question_is_answered_under_its_name(
+def test_request_is_answered_under_its_id(
     questions: MqttServer, asker: tuple[MemoryBroker, MemoryLink]
 ) -> None:
     ask(asker[1], "a", [[2, 1], [0, 0]])
@@ -119,14 +119,14 @@ def test_a_question_is_answered_under_its_name(
         (b" " * (asked.LARGEST + 1), "expected a request of at most 1048576 bytes, found 1048577"),
     ],
 )
-def test_what_cannot_be_answered_is_refused(
+def test_invalid_request_is_refused(
     questions: MqttServer, asker: tuple[MemoryBroker, MemoryLink], payload: bytes, message: str
 ) -> None:
     asker[1].publish(topics.ask("spring", "pi", "a"), payload)
     assert message in answers(asker[1], 1)["a"]["error"]
 
 
-def test_a_question_that_breaks_what_answers_is_not_the_last_one(
+def test_failing_request_does_not_stop_the_next(
     questions: MqttServer, asker: tuple[MemoryBroker, MemoryLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def short(body: bytes, name: str) -> None:
@@ -140,7 +140,7 @@ def test_a_question_that_breaks_what_answers_is_not_the_last_one(
     assert "answers" in answers(asker[1], 1)["b"]
 
 
-def test_an_answer_too_large_for_the_broker_is_refused_with_the_reason(engine: Slow) -> None:
+def test_answer_too_large_for_the_broker_is_refused(engine: Slow) -> None:
     broker = MemoryBroker(max_payload=1024)
     link, asker = MemoryLink(broker, "pi"), MemoryLink(broker, "asker")
     asker.subscribe(topics.answer("spring", "pi", "+"))
@@ -152,7 +152,7 @@ def test_an_answer_too_large_for_the_broker_is_refused_with_the_reason(engine: S
     questions.close()
 
 
-def test_where_more_wait_than_can_be_answered_the_oldest_is_refused(
+def test_oldest_request_is_refused_when_too_many_wait(
     questions: MqttServer, engine: Slow, asker: tuple[MemoryBroker, MemoryLink]
 ) -> None:
     engine.let.clear()
@@ -171,7 +171,7 @@ def test_where_more_wait_than_can_be_answered_the_oldest_is_refused(
     }
 
 
-def test_old_empty_and_foreign_messages_are_not_answered(
+def test_retained_empty_and_foreign_messages_are_ignored(
     engine: Slow, asker: tuple[MemoryBroker, MemoryLink]
 ) -> None:
     questions = MqttServer(MemoryLink(asker[0], "pi"), "spring", "pi", engine)
@@ -185,7 +185,9 @@ def test_old_empty_and_foreign_messages_are_not_answered(
     assert asker[1].receive(0.05) is None
 
 
-def test_closing_answers_what_waits(engine: Slow, asker: tuple[MemoryBroker, MemoryLink]) -> None:
+def test_closing_answers_waiting_requests(
+    engine: Slow, asker: tuple[MemoryBroker, MemoryLink]
+) -> None:
     questions = MqttServer(MemoryLink(asker[0], "pi"), "spring", "pi", engine)
     engine.let.clear()
     for name in ("a", "b"):

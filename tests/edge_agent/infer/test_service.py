@@ -103,7 +103,7 @@ def version(tmp_path: Path, number: int, **changes: Any) -> Path:
     return several(tmp_path / f"r{number}", ("fp32",), padding=bytes([number]), **changes)
 
 
-def test_it_serves_what_is_released_and_reports_it(tmp_path: Path, served: Served) -> None:
+def test_release_is_served_and_reported(tmp_path: Path, served: Served) -> None:
     first = version(tmp_path, 1)
     served.start()
     served.release(first)
@@ -122,9 +122,7 @@ def test_it_serves_what_is_released_and_reports_it(tmp_path: Path, served: Serve
     assert served.report() is None, "an agent that ends takes its report away"
 
 
-def test_a_newer_release_replaces_it_and_is_compared_with_it(
-    tmp_path: Path, served: Served
-) -> None:
+def test_newer_release_replaces_and_is_compared(tmp_path: Path, served: Served) -> None:
     first, second = version(tmp_path, 1), version(tmp_path, 2)
     served.start()
     served.release(first)
@@ -137,9 +135,7 @@ def test_a_newer_release_replaces_it_and_is_compared_with_it(
     eventually(lambda: served.serves(first))
 
 
-def test_a_canary_that_fails_its_test_is_refused_and_the_stable_one_goes_on(
-    tmp_path: Path, served: Served
-) -> None:
+def test_failing_canary_is_refused_and_stable_stays(tmp_path: Path, served: Served) -> None:
     first, bad = version(tmp_path, 1), version(tmp_path, 2, off={"fp32": 9.0})
     served.start()
     served.release(first)
@@ -155,7 +151,7 @@ def test_a_canary_that_fails_its_test_is_refused_and_the_stable_one_goes_on(
     eventually(lambda: (report := served.report()) and not report.refused)
 
 
-def test_questions_are_answered_at_the_broker_and_counted(tmp_path: Path, served: Served) -> None:
+def test_mqtt_requests_are_answered_and_counted(tmp_path: Path, served: Served) -> None:
     served.start()
     served.release(version(tmp_path, 1))
     eventually(lambda: any("answering over MQTT" in line for line in served.lines))
@@ -168,7 +164,7 @@ def test_questions_are_answered_at_the_broker_and_counted(tmp_path: Path, served
     eventually(lambda: (report := served.report()) and report.answered == 1)
 
 
-def test_without_a_broker_what_was_served_last_is_and_it_comes_back(
+def test_last_release_is_served_without_broker_until_it_returns(
     tmp_path: Path, served: Served
 ) -> None:
     first = version(tmp_path, 1)
@@ -198,7 +194,7 @@ def test_without_a_broker_what_was_served_last_is_and_it_comes_back(
     assert not fresh.errors
 
 
-def test_with_nothing_to_serve_and_no_broker_it_ends(served: Served) -> None:
+def test_service_ends_without_release_and_broker(served: Served) -> None:
     def connect() -> Link:
         raise LinkError("no broker there")
 
@@ -208,7 +204,7 @@ def test_with_nothing_to_serve_and_no_broker_it_ends(served: Served) -> None:
     assert [str(error) for error in served.errors] == ["no broker there"]
 
 
-def test_several_runs_are_not_guessed_between(tmp_path: Path, served: Served) -> None:
+def test_several_runs_require_a_choice(tmp_path: Path, served: Served) -> None:
     served.plan = ServicePlan("pi", "memory", None, None, tmp_path / "store")
     link = MemoryLink(served.broker, "coordinator")
     found = version_of(version(tmp_path, 1), "spring", {"pi": NAME})

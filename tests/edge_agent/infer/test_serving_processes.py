@@ -111,7 +111,7 @@ def version(tmp_path: Path, number: int, **changes: Any) -> Path:
     )
 
 
-def test_no_question_is_lost_while_releases_come_go_wrong_and_are_taken_back(
+def test_no_request_is_lost_during_releases_failures_and_rollbacks(
     tmp_path: Path, broker: str, start: Start
 ) -> None:
     first, second, bad = (
@@ -154,9 +154,7 @@ def test_no_question_is_lost_while_releases_come_go_wrong_and_are_taken_back(
     assert told["failed"] == 0
 
 
-def test_killed_and_started_without_its_broker_it_answers_as_before(
-    tmp_path: Path, start: Start
-) -> None:
+def test_killed_agent_resumes_without_broker(tmp_path: Path, start: Start) -> None:
     first = version(tmp_path, 1)
     with brokers.start("127.0.0.1", 0, "auto", tmp_path / "broker") as started:
         release(started.address, first)
@@ -181,7 +179,9 @@ def test_a_folder_is_served_without_a_broker(tmp_path: Path, start: Start) -> No
     assert agent.wait(60) == 0
 
 
-def test_questions_are_answered_at_a_real_broker(tmp_path: Path, broker: str, start: Start) -> None:
+def test_requests_are_answered_over_a_real_broker(
+    tmp_path: Path, broker: str, start: Start
+) -> None:
     release(broker, version(tmp_path, 1))
     serve(start, "--broker", broker, "--mqtt")
     link = open_link(broker, "asker")
@@ -215,7 +215,7 @@ def test_questions_are_answered_at_a_real_broker(tmp_path: Path, broker: str, st
         (["--serve", "0.0.0.0:0", "--broker", "127.0.0.1:9"], 2, "others can reach this address"),
     ],
 )
-def test_what_cannot_be_served_is_one_line_and_its_exit_code(
+def test_startup_error_is_one_line_and_exit_code(
     tmp_path: Path, start: Start, flags: list[str], code: int, words: str
 ) -> None:
     agent = serve(start, *flags)

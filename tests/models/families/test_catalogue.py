@@ -51,7 +51,7 @@ def test_unknown_models_list_the_known(name):
         ((3, 8, 8), 10, (0,), (0,), "above 0"),
     ],
 )
-def test_networks_that_cannot_be(inputs, outputs, mean, std, message):
+def test_invalid_networks_are_refused(inputs, outputs, mean, std, message):
     with pytest.raises(ValueError, match=message):
         network("preresnet", inputs, outputs, Moments(mean, std))
 
@@ -66,7 +66,7 @@ def test_networks_that_cannot_be(inputs, outputs, mean, std, message):
         ("class", (1,), (1,), "expected none for target 'class'"),
     ],
 )
-def test_raw_units_that_cannot_be(target, shift, scale, message):
+def test_invalid_raw_units_are_refused(target, shift, scale, message):
     with pytest.raises(ValueError, match=message):
         network(
             "preresnet",
@@ -103,7 +103,7 @@ def test_menu_is_sorted_capped_and_unique():
         ((1,), (("a", "b", "c"),)),
     ],
 )
-def test_menus_that_cannot_be(widths, depths):
+def test_invalid_menus_are_refused(widths, depths):
     with pytest.raises(ValueError, match="a menu of widths"):
         menu(network("preresnet", (1, 8, 8), 10), widths, depths)
 
@@ -154,7 +154,7 @@ def own(monkeypatch):
     return module
 
 
-def test_a_function_of_the_user_is_a_family(own):
+def test_user_function_is_a_family(own):
     net = network("own_models:perceptron", (1, 2, 2), 3)
     small, large = menu(net, (0.5, 1), (1, 2))
     assert shapes(small) == {
@@ -169,7 +169,7 @@ def test_a_function_of_the_user_is_a_family(own):
     assert cost(large).macs == 6 * 4 + 3 * 6
 
 
-def test_a_last_layer_of_another_size_is_said_before_anything_runs(own):
+def test_wrong_last_layer_is_refused_early(own):
     with pytest.raises(ValueError, match=r"makes \(2, 5\); expected \(2, 3\)"):
         network("own_models:headless", (1, 2, 2), 3)
 
@@ -177,7 +177,7 @@ def test_a_last_layer_of_another_size_is_said_before_anything_runs(own):
 @pytest.mark.parametrize(
     "name", ["own_models:absent", "own_models:number", "no_such_module:f", ":f", "own_models:"]
 )
-def test_functions_that_cannot_be_imported(own, name):
+def test_unimportable_functions_are_refused(own, name):
     with pytest.raises(ValueError, match="model '"):
         network(name, (1, 2, 2), 3)
 

@@ -54,7 +54,7 @@ def test_a_shallow_network_keeps_the_widths_of_transitions():
     assert shapes(shallow)["sections.1.0.conv1.inputs.weight"] == (32, 20, 1, 1)
 
 
-def test_a_layer_reads_all_before_it():
+def test_layer_reads_all_earlier_layers():
     """The last layer of a block says something else as soon as the first of it does."""
     torch.manual_seed(0)
     net, x, seen = (
@@ -70,7 +70,7 @@ def test_a_layer_reads_all_before_it():
     assert not torch.allclose(*seen)
 
 
-def test_only_the_last_layers_of_a_block_may_go():
+def test_only_last_layers_of_a_block_can_be_dropped():
     whole = full(network("densenet-small", SMALL, 10))
     with pytest.raises(ValueError, match="drops a layer before one that it keeps"):
         build(replace(whole, mask=((1, 0, 1), (1, 1, 1), (1, 1, 1))))
@@ -78,16 +78,16 @@ def test_only_the_last_layers_of_a_block_may_go():
         build(replace(whole, mask=((1, 1, 1), (1, 1, 1), (0, 0, 0))))
 
 
-def test_images_that_end_before_the_network_does_are_refused():
+def test_too_small_images_are_refused():
     with pytest.raises(ValueError, match="do not pass through"):
         network("densenet-121", (3, 16, 16), 10)
 
 
-def test_torchvisions_densenet_121_says_the_same():
+def test_outputs_equal_torchvisions():
     assert_equals_torchvision("densenet-121")
 
 
-def test_a_missing_tensor_of_torchvisions_is_named():
+def test_missing_torchvision_tensor_is_named():
     with torch.device("meta"):
         state = import_torchvision("models").densenet121().state_dict()
     del state["features.transition2.norm.running_var"]
@@ -95,7 +95,7 @@ def test_a_missing_tensor_of_torchvisions_is_named():
         DENSENET.torchvision.convert("121", state)
 
 
-def test_the_older_names_of_torchvisions_files_are_known():
+def test_older_names_in_torchvision_files_are_accepted():
     with torch.device("meta"):
         state = import_torchvision("models").densenet121().state_dict()
     older = {

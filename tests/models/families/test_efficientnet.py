@@ -63,7 +63,7 @@ def test_counts_of_torchvision():
     assert whole.macs == pytest.approx(8.366e9, rel=1e-3)
 
 
-def test_torchvisions_weights_make_torchvisions_outputs():
+def test_outputs_equal_torchvisions():
     assert_equals_torchvision("efficientnet-v2s")
 
 
@@ -117,7 +117,7 @@ def test_training_repeats_from_a_seed_and_evaluation_drops_nothing():
     assert torch.equal(once(1), once(2))
 
 
-def test_it_is_initialised_as_the_source_is():
+def test_initialisation_matches_the_source():
     """The classifier evenly up to 1 / sqrt(classes), and every norm adds 0.001 to a variance."""
     net = build(full(network("efficientnet-tiny", (1, 8, 8), 4))).requires_grad_(False)
     assert 0.45 < float(net.linear.weight.abs().max()) <= 0.5

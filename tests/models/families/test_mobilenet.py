@@ -48,7 +48,7 @@ def test_counts_of_torchvision():
     assert (whole.parameters, whole.macs) == (3_504_872, 300_774_272)
 
 
-def test_torchvisions_weights_make_torchvisions_outputs():
+def test_outputs_equal_torchvisions():
     assert_equals_torchvision("mobilenet-v2")
 
 
@@ -68,7 +68,7 @@ def test_presets_for_small_images_have_the_tensors_of_the_large():
     assert cost(small).macs > 10 * cost(large).macs
 
 
-def test_it_is_initialised_as_the_source_is():
+def test_initialisation_matches_the_source():
     """The classifier by a deviation of 0.01, convolutions by sqrt(2 / fan out), norms at 1 and
     0.
     """

@@ -100,7 +100,7 @@ def test_blocks_keep_their_index():
 @pytest.mark.parametrize(
     "mask", [((0, 1, 1, 1), (1,) * 4, (1,) * 4), ((1, 1), (1,) * 4, (1,) * 4), ((1,) * 4,)]
 )
-def test_masks_that_cannot_be(mask):
+def test_invalid_masks_are_refused(mask):
     """A mask must fit the preset and keep each first block."""
     with pytest.raises(ValueError, match=r"first block|expected blocks"):
         build(replace(full(network("preresnet", DIGITS, 10)), mask=mask))
@@ -168,7 +168,7 @@ def test_a_scaler_that_is_always_on_divides_in_evaluation_too():
     assert torch.equal(Scaler(0.5).eval()(x), x)
 
 
-def test_an_exit_reads_what_a_norm_of_its_own_activates():
+def test_exit_has_its_own_norm():
     """A block's output is a sum that nothing has activated: logits are the exit's of
     relu(norm(sum)).
     """

@@ -273,7 +273,7 @@ def test_masks_that_do_not_fit(mask):
 
 
 @pytest.mark.parametrize("model", ["resnet-18", "resnet-101"])
-def test_it_says_what_torchvisions_says(model):
+def test_outputs_equal_torchvisions(model):
     assert_equals_torchvision(model)
 
 

@@ -65,7 +65,7 @@ def test_a_quarter_of_the_width_keeps_every_head_and_every_word():
 @pytest.mark.parametrize(
     ("model", "objective"), [("transformer-small", "masked"), ("transformer-small-causal", "next")]
 )
-def test_a_causal_place_sees_itself_and_those_before(model, objective):
+def test_causal_position_attends_to_itself_and_earlier_ones(model, objective):
     made = network(model, (6,), 9, target="token")
     assert made.objective == objective
     torch.manual_seed(0)
@@ -83,7 +83,7 @@ def test_it_learns_from_tokens_alone(target):
         network("transformer", (6,), 9, target=target)
 
 
-def test_networks_for_images_learn_no_tokens():
+def test_networks_for_images_refuse_tokens():
     with pytest.raises(ValueError, match=r"data are tokens.*'transformer'"):
         network("vit", (1, 8, 8), 9, target="token")
 

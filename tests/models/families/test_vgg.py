@@ -69,7 +69,7 @@ def test_the_smallest_depth_of_vgg_19_is_vgg_11():
         ("vgg", (1, 8, 20), 3, (128, 64, 2)),
     ],
 )
-def test_a_pool_comes_only_where_two_by_two_are_left(model, inputs, pools, first):
+def test_pool_requires_two_by_two_pixels(model, inputs, pools, first):
     made = full(network(model, inputs, 10))
     assert build(made, "meta").pools == pools
     assert shapes(made)["hidden.0.weight"] == first
@@ -92,7 +92,7 @@ def test_torchvisions_presets_start_as_torchvision_does():
     assert not net.hidden[0].bias.any()
 
 
-def test_torchvisions_vgg_11_says_the_same():
+def test_outputs_equal_torchvisions():
     """At 32x32, which is quick: torchvision repeats the one place that is left 49 times, so the
     weights of the first linear add up.
     """

@@ -100,12 +100,12 @@ def test_it_is_initialised_as_torchvisions():
     )
 
 
-def test_it_says_what_torchvisions_network_says():
+def test_outputs_equal_torchvisions():
     assert_equals_torchvision("vit-b", IMAGENET)
 
 
 @pytest.mark.parametrize("inputs", [(3, 30, 32), (3, 32, 30), (3, 2, 2)])
-def test_images_that_patches_do_not_fill_are_refused(inputs):
+def test_images_must_divide_into_patches(inputs):
     with pytest.raises(
         ValueError,
         match=rf"images of {inputs[1]} x {inputs[2]} pixels.*patches of 4 x 4",

@@ -43,7 +43,7 @@ def test_the_corner_of_an_attention_keeps_the_first_features_of_every_head():
         assert torch.allclose(half(x), sum(heads) + whole.out.bias[:6], atol=1e-6)
 
 
-def test_a_causal_attention_does_not_see_what_follows():
+def test_causal_attention_ignores_later_positions():
     torch.manual_seed(0)
     later = X.clone()
     later[:, 3:] = 7

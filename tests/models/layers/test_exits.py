@@ -137,7 +137,7 @@ def test_a_submodel_ends_at_its_last_exit(kind, mask, owned, last):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_network_says_what_its_deepest_exit_says(kind):
+def test_outputs_are_those_of_the_deepest_exit(kind):
     for mask in ((), ((1, 1), (1, 1), (0, 0))):
         torch.manual_seed(0)
         net, x = build(small(kind, *mask)).eval(), torch.rand(2, *DIGITS)
@@ -147,7 +147,7 @@ def test_the_network_says_what_its_deepest_exit_says(kind):
         assert not torch.equal(said[0], said[-1])
 
 
-def test_a_shallow_submodel_says_what_the_exits_of_the_whole_say():
+def test_shallow_submodel_equals_exits_of_the_whole():
     torch.manual_seed(0)
     whole = build(small("exits")).eval()
     part, x = build(small("exits", (1, 1), (1, 1), (0, 0))).eval(), torch.rand(2, *DIGITS)
@@ -193,7 +193,7 @@ def test_an_adapter_ends_at_the_last_sections_resolution(section, side):
     )
 
 
-def test_a_copy_answers_with_its_own_weights():
+def test_copy_uses_its_own_weights():
     net, x = build(small("exits")).eval(), torch.rand(2, *DIGITS)
     twin = copy.deepcopy(net)
     assert isinstance(twin.exits, Exits)
@@ -237,7 +237,7 @@ def test_one_level_for_each_exit(model, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model", MODELS)
-def test_each_level_says_what_the_exits_of_the_whole_say(model, kind):
+def test_each_level_equals_exits_of_the_whole(model, kind):
     torch.manual_seed(0)
     *shallow, top = leveled(model, kind)
     whole, x = build(top).eval(), torch.rand(2, *DIGITS)

@@ -84,7 +84,7 @@ def test_squeezing_weighs_each_channel():
     )
 
 
-def test_what_squeezes_has_no_norm_and_is_scaled_by_itself():
+def test_squeeze_layers_have_scalers():
     net = Squeeze(4, 2)
     scale(net, 0.5)
     assert all(isinstance(layer.scaler, Scaler) for layer in (net.down, net.up))
@@ -129,7 +129,7 @@ def test_resolution_halves_in_the_sections_that_say_so():
     assert seen == [(8, 8, 8), (16, 8, 8), (24, 4, 4), (32, 2, 2)]
 
 
-def test_names_do_not_hang_on_a_width():
+def test_names_do_not_depend_on_width():
     """A width that keeps a single channel everywhere has the tensors of the whole network."""
     for model in ("mobilenet-tiny", "efficientnet-tiny"):
         made = network(model, DIGITS, 10)

@@ -60,7 +60,7 @@ def test_a_block_that_changes_the_shape_begins_a_section(named: Named) -> None:
     assert address(made, "net.3.conv1.weight") == (1, 0, "conv1.weight")
 
 
-def test_chains_of_layers_are_no_blocks(named: Named) -> None:
+def test_sequentials_are_not_blocks(named: Named) -> None:
     """Two alike nn.Sequential in a row have no shortcut to leave them out by."""
     made = named(
         lambda: nn.Sequential(
@@ -96,7 +96,7 @@ class Chained(nn.Module):
         return self.head(self.blocks(self.first(x)).view(-1, 8))  # type: ignore[no-any-return]
 
 
-def test_what_goes_into_a_block_that_may_be_left_out_is_what_comes_out(named: Named) -> None:
+def test_input_and_output_channels_of_optional_blocks_agree(named: Named) -> None:
     """The first block gives all channels too, for it may be the last."""
     made = named(Chained, (4,), 3)
     assert list(sizes(made).values()) == [(4, 4), (8, 4), (3, 8)]

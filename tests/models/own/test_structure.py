@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (PyTorch's own habit)
 
 from models.families.catalogue import build, full, initial, labelled, shapes, statistics
-from models.slicing import corners, embed, extract
+from models.slicing import corners, extract
 from tests.support.own import Named, Residual, at, cnn, passes, sizes
+from tests.support.slices import embed
 
 
 def test_a_plain_cnn_keeps_its_leading_channels_and_their_positions(named: Named) -> None:
@@ -35,7 +36,7 @@ def test_a_plain_cnn_keeps_its_leading_channels_and_their_positions(named: Named
     assert labelled(at(made, 0.5)) == {"net.4.weight", "net.4.bias"}
 
 
-def test_a_narrow_network_is_the_one_that_a_hand_would_build(named: Named) -> None:
+def test_narrow_network_equals_handwritten_one(named: Named) -> None:
     """The corner of the whole in a network written for half the channels says the same."""
     submodel = at(named(lambda: cnn()), 0.5)
     tensors = initial(submodel.network, 0)
@@ -223,7 +224,7 @@ class Training(nn.Module):
         return self.head(out)  # type: ignore[no-any-return]
 
 
-def test_what_happens_in_training_counts_too(named: Named) -> None:
+def test_training_behaviour_is_traced_too(named: Named) -> None:
     made = named(Training, (4,), 3)
     assert list(sizes(made).values()) == [(4, 4), (4, 4), (8, 4), (3, 8)]
     assert passes(at(made, 0.5)).shape == (3, 3)

@@ -81,7 +81,7 @@ class Stubborn(nn.Module):
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "no hidden channels"),
     ],
 )
-def test_what_cannot_be_narrowed_says_why_and_runs_whole(
+def test_unnarrowable_network_gives_a_reason_and_runs_whole(
     named: Named, function: Callable[..., object], why: str
 ) -> None:
     made = named(function)
@@ -104,7 +104,7 @@ class Counting(nn.Module):
         return self.head(self.hidden(x.flatten(1)).view(x.shape[0], 8 * x.shape[1]))  # type: ignore[no-any-return]
 
 
-def test_what_fails_at_half_its_width_is_said_before_a_run(named: Named) -> None:
+def test_failure_at_half_width_is_reported_early(named: Named) -> None:
     with pytest.raises(
         ValueError, match=r"cut to half its width, it fails \(.*\); make its function"
     ):
@@ -125,14 +125,14 @@ def test_what_fails_at_half_its_width_is_said_before_a_run(named: Named) -> None
         ),
     ],
 )
-def test_functions_that_are_no_networks(
+def test_invalid_functions_are_refused(
     named: Named, function: Callable[..., object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         named(function)
 
 
-def test_a_function_that_shrinks_is_left_alone(named: Named) -> None:
+def test_self_scaling_function_is_not_cut(named: Named) -> None:
     """It keeps one channel more than the project would, and that stands."""
     made = named(
         lambda submodel: nn.Sequential(
@@ -224,7 +224,7 @@ def test_every_method_trains_it_in_every_size(tmp_path: Path, method: str) -> No
     assert max(central.values()) > 0.3
 
 
-def test_half_of_it_exports_and_the_graph_says_the_same(tmp_path: Path) -> None:
+def test_half_width_exports_with_equal_outputs(tmp_path: Path) -> None:
     torch.manual_seed(0)
     submodel = at(network("tests.support.model:residual", (1, 8, 8), 10), 0.5)
     net = build(submodel).eval()
@@ -287,7 +287,7 @@ def test_initial_values_are_corners_too(named: Named) -> None:
     )
 
 
-def test_what_cannot_be_narrowed_is_timed_and_trained_whole(tmp_path: Path) -> None:
+def test_unnarrowable_network_is_timed_and_trained_whole(tmp_path: Path) -> None:
     settings = {"model.name": "tests.support.own:Recurrent", "method.name": "fedavg", "rounds": 1}
     done = federate(tmp_path, [Member("a0", digits(0, 2))], settings)
     assert [s.name for s in done.fleet.run.calibration] == ["w1"]
