@@ -298,7 +298,7 @@ def test_nothing_is_lost_while_releases_come_are_tried_and_go(
     code, told, said = release("--bundle", str(bad), "--canary", "a0", "--wait", "60")
     assert code == 0, said
     (row,) = told["reports"]
-    assert (row["version"], row["failed"]) == (two, 0), "it goes on with the last good one"
+    assert (row["version"], row["failed"]) == (two, 0), "it still serves the last good one"
     assert (row["state"], row["refused"]) == ("refused", bundle.version(bad))
     assert "deviates from the exporter's machine" in row["reason"]
     assert row["answered"] > 0

@@ -276,8 +276,7 @@ def test_token_is_required_if_set(engine: Engine) -> None:
 def test_remote_address_requires_a_token(engine: Engine) -> None:
     with pytest.raises(
         UsageError,
-        match=r"--serve 0\.0\.0\.0: others can reach this address: name a secret .* by "
-        r"--token-file",
+        match=r"--serve 0\.0\.0\.0: other machines .* --token-file",
     ):
         HttpServer(engine, listening("0.0.0.0:0"), lambda: {})
 

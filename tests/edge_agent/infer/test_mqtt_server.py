@@ -74,7 +74,7 @@ def questions(engine: Slow, asker: tuple[MemoryBroker, MemoryLink]) -> Iterator[
 
 
 def answers(link: MemoryLink, count: int) -> dict[str, dict[str, Any]]:
-    """The next answers, by the name of their question."""
+    """The next answers, by request id."""
     found, until = dict[str, dict[str, Any]](), time.monotonic() + 60
     while len(found) < count and time.monotonic() < until:
         delivery = link.receive(0.1)
@@ -105,13 +105,13 @@ def test_request_is_answered_under_its_id(
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        (b"{", "question a: expected JSON"),
+        (b"{", "request a: expected JSON"),
         # 200 GB as an array
         (
             json.dumps({"inputs": ["a" * 500_000, *[""] * 100_000]}).encode(),
             "got `str` - at `$.inputs[0]`",
         ),
-        (b'{"inputs": [[1, 2, 3]]}', "question a: expected raw examples of shape"),
+        (b'{"inputs": [[1, 2, 3]]}', "request a: expected raw examples of shape"),
         (
             json.dumps({"inputs": np.zeros((257, 2), int).tolist()}).encode(),
             "expected at most 256 examples at a time, found 257",
@@ -133,9 +133,9 @@ def test_failing_request_does_not_stop_the_next(
         raise MemoryError
 
     with monkeypatch.context() as broken:
-        broken.setattr(asked, "inputs_of", short)
+        broken.setattr(asked, "parse_inputs", short)
         ask(asker[1], "a", [2, 1])
-        assert answers(asker[1], 1) == {"a": {"error": "question a: MemoryError"}}
+        assert answers(asker[1], 1) == {"a": {"error": "request a: MemoryError"}}
     ask(asker[1], "b", [2, 1])
     assert "answers" in answers(asker[1], 1)["b"]
 

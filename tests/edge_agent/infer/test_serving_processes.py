@@ -190,7 +190,8 @@ def test_requests_are_answered_over_a_real_broker(
         log = tmp_path / "0.err"
         eventually(
             lambda: (
-                f"publish to {topics.ask('spring', 'pi', 'ID')}, hear" in log.read_text()
+                f"publish requests to {topics.ask('spring', 'pi', 'ID')}, receive"
+                in log.read_text()
                 and "serving version" in log.read_text()
             )
         )
@@ -212,7 +213,11 @@ def test_requests_are_answered_over_a_real_broker(
             5,
             "127.0.0.1:9",
         ),
-        (["--serve", "0.0.0.0:0", "--broker", "127.0.0.1:9"], 2, "others can reach this address"),
+        (
+            ["--serve", "0.0.0.0:0", "--broker", "127.0.0.1:9"],
+            2,
+            "other machines can reach this address",
+        ),
     ],
 )
 def test_startup_error_is_one_line_and_exit_code(
