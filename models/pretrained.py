@@ -25,14 +25,14 @@ Tensors = Mapping[str, Tensor]
 DOWNLOAD = "torchvision:"
 
 
-def load(source: str, made: Network, base: Tensors) -> tuple[dict[str, Tensor], str]:
+def load(source: str, network: Network, base: Tensors) -> tuple[dict[str, Tensor], str]:
     """Return `base` with the tensors of a source, and a sentence that says which tensors were
     loaded.
 
     source: a .safetensors checkpoint of this project, a torchvision state dict (.pth, .pt or
         .safetensors), or "torchvision:NAME" with the name of torchvision's weights ("DEFAULT",
         "IMAGENET1K_V1"), which torch.hub downloads, checks against their hash and caches
-    base: `initial(made, seed, features)`. The head keeps its values if the source has another
+    base: `initial(network, seed, features)`. The head keeps its values if the source has another
         number of classes; so do tensors that only a feature adds ("steps", "exits") and running
         statistics that the source lacks.
     ValueError: the source cannot be read, or belongs to another network; the message names the
@@ -40,27 +40,27 @@ def load(source: str, made: Network, base: Tensors) -> tuple[dict[str, Tensor], 
     """
     if source.startswith(DOWNLOAD):
         found, origin = (
-            convert(source, made, download(source, made), base),
-            f"torchvision's {torchvision_name(made)}",
+            convert(source, network, download(source, network), base),
+            f"torchvision's {torchvision_name(network)}",
         )
     else:
-        found, origin = read(Path(source)), f"a checkpoint of {title(made)}"
-        if torchvision_name(made) and not is_own(found, base):
+        found, origin = read(Path(source)), f"a checkpoint of {title(network)}"
+        if torchvision_name(network) and not is_own(found, base):
             found, origin = (
-                convert(source, made, found, base),
-                f"torchvision's {torchvision_name(made)}",
+                convert(source, network, found, base),
+                f"torchvision's {torchvision_name(network)}",
             )
-    return fit(source, origin, made, found, base)
+    return fit(source, origin, network, found, base)
 
 
-def title(made: Network) -> str:
-    return f"{made.family}-{made.preset}" if made.preset else made.family
+def title(network: Network) -> str:
+    return f"{network.family}-{network.preset}" if network.preset else network.family
 
 
-def torchvision_name(made: Network) -> str:
+def torchvision_name(network: Network) -> str:
     """Return torchvision's name of this network, or "" if torchvision has none."""
-    known = family(made).torchvision
-    return known.names.get(made.preset, "") if known else ""
+    known = family(network).torchvision
+    return known.names.get(network.preset, "") if known else ""
 
 
 def is_own(found: Tensors, base: Tensors) -> bool:
@@ -98,9 +98,9 @@ def read(path: Path) -> dict[str, Tensor]:
     return check_tensors(str(path), loaded)
 
 
-def download(source: str, made: Network) -> dict[str, Tensor]:
+def download(source: str, network: Network) -> dict[str, Tensor]:
     """Return torchvision's weights of this network, from its site or from torch.hub's cache."""
-    name, entry = torchvision_name(made), source.removeprefix(DOWNLOAD)
+    name, entry = torchvision_name(network), source.removeprefix(DOWNLOAD)
     if not name:
         able = sorted(
             f"{key}-{preset}"
@@ -109,13 +109,13 @@ def download(source: str, made: Network) -> dict[str, Tensor]:
             for preset in known.torchvision.names
         )
         raise ValueError(
-            f"{source}: torchvision has no weights for {title(made)}; it has weights for "
+            f"{source}: torchvision has no weights for {title(network)}; it has weights for "
             f"{', '.join(able)}"
         )
     known = import_torchvision("models").get_model_weights(name)
     if entry not in known.__members__:
         raise ValueError(
-            f"{source}: expected one of {', '.join(known.__members__)} for {title(made)}"
+            f"{source}: expected one of {', '.join(known.__members__)} for {title(network)}"
         )
     try:
         loaded = known[entry].get_state_dict(
@@ -141,12 +141,12 @@ def check_tensors(source: str, loaded: Any) -> dict[str, Tensor]:
     return dict(loaded)
 
 
-def convert(source: str, made: Network, found: Tensors, base: Tensors) -> dict[str, Tensor]:
+def convert(source: str, network: Network, found: Tensors, base: Tensors) -> dict[str, Tensor]:
     """Convert torchvision's tensors to this project's."""
-    ours = family(made).torchvision
+    ours = family(network).torchvision
     assert ours is not None
     try:
-        tensors = ours.convert(made.preset, found)
+        tensors = ours.convert(network.preset, found)
         if (taken := count_numbers(tensors)) != count_numbers(found):
             raise ValueError(f"only {taken:,} of {count_numbers(found):,} numbers are used")
         return tensors
@@ -159,8 +159,8 @@ def convert(source: str, made: Network, found: Tensors, base: Tensors) -> dict[s
         )
         expected = f"no tensor {first} of shape {list(base[first].shape)}"
         raise ValueError(
-            f"weights {source}: match neither {title(made)} ({expected}) nor torchvision's "
-            f"{torchvision_name(made)} ({why})"
+            f"weights {source}: match neither {title(network)} ({expected}) nor torchvision's "
+            f"{torchvision_name(network)} ({why})"
         ) from error
 
 
@@ -177,23 +177,23 @@ def count_numbers(tensors: Tensors) -> int:
 
 
 def fit(
-    source: str, origin: str, made: Network, found: Tensors, base: Tensors
+    source: str, origin: str, network: Network, found: Tensors, base: Tensors
 ) -> tuple[dict[str, Tensor], str]:
     """Return `base` with the tensors found, after checking that each fits."""
-    plain, head = shapes(full(made)), fresh_head(made, found, base)
+    plain, head = shapes(full(network)), fresh_head(network, found, base)
     if missing := [name for name in plain if name not in found and name not in head]:
         raise ValueError(
             f"weights {source}: no tensor {missing[0]}; expected "
-            f"{list(plain[missing[0]])} for {title(made)}"
+            f"{list(plain[missing[0]])} for {title(network)}"
         )
     if many := [
         name
         for name in found
-        if name not in base and name not in optional(made) and not {"/", "@"} & set(name)
+        if name not in base and name not in optional(network) and not {"/", "@"} & set(name)
     ]:
         raise ValueError(
             f"weights {source}: tensor {many[0]} of shape {list(found[many[0]].shape)} "
-            f"does not belong to {title(made)}"
+            f"does not belong to {title(network)}"
         )
     taken = {
         name: found[name].to(value.dtype)
@@ -203,7 +203,7 @@ def fit(
         and (name in plain or found[name].shape == value.shape)
     }
     for name, value in taken.items():
-        check_fit(source, made, name, value, base[name])
+        check_fit(source, network, name, value, base[name])
     note = f"{len(taken)} of {len(base)} tensors from {origin} ({source})"
     if head:
         name = next(name for name in sorted(head) if name in found)
@@ -214,22 +214,22 @@ def fit(
     return {**base, **taken}, note
 
 
-def fresh_head(made: Network, found: Tensors, base: Tensors) -> frozenset[str]:
+def fresh_head(network: Network, found: Tensors, base: Tensors) -> frozenset[str]:
     """Return all labelled tensors if one differs only in its number of classes, else none."""
-    head = labelled(full(made))
+    head = labelled(full(network))
     shaped = [(found[name].shape, base[name].shape) for name in head if name in found]
     return head if any(f[:1] != b[:1] and f[1:] == b[1:] for f, b in shaped) else frozenset()
 
 
-def optional(made: Network) -> set[str]:
+def optional(network: Network) -> set[str]:
     """Return the tensors that features of the family add; a checkpoint may have them even if this
     run does not use them.
     """
-    features = family(made).features
-    return {name for feature in features for name in shapes(full(made, (feature,)))}
+    features = family(network).features
+    return {name for feature in features for name in shapes(full(network, (feature,)))}
 
 
-def check_fit(source: str, made: Network, name: str, found: Tensor, expected: Tensor) -> None:
+def check_fit(source: str, network: Network, name: str, found: Tensor, expected: Tensor) -> None:
     if found.shape != expected.shape:
         message = (
             f"weights {source}: tensor {name}: expected shape {list(expected.shape)}, found "
@@ -241,7 +241,7 @@ def check_fit(source: str, made: Network, name: str, found: Tensor, expected: Te
                 for a, (n, m) in enumerate(zip(found.shape, expected.shape, strict=False))
                 if n != m
             ],
-            made.inputs[0],
+            network.inputs[0],
         )
         if found.ndim == expected.ndim and axes == [1] and expected.shape[1] == channels:
             message += f": it reads {found.shape[1]} input channels, but the data have {channels}"

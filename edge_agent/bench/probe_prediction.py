@@ -24,11 +24,7 @@ class Prediction:
 
     def latency(self, submodel: Submodel | None) -> float | None:
         """Predict the seconds of one inference (p50)."""
-        if (
-            submodel is None
-            or not self.inference
-            or submodel in [timing.submodel for timing in self.inference]
-        ):
+        if submodel is None or not _can_predict(self.inference, submodel):
             return None
         from federated.device.prediction import latency_seconds
 
@@ -36,12 +32,12 @@ class Prediction:
 
     def step(self, submodel: Submodel | None, batch: int) -> float | None:
         """Predict the seconds of a training step (the fastest)."""
-        if (
-            submodel is None
-            or not self.training
-            or submodel in [timing.submodel for timing in self.training]
-        ):
+        if submodel is None or not _can_predict(self.training, submodel):
             return None
         from federated.device.prediction import step_seconds
 
         return step_seconds(self.training, submodel, batch)
+
+
+def _can_predict(timings: tuple[Timing, ...], submodel: Submodel) -> bool:
+    return bool(timings) and all(timing.submodel != submodel for timing in timings)

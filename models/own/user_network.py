@@ -69,24 +69,24 @@ class Size:
 
 
 @lru_cache(maxsize=64)
-def own(made: Network) -> Family:
+def own(network: Network) -> Family:
     """Return the family of a user's function, for one network. ValueError: the function does not
     exist.
     """
-    function_of(made)
+    function_of(network)
     return Family(
         build=build,
-        presets=MappingProxyType({"": Size(made)}),
+        presets=MappingProxyType({"": Size(network)}),
         default="",
         inputs=0,
         labelled=labelled_tensors,
-        address=lambda name: address(made, name),
+        address=lambda name: address(network, name),
     )
 
 
-def function_of(made: Network) -> Callable[..., Any]:
+def function_of(network: Network) -> Callable[..., Any]:
     try:
-        function: Callable[..., Any] = imported(made.family)
+        function: Callable[..., Any] = imported(network.family)
     except ValueError as error:
         raise ValueError(f"model {error}") from error
     return function
@@ -131,41 +131,41 @@ def call_function(submodel: Submodel) -> nn.Module:
 
 
 @lru_cache(maxsize=64)
-def scales_itself(made: Network) -> bool:
+def scales_itself(network: Network) -> bool:
     """Whether the function itself follows the width or mask of a submodel."""
-    if hasattr(function_of(made), "depths"):
+    if hasattr(function_of(network), "depths"):
         return True
-    whole, half = (build_on_meta(made, width).state_dict() for width in (1.0, 0.5))
+    whole, half = (build_on_meta(network, width).state_dict() for width in (1.0, 0.5))
     return {k: v.shape for k, v in whole.items()} != {k: v.shape for k, v in half.items()}
 
 
-def build_on_meta(made: Network, width: float = 1.0) -> nn.Module:
+def build_on_meta(network: Network, width: float = 1.0) -> nn.Module:
     """Build the function's network on the meta device, without changing torch's random state."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return call_function(Submodel(made, width, ()))
+        return call_function(Submodel(network, width, ()))
 
 
 @lru_cache(maxsize=64)
-def analyse(made: Network) -> Structure:
+def analyse(network: Network) -> Structure:
     """Find how to cut a network that does not scale itself.
 
     Width is disabled if the network cut to half its width fails.
     """
-    example = torch.zeros((2, *made.inputs), device="meta")
-    how = find_structure(build_on_meta(made), example)
-    if failure(made, how, 1.0, example):
+    example = torch.zeros((2, *network.inputs), device="meta")
+    how = find_structure(build_on_meta(network), example)
+    if failure(network, how, 1.0, example):
         how = replace(how, sections=())
-    if not how.problem and (why := failure(made, how, 0.5, example)):
+    if not how.problem and (why := failure(network, how, 0.5, example)):
         how = replace(how, problem=f"cut to half its width, it fails ({why})")
     return how
 
 
-def failure(made: Network, how: Structure, width: float, example: torch.Tensor) -> str:
+def failure(network: Network, how: Structure, width: float, example: torch.Tensor) -> str:
     """Return the error that an example raises in the shallowest network of a width, in training or
     evaluation; "" if none.
     """
     net = cut(
-        build_on_meta(made),
+        build_on_meta(network),
         how,
         width,
         [[1] + [0] * (len(section) - 1) for section in how.sections],
@@ -184,25 +184,27 @@ def build(submodel: Submodel) -> nn.Module:
 
     ValueError: it cannot be narrowed, or has no such blocks.
     """
-    made = submodel.network
-    if scales_itself(made):
-        return add_standardise(call_function(submodel), made)
-    how = analyse(made)
+    network = submodel.network
+    if scales_itself(network):
+        return add_standardise(call_function(submodel), network)
+    how = analyse(network)
     check_mask(submodel, tuple(map(len, how.sections)))
     if submodel.width < 1 and how.problem:
-        raise ValueError(f"model '{made.family}' cannot be narrowed: {how.problem}; {REMEDY}")
+        raise ValueError(f"model '{network.family}' cannot be narrowed: {how.problem}; {REMEDY}")
     net = cut(
         call_function(replace(submodel, width=1.0, mask=())), how, submodel.width, submodel.mask
     )
     return add_standardise(
-        with_scalers(net, how, submodel.width) if "scaler" in submodel.features else net, made
+        with_scalers(net, how, submodel.width) if "scaler" in submodel.features else net, network
     )
 
 
-def add_standardise(net: nn.Module, made: Network) -> nn.Module:
+def add_standardise(net: nn.Module, network: Network) -> nn.Module:
     """Put a Standardise layer before a network."""
     return nn.Sequential(
-        OrderedDict(standardise=Standardise(made.mean, made.std, len(made.inputs)), net=net)
+        OrderedDict(
+            standardise=Standardise(network.mean, network.std, len(network.inputs)), net=net
+        )
     )
 
 
@@ -222,14 +224,14 @@ def labelled_tensors(submodel: Submodel) -> frozenset[str]:
     return frozenset(f"{name}.{part}" for part, _ in module.named_parameters())
 
 
-def address(made: Network, name: str) -> Address | None:
+def address(network: Network, name: str) -> Address | None:
     """Return the address of a tensor: net.layer1.2.conv.weight -> (0, 2, "conv.weight"), if layer1
     is the first section.
     """
     name = name.removeprefix("net.")
-    if scales_itself(made):
+    if scales_itself(network):
         return parse_address(name)
-    for section, blocks in enumerate(analyse(made).sections):
+    for section, blocks in enumerate(analyse(network).sections):
         for index, block in enumerate(blocks):
             if name.startswith(f"{block}."):
                 return section, index, name.removeprefix(f"{block}.")

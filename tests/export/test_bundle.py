@@ -1,5 +1,5 @@
-"""A release is written whole, compared with its networks, and read back only if every file is what
-the manifest says.
+"""A release is complete, agrees with its networks, and is only read if every file matches the
+manifest.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def test_a_graph_that_disagrees_with_its_network_is_not_released(
 
 
 def graph_of(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The file of the first graph."""
+    """Return the file of the first graph."""
     return manifest["submodels"][0]["variants"][0]["file"]  # type: ignore[no-any-return]
 
 

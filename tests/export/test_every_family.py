@@ -1,4 +1,4 @@
-"""Every family exports to ONNX, and the graph says what PyTorch says."""
+"""Every family exports to ONNX with PyTorch's outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.families import small
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_onnx_parity_at_batches_1_and_7(family, tmp_path):
-    """Half the width, one block a section: where a forgotten axis would show first."""
+    """Half the width, one block per section: a forgotten axis shows here first."""
     torch.manual_seed(0)
     submodel = menu(small(family), (0.5,), (1,))[0]
     net = build(submodel).eval()
@@ -38,8 +38,8 @@ def test_onnx_parity_at_batches_1_and_7(family, tmp_path):
 
 @pytest.mark.parametrize("feature", ["exits", "exits-adapter", "exits-conv"])
 def test_a_network_with_exits_is_exported_with_the_deepest_alone(feature, tmp_path):
-    """A ResNet that ends before its last section says what PyTorch says; the tensors of its shallow
-    exit stay out of the file.
+    """A ResNet that ends before its last section has PyTorch's outputs; its shallow exit's
+    tensors are not in the file.
     """
     torch.manual_seed(0)
     whole = full(small("resnet"), (feature,))

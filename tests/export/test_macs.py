@@ -1,5 +1,5 @@
-"""A count over the exported file agrees with the count over the network. Each export takes the
-exporter about a second, hence half a minute.
+"""Counts from the exported file agree with counts from the network. Each export takes about a
+second.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ WITHOUT_NORM = {"transformer": 1, "vit": 3}
 
 
 def counted(submodel: Submodel, folder: Path) -> tuple[Count, nn.Module]:
-    """Of a network whose numbers all differ: the exporter stores equal tensors once, and drops a
-    bias of zeros.
+    """Count a network with distinct numbers: the exporter stores equal tensors once, and drops
+    zero biases.
     """
     torch.manual_seed(0)
     net = build(submodel)
@@ -67,7 +67,7 @@ def test_a_file_has_the_weights_and_multiply_adds_of_its_network(
 
 
 def test_folded_batch_norm_leaves_one_number_per_channel(tmp_path: Path) -> None:
-    """Of weight and bias a bias is left; beside them stand the mean and the std of all channels."""
+    """Of weight and bias only a bias remains, besides the mean and std of all channels."""
     submodel = menu(small("resnet1d"), (0.5,), (1,))[0]
     found, net = counted(submodel, tmp_path)
     channels = sum(module.num_features for module in net.modules() if isinstance(module, Norm))

@@ -1,4 +1,4 @@
-"""A model card says what the manifest says, in words and in a table."""
+"""The model card shows the manifest's contents."""
 
 from __future__ import annotations
 

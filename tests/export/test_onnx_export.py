@@ -1,5 +1,5 @@
-"""An exported graph says what its network says, of raw data, at any batch size, and nothing of the
-machine that made it.
+"""An exported graph has its network's outputs for raw data at any batch size, and contains
+nothing of the exporting machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Toy(nn.Module):
 
 
 class Text(nn.Module):
-    """Logits [N, 3, T] of tokens 0, 1, 2, of which 3 hides one."""
+    """Logits [N, 3, T] of tokens 0, 1, 2; id 3 is a hidden token."""
 
     def __init__(self) -> None:
         super().__init__()

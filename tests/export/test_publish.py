@@ -1,6 +1,4 @@
-"""A release at a broker: what is published can be seen, is not sent twice, and goes without a
-trace.
-"""
+"""Releases at a broker: published files are visible, sent once, and withdrawn completely."""
 
 from __future__ import annotations
 

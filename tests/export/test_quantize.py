@@ -1,6 +1,4 @@
-"""A graph made int8 is smaller, keeps its properties, and answers as the float32 one did; what
-cannot be made so is refused.
-"""
+"""An int8 graph is smaller, keeps its properties and accuracy; unsuitable graphs are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ def exported(submodel: Submodel, net: torch.nn.Module, x: np.ndarray, folder: Pa
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ResNet that learned to read digits."""
+    """A ResNet trained to read digits."""
     whole = central("digits")
     card = whole.card()
     submodel = full(network("resnet-small", card.inputs, card.outputs, card))
@@ -88,9 +86,7 @@ def test_properties_are_kept_and_record_the_quantisation(digits: Path, tmp_path:
 
 
 def test_normalisation_stays_in_float32(digits: Path, tmp_path: Path) -> None:
-    """The first step towards int8 comes after the mean and the spread of the data were taken
-    out.
-    """
+    """The first quantisation comes after the normalisation."""
     nodes = onnx.load(
         quantize(digits, "int8-s8s8", central("digits").x_held[:40], tmp_path / "int8.onnx")
     ).graph.node
@@ -117,9 +113,7 @@ def test_signed_and_unsigned_activations_give_the_same_answers(
 @exact_int8
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_can_be_int8(family: str, tmp_path: Path) -> None:
-    """On noise and untrained, with every number drawn: what differs is the rounding of each
-    layer.
-    """
+    """Untrained, on noise, with all weights random: the differences are each layer's rounding."""
     submodel = menu(small(family), (0.5,), (1,))[0]
     torch.manual_seed(0)
     net = build(submodel).eval()

@@ -1,5 +1,5 @@
-"""A submodel's graphs are measured on examples that none of them was made with, and what is broken
-is left out.
+"""A submodel's graphs are measured on examples not used for calibration, and broken ones are
+left out.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def test_calibration_uses_at_most_half_of_the_examples(n: int, calibrated: int) 
 
 @exact_int8
 def test_values_are_scored_by_r2_in_raw_units(tmp_path: Path) -> None:
-    """The truth is what the network says: R2 is 1. Twice its distance from the mean: 1 - 1/4 of the
-    variance.
+    """If the labels are the network's outputs, R2 is 1; at twice the distance from the mean it
+    is 1 - 1/4 of the variance.
     """
     submodel = full(
         network("mlp", (6,), 2, Moments(shift=(100.0, -7.0), scale=(50.0, 0.001)), target="value")
@@ -107,7 +107,7 @@ def test_unquantisable_or_non_finite_graph_is_absent(
 
 
 def broken(path: Path) -> Path:
-    """The graph, its last scale not a number."""
+    """Return the graph with its last scale set to NaN."""
     import onnx
 
     model = onnx.load(path)

@@ -1,4 +1,4 @@
-"""A device runs only what has the right digest, loads, and says that it is ours."""
+"""A device runs only graphs with the right digest that load and were exported by this project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A network of the user's own, from a function within a test."""
+"""Networks of user functions within a test."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ numbers = itertools.count()
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> Named:
-    """Makes the network of a function, under a name that no other test has: families remember
-    names.
-    """
+    """Make the network of a function under a unique name, since families are cached by name."""
     module = ModuleType(f"own_{next(numbers)}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
 

@@ -1,4 +1,4 @@
-"""Costs, against counts by hand."""
+"""Costs, compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def layers(monkeypatch):
 
 
 def test_two_layers_by_hand(layers):
-    """15 and 8 parameters; 12 and 6 multiply-adds; backward keeps the 4 inputs and, once for two
-    users, the ReLU's 3 outputs; no weight.
+    """15 and 8 parameters; 12 and 6 multiply-adds; backward keeps the 4 inputs and, shared by
+    two users, the ReLU's 3 outputs; no weight.
     """
     found = cost(layers, 10)
     assert (found.parameters, found.macs, found.activations, found.bytes) == (23, 18, 7, 92)
@@ -48,8 +48,8 @@ def test_two_layers_by_hand(layers):
     ],
 )
 def test_backward_costs_forward_twice_whatever_the_groups(layer, weights, monkeypatch):
-    """At each of 25 positions each weight multiplies once forward, and once for each gradient; the
-    1x1 convolution before has one gradient.
+    """At each of 25 positions each weight multiplies once forward and once for each gradient;
+    the 1x1 convolution before has one gradient.
     """
     name = f"weights_{weights}"  # counts are cached by name
     module = ModuleType(name)
@@ -72,8 +72,8 @@ def test_backward_costs_forward_twice_whatever_the_groups(layer, weights, monkey
     [("class", "vit-micro", (1, 8, 8), 16 * 4 * 32), ("token", "transformer-small", (8,), 0)],
 )
 def test_attention_costs_thrice_in_training(target, model, inputs, first):
-    """Every product has two gradients, but the first layer's has one: an image needs none, and ids
-    of tokens are no product at all.
+    """Every product has two gradients, but the first layer's has one: an image needs none, and
+    token ids are not multiplied.
     """
     found = cost(full(network(model, inputs, 10, target=target)))
     assert found.training_macs == 3 * found.macs - first

@@ -1,4 +1,4 @@
-"""What holds for every family: corners, names, gradients, a feature for each that it declares."""
+"""Properties of every family: corners, names, gradients, and the declared features."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_every_family_has_a_small_example():
 
 @pytest.mark.parametrize(("family", "preset"), PRESETS, ids=lambda v: v)
 def test_every_submodel_is_a_corner_of_every_preset(family, preset):
-    """Names of a submodel are names of the whole and the same at every width, no axis is longer,
-    and half the width has fewer numbers.
+    """A submodel's tensor names exist in the whole network and are the same at every width; no
+    axis is longer, and half the width has fewer numbers.
     """
     made = small(family, preset)
     whole = shapes(full(made)) | statistics(full(made))
@@ -61,9 +61,7 @@ def test_every_submodel_is_a_corner_of_every_preset(family, preset):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_submodel_built_directly_equals_the_extracted_one(family):
-    """It has the very tensors that extraction gives, strictly, and with them makes finite outputs
-    of the right shape.
-    """
+    """It loads exactly the extracted tensors, and outputs finite numbers of the right shape."""
     made = small(family)
     tensors = initial(made, 0)
     for submodel in menu(made, (0.5, 1.0), (1, 2)):
@@ -101,8 +99,8 @@ def test_labelled_tensors_have_the_classes_first(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_blocks_are_named_by_section_and_index(family):
-    """The tensors inside sections are those of the mask's blocks, and dropping a last block drops
-    its tensors alone.
+    """The tensors inside sections are those of the mask's blocks, and dropping a last block
+    drops only its tensors.
     """
     made = small(family)
     whole = full(made)
@@ -123,7 +121,7 @@ def test_norms_are_parameters_or_statistics(family):
     ids=str,
 )
 def test_every_declared_feature_builds_and_keeps_the_plain_names(family, feature):
-    """A feature adds tensors, takes none away, and the network still maps examples to outputs."""
+    """A feature adds tensors, removes none, and the network still maps examples to outputs."""
     made = small(family)
     plain, asked = full(made), full(made, (feature,))
     # it reads what the projection head puts out

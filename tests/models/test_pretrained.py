@@ -1,6 +1,4 @@
-"""Weights to start from: a checkpoint of one's own, torchvision's under its names, and what does
-not fit.
-"""
+"""Initial weights: own checkpoints, torchvision's weights, and unsuitable files."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ def saved(tensors: dict[str, Tensor], path: Path) -> str:
 
 
 def weights(made: Network) -> dict[str, Tensor]:
-    """What torchvision would offer of a network: its state dict, counters included."""
+    """Return torchvision's state dict of a network, counters included."""
     torch.manual_seed(0)
     return dict(original(made).state_dict())
 
@@ -58,7 +56,7 @@ def test_own_checkpoint_is_loaded_completely(tmp_path):
 
 
 def test_a_checkpoint_without_statistics_leaves_them_as_they_are(tmp_path):
-    """A run with static batch norm keeps none."""
+    """A run with static batch norm saves none."""
     made = tiny()
     base, parameters = (
         initial(made, 0),
@@ -101,8 +99,8 @@ def test_torchvision_weights_are_recognised_by_names(tmp_path, ending):
 def served(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: dict[str, Tensor], digest: str = ""
 ) -> None:
-    """Puts a file of weights where torchvision's own entry points to, named by its hash or by a
-    wrong one; torch.hub starts empty.
+    """Write a weights file where torchvision's entry points to, named by its hash or a wrong
+    one; torch.hub starts empty.
     """
     saved(state, tmp_path / "net.pth")
     digest = digest or hashlib.sha256((tmp_path / "net.pth").read_bytes()).hexdigest()
@@ -114,7 +112,7 @@ def served(
 
 
 def test_weights_are_downloaded_and_their_hash_is_checked(monkeypatch, tmp_path):
-    """ImageNet's 1000 classes give way to ten."""
+    """A head for ten classes replaces ImageNet's 1000."""
     made = network("mobilenet-v2", IMAGES, 10)
     base, state = initial(made, 0), weights(network("mobilenet-v2", IMAGES, 1000))
     served(monkeypatch, tmp_path, state)
@@ -133,7 +131,7 @@ def test_weights_of_a_wrong_hash_are_refused(monkeypatch, tmp_path):
 
 
 def test_weights_of_a_deeper_network_are_refused(tmp_path):
-    """A ResNet-34 has every tensor of a ResNet-18, of the same shapes, and is another network."""
+    """A ResNet-34 has every tensor of a ResNet-18 in the same shapes, but is another network."""
     deep, made = network("resnet-34", IMAGES, 10), network("resnet-18", IMAGES, 10)
     path = saved(weights(deep), tmp_path / "net.pth")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Remembered operations give what they would have given."""
+"""Cached operations return what the operation would return."""
 
 from __future__ import annotations
 

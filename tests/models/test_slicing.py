@@ -1,4 +1,4 @@
-"""Corners: extract, embed and graft by one plan."""
+"""Extract, embed and graft with one plan."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def weights(seed=0):
 
 @pytest.mark.parametrize("submodel", MENU, ids=lambda s: s.name)
 def test_an_extracted_submodel_runs(submodel):
-    """What is extracted has the shapes of the submodel built directly, loads whole, and
-    computes.
+    """The extracted tensors have the shapes of the submodel built directly, load completely, and
+    run.
     """
     local = extract(weights(), corners(WHOLE, submodel))
     assert {name: tuple(value.shape) for name, value in local.items()} == shapes(submodel)
@@ -47,9 +47,7 @@ def test_an_extracted_submodel_runs(submodel):
 @settings(max_examples=10, deadline=None)
 @given(st.sampled_from(MENU), st.integers(0, 99))
 def test_embed_is_the_inverse_of_extract(submodel, seed):
-    """Embedding what was extracted changes nothing; embedding something else changes the corner and
-    nothing beside it.
-    """
+    """Embedding extracted tensors changes nothing; embedding others changes only the corner."""
     before, plan = weights(seed), corners(WHOLE, submodel)
     local = extract(before, plan)
     same = embed(before, plan, local)
@@ -70,7 +68,7 @@ def test_the_leading_corner_of_a_matrix():
 
 
 def test_a_window_of_two_rectangles():
-    """A rolled window: the last entry, then the first two; back where it came from."""
+    """A rolled window: the last entry, then the first two; embedding restores it."""
     rows = (Row("w", ((0, 1),), "w", ((4, 5),), (5,)), Row("w", ((1, 3),), "w", ((0, 2),), (5,)))
     tensors, plan = {"w": torch.arange(5)}, Plan(SUB, rows)
     assert extract(tensors, plan)["w"].tolist() == [4, 0, 1]
@@ -102,7 +100,7 @@ def test_tensor_that_does_not_fit_is_refused(whole):
 
 
 def test_grafts_of_a_two_block_section():
-    """Block 1 stands in for blocks 2 and 3 of its section, all tensors of it, and for nothing
+    """Block 1 stands in for blocks 2 and 3 of its section, with all its tensors, and for nothing
     else.
     """
     (submodel,) = menu(NET, (0.5,), (2,))
@@ -129,8 +127,8 @@ def test_grafts_of_a_two_block_section():
 
 
 def test_grafts_of_a_first_block_contribute_fitting_tensors():
-    """With one block per section: section 0 gives all, the others what has the same shape; a
-    projection never.
+    """With one block per section: section 0 contributes all, the others the tensors of the same
+    shape; never a projection.
     """
     (submodel,) = menu(NET, (1,), (1,))
     plan = corners(WHOLE, submodel)

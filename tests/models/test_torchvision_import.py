@@ -1,6 +1,4 @@
-"""torchvision is imported whole or without its compiled part, once, and not before it is asked
-for.
-"""
+"""torchvision is imported completely or without its compiled part, once, and only on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pass asks of a machine, against counts by hand."""
+"""The work of a pass, compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.families import SMALL, small
 
 @pytest.fixture
 def own(monkeypatch):
-    """Makes a submodel of layers, by a name of its own: counts are cached by name."""
+    """Make a submodel of layers under its own name, since counts are cached by name."""
 
     def make(name, layers, inputs, outputs):
         module = ModuleType(name)
@@ -29,15 +29,15 @@ def own(monkeypatch):
 
 
 class Attends(nn.Module):
-    """Each of [N, heads, T, features] sees all."""
+    """Each position of [N, heads, T, features] attends to all."""
 
     def forward(self, x):
         return F.scaled_dot_product_attention(x, x, x)
 
 
 def test_an_inference_by_hand(own):
-    """For 2 examples of 4 numbers: less the mean, by the deviation, then one product that reads 3
-    of bias and 12 weights, and writes 6.
+    """For 2 examples of 4 numbers: subtract the mean, divide by the deviation, then one product
+    that reads 3 biases and 12 weights, and writes 6.
     """
     found = work(own("one_linear", lambda: nn.Linear(4, 3), (4,), 3), 2, training=False)
     assert (found.calls, found.moved) == (3, 4 * (2 * (8 + 1 + 8) + (3 + 8 + 12 + 6)))
@@ -63,8 +63,8 @@ def test_an_inference_by_hand(own):
     ],
 )
 def test_channels_are_rounded_up_unless_grouped(name, layer, weights, own):
-    """At 25 positions of 2 examples: forward once and backward twice; the 1x1 convolution before it
-    needs no gradient of its input.
+    """At 25 positions of 2 examples: forward once and backward twice; the 1x1 convolution before
+    it needs no gradient of its input.
     """
     submodel = own(
         name,
@@ -79,8 +79,8 @@ def test_channels_are_rounded_up_unless_grouped(name, layer, weights, own):
 
 
 def test_attention_holds_no_scores(own):
-    """2 heads of 100 positions would have 20 000 scores; held are examples, inputs and outputs of
-    800, 200 sums, mean and deviation.
+    """2 heads of 100 positions would have 20 000 scores; held are examples, inputs and outputs
+    of 800, 200 sums, mean and deviation.
     """
     submodel = own(
         "attends",
@@ -94,8 +94,8 @@ def test_attention_holds_no_scores(own):
 
 
 def test_a_step_holds_what_backward_needs_and_the_gradients(own):
-    """Of a linear of 1000 inputs and 500 outputs for 4 examples at the least: inputs, weights, and
-    at last the gradient of the weights.
+    """For a linear layer of 1000 inputs and 500 outputs and 4 examples at least inputs, weights,
+    and finally the weights' gradient.
     """
     found = work(own("wide", lambda: nn.Linear(1000, 500, bias=False), (1000,), 500), 4)
     assert 4 * (4 * 1000 + 2 * 500_000) <= found.live <= 4 * (4 * 1000 + 2 * 500_000 + 8 * 4 * 500)

@@ -1,4 +1,4 @@
-"""`edge-agent bench` from its flags to its table, files and exit code."""
+"""`edge-agent bench`: flags, table, files and exit code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PICTURE, TOY = str(KEPT / "picture.onnx"), str(KEPT / "toy.onnx")
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a moment: what they say is tested elsewhere."""
+    """Rows that take a moment; their values are tested elsewhere."""
     for name in ("SECONDS", "STEP_SECONDS", "QUICK"):
         monkeypatch.setattr(measure, name, 0.05)
 
@@ -34,7 +34,7 @@ def run(*words: str) -> Result:
 
 
 def edited(path: Path, old: Path, **changes: Any) -> Path:
-    """A benchmark with values of its first row changed."""
+    """A report with changed values in its first row."""
     found = json.loads(old.read_text())
     found["rows"][0] |= changes
     path.write_text(json.dumps(found))

@@ -1,4 +1,4 @@
-"""Any ONNX file can be measured, or is refused by name."""
+"""Any ONNX file is measured, or refused by name."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def made(
     *nodes: tuple[Any, ...],
     opset: int = 20,
 ) -> Path:
-    """An ONNX file of nodes (operator, inputs, outputs, domain), the last of whose outputs is the
-    graph's, of float32.
+    """An ONNX file of nodes (operator, inputs, outputs, domain); the last output is the graph's,
+    float32.
     """
     onnx: Any = pytest.importorskip("onnx")
     helper, types = onnx.helper, onnx.TensorProto

@@ -1,4 +1,4 @@
-"""The picture of a benchmark."""
+"""Plots of benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark expects of a submodel."""
+"""Predictions from probes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row is measured by a process of its own, which may die."""
+"""A separate process measures each row, and may crash."""
 
 from __future__ import annotations
 

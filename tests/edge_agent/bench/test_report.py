@@ -1,4 +1,4 @@
-"""A benchmark as a file, and two of them compared."""
+"""Reports as files, and comparisons of two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark measures is made ready before it is measured."""
+"""Targets are prepared before they are measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A benchmark as a person reads it."""
+"""The table in the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device is, read from recorded boards."""
+"""Boards are identified from recorded file trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a device may train, as its owner says it."""
+"""The owner's conditions decide when a device may train."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.boards import Recorded, copied, recorded
 
 
 class Used(Load):
-    """Others use what the test says."""
+    """Load from other processes as set by the test."""
 
     def __init__(self) -> None:
         self.now = 0.0

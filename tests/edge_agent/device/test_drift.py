@@ -1,4 +1,4 @@
-"""A device at work notices what makes its measurements old."""
+"""A device detects outdated measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COOL = Heat(50.0, 2000.0, False, False, 0)
 
 
 class Device:
-    """What a watch sees, as the test sets it."""
+    """Device state as set by the test."""
 
     now = 0.0
     limits = (0.5, math.inf)

@@ -1,4 +1,4 @@
-"""Energy is read where a machine counts it, from recorded file trees of such machines."""
+"""Energy is read from recorded file trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How hot a board is and what holds it back, read from recorded boards."""
+"""Temperature and throttling are read from recorded boards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits hold the process that they are put on, whatever it does."""
+"""A process keeps within its limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ for i in range(0, len(hoard), 4096): hoard[i] = 1
 
 @pytest.fixture(params=["groups", "fallback"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """By control groups where they may be written, and by what is left where not."""
+    """With control groups where writable, and with the fallbacks."""
     if request.param == "fallback":
         monkeypatch.setattr(limits, "_own_groups", lambda controller, *where: [])
     return str(request.param)

@@ -1,4 +1,4 @@
-"""The load by others: this process and what it started do not count."""
+"""The load of other processes excludes this process and its children."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ SPIN = "import time; end = time.monotonic() + 30\nwhile time.monotonic() < end: 
 
 
 class Machine:
-    """Two processors, with a clock and times that the test sets; the own process's seconds are
-    apart.
-    """
+    """Two processors with a clock and busy times set by the test; own seconds are separate."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.used = self.own = 0.0

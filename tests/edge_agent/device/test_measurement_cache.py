@@ -1,4 +1,4 @@
-"""What was measured is found again exactly as long as it holds."""
+"""Cached measurements are reused exactly as long as they are valid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHAT = {"submodel": "w0.5", "batch": 32}
 
 
 class Idle:
-    """Others use a fixed share of the processors."""
+    """Other processes use a fixed share of the processors."""
 
     used = 0.0
 
@@ -36,9 +36,7 @@ class Busy(Idle):
 def note(
     tmp_path: Path, around: Any = AROUND, heats: Any = (COOL,), **given: Any
 ) -> MeasurementCache:
-    """A notebook on a device whose heat reads as given, one after the other, the last one for
-    ever.
-    """
+    """A cache on a device that reports the given heat readings in order, then the last one."""
     left = list(heats)
     return MeasurementCache(
         around,

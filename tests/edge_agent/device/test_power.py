@@ -1,4 +1,4 @@
-"""What powers a device, and whether its network is paid by the byte, read from recorded boards."""
+"""Power source and metered networks are read from recorded boards."""
 
 from __future__ import annotations
 

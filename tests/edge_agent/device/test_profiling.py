@@ -1,4 +1,4 @@
-"""What a device measures of itself."""
+"""A device measures itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an agent keeps what must outlive it."""
+"""The agent's state folder."""
 
 from __future__ import annotations
 

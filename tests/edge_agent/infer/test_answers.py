@@ -1,4 +1,4 @@
-"""What a network says becomes labels with their confidence, or values."""
+"""Outputs become labels with confidences, or values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine exchanges releases while it answers, keeps the last good one, and finds it again."""
+"""An engine exchanges releases while it answers, keeps the last good one, and resumes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X = np.array([[2, 1], [0, 0]], np.uint8)
 
 
 def release(folder: Path, number: int, **changes: object) -> Path:
-    """Another version for each number."""
+    """A different version for each number."""
     return several(folder / f"r{number}", ("fp32",), padding=bytes([number]), **changes)  # type: ignore[arg-type]
 
 
@@ -77,7 +77,7 @@ def test_folder_of_another_version_is_refused(tmp_path: Path, store: Path) -> No
 
 
 def test_requests_continue_during_exchanges(tmp_path: Path, store: Path) -> None:
-    """Both releases say 0 of (2, 1), one under the name of cats, one of dogs."""
+    """Both releases choose class 0 for (2, 1); one names it cats, the other dogs."""
     folders = [
         release(tmp_path, 1, classes=("cat", "-")),
         release(tmp_path, 2, classes=("dog", "-")),

@@ -1,4 +1,4 @@
-"""A device gets its released network from a broker, whole and checked, or is told why not."""
+"""A device downloads its release completely and checked, or gets a reason."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def put(
     assignment: Mapping[str, str] = {},
     run: str = "spring",
 ) -> Version:
-    """Publishes a release for all agents."""
+    """Publish a release for all agents."""
     link = MemoryLink(broker, "coordinator") if isinstance(broker, MemoryBroker) else broker
     version = version_of(folder, run, assignment)
     publish(link, run, folder, {})
@@ -279,7 +279,7 @@ def test_card_of_impossible_size_is_refused_early(
 def test_file_with_wrong_digest_is_given_up(
     broker: MemoryBroker, release: Path, tmp_path: Path
 ) -> None:
-    """Whole, every piece sound, and another file than was promised."""
+    """Every chunk is intact, but the file is not the promised one."""
     put(broker, release)
     other = toy(tmp_path / "other", b"\1" * 1024 * PADDED)
     genuine = sha256(release / "w1-d1.onnx")

@@ -1,4 +1,4 @@
-"""An agent hears which version is for it, has it whole, and says what it answers with."""
+"""An agent follows releases: it downloads its version and reports what it serves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def broker() -> MemoryBroker:
 
 @pytest.fixture
 def make(tmp_path: Path, broker: MemoryBroker) -> Callable[[str], Version]:
-    """Makes and publishes the files of a version; the card is the test's."""
+    """Make and publish the files of a version; the test publishes the card."""
 
     def made(padding: str) -> Version:
         folder = toy(tmp_path / f"made-{padding}", padding.encode() * 9000)

@@ -1,4 +1,4 @@
-"""An agent that follows releases at a real broker."""
+"""An agent follows releases over a real broker."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A device tries every way that it has to run a release, refuses the wrong ones with a reason, and
-keeps the fastest of the right ones.
+"""A device tries every way to run a release, rejects wrong ones with a reason, and keeps the
+fastest passing one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OWN = (np.array([[3, 1], [0, 2], [5, 0], [1, 1]], np.uint8), np.array([0, 0, 0, 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Timings by the name of a graph instead of measured ones; what is not in it takes a
+    """Replace measured timings with fixed ones by graph name; unlisted graphs take a
     millisecond.
     """
     took: dict[str, float] = {}

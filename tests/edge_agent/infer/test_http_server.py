@@ -1,5 +1,5 @@
-"""Over HTTP an agent answers many at once, names what answered, and refuses with a reason what it
-cannot or must not answer.
+"""The HTTP server answers concurrent requests, names the release, and rejects invalid requests
+with a reason.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NPY = {"Content-Type": "application/x-npy"}
 def call(
     url: str, path: str, data: bytes | None = None, headers: dict[str, str] | None = None
 ) -> tuple[int, Any]:
-    """Status and JSON of a reply."""
+    """Return the status and JSON of a response."""
     request = urllib.request.Request(url + path, data, headers or {})
     try:
         with urllib.request.urlopen(request, timeout=60) as reply:
@@ -288,7 +288,7 @@ def test_occupied_port_is_named(server: HttpServer, engine: Engine) -> None:
 
 
 class Slow(Engine):
-    """Answers when it is let."""
+    """An engine that answers when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__(None)

@@ -1,6 +1,4 @@
-"""The command answers for what it is given, with a file, a folder or what a broker has, on a device
-without torch.
-"""
+"""The command answers with a file, a folder or a broker's release, without torch."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ X = [[2, 1], [0, 0]]
 
 
 def asked(form: str = "text", **changes: Any) -> str:
-    """What the command prints, with toy.onnx unless told otherwise."""
+    """Return the command's output, by default with toy.onnx."""
     source = {} if {"model", "broker"} & changes.keys() else {"model": GRAPH}
     return infer(InferRequest(name="pi", **source, **changes), form, lambda line: None)
 

@@ -1,4 +1,4 @@
-"""Examples come from files, pictures, folders and standard input, and what would be misread is
+"""Examples are read from files, pictures, folders and standard input; ambiguous data are
 refused.
 """
 
@@ -43,13 +43,13 @@ def npy(x: np.ndarray) -> bytes:
 
 
 def header(shape: str, kind: str) -> bytes:
-    """A .npy file of no data that claims this shape."""
+    """A .npy file without data that claims this shape."""
     text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}\n".encode()
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
 
 
 def archive(x: bytes, *, damaged: bool = False) -> bytes:
-    """A .npz file of one array."""
+    """An .npz file with one array."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("x.npy", x)

@@ -1,6 +1,4 @@
-"""Over MQTT anyone asks an agent and hears its answer; what it cannot answer, or not in time, is
-refused with the reason.
-"""
+"""The MQTT server answers requests, and rejects invalid and excess ones with a reason."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from tests.support.variants import NAME, several
 
 
 class Slow(Engine):
-    """Answers when it is let."""
+    """An engine that answers when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__(None, threads=1)
@@ -74,7 +72,7 @@ def questions(engine: Slow, asker: tuple[MemoryBroker, MemoryLink]) -> Iterator[
 
 
 def answers(link: MemoryLink, count: int) -> dict[str, dict[str, Any]]:
-    """The next answers, by request id."""
+    """Return the next answers by request id."""
     found, until = dict[str, dict[str, Any]](), time.monotonic() + 60
     while len(found) < count and time.monotonic() < until:
         delivery = link.receive(0.1)

@@ -1,6 +1,4 @@
-"""A service takes releases up as they come, goes on with the last good one whatever happens, and
-reports what it serves.
-"""
+"""A service adopts releases as they arrive, keeps the last good one, and reports what it serves."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The agent that answers, as a process of its own: asked without a pause while releases come, go
-wrong and are taken back at a real broker.
+"""The serving agent as a process: requests never pause while releases arrive, fail and are
+withdrawn over a real broker.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.broker, pytest.mark.beside]
 
 
 def serve(start: Start, *more: str) -> subprocess.Popen[str]:
-    """`edge-agent infer` of an agent that has no PyTorch."""
+    """Start `edge-agent infer` without PyTorch."""
     return start(
         *WITHOUT_TORCH,
         "infer",
@@ -61,8 +61,10 @@ def state(url: str) -> Any:
 
 
 class Hammer:
-    """Asks without a pause, from two threads. answers: (version, what it called the class);
-    failures: whatever went wrong.
+    """Send requests without a pause from two threads.
+
+    answers: (version, name of the class)
+    failures: everything that went wrong
     """
 
     def __init__(self, url: str) -> None:
@@ -101,7 +103,7 @@ def release(broker: str, stable: Path, canary: Path | None = None) -> None:
 
 
 def version(tmp_path: Path, number: int, **changes: Any) -> Path:
-    """Its answers call the first class by its number."""
+    """Make a version whose class names contain its number."""
     return several(
         tmp_path / f"r{number}",
         ("fp32", "int8-u8s8"),

@@ -1,4 +1,4 @@
-"""Names of models, menus, and a family of the user's own."""
+"""Names of models, menus, and a user's own family."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_network_of_values_keeps_their_units():
 
 
 def test_menu_is_sorted_capped_and_unique():
-    """Depth 9 is depth 4 here, and the order is by parameters."""
+    """Depth 9 is depth 4 here; the order is by parameters."""
     found = menu(network("preresnet", (1, 8, 8), 10), (1, 0.5), (9, 2, 4))
     assert [s.name for s in found] == ["w0.5-d2.2.2", "w0.5-d4.4.4", "w1-d2.2.2", "w1-d4.4.4"]
     sizes = [cost(s).parameters for s in found]

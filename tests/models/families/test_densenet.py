@@ -1,4 +1,4 @@
-"""DenseNet-121: counts, widths, which layers may go, torchvision's weights."""
+"""DenseNet-121: counts, widths, dropped layers, torchvision's weights."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def test_half_the_width_is_the_network_of_half_the_growth():
 
 
 def test_a_shallow_network_keeps_the_widths_of_transitions():
-    """Of 16 and three times 8 a transition makes 20, with one layer left as with three."""
+    """A transition from 16 plus three times 8 channels outputs 20, with one layer left as with
+    three.
+    """
     whole, (shallow,) = (
         full(network("densenet-small", SMALL, 10)),
         menu(network("densenet-small", SMALL, 10), (1,), (1,)),
@@ -55,7 +57,7 @@ def test_a_shallow_network_keeps_the_widths_of_transitions():
 
 
 def test_layer_reads_all_earlier_layers():
-    """The last layer of a block says something else as soon as the first of it does."""
+    """The last layer of a block changes its output when the first one does."""
     torch.manual_seed(0)
     net, x, seen = (
         build(full(network("densenet-small", SMALL, 10))).eval(),

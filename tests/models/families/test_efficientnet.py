@@ -1,4 +1,4 @@
-"""EfficientNetV2-S: counts of torchvision's network and of FedFA's submodels, and torchvision's
+"""EfficientNetV2-S: counts of torchvision's network and of FedFA's submodels, torchvision's
 weights.
 """
 
@@ -39,7 +39,7 @@ def counts(depths: tuple[int, ...], width: float) -> tuple[int, int]:
     ],
 )
 def test_counts_of_fedfa(depths, width, parameters, macs):
-    """Those of a narrow submodel are without what torchvision adds by rounding, see above."""
+    """Narrow submodels lack the channels that torchvision adds by rounding, see above."""
     assert counts(depths, width) == (parameters, macs)
 
 
@@ -57,7 +57,7 @@ def test_published_counts(depths, width):
 
 
 def test_counts_of_torchvision():
-    """21,458,488 parameters and 8.366 G multiply-adds at 384, as torchvision says of its own."""
+    """21,458,488 parameters and 8.366 G multiply-adds at 384, torchvision's own figures."""
     whole = cost(full(network("efficientnet-v2s", (3, 384, 384), 1000)))
     assert whole.parameters == 21_458_488
     assert whole.macs == pytest.approx(8.366e9, rel=1e-3)
@@ -86,8 +86,8 @@ def test_squeezed_channels_narrow_with_the_inputs_of_a_block():
 
 
 def test_a_block_drops_as_often_in_every_submodel():
-    """0.2 times its place among the 40 blocks of the largest network: the second block of the last
-    section is the 26th, after 25 of them.
+    """0.2 times its place among the 40 blocks of the largest network: 25 blocks come before the
+    second block of the last section.
     """
     made = network("efficientnet", CIFAR, 10)
     for submodel in (full(made), *menu(made, (0.3,), (2,))):
@@ -101,7 +101,7 @@ def test_a_block_drops_as_often_in_every_submodel():
 
 
 def test_training_repeats_from_a_seed_and_evaluation_drops_nothing():
-    """What is dropped comes from torch's global generator alone."""
+    """Stochastic depth draws only from torch's global generator."""
     made = network("efficientnet-tiny", (1, 8, 8), 10)
     net = build(full(made))
     net.load_state_dict(initial(made, 0), strict=False)
@@ -118,7 +118,7 @@ def test_training_repeats_from_a_seed_and_evaluation_drops_nothing():
 
 
 def test_initialisation_matches_the_source():
-    """The classifier evenly up to 1 / sqrt(classes), and every norm adds 0.001 to a variance."""
+    """The classifier is uniform up to 1 / sqrt(classes); every norm adds 0.001 to a variance."""
     net = build(full(network("efficientnet-tiny", (1, 8, 8), 4))).requires_grad_(False)
     assert 0.45 < float(net.linear.weight.abs().max()) <= 0.5
     assert not net.linear.bias.any()

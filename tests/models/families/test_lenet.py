@@ -1,4 +1,4 @@
-"""LeNet-5: RecipFL's counts, and the images that it takes."""
+"""LeNet-5: RecipFL's counts, and accepted images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_counts_of_recipfl(preset, parameters, macs):
 
 
 def test_half_of_it_by_hand():
-    """Channels 1, 3, 8, hidden 60 and 42: the first linear reads 8 channels of 16 places."""
+    """Channels 1, 3, 8, hidden 60 and 42: the first linear reads 8 channels of 16 positions."""
     (half,) = menu(network("lenet", DIGITS, 10), (0.5,), (1,))
     assert shapes(half)["hidden.0.weight"] == (60, 8, 16)
     assert (

@@ -1,4 +1,4 @@
-"""The perceptron: counts, depth, steps, inputs of any axes."""
+"""The perceptron: counts, depth, steps, inputs of any shape."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_any_block_may_be_dropped():
 
 
 def test_a_step_of_zero_skips_its_block():
-    """With steps 0 the blocks pass on what the first layer made; with steps 1 the network is the
+    """With steps 0 the blocks pass on the first layer's output; with steps 1 the network is the
     plain one.
     """
     made, x = network("mlp", (5,), 4), torch.randn(3, 5)

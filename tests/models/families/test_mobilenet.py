@@ -1,6 +1,4 @@
-"""MobileNetV2: counts of torchvision's network and of FedFA's submodels, and torchvision's
-weights.
-"""
+"""MobileNetV2: counts of torchvision's network and of FedFA's submodels, torchvision's weights."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def test_published_counts(repeats, width):
 
 
 def test_counts_of_torchvision():
-    """3,504,872 parameters and 0.301 G multiply-adds at 224, as torchvision says of its own."""
+    """3,504,872 parameters and 0.301 G multiply-adds at 224, torchvision's own figures."""
     whole = cost(full(network("mobilenet-v2", (3, 224, 224), 1000)))
     assert (whole.parameters, whole.macs) == (3_504_872, 300_774_272)
 
@@ -69,9 +67,7 @@ def test_presets_for_small_images_have_the_tensors_of_the_large():
 
 
 def test_initialisation_matches_the_source():
-    """The classifier by a deviation of 0.01, convolutions by sqrt(2 / fan out), norms at 1 and
-    0.
-    """
+    """The classifier has a deviation of 0.01, convolutions sqrt(2 / fan out), norms 1 and 0."""
     torch.manual_seed(0)
     net = build(full(network("mobilenet", CIFAR, 10))).requires_grad_(False)
     assert float(net.linear.weight.std()) == pytest.approx(0.01, rel=0.05)

@@ -1,4 +1,4 @@
-"""The pre-activation ResNet: counts of the papers, names, and what a submodel keeps."""
+"""The pre-activation ResNet: published counts, names, and the tensors of submodels."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_counts_of_the_fedfa_presets(preset, width, depths, parameters, macs):
 @pytest.mark.parametrize("width", [0.5, 0.75, 1.0])
 @pytest.mark.parametrize("depths", [(2, 2, 2, 2), (2, 2, 3, 3), (3, 3, 3, 3), (4, 4, 4, 4)])
 def test_published_counts_of_fedfa(width, depths):
-    """The presets for FedFA have the proposed sizes, for depths of each section's own too."""
+    """The presets for FedFA have the published sizes, also for different depths per section."""
     assert counts("fedfa", width, depths) == published(
         f"FedFA-proposal/PreResNet d={depths} w={width}"
     )
@@ -79,7 +79,7 @@ def test_published_counts_of_the_small_preset(width, depths):
 
 
 def test_every_submodel_is_a_corner():
-    """Names of a submodel are names of the whole, and no axis is longer."""
+    """A submodel's tensor names exist in the whole network, and no axis is longer."""
     net = network("preresnet", DIGITS, 10)
     whole = shapes(full(net))
     for submodel in menu(net, (0.03, 0.5, 0.75, 1), (1, 2, 3, 4)):
@@ -119,8 +119,8 @@ def test_resolution_halves_between_sections():
 
 
 def test_raw_input():
-    """The network standardises raw input itself, uint8 or float, by constants that are no part of
-    its state.
+    """The network standardises raw input itself, uint8 or float, with constants outside its
+    state.
     """
     net = build(full(network("preresnet", (3, 4, 4), 10, Moments((1, 2, 3), (2, 4, 8))))).eval()
     x = torch.tensor([3, 6, 11], dtype=torch.uint8).reshape(1, 3, 1, 1).expand(2, 3, 4, 4)
@@ -136,8 +136,8 @@ def test_one_mean_for_all_channels():
 
 
 def test_scaler_sits_before_every_norm():
-    """With the feature, each norm trains as if its input were divided by the rate, and evaluates as
-    ever.
+    """With the feature, each norm trains as if its input were divided by the rate; evaluation is
+    unchanged.
     """
     (plain,) = menu(network("preresnet", DIGITS, 10), (0.5,), (1,))
     (scaled,) = menu(plain.network, (0.5,), (1,), ("scaler",))
@@ -151,8 +151,8 @@ def test_scaler_sits_before_every_norm():
 
 
 def test_a_scaler_that_is_always_on_divides_in_evaluation_too():
-    """Of inputs as small as a norm's eps it makes other outputs, the same in both modes where
-    running statistics are those of the batch.
+    """For inputs as small as a norm's eps the outputs differ from the plain network's, and agree
+    in both modes if the running statistics are the batch's.
     """
     (scaled,) = menu(network("preresnet", DIGITS, 10), (0.5,), (1,), ("scaler-always",))
     net = build(scaled)
@@ -169,9 +169,7 @@ def test_a_scaler_that_is_always_on_divides_in_evaluation_too():
 
 
 def test_exit_has_its_own_norm():
-    """A block's output is a sum that nothing has activated: logits are the exit's of
-    relu(norm(sum)).
-    """
+    """A block's output is a sum without activation: the exit reads relu(norm(sum))."""
     torch.manual_seed(0)
     net, x = (
         build(full(network("preresnet", DIGITS, 10), ("exits",))).eval(),
@@ -206,7 +204,7 @@ def test_labelled_tensors_have_the_classes_first():
 
 
 def test_statistics_of_every_norm():
-    """Two norms per block and the last one, mean and variance each, and never a counter."""
+    """Two norms per block and the last one, mean and variance each, without counters."""
     (submodel,) = menu(network("preresnet", DIGITS, 10), (1,), (2,))
     assert len(statistics(submodel)) == (2 * 6 + 1) * 2
     assert not any("num_batches" in name for name in statistics(submodel))

@@ -1,5 +1,5 @@
-"""The post-activation ResNet: counts of InCo, NeFL and RecipFL, what is left of a skipped block,
-steps, torchvision's weights.
+"""The post-activation ResNet: counts of InCo, NeFL and RecipFL, skipped blocks, steps,
+torchvision's weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IMAGES, DIGITS = (3, 32, 32), (1, 8, 8)
 
 
 def prefix(depth: int, *counts: int) -> tuple[tuple[int, ...], ...]:
-    """A mask that keeps so many blocks of each section, of `depth`, from the front."""
+    """Return a mask that keeps the first blocks of each section of `depth`."""
     return tuple((1,) * count + (0,) * (depth - count) for count in counts)
 
 
@@ -37,7 +37,7 @@ def read(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def roots(*shares: float) -> tuple[float, ...]:
-    """NeFL's channel ratios, of shares of parameters: the authors' code takes the root."""
+    """NeFL's channel ratios for fractions of parameters: the authors' code takes the root."""
     return tuple(map(math.sqrt, shares))
 
 
@@ -116,8 +116,8 @@ def whole(
 
 @pytest.mark.parametrize("key", NEFL)
 def test_counts_of_nefl(key):
-    """Every submodel of the paper, with a step per kept block and the projections of skipped first
-    blocks.
+    """Every submodel of the paper, with a step per kept block and the projections of skipped
+    first blocks.
     """
     path = NOTES.with_name("nefl_submodels.json")
     if not path.exists():
@@ -174,8 +174,8 @@ def test_recipfls_narrow_network_rounds_down(monkeypatch):
 
 
 def test_resolution_of_the_three_stems():
-    """Of 32x32 the first section sees 8x8 behind torchvision's stem, 32x32 behind CIFAR's, 16x16
-    behind NeFL's.
+    """For 32x32 the first section sees 8x8 after torchvision's stem, 32x32 after CIFAR's, 16x16
+    after NeFL's.
     """
     seen = {}
     for suffix in ("", "-cifar", "-nefl"):
@@ -188,8 +188,8 @@ def test_resolution_of_the_three_stems():
 
 
 def test_a_skipped_first_block_leaves_its_projection():
-    """Sections 1 and 2 keep nothing but the projection's convolution and norm; section 0 has no
-    projection and passes on what it gets.
+    """Sections 1 and 2 keep only the projection's convolution and norm; section 0 has no
+    projection and passes its input on.
     """
     made = whole("resnet-small", DIGITS)
     submodel = replace(made, mask=((0, 0), (0, 0), (0, 1)))
@@ -209,9 +209,7 @@ def test_a_skipped_first_block_leaves_its_projection():
 
 @pytest.mark.parametrize("model", ["resnet-small", "resnet-101-cifar"])
 def test_a_step_of_0_is_a_skipped_block(model):
-    """The whole network with the steps of some blocks at 0 says what the submodel without them
-    says.
-    """
+    """The whole network with some steps at 0 equals the submodel without those blocks."""
     made = whole(model, DIGITS, feature="steps")
     mask = tuple((s % 2, *section[1:-1], 0) for s, section in enumerate(made.mask))
     torch.manual_seed(0)
@@ -226,8 +224,8 @@ def test_a_step_of_0_is_a_skipped_block(model):
 
 
 def test_a_step_multiplies_what_a_block_adds():
-    """relu(x + 3 F(x)), the input being positive; each kept block has one, of shape [1], at 1
-    first.
+    """relu(x + 3 F(x)) for a positive input; each kept block has one step, of shape [1],
+    initially 1.
     """
     made = whole("resnet-small", DIGITS, feature="steps")
     assert sum(name.endswith(".step") for name in shapes(made)) == 6
@@ -279,7 +277,7 @@ def test_outputs_equal_torchvisions(model):
 
 @pytest.mark.parametrize("preset", NAMES)
 def test_torchvisions_tensors_fit(preset):
-    """Every tensor of theirs but the counters finds its place, in its shape."""
+    """Every torchvision tensor but the counters fits by name and shape."""
     with torch.device("meta"):
         state = import_torchvision("models").get_model(NAMES[preset], weights=None).state_dict()
     found = convert(preset, state)

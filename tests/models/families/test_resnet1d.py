@@ -1,5 +1,5 @@
-"""The ResNet for sensor windows: counts by hand, what stays in a narrow and shallow part, windows
-of any length.
+"""The ResNet for sensor windows: counts by hand, narrow and shallow submodels, windows of any
+length.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ WINDOW = (6, 100)
 
 
 def test_counts_by_hand():
-    """One block a section; 100, 50 and 25 samples; convolutions of 5 samples, norms of twice the
-    channels, projections of 1 sample.
+    """One block per section; 100, 50 and 25 samples; convolutions of 5 samples, norms with 2
+    numbers per channel, projections of 1 sample.
     """
     (submodel,) = menu(network("resnet1d", WINDOW, 7), (1,), (1,))
     weights = {
@@ -40,8 +40,8 @@ def test_windows_of_any_length_pass(samples):
 
 
 def test_a_step_of_0_leaves_the_shortcut():
-    """The first block of the first section has no projection, and its input is not negative: it
-    passes as it is.
+    """The first block of the first section has no projection and its input is not negative: it
+    passes unchanged.
     """
     net = build(full(network("resnet1d-tiny", (3, 20), 4), ("steps",)))
     block = net.sections[0]["0"]

@@ -1,4 +1,4 @@
-"""The language model: HeteroFL's counts, what a place sees, where scalers sit, what it learns."""
+"""The language model: HeteroFL's counts, attention, scalers, objectives."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_counts_of_heterofl(dim, layers):
 
 
 def test_counts_by_hand():
-    """Embedding of words, of a hidden one and of places; 4 layers; decoder. Each place of 64 sees
-    64.
+    """Embedding of words, hidden word and positions; 4 layers; decoder. Each of 64 positions
+    attends to 64.
     """
     made = cost(full(network("transformer", (LENGTH,), VOCABULARY, target="token")))
     layer = 4 * (256 * 256 + 256) + 2 * 512 + (256 * 512 + 512) + (512 * 256 + 256)

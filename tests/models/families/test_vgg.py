@@ -1,5 +1,5 @@
-"""VGG: counts of FlexiFed, HeteroFL and torchvision, what depth drops, where pools go,
-torchvision's weights.
+"""VGG: counts of FlexiFed, HeteroFL and torchvision, dropped layers, pools, torchvision's
+weights.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_counts_of_heterofls_rates():
 
 
 def test_the_smallest_depth_of_vgg_19_is_vgg_11():
-    """One, one, two, two, two convolutions have the names, the shapes and the cost of the shallow
+    """One, one, two, two and two convolutions have the names, shapes and cost of the shallow
     network.
     """
     deep, shallow = network("vgg-19", CIFAR, 10), network("vgg-11", CIFAR, 10)
@@ -81,7 +81,7 @@ def test_the_first_block_of_a_section_stays():
 
 
 def test_torchvisions_presets_start_as_torchvision_does():
-    """Convolutions spread by their outputs, linears 0.01, no bias."""
+    """He-normal convolutions by fan out, linear layers with deviation 0.01, zero biases."""
     torch.manual_seed(0)
     (narrow,) = menu(network("vgg-11", CIFAR, 10), (0.125,), (1,))
     net = build(narrow)
@@ -93,7 +93,7 @@ def test_torchvisions_presets_start_as_torchvision_does():
 
 
 def test_outputs_equal_torchvisions():
-    """At 32x32, which is quick: torchvision repeats the one place that is left 49 times, so the
+    """At 32x32, which is fast: torchvision repeats the one remaining position 49 times, so the
     weights of the first linear add up.
     """
     torch.manual_seed(0)

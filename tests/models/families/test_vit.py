@@ -1,5 +1,5 @@
-"""The vision transformer: counts of InCo and NeFL, what a layer adds, torchvision's weights, images
-that do not fit.
+"""The vision transformer: counts of InCo and NeFL, layers, torchvision's weights, unsuitable
+images.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_half_the_width_halves_features_and_keeps_heads_and_tokens():
 
 
 def test_any_layer_may_be_left_out():
-    """Without a layer a network is what it is with that layer's two residual functions at 0."""
+    """Without a layer the network equals one with that layer's two residual functions at 0."""
     whole = full(network("vit-micro", (1, 8, 8), 10), ("steps",))
     part = replace(whole, mask=((0, 1, 1),))
     tensors = {
@@ -80,8 +80,8 @@ def test_any_layer_may_be_left_out():
 
 
 def test_it_is_initialised_as_torchvisions():
-    """The feed-forward's biases spread by 1e-6, those of attention and head and the head itself are
-    0, positions spread by 0.02.
+    """The feed-forward's biases have deviation 1e-6, those of attention and head are 0 as is the
+    head; positions have 0.02.
     """
     net = build(full(network("vit-tiny-32", CIFAR, 10))).requires_grad_(False)
     layer = net.sections[0]["0"]

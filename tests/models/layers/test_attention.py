@@ -1,4 +1,6 @@
-"""Attention with an axis per head: against PyTorch's, a narrow head, a causal mask, a step."""
+"""Attention with an axis per head: equality with PyTorch's, a narrow head, a causal mask, a
+step.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def test_it_equals_pytorchs_attention():
 
 
 def test_the_corner_of_an_attention_keeps_the_first_features_of_every_head():
-    """By hand: scores of the kept features alone, divided by the root of how many they are."""
+    """By hand: scores of only the kept features, divided by the root of their number."""
     torch.manual_seed(0)
     whole, half = Attention(12, 3, 4), Attention(6, 3, 2)
     with torch.no_grad():

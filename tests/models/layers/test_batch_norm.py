@@ -1,4 +1,4 @@
-"""Static batch norm: what training leaves alone and calibration measures."""
+"""Static batch norm: training leaves statistics unchanged, calibration measures them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_static_training_leaves_the_statistics_and_tracked_moves_them():
 
 
 def test_calibration_measures_the_norms_of_every_exit():
-    """After one batch there is no norm that is as it was made, mean 0 and variance 1."""
+    """After one batch no norm has its initial mean 0 and variance 1."""
     (submodel,) = menu(network("resnet-small", (1, 8, 8), 10), (0.5,), (2,), ("exits-conv",))
     stats, _ = calibrate(
         build(submodel), [torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))]
@@ -52,9 +52,7 @@ def test_calibration_measures_the_norms_of_every_exit():
 
 
 def test_calibration_switches_the_scaler_off():
-    """Statistics are those of the network as it is evaluated: with and without the scaler they are
-    equal.
-    """
+    """Statistics are those of evaluation: with and without the scaler they are equal."""
     net = network("preresnet", (1, 8, 8), 10)
     x = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     (plain,), (scaled,) = menu(net, (0.5,), (1,)), menu(net, (0.5,), (1,), ("scaler",))
@@ -66,8 +64,8 @@ def test_calibration_switches_the_scaler_off():
 
 
 def test_a_scaled_norm_trains_on_scaled_inputs_and_tracks_them_unscaled():
-    """0 and 2 at a rate of 1/2 are 0 and 4: variance 4, plus eps 3. Their own mean and unbiased
-    variance, 1 and 2, are what evaluation meets.
+    """0 and 2 at a rate of 1/2 become 0 and 4: variance 4, plus eps 3. The tracked mean and
+    unbiased variance of the inputs, 1 and 2, apply in evaluation.
     """
     norm = Norm(1, eps=3.0)
     norm.momentum = 1.0

@@ -1,4 +1,4 @@
-"""A linear layer over a flattened map: what it computes, and that it is cut by channels."""
+"""A linear layer over a flattened map: its outputs, and cutting by channels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_it_is_a_linear_layer_of_the_flattened_map():
 
 
 def test_the_corner_of_its_weight_reads_the_first_channel():
-    """Two places of one channel, 3 and 4, times the first of 1, 2 and 10, 20."""
+    """Two positions of one channel, 3 and 4, times the first of 1, 2 and 10, 20."""
     wide, narrow = Flat(2, 2, 1), Flat(1, 2, 1)
     with torch.no_grad():
         wide.weight.copy_(torch.tensor([[[1.0, 2.0], [10.0, 20.0]]]))

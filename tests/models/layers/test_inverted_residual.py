@@ -1,4 +1,4 @@
-"""Inverted residuals: what a block adds, drops, squeezes and steps; names that do not hang on a
+"""Inverted residuals: residual, dropping, squeezing and steps; names that do not depend on
 width.
 """
 
@@ -33,8 +33,8 @@ def block(
 
 
 def test_a_block_adds_its_input_only_where_nothing_changes():
-    """By the channels of the whole network: 9 and 10 both keep 1 of 10 percent, and still do not
-    add.
+    """The whole network's channels decide: 9 and 10 both keep 1 at 10 percent, and are still not
+    added.
     """
     section = Section(6, 10, 1, 1)
     assert block(section, 10).adds
@@ -53,7 +53,9 @@ def test_a_step_multiplies_what_a_block_adds():
 
 
 def test_steps_are_where_blocks_add():
-    """Sections of 3 blocks: all but the first add; the one of a single block changes channels."""
+    """In sections of 3 blocks all but the first add; the section of a single block changes
+    channels.
+    """
     made = network("mobilenet", DIGITS, 10)
     names = {name for name in shapes(full(made, ("steps",))) if name.endswith(".step")}
     depths = (1, 2, 3, 4, 3, 3, 1)
@@ -72,7 +74,7 @@ def test_a_fused_block_that_widens_nothing_is_one_convolution():
 
 
 def test_squeezing_weighs_each_channel():
-    """Channels of mean 1 and 3; down to silu(1 + 3) = 4 sigmoid(4), up to that and its opposite."""
+    """Channels of mean 1 and 3: down to silu(1 + 3) = 4 sigmoid(4), up to that and its negative."""
     net = Squeeze(2, 1)
     with torch.no_grad():
         net.down.weight.fill_(1.0)
@@ -91,8 +93,8 @@ def test_squeeze_layers_have_scalers():
 
 
 def test_dropping_leaves_examples_out_and_scales_up_the_rest():
-    """At 0.75 about a quarter of the examples stay, four times as large; in evaluation all stay as
-    they are.
+    """At 0.75 about a quarter of the examples stay, scaled by four; in evaluation all stay
+    unchanged.
     """
     torch.manual_seed(0)
     net, x = Drop(0.75), torch.ones(1000, 2, 1, 1)
@@ -130,7 +132,7 @@ def test_resolution_halves_in_the_sections_that_say_so():
 
 
 def test_names_do_not_depend_on_width():
-    """A width that keeps a single channel everywhere has the tensors of the whole network."""
+    """A width that keeps a single channel everywhere has all tensors of the whole network."""
     for model in ("mobilenet-tiny", "efficientnet-tiny"):
         made = network(model, DIGITS, 10)
         (narrowest,) = menu(made, (0.01,), (3,))

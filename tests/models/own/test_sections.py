@@ -1,4 +1,4 @@
-"""Which blocks of a network can be left out."""
+"""Blocks of a network that can be left out."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from tests.support.own import Basic, Named, Residual, at, passes, sizes
 
 
 def test_blocks_that_keep_the_shape_can_be_left_out(named: Named) -> None:
-    """Three in an nn.Sequential, one behind the block that changes the shape in an
-    nn.ModuleList.
-    """
+    """Three in an nn.Sequential, one after the block that changes the shape in an nn.ModuleList."""
     made = named(Residual)
     assert full(made).mask == ((1, 1, 1), (1, 1))
     least = shapes(at(made, 0.5))
@@ -61,7 +59,7 @@ def test_a_block_that_changes_the_shape_begins_a_section(named: Named) -> None:
 
 
 def test_sequentials_are_not_blocks(named: Named) -> None:
-    """Two alike nn.Sequential in a row have no shortcut to leave them out by."""
+    """Two equal nn.Sequential in a row have no shortcut."""
     made = named(
         lambda: nn.Sequential(
             nn.Flatten(),
@@ -82,7 +80,7 @@ class Chain(nn.Module):
 
 
 class Chained(nn.Module):
-    """Blocks without a shortcut, of which the last must give all of its channels."""
+    """Blocks without a shortcut; the last must output all of its channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +95,7 @@ class Chained(nn.Module):
 
 
 def test_input_and_output_channels_of_optional_blocks_agree(named: Named) -> None:
-    """The first block gives all channels too, for it may be the last."""
+    """The first block also outputs all channels, since it may be the last."""
     made = named(Chained, (4,), 3)
     assert list(sizes(made).values()) == [(4, 4), (8, 4), (3, 8)]
     assert passes(at(made, 0.5, 1)).shape == passes(at(made, 0.5, 2)).shape == (3, 3)

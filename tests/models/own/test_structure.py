@@ -1,4 +1,4 @@
-"""What of a network scales in width, by what it does to channels, and what stays whole."""
+"""Axes of a network that scale in width, and axes that stay whole."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def test_a_plain_cnn_keeps_its_leading_channels_and_their_positions(named: Named
 
 
 def test_narrow_network_equals_handwritten_one(named: Named) -> None:
-    """The corner of the whole in a network written for half the channels says the same."""
+    """The corner of the whole, loaded into a network written for half the channels, has the same
+    outputs.
+    """
     submodel = at(named(lambda: cnn()), 0.5)
     tensors = initial(submodel.network, 0)
     by_hand = cnn(4).eval()
@@ -84,8 +86,8 @@ def test_a_group_norm_keeps_its_channels_where_its_groups_do_not_divide(named: N
 
 
 def test_depthwise_convolutions_follow_their_channels(named: Named) -> None:
-    """The second has two filters a channel: half of 6 channels are 3, with 6 of its 12 filters. The
-    transposed one narrows 12 to 4.
+    """The second has two filters per channel: half of 6 channels are 3, with 6 of its 12
+    filters. The transposed one narrows 12 to 4.
     """
     made = named(
         lambda: nn.Sequential(
@@ -115,9 +117,7 @@ def test_depthwise_convolutions_follow_their_channels(named: Named) -> None:
 
 
 class Squeezed(nn.Module):
-    """Sizes read from shapes, a gain outside of layers, channels last: as networks are really
-    written.
-    """
+    """Sizes read from shapes, a gain outside of layers, channels last, as in real networks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ def test_concatenated_channels_stay_whole_and_others_scale(named: Named) -> None
 
 
 class Written(nn.Module):
-    """A size written down as a number does not follow the width."""
+    """A literal size does not follow the width."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,8 +190,8 @@ def test_channels_of_a_written_size_stay_whole(named: Named) -> None:
 
 
 class Split(nn.Module):
-    """Splits channels in pairs: half of the channels would be half of the pairs, but that is not
-    known.
+    """Splits channels in pairs: half of the channels would be half of the pairs, but the tracer
+    cannot know that.
     """
 
     def __init__(self) -> None:
@@ -207,8 +207,8 @@ def test_split_channels_stay_whole(named: Named) -> None:
 
 
 class Training(nn.Module):
-    """In training, a second way joins channels that evaluation keeps apart, and chunks those of a
-    third layer.
+    """In training, a second branch joins channels that evaluation keeps apart, and splits those
+    of a third layer.
     """
 
     def __init__(self) -> None:
@@ -260,8 +260,8 @@ def depthwise() -> nn.Module:
 def test_channels_meet_the_same_weights_in_the_whole_network(
     named: Named, function: Callable[..., object]
 ) -> None:
-    """The narrow network, put into a whole one of zeros, still says the same: no channel lies where
-    another belongs.
+    """The narrow network embedded in a whole one of zeros has the same outputs: no channel is
+    misplaced.
     """
     submodel = at(named(function), 0.5, 9)
     tensors = initial(submodel.network, 0)

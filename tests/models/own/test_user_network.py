@@ -1,6 +1,4 @@
-"""A network of the user's own: what is asked of a function, what is said where it will not do, and
-a whole run.
-"""
+"""A user's own network: accepted functions, errors, and a whole run."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ class Mean(nn.Module):
 
 
 class Tied(nn.Module):
-    """The head is the table of words, which nobody may cut."""
+    """The head is the embedding of words, which cannot be cut."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +58,7 @@ class Branching(nn.Module):
 
 
 class Stubborn(nn.Module):
-    """Adds what has a written size."""
+    """Adds a tensor of literal size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +92,7 @@ def test_unnarrowable_network_gives_a_reason_and_runs_whole(
 
 
 class Counting(nn.Module):
-    """Hides a written size behind a computed one."""
+    """Hides a literal size behind a computed one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +131,7 @@ def test_invalid_functions_are_refused(
 
 
 def test_self_scaling_function_is_not_cut(named: Named) -> None:
-    """It keeps one channel more than the project would, and that stands."""
+    """It keeps one channel more than the project would."""
     made = named(
         lambda submodel: nn.Sequential(
             nn.Linear(4, kept(submodel.width, 8) + 1), nn.Linear(kept(submodel.width, 8) + 1, 3)
@@ -175,8 +173,8 @@ def test_a_regression_has_no_classes(named: Named) -> None:
 
 
 def test_a_narrow_layer_is_scaled_in_training_where_a_method_asks(named: Named) -> None:
-    """HeteroFL divides by the rate: before batch norm, where it shows in the statistics, else
-    behind the layers that were cut.
+    """HeteroFL divides by the rate: before batch norm, visible in the statistics, or else after
+    the layers that were cut.
     """
     plain = named(
         lambda: nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 3, bias=False)), (4,), 3
@@ -243,7 +241,7 @@ def test_half_width_exports_with_equal_outputs(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_norm_is_known_as_one(named: Named) -> None:
-    """A method that keeps norms apart (NeFL) finds them, whichever they are."""
+    """A method that keeps norms separate (NeFL) finds all kinds."""
     made = named(
         lambda: nn.Sequential(
             nn.Linear(4, 8),
@@ -259,7 +257,7 @@ def test_every_kind_of_norm_is_known_as_one(named: Named) -> None:
 
 
 def test_an_instance_norm_that_tracks_statistics_is_refused(named: Named) -> None:
-    """Calibration measures batch norms alone."""
+    """Calibration measures only batch norms."""
     with pytest.raises(
         ValueError, match=r"instance norm '1' tracks statistics.*set track_running_stats=False"
     ):
