@@ -127,9 +127,9 @@ def test_graph_is_measured_without_torch() -> None:
 
 def test_process_ends_with_its_parent(tmp_path: Path) -> None:
     code = (
-        "from edge_agent.bench.process import ask; from edge_agent.bench.row_process import "
+        "from edge_agent.bench.process import run_plans; from edge_agent.bench.row_process import "
         "Plan; from edge_agent.device.limits import Limits; "
-        f"ask([Plan('onnx', {str(PICTURE)!r}, seconds=600.0)], Limits(cpus=0.5))"
+        f"run_plans([Plan('onnx', {str(PICTURE)!r}, seconds=600.0)], Limits(cpus=0.5))"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as asking:
         (row,) = eventually(lambda: psutil.Process(asking.pid).children())

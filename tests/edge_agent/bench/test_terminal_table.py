@@ -112,10 +112,10 @@ def test_unreliable_rows_are_flagged_and_explained() -> None:
     said = "\n".join(footnotes(Report(take_fingerprint(Limits(memory=10**8)), rows, "", ("w0.5",))))
     for text in (
         "up to 35% of the processors",
-        "heat or a weak supply",
+        "heat or a weak power supply",
         "failed: w1-d2.2.2.2 onnx, threads 1: killed",
         "limited to 100 MB",
-        "predicted: from w0.5",
+        "predicted: from the times of w0.5",
     ):
         assert text in said
 
