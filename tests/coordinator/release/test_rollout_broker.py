@@ -69,5 +69,5 @@ def test_a_release_that_the_broker_does_not_confirm_is_an_error(
         "coordinator",
     )
     rollout = Rollout(link, Archive(tmp_path / "runs", "spring"), {}, 7, print)
-    with pytest.raises(LinkError, match="coordinator release spring publishes it again"):
+    with pytest.raises(LinkError, match="publish it again with: coordinator release spring"):
         rollout.follow(ReleaseRequest("spring", "h", bundle=toy(tmp_path / "made", b"1")))
