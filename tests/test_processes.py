@@ -69,7 +69,7 @@ def test_a_coordinator_that_starts_its_own_broker_and_two_agents(
         "--format",
         "json",
     )
-    assert said(coordinator, tmp_path / "0.err", "agents join by")
+    assert said(coordinator, tmp_path / "0.err", "agents join with")
     wait = ["--wait", "60"]
     agents = [
         start(*AGENT, "join", "--broker", f"127.0.0.1:{port}", "--format", "json", *wait)
