@@ -296,7 +296,7 @@ def _check_entry(folder: Path, bundle: Bundle, entry: Entry) -> None:
     weights_of(folder, entry)
     for variant in entry.variants:
         session = verify.load(folder / variant.file.name, variant.file.sha256)
-        said = (
+        expected = (
             bundle.run,
             str(bundle.round),
             entry.submodel,
@@ -307,7 +307,7 @@ def _check_entry(folder: Path, bundle: Bundle, entry: Entry) -> None:
         )
         origin = (session.metadata[key] for key in ("run", "round", "submodel"))
         found = (*origin, session.inputs, session.dtype.name, session.objective, session.outputs)
-        if said != found:
+        if expected != found:
             raise ExportError(
-                f"{folder / variant.file.name}: expected {said} as in {MANIFEST}, found {found}"
+                f"{folder / variant.file.name}: expected {expected} as in {MANIFEST}, found {found}"
             )

@@ -159,9 +159,9 @@ def _to_onnx(net: nn.Module, output: str, example: Tensor) -> Any:
                 verbose=False,
             )
         except Exception as error:  # a user's network can make torch raise anything
-            said = next(iter(str(error).splitlines()), "no reason given")
+            reason = next(iter(str(error).splitlines()), "no reason given")
             raise ExportError(
-                f"{type(net).__name__} cannot be exported: {type(error).__name__}: {said}"
+                f"{type(net).__name__} cannot be exported: {type(error).__name__}: {reason}"
             ) from error
     return program.model_proto  # type: ignore[union-attr]  # None only where dynamo is off
 

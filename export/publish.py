@@ -107,16 +107,16 @@ def read_published(link: Link, run: str, clock: Callable[[], float]) -> Publishe
 
 
 def publish(
-    link: Link, run: str, folder: Path, there: Mapping[tuple[str, str], messages.Manifest]
+    link: Link, run: str, folder: Path, present: Mapping[tuple[str, str], messages.Manifest]
 ) -> dict[tuple[str, str], messages.Manifest]:
-    """Publish the files of a release except those already published (`there`), and return the
+    """Publish the files of a release except those already published (`present`), and return the
     manifests of the new ones.
 
     ExportError: a file does not match the manifest. Also raises LinkError.
     """
     version, sent = bundle.version(folder), {}
     for file in (*bundle.files(bundle.manifest(folder)), bundle.file_of(folder / bundle.MANIFEST)):
-        known = there.get((version, file.name))
+        known = present.get((version, file.name))
         if known is not None and known.sha256 == file.sha256:
             continue
         data = memoryview((folder / file.name).read_bytes())
@@ -160,9 +160,12 @@ def confirm(
 
 
 def withdraw(
-    link: Link, run: str, keep: Collection[str], there: Mapping[tuple[str, str], messages.Manifest]
+    link: Link,
+    run: str,
+    keep: Collection[str],
+    present: Mapping[tuple[str, str], messages.Manifest],
 ) -> None:
     """Clear the files of all versions except `keep`. Raises LinkError."""
-    for (version, file), manifest in there.items():
+    for (version, file), manifest in present.items():
         if version not in keep:
             transfer.withdraw(link, topics.release(run, version, file), manifest)

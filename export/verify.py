@@ -218,13 +218,13 @@ def reason(error: Exception) -> str:
     """Return why a graph does not load: the required and the available version, or else the
     runtime's message without its source location.
     """
-    said, version = " ".join(str(error).split()), f"onnxruntime {onnxruntime.__version__}"
+    text, version = " ".join(str(error).split()), f"onnxruntime {onnxruntime.__version__}"
     for pattern, words in REASONS.items():
-        if found := re.search(pattern, said):
+        if found := re.search(pattern, text):
             return words.format(*found.groups(), version=version)
     return (
         "expected an ONNX file, found one that does not load: "
-        f"{re.sub(r'/onnxruntime_src/.*?[)] (?=[A-Z])', '', said)[:300]}"
+        f"{re.sub(r'/onnxruntime_src/.*?[)] (?=[A-Z])', '', text)[:300]}"
     )
 
 

@@ -138,13 +138,13 @@ def find_provider(name: str) -> str:
     """Return ONNX Runtime's provider for a short name: cpu, cuda, tensorrt, ... Raises Unknown
     with the available ones.
     """
-    here = {
+    available = {
         p.removesuffix("ExecutionProvider").lower(): p
         for p in onnxruntime.get_available_providers()
     }
-    if name not in here:
-        raise Unknown("provider", name, here)
-    return str(here[name])
+    if name not in available:
+        raise Unknown("provider", name, available)
+    return str(available[name])
 
 
 def _message(error: Exception) -> str:

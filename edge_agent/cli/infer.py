@@ -91,7 +91,7 @@ def infer(name: str | None, form: str, **options: Any) -> None:
             request,
             form,
             lambda line: click.echo(line, err=True),
-            stop_on_signals() if request.stays else None,
+            stop_on_signals() if request.serves else None,
         )
         if text:
             click.echo(text)

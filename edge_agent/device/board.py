@@ -95,8 +95,8 @@ def _product(root: Path) -> str:
 def _jetson(root: Path, run: Run, tree: str) -> str:
     """Return the board and its power mode, on which all timings depend."""
     mode = ""
-    if said := re.search(r"NV Power Mode:\s*(\S+)", run("nvpmodel", "-q")):
-        mode = said[1]
+    if match := re.search(r"NV Power Mode:\s*(\S+)", run("nvpmodel", "-q")):
+        mode = match[1]
     elif kept := re.search(r"pmode:(\d+)", text(root / "var/lib/nvpmodel/status")):
         named = re.search(
             rf"POWER_MODEL\s+ID={int(kept[1])}\s+NAME=(\S+)", text(root / "etc/nvpmodel.conf")

@@ -80,8 +80,8 @@ def _celsius(root: Path, run: Run) -> float | None:
     inputs = [number(sensor) for chip in chips for sensor in entries(chip, "temp*_input")]
     # Thousandths of a degree; some phones' zones report whole degrees.
     found = [value / 1000 if abs(value) >= 1000 else value for value in (*zones, *inputs) if value]
-    if not found and (said := re.search(r"temp=([\d.]+)", run("vcgencmd", "measure_temp"))):
-        found = [float(said[1])]
+    if not found and (match := re.search(r"temp=([\d.]+)", run("vcgencmd", "measure_temp"))):
+        found = [float(match[1])]
     return max((value for value in found if PLAUSIBLE[0] <= value <= PLAUSIBLE[1]), default=None)
 
 

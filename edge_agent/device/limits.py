@@ -158,8 +158,8 @@ def end_with_parent() -> None:
 
 def _machine_memory(root: Path) -> int:
     """Return the bytes that the machine can provide without swapping."""
-    said = re.search(r"^MemAvailable:\s*(\d+) kB$", text(root / "proc/meminfo"), re.MULTILINE)
-    return int(said[1]) * 1024 if said else int(psutil.virtual_memory().available)
+    match = re.search(r"^MemAvailable:\s*(\d+) kB$", text(root / "proc/meminfo"), re.MULTILINE)
+    return int(match[1]) * 1024 if match else int(psutil.virtual_memory().available)
 
 
 def _own_groups(controller: str, pid: int = 0, root: Path = ROOT) -> list[Path]:

@@ -56,8 +56,10 @@ def versions() -> dict[str, str]:
 
 
 def surroundings(limits: Limits, trainer: str, root: Path = ROOT) -> dict[str, Any]:
-    """What every timing of this process depends on: versions, the board with its power mode and
-    source, its processors, limits. trainer: its runtime.
+    """Return what every timing of this process depends on: versions, the board with its power mode
+    and source, processors and limits.
+
+    trainer: runtime of the trainer
     """
     allowed = os.sched_getaffinity(0)
     speeds = {

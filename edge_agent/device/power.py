@@ -54,15 +54,15 @@ def is_metered(root: Path = ROOT, run: Run = run_command) -> bool | None:
     """Whether the network is metered, as set by the owner or guessed by the system; None if
     unknown.
     """
-    if said := re.fullmatch(r"u ([1-4])", run("busctl", "get-property", *MANAGER)):
-        return METERED[said[1]]
+    if match := re.fullmatch(r"u ([1-4])", run("busctl", "get-property", *MANAGER)):
+        return METERED[match[1]]
     device = _default_device(root)
     if device and (
-        said := re.match(
+        match := re.match(
             r"yes|no\b", run("nmcli", "-g", "GENERAL.METERED", "device", "show", device)
         )
     ):
-        return said[0] == "yes"
+        return match[0] == "yes"
     # without Wi-Fi a phone uses mobile data
     if wireless := _termux(run, "termux-wifi-connectioninfo"):
         return wireless.get("supplicant_state") != "COMPLETED"

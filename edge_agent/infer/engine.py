@@ -196,10 +196,12 @@ class Engine:
             raise DataError(str(error).replace(present.session.name, name)) from error
         except Exception as error:  # the runtime's errors share no base class
             self._count(failed=1)
-            said = " ".join(str(error).split()).replace(
+            message = " ".join(str(error).split()).replace(
                 present.session.name, Path(present.session.name).name
             )
-            raise ExportError(f"version {present.choice.version} failed: {said[:300]}") from error
+            raise ExportError(
+                f"version {present.choice.version} failed: {message[:300]}"
+            ) from error
         self._count(answered=len(found))
         return Answered(present.choice, found)
 

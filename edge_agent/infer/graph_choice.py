@@ -144,8 +144,8 @@ def own_sample(held: Held) -> Held | None:
 
 def providers() -> tuple[str, ...]:
     """Return the available providers of ONNX Runtime, in the order of expected speed."""
-    there = onnxruntime.get_available_providers()
-    return tuple(name for name in PROVIDERS if name in there)
+    available = onnxruntime.get_available_providers()
+    return tuple(name for name in PROVIDERS if name in available)
 
 
 def thread_counts(threads: int = 0) -> tuple[int, ...]:
@@ -240,12 +240,12 @@ def _is_damaged(trials: list[Trial]) -> bool:
 
 
 def _reasons(trials: list[Trial]) -> str:
-    told = {
+    reasons = {
         f"{trial.kind} on {trial.provider.removesuffix('ExecutionProvider')}: {trial.reason}": None
         for trial in trials
         if trial.reason
     }
-    return "; ".join(told)
+    return "; ".join(reasons)
 
 
 def _choice(

@@ -148,9 +148,9 @@ def _require_token(
 async def _body(request: Request) -> bytes:
     """Read the body, without exceeding the allowed memory."""
     parts, size = [], 0
-    said = request.headers.get("content-length", "0")
-    if said.isdecimal() and int(said) > LARGEST:
-        raise HTTPException(413, f"expected at most {LARGEST} bytes, found {said}")
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > LARGEST:
+        raise HTTPException(413, f"expected at most {LARGEST} bytes, found {declared}")
     try:
         with anyio.fail_after(PATIENCE):
             async for part in request.stream():

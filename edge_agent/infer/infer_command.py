@@ -57,7 +57,7 @@ class InferRequest:
     seed: int = 0
 
     @property
-    def stays(self) -> bool:
+    def serves(self) -> bool:
         """Whether the command serves until stopped."""
         return self.serve is not None or self.mqtt
 
@@ -71,13 +71,13 @@ def infer(request: InferRequest, form: str, say: Say, stop: threading.Event | No
     StoreError.
     """
     _check_request(request)
-    remembers = request.broker is not None and request.stays
+    remembers = request.broker is not None and request.serves
     engine = Engine(
         request.store / f"@{request.name}" if remembers else None,
         threads=request.threads,
         held=_load_held_out(request),
     )
-    if request.stays:
+    if request.serves:
         return _serve(request, engine, form, say, stop or threading.Event())
     path = _open(engine, request)
     assert engine.session is not None
@@ -131,7 +131,7 @@ def _check_request(request: InferRequest) -> None:
         raise UsageError("--sha256 requires --model FILE; a release is always checked")
     if request.mqtt and request.broker is None:
         raise UsageError("--mqtt requires --broker")
-    if request.stays and (request.inputs or request.explain):
+    if request.serves and (request.inputs or request.explain):
         raise UsageError("--serve and --mqtt cannot be combined with INPUTS or --explain")
     if request.token_file is not None and request.serve is None:
         raise UsageError("--token-file requires --serve")

@@ -53,9 +53,9 @@ def version_folder(directory: Path, run: str, version: str) -> Path:
     return directory / run / version
 
 
-def strip_folder(directory: Path, said: str) -> str:
+def strip_folder(directory: Path, reason: str) -> str:
     """Remove the store's path from a reason that leaves this device."""
-    return said.replace(f"{directory}{os.sep}", "")
+    return reason.replace(f"{directory}{os.sep}", "")
 
 
 class ReleaseDownload:

@@ -275,9 +275,9 @@ def _follow_over_link(service: _Service, link: Link) -> None:
 
     wanted = Subscription(plan.run, plan.name, plan.submodel, plan.store, service.session)
     follower = Follower(link, wanted, other=other)
-    told, at = service.report(), time.monotonic()
+    reported, at = service.report(), time.monotonic()
     if service.engine.choice is not None:
-        follower.report(told)
+        follower.report(reported)
     try:
         while not service.stop.is_set():
             service.manager.alive(service.summarise)
@@ -288,9 +288,9 @@ def _follow_over_link(service: _Service, link: Link) -> None:
                 service.adopter.take(arrival)
             news = _report_adoption(service)
             now = service.report()
-            if news or (now != told and time.monotonic() - at >= TELL):
+            if news or (now != reported and time.monotonic() - at >= TELL):
                 follower.report(now)
-                told, at = now, time.monotonic()
+                reported, at = now, time.monotonic()
     finally:
         if questions is not None:
             questions.close()

@@ -89,12 +89,12 @@ def reduce_axes(
     axes = (axes,) if type(axes) is int else axes
     if not isinstance(axes, Sequence) or not all(type(axis) is int for axis in axes):
         return None
-    gone = {axis % len(x.shape) for axis in axes}
-    left = tuple(None if i in gone else label for i, label in enumerate(x.labels))
+    removed = {axis % len(x.shape) for axis in axes}
+    left = tuple(None if i in removed else label for i, label in enumerate(x.labels))
     return (
         left
         if len(shape) == len(left)
-        else tuple(label for i, label in enumerate(left) if i not in gone)
+        else tuple(label for i, label in enumerate(left) if i not in removed)
     )
 
 
