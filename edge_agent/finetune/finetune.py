@@ -227,7 +227,7 @@ def better(before: Scores, after: Scores, network: Network) -> bool:
 
 def _source(request: Request) -> tuple[Path, str]:
     if (request.broker is None) == (request.model is None):
-        raise UsageError("name either --broker to fetch a release from, or --model FOLDER")
+        raise UsageError("set either --broker to download a release, or --model FOLDER")
     if request.broker is not None:
         from edge_agent.infer.fetch import fetch_from
 
