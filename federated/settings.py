@@ -119,7 +119,12 @@ def explain(
     if unknown := re.fullmatch(r"Object contains unknown field (.+)", what):
         known = Unknown("key", unknown[1], expected.__struct_fields__)
         return f"{start}{known}{hint(unknown[1])}"
-    return f"{start}expected {in_words(expected)}, found {found!r}"
+    return f"{start}expected {in_words(expected)}, found {spell(found)}"
+
+
+def spell(value: Any) -> str:
+    """Return a value as a configuration has it."""
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def descend(kind: Any, value: Any, path: str) -> tuple[Any, Any, str]:

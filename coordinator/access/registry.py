@@ -1,7 +1,7 @@
 """The registry of the authority: one-time tokens and issued certificates, in a SQLite file.
 
-It holds hashes of the tokens only, so whoever reads the file learns no secret. Several processes
-may use it at once: a command that enrols a device, and the coordinator that signs its certificate.
+It stores only hashes of the tokens, so the file contains no secret. Several processes may use it at
+once: a command that enrols a device, and the coordinator that signs its certificate.
 """
 
 from __future__ import annotations
@@ -95,8 +95,9 @@ class Registry:
     # ---- tokens ----------------------------------------------------------------------------------
 
     def add_token(self, secret: bytes, name: str, until: float) -> None:
-        """Allow whoever knows the secret to enrol as `name`, once, until a time (seconds since
-        1970). Unused tokens of the same name are withdrawn.
+        """Add a token: a client that presents the secret may enrol as `name`, once.
+
+        Unused tokens of the same name are withdrawn. until: expiry, in seconds since 1970.
         """
         self._base.execute("delete from tokens where name = ? and serial = ''", (name,))
         self._base.execute(

@@ -58,11 +58,11 @@ def unable(profile: Profile, needed: Collection[str], method: str) -> str:
     """Why a device's trainer cannot follow the recipes of a run; empty if it can. method: its name
     in the configuration.
     """
-    if not (lacking := missing(needed, profile.capabilities)):
+    if not (absent := missing(needed, profile.capabilities)):
         return ""
     own = f", and with --method {method} if you trust that code of yours" if ":" in method else ""
     return (
-        f"this run requires {lacking}, which the device's trainer ({profile.runtime}) lacks: join "
+        f"this run requires {absent}, which the device's trainer ({profile.runtime}) lacks: join "
         f"with --trainer pytorch (pip install 'espalier[train]'){own or packaged(method)}"
     )
 
@@ -84,6 +84,6 @@ def lacking(profile: Profile, codec: str) -> str:
         else "install the version or package that has it"
     )
     return (
-        f"this run's updates are encoded by the codec '{codec}', and this device has "
-        f"{', '.join(profile.codecs) or 'none'}: {remedy}"
+        f"this run encodes updates with the codec '{codec}', which this device lacks (it has "
+        f"{', '.join(profile.codecs) or 'none'}): {remedy}"
     )

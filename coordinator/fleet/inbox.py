@@ -91,7 +91,8 @@ class Inbox:
 
     While others wait, a transfer keeps its slot as long as it is not slower than PACE. A slower one
     moves to the end of the queue and later continues where it was; a silent one leaves the queue.
-    So nobody waits for each transfer before it longer than IDLE, or than its bytes take at PACE.
+    This bounds the wait of an agent: each transfer ahead of it takes at most IDLE seconds, or its
+    size divided by PACE if that is longer.
 
     A transfer without room on the disk waits as for a slot.
 

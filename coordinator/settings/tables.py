@@ -105,8 +105,8 @@ class Simulate(Record, frozen=True):
     trainer: Annotated[
         str,
         Meta(
-            description="What computes on the simulated devices, as `edge-agent join --trainer` "
-            "takes it."
+            description="Trainer of the simulated devices: pytorch, one of an installed package, "
+            "or module:function for your own."
         ),
     ] = DEFAULT
     workers: Annotated[

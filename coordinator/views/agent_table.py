@@ -47,11 +47,11 @@ def overview(name: str | None, runs: Path) -> dict[str, Any]:
         raise StoreError(describe_missing(runs))
     records = open_records(runs, name or list_runs(runs)[-1])
     try:
-        ledger, lately = records.agents, records.last_entries()
+        agents, lately = records.agents, records.last_entries()
         profiles, standings, decisions = (
-            ledger.read_profiles(),
-            ledger.read_standings(),
-            ledger.read_last_decisions(),
+            agents.read_profiles(),
+            agents.read_standings(),
+            agents.read_last_decisions(),
         )
         done = records.rounds_done
         rows = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import suppress
-from types import TracebackType
 
 __all__ = ["NotifySocket"]
 
@@ -22,17 +21,6 @@ class NotifySocket:
         if address.startswith("@"):
             self._address = b"\0" + self._address[1:]
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-
-    def __enter__(self) -> NotifySocket:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def send(self, state: str) -> None:
         """Send one assignment, or several separated by newlines. Does nothing after `close`."""

@@ -34,7 +34,7 @@ class Outer(Record, frozen=True):
     [
         ({"count": "ten"}, "count: expected a whole number of at least 1, found 'ten'"),
         ({"count": 0}, "count: expected a whole number of at least 1, found 0"),
-        ({"count": True}, "count: expected a whole number of at least 1, found True"),
+        ({"count": True}, "count: expected a whole number of at least 1, found true"),
         (
             {"most": -1},
             "most: expected a whole number of at least 0 and below 4611686018427387904, found -1",

@@ -49,7 +49,7 @@ def test_an_agent_without_the_codec_is_not_asked(tmp_path: Path) -> None:
     federate(tmp_path, [*members, lacking], given)
     assert lacking.participant is not None
     assert lacking.participant.refused
-    assert "the codec 'fp16', and this device has raw" in str(lacking.participant.over)
+    assert "the codec 'fp16', which this device lacks (it has raw)" in str(lacking.participant.over)
     store = Store.open(tmp_path / "runs", "test", read_only=True)
     assert {entry.agent for entry in store.entries(1)} == {"a0", "a1"}
     store.close()

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def test_a_manager_receives_the_state(kind: str, manager: socket.socket, tmp_pat
     else:
         address = f"@espalier-test-{os.getpid()}"
         manager.bind("\0" + address[1:])
-    with NotifySocket(address) as notify:
+    with closing(NotifySocket(address)) as notify:
         notify.send("READY=1\nSTATUS=größer")
     assert manager.recv(1000).decode() == "READY=1\nSTATUS=größer"
 
@@ -42,7 +43,7 @@ def test_a_manager_that_restarts_receives_later_states(
     manager: socket.socket, tmp_path: Path
 ) -> None:
     path = tmp_path / "notify"
-    with NotifySocket(str(path)) as notify:
+    with closing(NotifySocket(str(path))) as notify:
         notify.send("READY=1")  # nobody listens yet
         manager.bind(str(path))
         notify.send("WATCHDOG=1")
@@ -51,7 +52,7 @@ def test_a_manager_that_restarts_receives_later_states(
 
 @pytest.mark.parametrize("address", ["vsock:2:1234", "/nowhere/notify", "/" + "x" * 200])
 def test_an_address_that_cannot_be_reached_is_ignored(address: str) -> None:
-    with NotifySocket(address) as notify:
+    with closing(NotifySocket(address)) as notify:
         notify.send("READY=1")
 
 
