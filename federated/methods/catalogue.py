@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 from federated.errors import ConfigError, Unknown
 from federated.method import Method
@@ -120,6 +121,7 @@ def hooks(name: str) -> Hooks:
     return known[name]
 
 
+@cache  # every task looks up hooks, and a method is the same each time
 def make(name: str, function: Callable[[], Method]) -> Method:
     """The method that a function returns, under the name that it is selected by. Raises
     ConfigError.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ class PyTorchTrainer:
         self.runtime = f"torch {torch.__version__} {device}"
         self.accelerator = Cuda() if device == "cuda" else None
 
-    @cached_property
+    @property  # not cached: the owner's methods may be loaded later
     def capabilities(self) -> frozenset[str]:
         able = (name for name, known in loaded_hooks().items() if known.train)
         return frozenset(CAPABILITIES) | frozenset(map(hook, able))
