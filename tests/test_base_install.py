@@ -7,12 +7,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from coordinator.cli.main import main
 
 pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parents[1]
 
 EXTRAS = ["torch", "torchvision", "scipy", "safetensors", "cryptography", "starlette", "uvicorn"]
 EXTRAS += ["onnx", "onnxscript", "iotcore", "prometheus_client", "matplotlib", "PIL"]
@@ -64,3 +67,14 @@ def test_a_command_that_reads_runs_works_without_extras(command: str, tmp_path: 
     done = run(command, folder=str(tmp_path))
     assert "no run in runs" in done.stdout + done.stderr
     assert done.returncode == (0 if command == "runs" else 7)
+
+
+def test_the_files_that_ci_tests_without_extras_exist() -> None:
+    """CI comes to them only after all other tests."""
+    names = (ROOT / ".ci" / "run").read_text().splitlines()[-1].split("pytest -q ")[1]
+    # bash expands the braces
+    expanded = subprocess.run(
+        ["bash", "-c", f"printf '%s\\n' {names}"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert len(expanded) > 5
+    assert [name for name in expanded if not (ROOT / name).exists()] == []
